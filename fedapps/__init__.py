@@ -1,0 +1,1 @@
+"""The Flower apps, the table of methods, the in-process grid and the command."""

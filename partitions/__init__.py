@@ -1,0 +1,1 @@
+"""Which samples belong to which client."""

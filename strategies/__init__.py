@@ -1,0 +1,1 @@
+"""What runs on the server: Flower strategies and their maths."""
