@@ -1,0 +1,217 @@
+"""The client that every method starts from: names, state, local SGD, scoring.
+
+Flower's ``NumPyClient`` contract at the rim, named arrays inside. A method overrides one or two
+of `personal`, `loss`, `train` and `score`; the class as it stands is FedAvg's client
+(McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from flwr.client import NumPyClient
+from flwr.common import NDArrays
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.arrays import Arrays, group, model_arrays, prefixed, seed_of, to_numpy
+from clients.sgd import batches, sgd
+from partitions.datasets import Info
+from partitions.shares import Samples, Share
+
+Config = dict[str, Any]
+Metrics = dict[str, Any]
+NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
+UNLABELED = -1  # the label of a sample that has none
+
+
+class Client(NumPyClient):
+    """One client with its model and its share of the data.
+
+    `client` is its id, `seed` the run's seed, `initial` the arrays that the model starts from
+    (default: its present ones). `lr`, `momentum` and `weight_decay` are those of local SGD,
+    which runs `local_epochs` passes if > 0, else `local_steps` mini-batches of `batch_size`."""
+
+    personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
+    exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        share: Share,
+        *,
+        client: int = 0,
+        seed: int = 0,
+        initial: Arrays | None = None,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        local_steps: int = 20,
+        local_epochs: int = 0,
+        batch_size: int = 64,
+        device: str = "cpu",
+    ) -> None:
+        self.model, self.share, self.device = model.to(device), share, device
+        self.client, self.seed = client, seed
+        self.initial = model_arrays(model) if initial is None else initial
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.local_steps, self.local_epochs, self.batch_size = local_steps, local_epochs, batch_size
+        self.state: Arrays = {}
+
+    # What a method overrides
+
+    @classmethod
+    def is_personal(cls, name: str) -> bool:
+        """Whether the model's array `name` stays on the client."""
+        return name.startswith(cls.personal)
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, settings: Mapping[str, Any]) -> nn.Module:
+        """The method's whole network around the target network `model`; by default just that.
+
+        Called with the run's seed set, so that server and clients start from the same arrays."""
+        return model
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Training loss of a mini-batch: mean cross entropy; x (n, *shape), y (n,)."""
+        return F.cross_entropy(self.model(x), y)
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Local training from `arrays`; returns the model's shared arrays."""
+        self.load(arrays)
+        loss = self.fit_locally(config)
+        return self.arrays(), len(self.share.train), {"loss": loss}
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, classes) for the inputs x (n, *shape) of one scoring; no labels in reach."""
+        with torch.no_grad():
+            return self.model(x)
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """Loss, sample count and accuracies of the model on validation, test or novel data.
+
+        A novel client is scored on everything it holds. Unlabeled samples get predictions but
+        count in no accuracy."""
+        self.load(arrays)
+        self.model.eval()
+        metrics: Metrics = {}
+        if self.share.novel:
+            loss, labeled = self._score("accuracy", self.share.everything, metrics)
+        else:
+            loss, labeled = self._score("accuracy", self.share.validation, metrics)
+            if self.share.test is not None:
+                self._score("test-accuracy", self.share.test, metrics)
+        return loss, labeled, metrics
+
+    def properties(self) -> Config:
+        """What the client tells of itself when the server asks who it is."""
+        return {
+            "client": self.client,
+            "novel": self.share.novel,
+            "num-examples": len(self.share.everything if self.share.novel else self.share.train),
+        }
+
+    # What methods call
+
+    def load(self, arrays: Arrays) -> None:
+        """Set the whole model: shared arrays as sent, personal ones from state, else initial.
+
+        Raises ValueError for an array that the model lacks or whose shape differs."""
+        personal = group(self.state, "personal")
+        target = self.model.state_dict()
+        if unknown := arrays.keys() - target.keys():
+            raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {list(target)}")
+        with torch.no_grad():
+            for name, tensor in target.items():
+                source = arrays.get(name, personal.get(name, self.initial.get(name)))
+                if source is None:
+                    raise ValueError(f"no value for the model's array {name!r}")
+                if source.shape != tuple(tensor.shape):
+                    raise ValueError(
+                        f"array {name!r} has shape {source.shape}, the model {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(torch.from_numpy(source))
+
+    def arrays(self) -> Arrays:
+        """The shared arrays of the model; the personal ones go to the state."""
+        own = to_numpy(self.model.state_dict())
+        self.state |= prefixed("personal", {n: a for n, a in own.items() if self.is_personal(n)})
+        return {n: a for n, a in own.items() if not self.is_personal(n)}
+
+    def rows(self, config: Config, purpose: str = "batches") -> Sequence[Tensor]:
+        """The mini-batches of this round, by a generator of (seed, purpose, round, client)."""
+        generator = torch.Generator().manual_seed(
+            seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
+        )
+        return batches(
+            len(self.share.train),
+            self.batch_size,
+            steps=self.local_steps,
+            epochs=self.local_epochs,
+            generator=generator,
+        )
+
+    def fit_locally(self, config: Config, **options: Any) -> float:
+        """Local SGD on `loss` over this round's mini-batches; returns the mean loss."""
+        self.model.train()
+        settings: dict[str, Any] = {
+            "lr": self.lr,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+        } | options
+        parameters = settings.pop("parameters", self.model.parameters())
+        samples = self.share.train.to(self.device)
+        return sgd(parameters, samples, self.rows(config), self.loss, **settings)
+
+    def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
+        """Put the accuracy of `samples` under `key`; returns mean loss and labeled count."""
+        if not len(samples):
+            return 0.0, 0
+        x, y = samples.to(self.device)[:]
+        logits = self.predict(x)
+        labeled = y != UNLABELED
+        count = int(labeled.sum())
+        if not count:
+            return 0.0, 0
+        logits, y = logits[labeled], y[labeled]
+        metrics[key] = float((logits.argmax(1) == y).float().mean())
+        return float(F.cross_entropy(logits, y)), count
+
+    # Flower's contract
+
+    def get_properties(self, config: Config) -> Config:
+        """The client's identity, role and sample count."""
+        return self.properties()
+
+    def get_parameters(self, config: Config) -> NDArrays:
+        """The initial shared arrays, in the model's order."""
+        return [a for n, a in self.initial.items() if not self.is_personal(n)]
+
+    def fit(self, parameters: NDArrays, config: Config) -> tuple[NDArrays, int, Metrics]:
+        """Train on named arrays; names travel in `config` and in the metrics."""
+        self._seed_torch("train", config)
+        reply, n, metrics = self.train(self._named(parameters, config), config)
+        return list(reply.values()), n, metrics | self._names(reply, config)
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
+        """Score the model that the named arrays make."""
+        self._seed_torch("evaluate", config)
+        return self.score(self._named(parameters, config), config)
+
+    def _seed_torch(self, purpose: str, config: Config) -> None:
+        """Dropout and noise draw from torch's global generator: the call alone decides it."""
+        counters = int(config.get("server-round", 0)), self.client
+        torch.manual_seed(seed_of(self.seed, purpose, *counters))
+
+    def _named(self, parameters: NDArrays, config: Config) -> Arrays:
+        """Pair the list with ``config["names"]``; without it the model's own order holds."""
+        if NAMES in config:
+            names = [name for name in str(config[NAMES]).split("\n") if name]
+        else:
+            names = [name for name in self.initial if not self.is_personal(name)]
+        if len(names) != len(parameters):
+            raise ValueError(f"{len(parameters)} arrays for {len(names)} names: {names}")
+        return dict(zip(names, parameters, strict=True))
+
+    @staticmethod
+    def _names(arrays: Arrays, config: Config) -> Metrics:
+        return {NAMES: "\n".join(arrays)} if NAMES in config else {}

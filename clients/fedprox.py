@@ -1,0 +1,32 @@
+"""FedProx client (Li et al., MLSys 2020): local loss + (μ/2)‖w − w_server‖²."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clients.arrays import Arrays
+from clients.base import Client, Config, Metrics
+
+
+class FedProxClient(Client):
+    """FedAvg's client with a proximal term of weight `mu` >= 0."""
+
+    def __init__(self, *args: Any, mu: float = 0.001, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if mu < 0:
+            raise ValueError(f"fedprox.mu is {mu}; it must not be negative")
+        self.mu = mu
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Local training that remembers the server's weights."""
+        self.load(arrays)
+        self.server = [p.detach().clone() for p in self.model.parameters()]
+        loss = self.fit_locally(config)
+        return self.arrays(), len(self.share.train), {"loss": loss}
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """CE + (μ/2)‖w − w_server‖², Eq. (2)."""
+        pairs = zip(self.model.parameters(), self.server, strict=True)
+        distance = torch.stack([(w - w_server).square().sum() for w, w_server in pairs]).sum()
+        return super().loss(x, y) + self.mu / 2 * distance

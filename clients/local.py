@@ -1,0 +1,9 @@
+"""Local training: every client alone, nothing is shared."""
+
+from clients.base import Client
+
+
+class LocalClient(Client):
+    """The whole model is personal."""
+
+    personal = ("",)

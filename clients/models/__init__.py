@@ -1,0 +1,5 @@
+"""The target networks, by name."""
+
+from clients.models.registry import MODELS, build_model
+
+__all__ = ["MODELS", "build_model"]

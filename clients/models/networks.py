@@ -1,0 +1,89 @@
+"""The papers' target networks. Each is ``head(features(x))``, its last linear layer `head`."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Shape = tuple[int, ...]
+
+
+class MLP(nn.Module):
+    """in-200-200-C with ReLU (FedTTA, MNIST); inputs of any shape are flattened."""
+
+    def __init__(self, shape: Shape, num_classes: int, hidden: tuple[int, ...] = (200, 200)):
+        super().__init__()
+        widths = [torch.Size(shape).numel(), *hidden]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, hidden) before the head."""
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        return self.head(self.features(x))
+
+
+class ConvNet(nn.Module):
+    """conv 5×5 a → maxpool 2 → conv 5×5 b → maxpool 2 → fc 512 → C (McMahan et al.).
+
+    Convolutions keep the size (padding 2), so images from 4×4 on fit."""
+
+    def __init__(self, shape: Shape, num_classes: int, widths: tuple[int, int] = (32, 64)):
+        super().__init__()
+        channels, height, width = _image(shape, "convnet", 4)
+        self.conv1 = nn.Conv2d(channels, widths[0], 5, padding=2)
+        self.conv2 = nn.Conv2d(widths[0], widths[1], 5, padding=2)
+        self.fc = nn.Linear(widths[1] * (height // 4) * (width // 4), 512)
+        self.head = nn.Linear(512, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, 512) before the head."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return F.relu(self.fc(x.flatten(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        return self.head(self.features(x))
+
+
+class LeNet(nn.Module):
+    """conv 5×5 k → maxpool 2 → conv 5×5 2k → maxpool 2 → fc 120 → fc 84 → C (pFedHN).
+
+    No padding: images must have at least 16×16 pixels."""
+
+    def __init__(self, shape: Shape, num_classes: int, k: int = 16):
+        super().__init__()
+        channels, height, width = _image(shape, "lenet", 16)
+        self.conv1 = nn.Conv2d(channels, k, 5)
+        self.conv2 = nn.Conv2d(k, 2 * k, 5)
+        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        self.fc1 = nn.Linear(2 * k * rows * columns, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.head = nn.Linear(84, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, 84) before the head."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        return self.head(self.features(x))
+
+
+def _image(shape: Shape, name: str, smallest: int) -> Shape:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ValueError(
+            f"model {name!r} needs images of at least {smallest}×{smallest} pixels, "
+            f"not inputs of shape {shape}; 'mlp' takes any input"
+        )
+    return shape

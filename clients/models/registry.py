@@ -1,0 +1,41 @@
+"""name → target network, fitted to the shape of the dataset's inputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from clients.models.networks import MLP, ConvNet, LeNet
+
+
+@dataclass(frozen=True)
+class Model:
+    """A registered network: built by ``build(shape, num_classes)``."""
+
+    build: Callable[..., nn.Module]
+    line: str
+
+
+MODELS = {
+    "mlp": Model(MLP, "784-200-200-C, ReLU; any input (FedTTA)"),
+    "mlp-small": Model(partial(MLP, hidden=(100,)), "one hidden layer of 100 (pFedHN, MNIST)"),
+    "convnet": Model(ConvNet, "two 5×5 convolutions 32/64, fc 512 (FedTTA)"),
+    "convnet-small": Model(partial(ConvNet, widths=(16, 32)), "16/32 (HeteroFedTTA)"),
+    "convnet-big": Model(partial(ConvNet, widths=(64, 128)), "64/128 (HeteroFedTTA)"),
+    "lenet": Model(LeNet, "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"),
+    "lenet-small": Model(partial(LeNet, k=8), "8/16 (pFedHN, size S)"),
+    "lenet-big": Model(partial(LeNet, k=32), "32/64 (pFedHN, size L)"),
+}
+
+
+def build_model(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+    """The network `name` for inputs of `shape`, initialised by `seed` alone.
+
+    Raises ValueError for an unknown name or a shape that the network cannot take."""
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name].build(tuple(shape), num_classes)

@@ -1,0 +1,52 @@
+"""The one mini-batch loop."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from partitions.shares import Samples
+
+
+def batches(
+    n: int, batch_size: int, *, steps: int, epochs: int, generator: torch.Generator
+) -> Sequence[Tensor]:
+    """Row indices of each mini-batch: reshuffled passes over `n` samples.
+
+    `steps` batches of min(batch_size, n) rows that run on from one pass into the next; with
+    `epochs` > 0 instead that many passes, whose last batch may be shorter."""
+    if epochs > 0:
+        passes = [torch.randperm(n, generator=generator) for _ in range(epochs)]
+        return [rows for one in passes for rows in one.split(batch_size)]
+    size = min(batch_size, n)
+    passes = [torch.randperm(n, generator=generator) for _ in range(-(-steps * size // n))]
+    return torch.cat(passes)[: steps * size].view(steps, size).unbind()
+
+
+def sgd(
+    parameters: Iterable[nn.Parameter],
+    samples: Samples,
+    rows: Sequence[Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    adjust: Callable[[], None] | None = None,
+) -> float:
+    """One SGD step per mini-batch in `rows`; returns the mean loss.
+
+    `adjust` may change the gradients after the backward pass. Momentum starts fresh."""
+    trained = list(parameters)
+    optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    total = torch.zeros(())
+    for index in rows:
+        x, y = samples[index]
+        value = loss(x, y)
+        optimizer.zero_grad()
+        value.backward()
+        if adjust is not None:
+            adjust()
+        optimizer.step()
+        total = total + value.detach().to(total.device, non_blocking=True)
+    return float(total) / max(len(rows), 1)

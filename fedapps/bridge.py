@@ -1,0 +1,75 @@
+"""Flower Message ↔ NumPyClient call: names to lists, records to arrays, state kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from safetensors.numpy import load_file
+
+from clients.arrays import Arrays, from_record, to_record
+from clients.base import NAMES, Client
+from fedapps.files import write_arrays
+
+STATE = "fedapps"  # key of the client's state in context.state
+
+
+def answer(message: Message, context: Context, make: Callable[[Context], Client]) -> Message:
+    """Let the client that `make` builds answer the message.
+
+    Its state is loaded before and stored after ``train`` messages only, so that evaluation
+    changes nothing; it is also written to the node's ``state-dir``, if it has one."""
+    client = make(context)
+    client.state = _load_state(context, client)
+    action = message.metadata.message_type
+    config, arrays = _unpack(message.content)
+    reply = RecordDict()
+    if action == "query":
+        reply["properties"] = ConfigRecord(client.get_properties(config))
+    elif action == "train":
+        values, num_examples, metrics = client.fit(list(arrays.values()), config)
+        names = [name for name in metrics.pop(NAMES).split("\n") if name]
+        reply["arrays"] = to_record(dict(zip(names, values, strict=True)))
+        reply["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
+    elif action == "evaluate":
+        loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
+        reply["metrics"] = MetricRecord({"num-examples": num_examples, "loss": loss, **metrics})
+    else:
+        named, metrics = getattr(client, action.partition(".")[2])(arrays, config)
+        reply["arrays"] = to_record(named)
+        reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
+    if action.startswith("train"):
+        _store_state(context, client)
+    return Message(reply, reply_to=message)
+
+
+def _unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
+    """The message's config, the arrays' names in it, and its named arrays."""
+    config: dict[str, Any] = {}
+    for record in content.config_records.values():
+        config |= dict(record)
+    arrays: Arrays = {}
+    for one in content.array_records.values():
+        arrays |= from_record(one)
+    return config | {NAMES: "\n".join(arrays)}, arrays
+
+
+def _state_file(context: Context, client: Client) -> Path | None:
+    folder = context.node_config.get("state-dir")
+    return Path(str(folder)) / f"client-{client.client}.safetensors" if folder else None
+
+
+def _load_state(context: Context, client: Client) -> Arrays:
+    if STATE in context.state:
+        record = context.state[STATE]
+        assert isinstance(record, ArrayRecord)
+        return from_record(record)
+    file = _state_file(context, client)
+    return load_file(file) if file is not None and file.is_file() else {}
+
+
+def _store_state(context: Context, client: Client) -> None:
+    if client.state:
+        context.state[STATE] = to_record(client.state)
+        if (file := _state_file(context, client)) is not None:
+            write_arrays(file, client.state)

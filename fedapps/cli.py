@@ -1,0 +1,212 @@
+"""The `fedapps` command."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedapps.config import (
+    Config,
+    check_method,
+    construct,
+    defaults,
+    override,
+    parse_override,
+    read_experiment,
+)
+from fedapps.jobs import ENGINES, make_jobs, run_jobs
+from fedapps.methods import METHODS
+from fedapps.table import Display, results_table
+
+MAIN_JOB = "fedavg,fedper,tent,pfedhn"  # methods of `fedapps run` without arguments
+
+cli = typer.Typer(
+    help="Personalized federated learning on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@cli.command()
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="An experiment's .toml file, and key=value overrides."),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
+    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "ray",
+    gpus_per_client: Annotated[float, typer.Option(help="Share of a GPU per client.")] = 0.0,
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    jobs: Annotated[int, typer.Option(help="Runs side by side (in-process engine).")] = 1,
+) -> None:
+    """Train methods and compare them on training and novel clients."""
+    console = Console()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    try:
+        if engine not in ENGINES:
+            raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+        if jobs < 1 or (jobs > 1 and engine == "ray"):
+            raise ValueError(f"--jobs is {jobs}; more than 1 needs --engine in-process")
+        config, named_methods, named_seeds = _experiment(arguments or [])
+        names = _words(methods or named_methods or MAIN_JOB)
+        for name in names:
+            check(override(config, {"method": name}))
+        numbers = [_whole(word) for word in _words(seeds or named_seeds or str(config["seed"]))]
+        work = make_jobs(config, names, numbers, output)
+    except (ValueError, OSError) as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        raise typer.Exit(2) from error
+    try:
+        with Display(work, console) as display:
+            run_jobs(
+                work,
+                engine,
+                parallel=jobs,
+                gpus_per_client=gpus_per_client,
+                follow=display.follow,
+            )
+    except RuntimeError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        console.print("stopped; the rounds so far are in " + str(output))
+        raise typer.Exit(130) from None
+    console.print(results_table(work))
+    console.print(f"results: {output}", highlight=False)
+    if failed := [job for job in work if job.error]:
+        for job in failed:
+            console.print(f"[red]{job.name} failed:[/red] {job.error}", highlight=False)
+        raise typer.Exit(1)
+
+
+@cli.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, datasets, partitions, models, experiments")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what can be named in a configuration."""
+    console = Console()
+    if what not in LISTS:
+        console.print(f"[red]error:[/red] unknown list {what!r}; known: {', '.join(LISTS)}")
+        raise typer.Exit(2)
+    rows = LISTS[what]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    console.print(table)
+
+
+def main() -> None:
+    """Entry point."""
+    cli()
+
+
+def check(config: Config) -> None:
+    """Raise ValueError for whatever of a configuration can be known to be wrong before a run."""
+    import partitions
+    from clients.models import build_model
+    from fedapps.server_app import check_run
+
+    method = check_method(config["method"])
+    check_run(config)
+    federation = partitions.federation(config)
+    build_model(str(config["model"]), federation.info.shape, federation.info.num_classes, 0)
+    construct(METHODS[method].strategy, config=config, method=method)
+
+
+def _experiment(arguments: list[str]) -> tuple[Config, str, str]:
+    """Configuration, methods and seeds from an experiment's file and key=value overrides."""
+    config, methods, seeds = defaults(), "", ""
+    files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
+    if len(files) > 1:
+        raise ValueError(f"one experiment at a time, not {', '.join(files)}")
+    for file in files:
+        changes, methods, seeds = read_experiment(file)
+        config = override(config, changes)
+    changes = dict(parse_override(a) for a in arguments if a not in files)
+    return override(config, changes), str(changes.get("method", methods)), seeds
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _whole(word: str) -> int:
+    if not word.isdigit():
+        raise ValueError(f"seed {word!r} is not a whole number")
+    return int(word)
+
+
+def _text(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _methods() -> list[dict[str, Any]]:
+    from clients.base import Client
+
+    return [
+        {
+            "name": name,
+            "paper": method.paper,
+            "line": method.line,
+            "novel clients": method.novel or "no",
+            "own client": method.client is not Client,
+        }
+        for name, method in METHODS.items()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from partitions.datasets import DATASETS, info
+
+    return [
+        {
+            "name": name,
+            "shape": str(info(name).shape),
+            "classes": info(name).num_classes,
+            "line": info(name).line,
+        }
+        for name in DATASETS
+    ]
+
+
+def _partitions() -> list[dict[str, Any]]:
+    from partitions.registry import PARTITIONS
+
+    return [
+        {"name": name, "line": entry.line, "options": ", ".join(entry.options)}
+        for name, entry in PARTITIONS.items()
+    ]
+
+
+def _models() -> list[dict[str, Any]]:
+    from clients.models import MODELS
+
+    return [{"name": name, "line": model.line} for name, model in MODELS.items()]
+
+
+def _experiments() -> list[dict[str, Any]]:
+    from fedapps.config import experiments
+
+    return [
+        {"name": name, "line": file.read_text("utf-8").partition("\n")[0].lstrip("# ")}
+        for name, file in experiments().items()
+    ]
+
+
+LISTS = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "partitions": _partitions,
+    "models": _models,
+    "experiments": _experiments,
+}

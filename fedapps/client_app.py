@@ -1,0 +1,104 @@
+"""The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
+
+from functools import lru_cache
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import nn
+
+import partitions
+from clients.arrays import Arrays, model_arrays
+from clients.base import Client
+from clients.models import build_model
+from fedapps.bridge import answer
+from fedapps.config import Config, check_method, construct, settings
+from fedapps.methods import METHODS
+from partitions.datasets import Info
+from partitions.shares import Share
+
+torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
+
+
+def make_client(context: Context) -> Client:
+    """The client of the run's method for this node.
+
+    Its data: the node's own ``data-path`` if it has one, else its partition of the dataset.
+    Raises ValueError if the federation's size is not num-clients."""
+    config: Config = dict(context.run_config)
+    method = check_method(config["method"])
+    node = context.node_config
+    client_id = int(node.get("partition-id", context.node_id))
+    if "data-path" in node:
+        share, info = _load_share(str(node["data-path"]))
+    else:
+        count, expected = node.get("num-partitions"), config["num-clients"]
+        if count != expected:
+            raise ValueError(
+                f"the federation has {count} nodes, but num-clients is {expected}; start it "
+                f'with --federation-config "num-supernodes={expected} client-resources-num-cpus=1"'
+                f' or set --run-config "num-clients={count}"'
+            )
+        federation = partitions.federation(config)
+        share, info = federation.share(client_id), federation.info
+    model, initial = method_model(method, config, info)
+    return construct(
+        METHODS[method].client,
+        model,
+        share,
+        config=config,
+        method=method,
+        client=client_id,
+        initial=initial,
+        device=_device(str(config["device"])),
+    )
+
+
+@lru_cache(maxsize=8)
+def _load_share(path: str) -> tuple[Share, Info]:
+    return Share.load(path)
+
+
+def method_model(method: str, config: Config, info: Info) -> tuple[nn.Module, Arrays]:
+    """The method's whole network and its initial arrays, which the seed alone decides.
+
+    A process keeps one network per configuration: every call of a client sets all its arrays."""
+    return _method_model(method, tuple(sorted(settings(config, method).items())), info)
+
+
+@lru_cache(maxsize=8)
+def _method_model(
+    method: str, options: tuple[tuple[str, object], ...], info: Info
+) -> tuple[nn.Module, Arrays]:
+    known = dict(options)
+    seed = int(str(known["seed"]))
+    base = build_model(str(known["model"]), info.shape, info.num_classes, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = METHODS[method].client.build(base, info, known)
+    return model, model_arrays(model)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', but no CUDA device is visible; give clients a share")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {name!r}; known: auto, cpu, cuda")
+    return name
+
+
+app = ClientApp()
+
+
+def _answer(message: Message, context: Context) -> Message:
+    return answer(message, context, make_client)
+
+
+app.query()(_answer)
+app.train()(_answer)
+app.evaluate()(_answer)
+for _exchange in sorted({e for m in METHODS.values() for e in m.client.exchanges}):
+    _category, _, _action = _exchange.partition(".")
+    getattr(app, _category)(_action)(_answer)

@@ -1,0 +1,131 @@
+"""Configuration: the defaults of pyproject, overrides, and their way to constructors."""
+
+import inspect
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from flwr.common.config import flatten_dict
+
+from fedapps.methods import METHODS
+
+Value = str | int | float | bool
+Config = dict[str, Value]
+
+
+def project_dir() -> Path:
+    """The folder that holds the Flower app's pyproject.toml: a checkout or the installed copy."""
+    for folder in (Path(__file__).parents[1], Path(__file__).parent):
+        if (folder / "pyproject.toml").is_file():
+            return folder
+    raise FileNotFoundError("the package has lost its pyproject.toml; reinstall fedapps")
+
+
+@cache
+def _declared() -> Config:
+    with (project_dir() / "pyproject.toml").open("rb") as file:
+        return dict(flatten_dict(tomllib.load(file)["tool"]["flwr"]["app"]["config"]))
+
+
+def defaults() -> Config:
+    """Every key with its default, flat: ``{"lr": 0.1, "tent.adapt-steps": 10, …}``."""
+    return dict(_declared())
+
+
+def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
+    """`config` with `changes`, checked: unknown keys and wrong types raise ValueError."""
+    result = dict(config)
+    for key, value in changes.items():
+        if key not in result:
+            section = key.rpartition(".")[0]
+            known = sorted(k for k in result if k.rpartition(".")[0] == section)
+            raise ValueError(f"unknown key {key!r}; known: {', '.join(known or sorted(result))}")
+        expected = type(result[key])
+        typed = float(value) if expected is float and type(value) is int else value
+        if type(typed) is not expected:
+            raise ValueError(f"{key} is {value!r}; it must be {_NAMES[expected]}")
+        result[key] = typed
+    return result
+
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def experiments() -> dict[str, Path]:
+    """The shipped experiments, ``<paper>/<table>`` → file."""
+    root = Path(__file__).parents[1] / "experiments"
+    return {str(f.relative_to(root).with_suffix("")): f for f in sorted(root.rglob("*.toml"))}
+
+
+def read_experiment(name: str) -> tuple[dict[str, Any], str, str]:
+    """An experiment's flat keys, its methods and its seeds (comma-separated texts or lists).
+
+    `name` is a file, or a shipped experiment such as ``fedtta/table1-mnist.toml``."""
+    shipped = experiments()
+    path = Path(name) if Path(name).is_file() else shipped.get(name.removesuffix(".toml"))
+    if path is None:
+        raise ValueError(f"no file {name}; shipped experiments: {', '.join(shipped) or 'none'}")
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no valid TOML: {error}") from error
+    lists = (content.pop(key, "") for key in ("methods", "seeds"))
+    methods, seeds = (x if isinstance(x, str) else ",".join(map(str, x)) for x in lists)
+    return dict(flatten_dict(content)), methods, seeds
+
+
+def parse_override(argument: str) -> tuple[str, Value]:
+    """``key=value`` with a TOML value; a word without quotes is a text."""
+    key, separator, text = argument.partition("=")
+    if not separator or not key:
+        raise ValueError(f"{argument!r} is neither an experiment's .toml file nor key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    if not isinstance(value, Value):
+        raise ValueError(f"{key} is {text}; it must be a text, a number, true or false")
+    return key, value
+
+
+def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
+    """Keyword arguments for a method's strategy and client: its own section over the common
+    keys, with underscores for hyphens."""
+    common = {key: value for key, value in config.items() if "." not in key}
+    section = {
+        key.partition(".")[2]: value
+        for key, value in config.items()
+        if key.partition(".")[0] == method
+    }
+    return {key.replace("-", "_"): value for key, value in (common | section).items()}
+
+
+def accepted(cls: type) -> set[str]:
+    """The keyword arguments that a class's constructor takes, its bases' included."""
+    names: set[str] = set()
+    for one in cls.__mro__:
+        if "__init__" in vars(one):
+            parameters = inspect.signature(vars(one)["__init__"]).parameters.values()
+            names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY or _has_default(p)}
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                break
+    return names
+
+
+def _has_default(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not parameter.empty
+
+
+def construct(cls: type, *args: Any, config: Mapping[str, Value], method: str, **own: Any) -> Any:
+    """``cls(*args, …)`` with those of the method's settings that it accepts, then `own`."""
+    names = accepted(cls)
+    return cls(*args, **{k: v for k, v in settings(config, method).items() if k in names} | own)
+
+
+def check_method(name: Any) -> str:
+    """`name` if it is a method; ValueError with the choices otherwise."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
+    return str(name)

@@ -1,0 +1,27 @@
+"""Files written whole: to a temporary file, then renamed."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from clients.arrays import Arrays
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path`; a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Like `write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Named arrays as safetensors."""
+    write_bytes(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))

@@ -1,0 +1,193 @@
+"""Jobs: (method, seed) pairs of one configuration, run on an engine, each to a folder."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedapps.config import Config, Value
+from fedapps.superlink import SuperLink
+
+ENGINES = ("ray", "in-process")
+POLL_SECONDS = 0.25
+STATUS_SECONDS = 10.0  # between questions to the SuperLink; each starts a process
+
+
+@dataclass
+class Job:
+    """One run: its whole configuration, and what became of it."""
+
+    method: str
+    seed: int
+    config: Config
+    folder: Path
+    error: str = ""
+    done: bool = False
+    _lines: int = field(default=0, repr=False)
+
+    @property
+    def name(self) -> str:
+        """``<method>-seed<seed>``, also the folder's name."""
+        return f"{self.method}-seed{self.seed}"
+
+    def news(self) -> list[dict[str, Any]]:
+        """The rounds that were reported since the last call."""
+        file = self.folder / "metrics.jsonl"
+        if not file.is_file():
+            return []
+        whole = file.read_text("utf-8").rpartition("\n")[0]
+        lines = whole.split("\n") if whole else []
+        fresh, self._lines = lines[self._lines :], len(lines)
+        return [json.loads(line) for line in fresh]
+
+    def summary(self) -> dict[str, Any]:
+        """The run's summary, {} while there is none."""
+        file = self.folder / "summary.json"
+        return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+
+
+def make_jobs(
+    config: Mapping[str, Value], methods: Sequence[str], seeds: Sequence[int], output: Path
+) -> list[Job]:
+    """One job per method and seed."""
+    jobs = []
+    for method in methods:
+        for seed in seeds:
+            folder = output.resolve() / f"{method}-seed{seed}"
+            own: dict[str, Value] = {"method": method, "seed": seed, "output-dir": str(folder)}
+            jobs.append(Job(method, seed, dict(config) | own, folder))
+    return jobs
+
+
+def run_jobs(
+    jobs: list[Job],
+    engine: str,
+    *,
+    parallel: int = 1,
+    gpus_per_client: float = 0.0,
+    follow: Callable[[list[Job]], None],
+) -> None:
+    """Run every job; `follow` is called with them a few times a second.
+
+    A job that fails keeps its error in one line; the others go on. Raises ValueError for an
+    unknown engine, RuntimeError if the engine itself does not start."""
+    if engine == "ray":
+        _run_on_superlink(jobs, gpus_per_client, follow)
+    elif engine == "in-process" and parallel == 1:
+        _run_here(jobs, follow)
+    elif engine == "in-process":
+        _run_as_tasks(jobs, parallel, gpus_per_client, follow)
+    else:
+        raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+
+
+def run_in_process(config: Config) -> None:
+    """One run on the in-process grid, in this process."""
+    from fedapps.client_app import app
+    from fedapps.grid import InProcessGrid
+    from fedapps.server_app import run
+
+    run(InProcessGrid.simulation(app, config, int(config["num-clients"])), config, "in-process")
+
+
+def _attempt(job: Job) -> None:
+    try:
+        run_in_process(job.config)
+    except Exception as error:  # the other jobs go on; the error is reported at the end
+        job.error = _line(error)
+    job.done = True
+
+
+def _run_here(jobs: list[Job], follow: Callable[[list[Job]], None]) -> None:
+    def work() -> None:
+        for job in jobs:
+            _attempt(job)
+
+    worker = threading.Thread(target=work, daemon=True)  # Ctrl-C must not wait for it
+    worker.start()
+    while worker.is_alive():
+        worker.join(POLL_SECONDS)
+        follow(jobs)
+
+
+def _run_as_tasks(
+    jobs: list[Job], parallel: int, gpus: float, follow: Callable[[list[Job]], None]
+) -> None:
+    with _ray(parallel):
+        import ray
+
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_in_process)
+        running = {task.remote(job.config): job for job in jobs}
+        while running:
+            ready, _ = ray.wait(list(running), timeout=POLL_SECONDS)
+            for reference in ready:
+                job = running.pop(reference)
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    job.error = _line(getattr(error, "cause", None) or error)
+                job.done = True
+            follow(jobs)
+
+
+@contextmanager
+def _ray(num_cpus: int) -> Iterator[None]:
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _run_on_superlink(jobs: list[Job], gpus: float, follow: Callable[[list[Job]], None]) -> None:
+    with SuperLink(jobs[0].folder.parent / "superlink.log") as superlink:
+        for job in jobs:
+            federation = (
+                f"num-supernodes={job.config['num-clients']} client-resources-num-cpus=1 "
+                f"client-resources-num-gpus={gpus}"
+            )
+            try:
+                run_id = superlink.submit(job.config, federation)
+                job.error = _follow_run(superlink, run_id, lambda: follow(jobs), job)
+            except RuntimeError as error:
+                job.error = _line(error)
+            job.done = True
+            follow(jobs)
+
+
+def _follow_run(superlink: SuperLink, run_id: int, follow: Callable[[], None], job: Job) -> str:
+    """Wait for the run's end; "" if it completed, else why it did not."""
+    asked = time.monotonic()
+    while True:
+        time.sleep(POLL_SECONDS)
+        follow()
+        if job.summary().get("finished") or time.monotonic() - asked > STATUS_SECONDS:
+            status, details = superlink.status(run_id)
+            if status == "finished:completed":
+                return ""
+            if status.startswith("finished"):
+                return _reason(superlink.log) or f"{status} {details}".strip()
+            asked = time.monotonic()
+
+
+def _reason(log: Path) -> str:
+    """The last exception that the SuperLink's log shows, in one line."""
+    lines = log.read_text("utf-8", "replace").splitlines()
+    errors = [line for line in lines if line.split(":")[0].endswith("Error") and ": " in line]
+    return errors[-1].strip() if errors else ""
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().replace("\n", " ")

@@ -1,0 +1,108 @@
+"""What a run leaves in its folder: config.toml, metrics.jsonl, summary.json, model.safetensors."""
+
+import json
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedapps.config import Config
+from fedapps.files import write_arrays, write_text
+from strategies.base import PersonalizedStrategy
+
+LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-datasets")
+
+
+class Recorder:
+    """Writes a line a round, and summary and model at every evaluation, so that a killed server
+    loses nothing but the round at hand. Without a folder it only keeps the summary."""
+
+    def __init__(self, config: Config, engine: str, folder: Path | None) -> None:
+        self.config, self.engine, self.folder = config, engine, folder
+        self.rounds: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self._best: dict[str, Any] = {}
+        self._started = time.monotonic()
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for stale in ("metrics.jsonl", "summary.json", "model.safetensors"):
+                (folder / stale).unlink(missing_ok=True)
+            versions = {name: version(name) for name in LIBRARIES}
+            versions["python"] = platform.python_version()
+            write_text(folder / "config.toml", tomli_w.dumps(config | {"versions": versions}))
+
+    def record(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:
+        """Take in one round's report."""
+        self.rounds.append(report)
+        if "evaluation" in report:
+            result = _result(report, strategy)
+            accuracy = result["train"]["accuracy"]
+            best = self._best.get("train", {}).get("accuracy")
+            if not self._best or best is None or (accuracy is not None and accuracy > best):
+                self._best = result
+                if self.folder is not None:
+                    write_arrays(self.folder / "model.safetensors", strategy.arrays)
+            self.summary = self._summarize(result)
+            if self.folder is not None:
+                write_text(self.folder / "summary.json", json.dumps(self.summary, indent=1))
+        if self.folder is not None:
+            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(report) + "\n")
+
+    def finish(self) -> None:
+        """Mark the summary as that of a finished run."""
+        self.summary["finished"] = True
+        if self.folder is not None:
+            write_text(self.folder / "summary.json", json.dumps(self.summary, indent=1))
+
+    def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
+        keys = ("method", "dataset", "partition", "model", "seed")
+        megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]
+        return {
+            **{key: self.config[key] for key in keys},
+            "engine": self.engine,
+            "rounds": len(self.rounds),
+            "best_round": self._best["round"],
+            "train": self._best["train"],
+            "novel": self._best["novel"],
+            "last": {"train": last["train"], "novel": last["novel"]},
+            "per_client": self._best["per_client"],
+            "megabytes_per_client_round": {
+                way: sum(m[way] for m in megabytes) / max(len(megabytes), 1)
+                for way in ("down", "up")
+            },
+            "seconds": time.monotonic() - self._started,
+            "dropped_replies": sum(sum(r.get("dropped", {}).values()) for r in self.rounds),
+            "finished": False,
+        }
+
+
+def _result(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str, Any]:
+    """One evaluation as the summary shows it."""
+    numbers = report["evaluation"]
+    groups: dict[str, dict[str, Any] | None] = {}
+    for role in ("train", "novel"):
+        prefix = f"{role}-"
+        told = {
+            key.removeprefix(prefix).replace("-", "_"): value
+            for key, value in numbers.items()
+            if key.startswith(prefix)
+        }
+        groups[role] = {"accuracy": None, "clients": 0} | told
+    if not numbers.get("novel-clients"):
+        groups["novel"] = None
+    return {
+        "round": report["round"],
+        **groups,
+        "per_client": {
+            str(update.node.client): {
+                "role": "novel" if update.node.novel else "train",
+                "accuracy": update.metrics.get("accuracy"),
+                "examples": update.num_examples,
+            }
+            for update in strategy.evaluation
+        },
+    }

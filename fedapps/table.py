@@ -1,0 +1,113 @@
+"""What a person sees of a run: live progress, and a table at the end."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedapps.jobs import Job
+from fedapps.methods import METHODS
+
+NOT_SERVED = "cannot without labels"
+
+
+class Display:
+    """A bar per job: rounds done, loss, the last two accuracies. Use as a context."""
+
+    def __init__(self, jobs: Sequence[Job], console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[news]}"),
+            console=console,
+        )
+        self._tasks = {
+            job.name: self._progress.add_task(
+                job.name, total=int(job.config["rounds"]), start=False, news=""
+            )
+            for job in jobs
+        }
+        self._news: dict[str, dict[str, str]] = {job.name: {} for job in jobs}
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def follow(self, jobs: Iterable[Job]) -> None:
+        """Show what the jobs reported since the last call."""
+        for job in jobs:
+            task, news = self._tasks[job.name], self._news[job.name]
+            for report in job.news():
+                self._progress.start_task(task)
+                self._progress.update(task, completed=report["round"])
+                if report.get("loss") is not None:
+                    news["loss"] = f"loss {report['loss']:.3f}"
+                for role, word in (("train", "training"), ("novel", "novel")):
+                    accuracy = report.get("evaluation", {}).get(f"{role}-accuracy")
+                    if accuracy is not None:
+                        news[role] = f"{word} {100 * accuracy:.1f} %"
+                if report.get("dropped"):
+                    news["dropped"] = f"[red]dropped {report['dropped']}[/red]"
+            if job.error:
+                news["error"] = "[red]failed[/red]"
+            if job.done:
+                self._progress.stop_task(task)
+            self._progress.update(task, news="  ".join(news.values()))
+
+
+def results_table(jobs: Sequence[Job]) -> Table:
+    """One row per method; several seeds as mean ± standard deviation over seeds."""
+    first = jobs[0].config
+    table = Table(
+        title=f"{first['dataset']}, {first['partition']}, {first['num-clients']} clients: "
+        f"accuracy in %, at the round that is best on validation"
+    )
+    for column in ("method", "training clients", "novel clients", "rounds", "seconds"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    table.add_column("MB down", justify="right")
+    table.add_column("MB up", justify="right")
+    for method, group in groupby(jobs, key=lambda job: job.method):
+        summaries = [s for job in group if not job.error and (s := job.summary())]
+        if not summaries:
+            table.add_row(method, "[red]failed[/red]")
+            continue
+        megabytes = [s["megabytes_per_client_round"] for s in summaries]
+        table.add_row(
+            method,
+            _accuracy([s["train"] for s in summaries]),
+            _accuracy([s["novel"] for s in summaries]) if METHODS[method].novel else NOT_SERVED,
+            str(summaries[0]["rounds"]),
+            f"{np.mean([s['seconds'] for s in summaries]):.0f}",
+            f"{np.mean([m['down'] for m in megabytes]):.3f}",
+            f"{np.mean([m['up'] for m in megabytes]):.3f}",
+        )
+    table.caption = (
+        "training clients: validation accuracy; novel clients: all their samples, "
+        + ("± standard deviation over seeds" if _seeds(jobs) > 1 else "± standard error")
+        + "; MB per client and round"
+    )
+    return table
+
+
+def _seeds(jobs: Sequence[Job]) -> int:
+    return len({job.seed for job in jobs})
+
+
+def _accuracy(groups: Sequence[dict[str, Any] | None]) -> str:
+    told = [g for g in groups if g is not None and g["accuracy"] is not None]
+    if not told:
+        return "–"
+    values = [100 * g["accuracy"] for g in told]
+    if len(values) > 1:
+        return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+    sem = told[0].get("sem")
+    return f"{values[0]:.2f}" + (f" ± {100 * sem:.2f}" if sem is not None else "")

@@ -1,0 +1,418 @@
+"""The strategy that every method starts from: roster, sampling, exchanges, checks, evaluation.
+
+A Flower ``Strategy``: construct it with keyword arguments and call `start` in any ServerApp.
+A method overrides one or two of `initialize`, `personalize`, `broadcast` and `aggregate`, and
+may ask its clients more within a round by `exchange`."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from clients.arrays import Arrays, from_record, num_bytes, seed_of, to_record
+
+POLL_SECONDS = 0.5
+CHOICES = ("skip", "stop")
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    """A node and the client that lives on it. Nodes sort by client id."""
+
+    client: int
+    id: int
+    novel: bool = False
+    properties: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A valid reply: the node's arrays, its sample count and its metrics."""
+
+    node: Node
+    arrays: Arrays
+    num_examples: int
+    metrics: dict[str, Any]
+
+
+class PersonalizedStrategy(Strategy):
+    """Rounds of training on sampled training clients; evaluation on training and novel clients.
+
+    `fraction_train` of the training nodes is sampled each round, once `min_available_nodes` have
+    connected (waiting at most `wait` seconds). Every `evaluate_every` rounds, and after the last,
+    all nodes are evaluated; novel ones only if `evaluate_novel`. A reply that is an error, lacks
+    or invents names, has wrong shapes or dtypes, or is not finite is dropped, counted and logged;
+    with `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer
+    than `min_valid_replies` valid ones. `on_round` is called with each round's report.
+
+    Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
+
+    keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float = 1.0,
+        min_available_nodes: int = 1,
+        evaluate_every: int = 1,
+        evaluate_novel: bool = True,
+        on_client_failure: str = "skip",
+        min_valid_replies: int = 1,
+        seed: int = 0,
+        wait: float = 120.0,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        if not 0 < fraction_train <= 1:
+            raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
+        if evaluate_every < 1:
+            raise ValueError(f"evaluate-every is {evaluate_every}; it must be at least 1")
+        if on_client_failure not in CHOICES:
+            raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
+        self.fraction_train, self.min_available_nodes = fraction_train, min_available_nodes
+        self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
+        self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
+        self.seed, self.wait, self.on_round = seed, wait, on_round
+        self.arrays: Arrays = {}  # the server's present arrays
+        self.nodes: list[Node] = []  # the present roster, by client id
+        self.evaluation: list[Update] = []  # replies of the last evaluation
+        self.round, self.num_rounds, self.timeout = 0, 0, 3600.0
+        self.grid: Grid
+        self._known: dict[int, Node] = {}
+        self._given: ArrayRecord | None = None  # the record that Flower's loop brought
+        self._record: ArrayRecord | None = None  # self.arrays as a record, if there is one
+        self._sent: list[tuple[Message, Node]] = []
+        self._payloads: dict[Node, Arrays] = {}
+        self._report: dict[str, Any] = {}
+        self._dropped: Counter[str] = Counter()
+        self._bytes = {"down": 0, "up": 0}
+        self._started = time.monotonic()
+
+    # What a method overrides
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The server's arrays at the start, from the initial model's arrays."""
+        return arrays
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model that each node gets, be it a training or a novel one."""
+        return dict.fromkeys(nodes, arrays)
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """What a train message carries."""
+        return self.personalize(arrays, nodes)
+
+    def expected(self, sent: Arrays) -> Arrays | None:
+        """Arrays with the names, shapes and dtypes that a train reply must have; None: any."""
+        return sent
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The server's next arrays from valid replies, which come sorted by client."""
+        raise NotImplementedError
+
+    def report(self) -> dict[str, float]:
+        """Numbers of the method's own for the round's metrics, e.g. a privacy budget."""
+        return {}
+
+    # What methods call
+
+    def exchange(
+        self,
+        action: str,
+        payloads: Mapping[Node, Arrays],
+        config: Mapping[str, Any] | None = None,
+        like: Mapping[Node, Arrays] | None = None,
+    ) -> list[Update]:
+        """One more request and reply within the round, e.g. ``exchange("query.encode", …)``.
+
+        `like` gives arrays of the names, shapes and dtypes that a node's reply must have."""
+        settings = {"server-round": self.round} | dict(config or {})
+        sent = self._messages(action, payloads, ConfigRecord(settings))
+        replies = self.grid.send_and_receive([m for m, _ in sent], timeout=self.timeout)
+        return self._receive(sent, replies, like or {})
+
+    def training_nodes(self) -> list[Node]:
+        """The training nodes of the roster, by client id."""
+        return [node for node in self.nodes if not node.novel]
+
+    def sample(self) -> list[Node]:
+        """This round's nodes: a seeded draw from the training nodes, by client id."""
+        nodes = self.training_nodes()
+        if not nodes:
+            raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
+        count = max(1, round(self.fraction_train * len(nodes)))
+        generator = np.random.default_rng(seed_of(self.seed, "sample", self.round))
+        return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]
+
+    # Flower's contract
+
+    def summary(self) -> None:
+        """Nothing to log: the settings stand in the run's configuration."""
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        **options: Any,
+    ) -> Result:
+        """Run `num_rounds` rounds; the result holds the server's final arrays."""
+        self.num_rounds, self.timeout = num_rounds, timeout
+        result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
+        result.arrays = to_record(self.arrays)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages to the sampled training nodes."""
+        self._started = time.monotonic()
+        self.round, self.grid = server_round, grid
+        self._dropped, self._bytes = Counter(), {"down": 0, "up": 0}
+        self._take(arrays)
+        self._update_roster()
+        nodes = self.sample()
+        self._payloads = self.broadcast(self.arrays, nodes)
+        settings = ConfigRecord(dict(config) | {"server-round": server_round})
+        self._sent = self._messages("train", self._payloads, settings)
+        self._report = {"round": server_round, "sampled": len(nodes)}
+        return [message for message, _ in self._sent]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate the valid replies."""
+        like = {node: self.expected(sent) for node, sent in self._payloads.items()}
+        updates = self._receive(
+            self._sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
+        )
+        dropped = dict(self._dropped)
+        if dropped and self.on_client_failure == "stop":
+            raise RuntimeError(f"round {server_round}: a client failed ({dropped}); see the log")
+        if len(updates) < self.min_valid_replies:
+            raise RuntimeError(
+                f"round {server_round}: {len(updates)} valid replies of {len(self._sent)}, "
+                f"min-valid-replies is {self.min_valid_replies}; dropped by cause: {dropped}"
+            )
+        self.arrays = self.aggregate(self.arrays, updates)
+        clients = max(len(self._sent), 1)
+        self._report |= {
+            "loss": _mean([float(u.metrics["loss"]) for u in updates if "loss" in u.metrics]),
+            "valid": len(updates),
+            "dropped": dropped,
+            "megabytes": {way: n / clients / 1e6 for way, n in self._bytes.items()},
+        } | self.report()
+        metrics = MetricRecord({"valid-replies": len(updates)})
+        if self._report["loss"] is not None:
+            metrics["loss"] = self._report["loss"]
+        for cause, count in dropped.items():
+            metrics[f"dropped-{cause}"] = count
+        if self.keeps_arrays:
+            self._record = None
+            return None, metrics
+        self._record = to_record(self.arrays)
+        return self._record, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages to all training and novel nodes, in the rounds that evaluate."""
+        self.round, self.grid = server_round, grid
+        self._sent = []
+        if server_round % self.evaluate_every and server_round != self.num_rounds:
+            return []
+        self._take(arrays)
+        self._update_roster()
+        self._dropped = Counter()
+        nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
+        payloads = self.personalize(self.arrays, nodes)
+        settings = ConfigRecord(dict(config) | {"server-round": server_round})
+        self._sent = self._messages("evaluate", payloads, settings)
+        return [message for message, _ in self._sent]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Means over clients, training and novel ones apart, and the end of the round."""
+        self._report["seconds"] = time.monotonic() - self._started
+        metrics = None
+        if self._sent:
+            self.evaluation = self._receive(self._sent, replies, {})
+            metrics = self._evaluation_metrics()
+            self._report["evaluation"] = dict(metrics)
+            if self._dropped:
+                self._report["evaluation-dropped"] = dict(self._dropped)
+        if self.on_round is not None:
+            self.on_round(self._report)
+        return metrics
+
+    def _evaluation_metrics(self) -> MetricRecord:
+        """`train-…` and `novel-…` means of every number that clients reported, and the sem."""
+        metrics = MetricRecord()
+        for role, novel in (("train", False), ("novel", True)):
+            group = [u for u in self.evaluation if u.node.novel == novel]
+            for key in sorted({key for u in group for key in u.metrics}):
+                values = [u.metrics[key] for u in group if key in u.metrics]
+                if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
+                    metrics[f"{role}-{key}"] = float(np.mean(values))
+                    if key == "accuracy":
+                        metrics[f"{role}-clients"] = len(values)
+                        if novel and len(values) > 1:
+                            sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
+                            metrics["novel-sem"] = sem
+        return metrics
+
+    # Arrays, roster, messages
+
+    def _take(self, record: ArrayRecord) -> None:
+        """Take over Flower's arrays unless they are the ones that this strategy gave it."""
+        if record is self._given or record is self._record:
+            return
+        arrays = from_record(record)
+        self.arrays = self.initialize(arrays)
+        self._given, self._record = record, record if self.arrays is arrays else None
+
+    def _update_roster(self) -> None:
+        """Ask the new nodes who they are; wait until enough nodes are there."""
+        deadline = time.monotonic() + self.wait
+        while True:
+            present = set(self.grid.get_node_ids())
+            failures = self._ask(sorted(present - self._known.keys()))
+            self.nodes = sorted(self._known[i] for i in present if i in self._known)
+            if len(self.nodes) >= self.min_available_nodes:
+                break
+            if failures and not self.nodes:
+                raise RuntimeError(f"no client could start; the first said: {failures[0]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{len(self.nodes)} of {self.min_available_nodes} nodes answered within "
+                    f"{self.wait:.0f} s; start more SuperNodes or lower num-clients"
+                    + (f"; one said: {failures[0]}" if failures else "")
+                )
+            time.sleep(POLL_SECONDS)
+        clients = Counter(node.client for node in self.nodes)
+        if twice := [client for client, count in clients.items() if count > 1]:
+            raise RuntimeError(f"client ids {twice} are claimed by more than one node each")
+
+    def _ask(self, node_ids: Sequence[int]) -> list[str]:
+        """Query new nodes; one without a query handler is a training client of its node id."""
+        if not node_ids:
+            return []
+        messages = [
+            Message(RecordDict({"config": ConfigRecord()}), dst_node_id=i, message_type="query")
+            for i in node_ids
+        ]
+        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        failures = []
+        for reply in replies:
+            node_id = asked[reply.metadata.reply_to_message_id]
+            if not reply.has_error():
+                told = {k: v for r in reply.content.config_records.values() for k, v in r.items()}
+                self._known[node_id] = Node(
+                    int(told.get("client", node_id)), node_id, bool(told.get("novel")), told
+                )
+            elif _unknown_query(reply):
+                self._known[node_id] = Node(node_id, node_id)
+            else:
+                failures.append(reply.error.reason or f"error {reply.error.code}")
+                log(WARNING, "node %s did not answer the query: %s", node_id, failures[-1])
+        return failures
+
+    def _messages(
+        self, action: str, payloads: Mapping[Node, Arrays], config: ConfigRecord
+    ) -> list[tuple[Message, Node]]:
+        """One message per node; arrays that nodes share are serialised once."""
+        records = {} if self._record is None else {id(self.arrays): self._record}
+        sent = []
+        for node in sorted(payloads):
+            arrays = payloads[node]
+            if id(arrays) not in records:
+                records[id(arrays)] = to_record(arrays)
+            content = RecordDict({"arrays": records[id(arrays)], "config": config})
+            sent.append((Message(content, dst_node_id=node.id, message_type=action), node))
+            self._bytes["down"] += num_bytes(arrays.values())
+        return sent
+
+    def _receive(
+        self,
+        sent: list[tuple[Message, Node]],
+        replies: Iterable[Message],
+        like: Mapping[Node, Arrays],
+        train: bool = False,
+    ) -> list[Update]:
+        """The valid replies, sorted by client; the others are dropped, counted and logged."""
+        nodes = {message.metadata.message_id: node for message, node in sent}
+        updates = []
+        for reply in replies:
+            node = nodes.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            update, cause, detail = _read(reply, node, like.get(node), train)
+            if update is None:
+                self._dropped[cause] += 1
+                log(WARNING, "client %s: reply dropped, %s: %s", node.client, cause, detail)
+            else:
+                updates.append(update)
+                self._bytes["up"] += num_bytes(update.arrays.values())
+        for node in nodes.values():
+            self._dropped["missing"] += 1
+            log(WARNING, "client %s: no reply within %s s", node.client, self.timeout)
+        return sorted(updates, key=lambda update: update.node)
+
+
+def _read(
+    reply: Message, node: Node, like: Arrays | None, train: bool
+) -> tuple[Update | None, str, str]:
+    """A reply as an update, or None with the cause and the detail of its refusal."""
+    if reply.has_error():
+        return None, "error", reply.error.reason or f"error {reply.error.code}"
+    arrays: Arrays = {}
+    metrics: dict[str, Any] = {}
+    try:
+        for record in reply.content.array_records.values():
+            arrays |= from_record(record)
+        for told in reply.content.config_records.values():
+            metrics |= dict(told)
+        for numbers in reply.content.metric_records.values():
+            metrics |= dict(numbers)
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        return None, "malformed", str(error)
+    num_examples = metrics.pop("num-examples", 0)
+    if train and not (isinstance(num_examples, int | float) and 0 < num_examples < np.inf):
+        return None, "malformed", f"num-examples is {num_examples!r}"
+    if like is not None:
+        if arrays.keys() != like.keys():
+            return None, "names", f"{sorted(arrays.keys() ^ like.keys())} missing or unknown"
+        for name, array in arrays.items():
+            if array.shape != like[name].shape:
+                return None, "shape", f"{name} is {array.shape}, expected {like[name].shape}"
+            if array.dtype != like[name].dtype:
+                return None, "dtype", f"{name} is {array.dtype}, expected {like[name].dtype}"
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return None, "not-finite", f"{name} holds NaN or infinity"
+    return Update(node, arrays, int(num_examples), metrics), "", ""
+
+
+def _unknown_query(reply: Message) -> bool:
+    """Whether the node's app runs but has no query handler."""
+    reason = reply.error.reason or ""
+    return (
+        reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        and "No query function registered" in reason
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    finite = [v for v in values if np.isfinite(v)]
+    return float(np.mean(finite)) if finite else None

@@ -1,0 +1,31 @@
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): the mean weighted by sample counts.
+
+The server's half of FedAvg, FedProx, FedPer, TENT and Local as well; they differ on the client."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from clients.arrays import Arrays
+from strategies.base import PersonalizedStrategy, Update
+
+
+def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
+    """Σ_i p_i w_i with p_i = n_i / Σ n, name by name, in the arrays' own dtypes."""
+    total = float(sum(weights))
+    shares = [weight / total for weight in weights]
+    mean = {}
+    for name, first in arrays[0].items():
+        out = np.zeros(first.shape, np.float64 if first.dtype.kind in "iu" else first.dtype)
+        for one, share in zip(arrays, shares, strict=True):
+            out += one[name] * out.dtype.type(share)
+        mean[name] = np.rint(out).astype(first.dtype) if first.dtype.kind in "iu" else out
+    return mean
+
+
+class FedAvg(PersonalizedStrategy):
+    """w ← Σ_i (n_i / n) w_i over the round's valid replies."""
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The mean of the clients' models, weighted by their sample counts."""
+        return weighted_mean([u.arrays for u in updates], [u.num_examples for u in updates])

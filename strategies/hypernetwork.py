@@ -1,0 +1,49 @@
+"""Hypernetworks: modules that generate the named arrays of a target network.
+
+Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021, section 3."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+
+class Hypernetwork(nn.Module):
+    """h(v; φ): a fully connected trunk, then one linear head per array of the target network.
+
+    `shapes` are the arrays to generate; the input v has `embedding_dim` entries. With
+    `hidden_layers` = 0 there is no trunk: θ = W v + b, or θ = W v without `bias`. `spectral`
+    normalises every linear layer's largest singular value to 1."""
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        embedding_dim: int,
+        hidden_dim: int = 100,
+        hidden_layers: int = 3,
+        *,
+        spectral: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        normalise = spectral_norm if spectral else nn.Identity()
+        layers: list[nn.Module] = []
+        width = embedding_dim
+        for _ in range(hidden_layers):
+            layers += [normalise(nn.Linear(width, hidden_dim)), nn.ReLU()]
+            width = hidden_dim
+        self.trunk = nn.Sequential(*layers)
+        self.heads = nn.ModuleList(
+            normalise(nn.Linear(width, torch.Size(shape).numel(), bias=bias))
+            for shape in self.shapes.values()
+        )
+
+    def forward(self, v: Tensor) -> dict[str, Tensor]:
+        """Arrays (m, *shape) by name, for m embeddings v (m, embedding_dim)."""
+        features = self.trunk(v)
+        return {
+            name: head(features).view(len(v), *shape)
+            for (name, shape), head in zip(self.shapes.items(), self.heads, strict=True)
+        }
