@@ -2,7 +2,6 @@
 
 Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
-import hashlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -52,9 +51,3 @@ def model_arrays(model: nn.Module) -> Arrays:
 def num_bytes(arrays: Iterable[np.ndarray]) -> int:
     """Bytes of the arrays' contents."""
     return sum(a.nbytes for a in arrays)
-
-
-def seed_of(seed: int, purpose: str, *counters: int) -> int:
-    """A seed of its own for every (seed, purpose, round, client); the same on every machine."""
-    text = "/".join(map(str, (seed, purpose, *counters)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

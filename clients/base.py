@@ -4,7 +4,7 @@ Flower's ``NumPyClient`` contract at the rim, named arrays inside. A method over
 of `personal`, `loss`, `train` and `score`; the class as it stands is FedAvg's client
 (McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.arrays import Arrays, group, model_arrays, prefixed, seed_of, to_numpy
+from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.sgd import batches, sgd
 from partitions.datasets import Info
+from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
 Config = dict[str, Any]
@@ -65,10 +66,11 @@ class Client(NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info, settings: Mapping[str, Any]) -> nn.Module:
+    def build(cls, model: nn.Module, info: Info) -> nn.Module:
         """The method's whole network around the target network `model`; by default just that.
 
-        Called with the run's seed set, so that server and clients start from the same arrays."""
+        Keyword arguments that an override adds are filled from the method's settings. Called
+        with torch's seed set, so that server and clients start from the same arrays."""
         return model
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -11,18 +11,20 @@ from clients.arrays import Arrays, from_record, to_record
 from clients.base import NAMES, Client
 from fedapps.files import write_arrays
 
-STATE = "fedapps"  # key of the client's state in context.state
+STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
 
 
-def answer(message: Message, context: Context, make: Callable[[Context], Client]) -> Message:
-    """Let the client that `make` builds answer the message.
+def answer(message: Message, context: Context, make: Callable[[Context, str], Client]) -> Message:
+    """Let the client that `make` builds for the method at hand answer the message.
 
-    Its state is loaded before and stored after ``train`` messages only, so that evaluation
-    changes nothing; it is also written to the node's ``state-dir``, if it has one."""
-    client = make(context)
-    client.state = _load_state(context, client)
-    action = message.metadata.message_type
+    The method is the message's ``method``, else the run's. The client's state is loaded before
+    and stored after ``train`` messages only, so that evaluation changes nothing; it is also
+    written to the node's ``state-dir``, if it has one."""
     config, arrays = _unpack(message.content)
+    method = str(config.get("method", context.run_config.get("method", "")))
+    client = make(context, method)
+    client.state = _load_state(context, method, client)
+    action = message.metadata.message_type
     reply = RecordDict()
     if action == "query":
         reply["properties"] = ConfigRecord(client.get_properties(config))
@@ -39,7 +41,7 @@ def answer(message: Message, context: Context, make: Callable[[Context], Client]
         reply["arrays"] = to_record(named)
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
     if action.startswith("train"):
-        _store_state(context, client)
+        _store_state(context, method, client)
     return Message(reply, reply_to=message)
 
 
@@ -54,22 +56,24 @@ def _unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     return config | {NAMES: "\n".join(arrays)}, arrays
 
 
-def _state_file(context: Context, client: Client) -> Path | None:
+def _state_file(context: Context, method: str, client: Client) -> Path | None:
     folder = context.node_config.get("state-dir")
-    return Path(str(folder)) / f"client-{client.client}.safetensors" if folder else None
+    return Path(str(folder)) / f"{method}-{client.client}.safetensors" if folder else None
 
 
-def _load_state(context: Context, client: Client) -> Arrays:
-    if STATE in context.state:
-        record = context.state[STATE]
+def _load_state(context: Context, method: str, client: Client) -> Arrays:
+    for key in [k for k in context.state if k.startswith(STATE) and k != STATE + method]:
+        del context.state[key]  # a run's methods follow each other; the last one's state is done
+    if STATE + method in context.state:
+        record = context.state[STATE + method]
         assert isinstance(record, ArrayRecord)
         return from_record(record)
-    file = _state_file(context, client)
+    file = _state_file(context, method, client)
     return load_file(file) if file is not None and file.is_file() else {}
 
 
-def _store_state(context: Context, client: Client) -> None:
+def _store_state(context: Context, method: str, client: Client) -> None:
     if client.state:
-        context.state[STATE] = to_record(client.state)
-        if (file := _state_file(context, client)) is not None:
+        context.state[STATE + method] = to_record(client.state)
+        if (file := _state_file(context, method, client)) is not None:
             write_arrays(file, client.state)

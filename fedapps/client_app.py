@@ -12,7 +12,7 @@ from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.models import build_model
 from fedapps.bridge import answer
-from fedapps.config import Config, check_method, construct, settings
+from fedapps.config import Config, check_method, construct, keywords, settings
 from fedapps.methods import METHODS
 from partitions.datasets import Info
 from partitions.shares import Share
@@ -20,13 +20,13 @@ from partitions.shares import Share
 torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
 
 
-def make_client(context: Context) -> Client:
-    """The client of the run's method for this node.
+def make_client(context: Context, method: str) -> Client:
+    """The method's client for this node.
 
     Its data: the node's own ``data-path`` if it has one, else its partition of the dataset.
     Raises ValueError if the federation's size is not num-clients."""
     config: Config = dict(context.run_config)
-    method = check_method(config["method"])
+    check_method(method)
     node = context.node_config
     client_id = int(node.get("partition-id", context.node_id))
     if "data-path" in node:
@@ -75,7 +75,8 @@ def _method_model(
     base = build_model(str(known["model"]), info.shape, info.num_classes, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = METHODS[method].client.build(base, info, known)
+        build = METHODS[method].client.build
+        model = build(base, info, **{k: v for k, v in known.items() if k in keywords(build)})
     return model, model_arrays(model)
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,20 +102,19 @@ def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in (common | section).items()}
 
 
-def accepted(cls: type) -> set[str]:
+def keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword arguments of a function with their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def accepted(cls: type) -> dict[str, Any]:
     """The keyword arguments that a class's constructor takes, its bases' included."""
-    names: set[str] = set()
-    for one in cls.__mro__:
-        if "__init__" in vars(one):
-            parameters = inspect.signature(vars(one)["__init__"]).parameters.values()
-            names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY or _has_default(p)}
-            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-                break
-    return names
-
-
-def _has_default(parameter: inspect.Parameter) -> bool:
-    return parameter.default is not parameter.empty
+    constructors = [vars(one)["__init__"] for one in cls.__mro__ if "__init__" in vars(one)]
+    found: dict[str, Any] = {}
+    for constructor in reversed(constructors):
+        found |= keywords(constructor)
+    return found
 
 
 def construct(cls: type, *args: Any, config: Mapping[str, Value], method: str, **own: Any) -> Any:

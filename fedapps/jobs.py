@@ -1,6 +1,7 @@
 """Jobs: (method, seed) pairs of one configuration, run on an engine, each to a folder."""
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,8 +76,12 @@ def run_jobs(
 
     A job that fails keeps its error in one line; the others go on. Raises ValueError for an
     unknown engine, RuntimeError if the engine itself does not start."""
+    parallel = min(parallel, len(jobs))
+    for job in jobs:
+        (job.folder / "summary.json").unlink(missing_ok=True)
+        (job.folder / "metrics.jsonl").unlink(missing_ok=True)
     if engine == "ray":
-        _run_on_superlink(jobs, gpus_per_client, follow)
+        _run_on_superlink(jobs, parallel, gpus_per_client, follow)
     elif engine == "in-process" and parallel == 1:
         _run_here(jobs, follow)
     elif engine == "in-process":
@@ -143,7 +148,7 @@ def _ray(num_cpus: int) -> Iterator[None]:
         num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="error",
+        logging_level=logging.ERROR,
     )
     try:
         yield
@@ -151,42 +156,60 @@ def _ray(num_cpus: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _run_on_superlink(jobs: list[Job], gpus: float, follow: Callable[[list[Job]], None]) -> None:
+def _run_on_superlink(
+    jobs: list[Job], parallel: int, gpus: float, follow: Callable[[list[Job]], None]
+) -> None:
+    """One Flower run per seed, its methods in turn, at most `parallel` runs at once."""
     with SuperLink(jobs[0].folder.parent / "superlink.log") as superlink:
-        for job in jobs:
-            federation = (
-                f"num-supernodes={job.config['num-clients']} client-resources-num-cpus=1 "
-                f"client-resources-num-gpus={gpus}"
-            )
-            try:
-                run_id = superlink.submit(job.config, federation)
-                job.error = _follow_run(superlink, run_id, lambda: follow(jobs), job)
-            except RuntimeError as error:
-                job.error = _line(error)
-            job.done = True
+        waiting = [[job for job in jobs if job.seed == s] for s in sorted({j.seed for j in jobs})]
+        running: dict[int, list[Job]] = {}
+        asked = time.monotonic()
+        while waiting or running:
+            if waiting and len(running) < parallel:
+                group = waiting.pop(0)
+                try:
+                    running[_submit(superlink, group, gpus)] = group
+                except RuntimeError as error:
+                    _close(group, _line(error))
+            time.sleep(POLL_SECONDS)
             follow(jobs)
+            overdue = time.monotonic() - asked > STATUS_SECONDS
+            for run_id, group in list(running.items()):
+                for job in group:
+                    summary = job.summary()
+                    job.done, job.error = "finished" in summary, summary.get("error", "")
+                if overdue or all(job.done for job in group):
+                    status, details = superlink.status(run_id)
+                    if status.startswith("finished"):
+                        reason = superlink.error(run_id) or f"the run {status} {details}".strip()
+                        _close(group, reason)
+                        del running[run_id]
+            if overdue:
+                asked = time.monotonic()
+        follow(jobs)
 
 
-def _follow_run(superlink: SuperLink, run_id: int, follow: Callable[[], None], job: Job) -> str:
-    """Wait for the run's end; "" if it completed, else why it did not."""
-    asked = time.monotonic()
-    while True:
-        time.sleep(POLL_SECONDS)
-        follow()
-        if job.summary().get("finished") or time.monotonic() - asked > STATUS_SECONDS:
-            status, details = superlink.status(run_id)
-            if status == "finished:completed":
-                return ""
-            if status.startswith("finished"):
-                return _reason(superlink.log) or f"{status} {details}".strip()
-            asked = time.monotonic()
+def _submit(superlink: SuperLink, group: list[Job], gpus: float) -> int:
+    """Hand a seed's jobs to the SuperLink as one run."""
+    first = group[0]
+    methods = ",".join(job.method for job in group)
+    folder = first.folder if len(group) == 1 else first.folder.parent
+    federation = (
+        f"num-supernodes={first.config['num-clients']} client-resources-num-cpus=1 "
+        f"client-resources-num-gpus={gpus}"
+    )
+    return superlink.submit(
+        first.config | {"method": methods, "output-dir": str(folder)}, federation
+    )
 
 
-def _reason(log: Path) -> str:
-    """The last exception that the SuperLink's log shows, in one line."""
-    lines = log.read_text("utf-8", "replace").splitlines()
-    errors = [line for line in lines if line.split(":")[0].endswith("Error") and ": " in line]
-    return errors[-1].strip() if errors else ""
+def _close(group: list[Job], error: str) -> None:
+    """The run is over: whoever has not finished has failed with `error`."""
+    for job in group:
+        summary = job.summary()
+        if not summary.get("finished"):
+            job.error = str(summary.get("error", error))
+        job.done = True
 
 
 def _line(error: BaseException) -> str:

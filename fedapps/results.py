@@ -2,9 +2,11 @@
 
 import json
 import platform
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import tomli_w
@@ -18,7 +20,8 @@ LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-da
 
 class Recorder:
     """Writes a line a round, and summary and model at every evaluation, so that a killed server
-    loses nothing but the round at hand. Without a folder it only keeps the summary."""
+    loses nothing but the round at hand. Use as a context around the run. Without a folder it
+    only keeps the summary; `engine` "" means whichever of Flower's engines runs it."""
 
     def __init__(self, config: Config, engine: str, folder: Path | None) -> None:
         self.config, self.engine, self.folder = config, engine, folder
@@ -46,15 +49,27 @@ class Recorder:
                 if self.folder is not None:
                     write_arrays(self.folder / "model.safetensors", strategy.arrays)
             self.summary = self._summarize(result)
-            if self.folder is not None:
-                write_text(self.folder / "summary.json", json.dumps(self.summary, indent=1))
+            self._write_summary()
         if self.folder is not None:
             with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(report) + "\n")
 
-    def finish(self) -> None:
-        """Mark the summary as that of a finished run."""
-        self.summary["finished"] = True
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Mark the summary as that of a finished run, or leave the error in it."""
+        self.summary["finished"] = error is None
+        if error is not None:
+            self.summary["error"] = f"{type(error).__name__}: {error}"
+        self._write_summary()
+
+    def _write_summary(self) -> None:
         if self.folder is not None:
             write_text(self.folder / "summary.json", json.dumps(self.summary, indent=1))
 
@@ -63,7 +78,7 @@ class Recorder:
         megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]
         return {
             **{key: self.config[key] for key in keys},
-            "engine": self.engine,
+            "engine": self.engine or ("ray" if "ray" in sys.modules else "deployment"),
             "rounds": len(self.rounds),
             "best_round": self._best["round"],
             "train": self._best["train"],
@@ -76,7 +91,6 @@ class Recorder:
             },
             "seconds": time.monotonic() - self._started,
             "dropped_replies": sum(sum(r.get("dropped", {}).values()) for r in self.rounds),
-            "finished": False,
         }
 
 

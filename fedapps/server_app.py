@@ -1,8 +1,10 @@
 """The Flower ServerApp: builds the method's strategy and runs it."""
 
+from logging import ERROR
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
@@ -12,30 +14,50 @@ from fedapps.config import Config, check_method, construct, defaults, override
 from fedapps.methods import METHODS
 from fedapps.results import Recorder
 from partitions.datasets import info
+from strategies.base import PersonalizedStrategy
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the configured method to its end."""
-    engine = str(context.node_config.get("engine", "flower"))
-    run(grid, dict(context.run_config), engine)
+    """Run the configured method, or several in turn where `method` is a comma-separated list.
+
+    With several, each has a folder ``<method>-seed<seed>`` of its own in ``output-dir``, and one
+    that fails leaves its error there and lets the others go on. Raises ValueError for a bad
+    configuration before the first message, RuntimeError at the end if a method failed."""
+    config = override(defaults(), dict(context.run_config))
+    methods = [check_method(name.strip()) for name in str(config["method"]).split(",")]
+    if len(methods) == 1:
+        run(grid, config)
+        return
+    errors = {}
+    for method in methods:
+        own = config | {"method": method}
+        if config["output-dir"]:
+            own["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
+        try:
+            run(grid, own)
+        except Exception as error:  # the other methods go on; all errors are raised at the end
+            log(ERROR, "method %s failed", method, exc_info=error)
+            errors[method] = f"{type(error).__name__}: {error}"
+    if errors:
+        raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
 
-def run(grid: Grid, config: Config, engine: str) -> Result:
+def run(grid: Grid, config: Config, engine: str = "") -> Result:
     """Train and evaluate `config`'s method over the grid, results to ``output-dir``.
 
     Raises ValueError for a bad configuration before the first message."""
     config = override(defaults(), config)
     method = check_method(config["method"])
+    check_run(config)
     entry = METHODS[method]
     _, initial = method_model(method, config, info(str(config["dataset"])))
     shared = {name: a for name, a in initial.items() if not entry.client.is_personal(name)}
-    check_run(config)
     output = str(config["output-dir"])
     recorder = Recorder(config, engine, Path(output) if output else None)
-    strategy = construct(
+    strategy: PersonalizedStrategy = construct(
         entry.strategy,
         config=config,
         method=method,
@@ -43,11 +65,13 @@ def run(grid: Grid, config: Config, engine: str) -> Result:
         evaluate_novel=bool(entry.novel),
         on_round=lambda report: recorder.record(report, strategy),
     )
-    result = strategy.start(
-        grid=grid, initial_arrays=to_record(shared), num_rounds=int(config["rounds"])
-    )
-    recorder.finish()
-    return result
+    with recorder:
+        return strategy.start(
+            grid=grid,
+            initial_arrays=to_record(shared),
+            num_rounds=int(config["rounds"]),
+            train_config=ConfigRecord({"method": method}),
+        )
 
 
 def check_run(config: Config) -> None:

@@ -5,6 +5,7 @@ lives for one command and takes everything it started with it."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -126,6 +127,13 @@ class SuperLink:
         run = self._flwr("ls", NAME, "--run-id", str(run_id))["runs"][0]
         return str(run["status"]), str(run.get("status-details") or "")
 
+    def error(self, run_id: int) -> str:
+        """The last exception in the run's log, in one line; "" if there is none."""
+        done = self._call("log", str(run_id), NAME, "--show")
+        lines = [line.strip() for line in done.stdout.splitlines()]
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+        return errors[-1] if errors else ""
+
     def stop(self) -> None:
         """End every process that carries this SuperLink's FLWR_HOME, and remove its folder."""
         mine = [process for process in psutil.process_iter() if self._owns(process)]
@@ -147,14 +155,7 @@ class SuperLink:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """The JSON answer of a ``flwr`` command; RuntimeError with its message if it failed."""
-        done = subprocess.run(
-            [executable("flwr"), *arguments, "--format", "json"],
-            env=self.env,
-            cwd=self.home / "neutral",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = self._call(*arguments, "--format", "json")
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError:
@@ -162,6 +163,16 @@ class SuperLink:
         if done.returncode or not answer.get("success", False):
             raise RuntimeError(f"flwr {arguments[0]} failed: {answer.get('error-message')}")
         return answer
+
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [executable("flwr"), *arguments],
+            env=self.env,
+            cwd=self.home / "neutral",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -18,7 +18,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from clients.arrays import Arrays, from_record, num_bytes, seed_of, to_record
+from clients.arrays import Arrays, from_record, num_bytes, to_record
+from partitions.seeds import seed_of
 
 POLL_SECONDS = 0.5
 CHOICES = ("skip", "stop")
@@ -86,6 +87,7 @@ class PersonalizedStrategy(Strategy):
         self.evaluation: list[Update] = []  # replies of the last evaluation
         self.round, self.num_rounds, self.timeout = 0, 0, 3600.0
         self.grid: Grid
+        self._config: dict[str, Any] = {}  # what every message's config holds
         self._known: dict[int, Node] = {}
         self._given: ArrayRecord | None = None  # the record that Flower's loop brought
         self._record: ArrayRecord | None = None  # self.arrays as a record, if there is one
@@ -134,7 +136,7 @@ class PersonalizedStrategy(Strategy):
         """One more request and reply within the round, e.g. ``exchange("query.encode", …)``.
 
         `like` gives arrays of the names, shapes and dtypes that a node's reply must have."""
-        settings = {"server-round": self.round} | dict(config or {})
+        settings = self._config | {"server-round": self.round} | dict(config or {})
         sent = self._messages(action, payloads, ConfigRecord(settings))
         replies = self.grid.send_and_receive([m for m, _ in sent], timeout=self.timeout)
         return self._receive(sent, replies, like or {})
@@ -165,8 +167,13 @@ class PersonalizedStrategy(Strategy):
         timeout: float = 3600,
         **options: Any,
     ) -> Result:
-        """Run `num_rounds` rounds; the result holds the server's final arrays."""
+        """Run `num_rounds` rounds; the result holds the server's final arrays.
+
+        Options are those of Flower's `start`; `train_config` goes along with queries, further
+        exchanges and, unless `evaluate_config` is given, evaluations as well."""
         self.num_rounds, self.timeout = num_rounds, timeout
+        self._config = dict(options.get("train_config") or {})
+        options["evaluate_config"] = options.get("evaluate_config") or ConfigRecord(self._config)
         result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
         result.arrays = to_record(self.arrays)
         return result
@@ -308,7 +315,11 @@ class PersonalizedStrategy(Strategy):
         if not node_ids:
             return []
         messages = [
-            Message(RecordDict({"config": ConfigRecord()}), dst_node_id=i, message_type="query")
+            Message(
+                RecordDict({"config": ConfigRecord(self._config)}),
+                dst_node_id=i,
+                message_type="query",
+            )
             for i in node_ids
         ]
         replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
@@ -317,7 +328,9 @@ class PersonalizedStrategy(Strategy):
         for reply in replies:
             node_id = asked[reply.metadata.reply_to_message_id]
             if not reply.has_error():
-                told = {k: v for r in reply.content.config_records.values() for k, v in r.items()}
+                told: dict[str, Any] = {
+                    k: v for r in reply.content.config_records.values() for k, v in r.items()
+                }
                 self._known[node_id] = Node(
                     int(told.get("client", node_id)), node_id, bool(told.get("novel")), told
                 )

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.arrays import Arrays, prefixed, seed_of, to_tensors
+from clients.arrays import Arrays, prefixed, to_tensors
+from partitions.seeds import seed_of
 from strategies.base import Node, PersonalizedStrategy, Update
 from strategies.fedavg import weighted_mean
 from strategies.hypernetwork import Hypernetwork
@@ -92,7 +93,8 @@ class PFedHN(PersonalizedStrategy):
         self._optimizer.zero_grad()
         torch.autograd.backward(list(self._theta.values()), list(difference.values()))
         for parameter in self.hypernetwork.parameters():
-            parameter.grad /= len(updates)
+            if parameter.grad is not None:
+                parameter.grad /= len(updates)
         absent = [node for node in self._nodes if node not in replies]
         for node in absent:  # without a reply there is no gradient, hence no momentum or decay
             self.embeddings[node.client].grad = None

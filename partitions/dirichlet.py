@@ -1,0 +1,57 @@
+"""Dirichlet partition (Hsu et al., 2019): client i's class proportions are q_i ~ Dir(α).
+
+Training and novel clients may have concentrations of their own. Clients hold equally many
+samples; one whose class runs out takes the other classes by its proportions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from datasets import Dataset
+from flwr_datasets.partitioner import Partitioner
+
+
+class DirichletPartitioner(Partitioner):
+    """`alphas` holds the concentration of each client; all must be positive."""
+
+    def __init__(self, alphas: Sequence[float], seed: int) -> None:
+        super().__init__()
+        if min(alphas) <= 0:
+            raise ValueError(f"alpha is {min(alphas)}; a Dirichlet concentration must be > 0")
+        self._alphas, self._seed = alphas, seed
+        self._rows: list[np.ndarray] = []
+
+    @property
+    def num_partitions(self) -> int:
+        """Number of clients."""
+        return len(self._alphas)
+
+    def load_partition(self, partition_id: int) -> Dataset:
+        """The samples of one client."""
+        self._rows = self._rows or self._deal(np.asarray(self.dataset["label"]))
+        return self.dataset.select(self._rows[partition_id])
+
+    def _deal(self, labels: np.ndarray) -> list[np.ndarray]:
+        generator = np.random.default_rng(self._seed)
+        pools = [generator.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
+        left = np.array([len(pool) for pool in pools])
+        size = len(labels) // len(self._alphas)
+        clients: list[np.ndarray] = [np.array([], dtype=int)] * len(self._alphas)
+        for client in generator.permutation(len(self._alphas)):  # nobody is always the last
+            q = generator.dirichlet(np.full(len(pools), self._alphas[client]))
+            parts = []
+            for label, count in enumerate(_draw(q, left, size, generator)):
+                parts.append(pools[label][left[label] - count : left[label]])
+                left[label] -= count
+            clients[client] = np.concatenate(parts)
+        return clients
+
+
+def _draw(q: np.ndarray, left: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+    """Counts per class ~ Multinomial(size, q), never more than are `left`."""
+    counts = np.zeros_like(left)
+    while (missing := size - counts.sum()) > 0:
+        open_ = left > counts
+        p = np.where(open_, q, 0.0)
+        p = p if p.sum() > 0 else open_.astype(float)  # its classes are used up: any other
+        counts = np.minimum(counts + generator.multinomial(missing, p / p.sum()), left)
+    return counts

@@ -1,0 +1,50 @@
+"""Pathological partition (McMahan et al., 2017; FedTTA, section 4.1): few classes a client.
+
+Each client holds at most `classes_per_client` classes; all clients hold equally many samples."""
+
+import numpy as np
+from datasets import Dataset
+from flwr_datasets.partitioner import Partitioner
+
+
+class PathologicalPartitioner(Partitioner):
+    """Cuts every class into shards of one size and deals `classes_per_client` to each client.
+
+    The size s is the largest for which Σ_c ⌊n_c / s⌋ shards suffice, so no shard mixes classes;
+    the Σ_c (n_c mod s) samples that remain, and shards too many, belong to nobody."""
+
+    def __init__(self, num_partitions: int, classes_per_client: int, seed: int) -> None:
+        super().__init__()
+        if classes_per_client < 1:
+            raise ValueError(f"classes-per-client is {classes_per_client}; it must be at least 1")
+        self._num, self._shards, self._seed = num_partitions, classes_per_client, seed
+        self._rows: list[np.ndarray] = []
+
+    @property
+    def num_partitions(self) -> int:
+        """Number of clients."""
+        return self._num
+
+    def load_partition(self, partition_id: int) -> Dataset:
+        """The samples of one client."""
+        self._rows = self._rows or self._deal(np.asarray(self.dataset["label"]))
+        return self.dataset.select(self._rows[partition_id])
+
+    def _deal(self, labels: np.ndarray) -> list[np.ndarray]:
+        needed = self._num * self._shards
+        _, counts = np.unique(labels, return_counts=True)
+        size = len(labels) // needed
+        while size and (counts // size).sum() < needed:
+            size -= 1
+        if not size:
+            raise ValueError(
+                f"{len(labels)} samples are too few for num-clients={self._num} with "
+                f"classes-per-client={self._shards}: {needed} shards of one class each"
+            )
+        generator = np.random.default_rng(self._seed)
+        shards = []
+        for label in np.unique(labels):
+            rows = generator.permutation(np.flatnonzero(labels == label))
+            shards += np.split(rows[: len(rows) // size * size], len(rows) // size)
+        order = generator.permutation(len(shards))[:needed].reshape(self._num, self._shards)
+        return [np.concatenate([shards[i] for i in mine]) for mine in order]

@@ -1,0 +1,47 @@
+"""A folder imports only from those to its left, and no modules import each other in a circle."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROW = ["partitions", "clients", "strategies", "fedapps", "experiments"]
+
+
+def imports(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def modules() -> dict[str, set[str]]:
+    result = {}
+    for folder in ROW:
+        for file in (ROOT / folder).rglob("*.py"):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            result[name.removesuffix(".__init__")] = imports(file)
+    return result
+
+
+def test_folders_import_only_to_their_left():
+    wrong = [
+        f"{name} imports {target}"
+        for name, targets in modules().items()
+        for target in targets
+        if (top := target.split(".")[0]) in ROW and ROW.index(top) > ROW.index(name.split(".")[0])
+    ]
+    assert not wrong
+
+
+def test_no_circles():
+    known = modules()
+    graph = {
+        name: {t for t in targets if t in known and t != name} for name, targets in known.items()
+    }
+    for name, targets in graph.items():  # a package's __init__ gathers its modules
+        targets -= {name.rpartition(".")[0]}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError on a circle

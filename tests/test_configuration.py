@@ -1,0 +1,70 @@
+"""Every declared key is read, every key read is declared, and defaults stand the same twice."""
+
+import pytest
+
+from fedapps.config import accepted, defaults, keywords, override, parse_override, settings
+from fedapps.methods import METHODS
+
+READ_BY_APPS = {"method", "dataset", "data_dir", "partition", "num_clients", "train_fraction",
+                "rounds", "model", "standardize", "output_dir", "device"}  # fmt: skip
+COMMON = {key.replace("-", "_") for key in defaults() if "." not in key}
+
+
+def read_by(method: str) -> dict[str, object]:
+    """Every setting that the method's classes read, with the default of the signature."""
+    entry = METHODS[method]
+    return keywords(entry.client.build) | accepted(entry.strategy) | accepted(entry.client)
+
+
+def declared(method: str) -> dict[str, object]:
+    """The method's section of pyproject."""
+    return {
+        key.partition(".")[2].replace("-", "_"): value
+        for key, value in defaults().items()
+        if key.partition(".")[0] == method
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_declared_key_of_a_method_is_read(method):
+    assert declared(method).keys() <= read_by(method).keys() | READ_BY_APPS
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_signatures_repeat_the_declared_defaults(method):
+    for key, default in read_by(method).items():
+        if key in declared(method) and key not in COMMON:
+            assert declared(method)[key] == default, f"{method}: {key}"
+
+
+def test_every_common_key_is_read():
+    assert READ_BY_APPS.union(*(read_by(method) for method in METHODS)) >= COMMON
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fedprox.nu": 1.0}, ["'fedprox.nu'", "mu"]),
+        ({"nonsense": 1}, ["'nonsense'", "num-clients"]),
+        ({"lr": "fast"}, ["lr", "'fast'", "a number"]),
+        ({"rounds": 1.5}, ["rounds", "1.5", "a whole number"]),
+    ],
+)
+def test_a_bad_override_names_value_and_choices(changes, words):
+    with pytest.raises(ValueError) as error:
+        override(defaults(), changes)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_overrides_are_toml_values_and_bare_words():
+    assert parse_override("lr=0.5") == ("lr", 0.5)
+    assert parse_override("standardize=true") == ("standardize", True)
+    assert parse_override("method=pfedhn") == ("method", "pfedhn")
+    assert parse_override("partition.alpha=1") == ("partition.alpha", 1)
+    assert override(defaults(), {"partition.alpha": 1})["partition.alpha"] == 1.0
+
+
+def test_a_methods_own_key_wins_over_the_common_one():
+    config = defaults() | {"lr": 0.5}
+    assert settings(config, "fedavg")["lr"] == 0.5
+    assert settings(config, "pfedhn")["lr"] == defaults()["pfedhn.lr"]

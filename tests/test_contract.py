@@ -1,0 +1,168 @@
+"""What every method of the table keeps: names, state, determinism, survival of bad clients."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+
+from clients.arrays import from_record, to_record
+from fedapps.bridge import answer
+from fedapps.client_app import app, make_client, method_model
+from fedapps.config import defaults
+from fedapps.grid import InProcessGrid
+from fedapps.methods import METHODS
+from fedapps.server_app import run
+from partitions.datasets import info
+
+EVERY = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture
+def config():
+    small = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
+    return defaults() | small
+
+
+class Watched(InProcessGrid):
+    """Keeps every message and reply, and the state before and after evaluations."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.seen: list[Message] = []
+        self.changed_by_evaluation = False
+
+    def _deliver(self, message):
+        state = self.contexts[message.metadata.dst_node_id].state
+        before = {key: dict(record) for key, record in state.items()}
+        reply = super()._deliver(message)
+        self.seen += [message, reply]
+        if message.metadata.message_type == "evaluate":
+            after = {key: dict(record) for key, record in state.items()}
+            self.changed_by_evaluation |= before != after
+        return reply
+
+
+def go(method, config, client_app=app, grid=InProcessGrid):
+    config = config | {"method": method}
+    grid = grid.simulation(client_app, config, config["num-clients"])
+    return run(grid, config, "in-process"), grid
+
+
+def broken(method, config, spoil):
+    """The method's ClientApp, in which training client `bad` answers train messages by `spoil`."""
+    bad = {}
+
+    def handle(message, context):
+        reply = answer(message, context, make_client)
+        novel = make_client(context, method).share.novel
+        if message.metadata.message_type == "train" and not novel:
+            bad.setdefault("node", context.node_id)
+            if context.node_id == bad["node"]:
+                return spoil(message, reply)
+        return reply
+
+    client_app = ClientApp()
+    client_app.query()(handle)
+    client_app.train()(handle)
+    client_app.evaluate()(handle)
+    for exchange in METHODS[method].client.exchanges:
+        category, _, action = exchange.partition(".")
+        getattr(client_app, category)(action)(handle)
+    return client_app
+
+
+def raising(message, reply):
+    raise OSError("disk full")
+
+
+def not_finite(message, reply):
+    arrays = from_record(reply.content["arrays"])
+    reply.content["arrays"] = to_record({n: np.full_like(a, np.nan) for n, a in arrays.items()})
+    return reply
+
+
+def wrong_shape(message, reply):
+    arrays = from_record(reply.content["arrays"])
+    reply.content["arrays"] = to_record({n: a.reshape(-1)[:1] for n, a in arrays.items()})
+    return reply
+
+
+@EVERY
+def test_personal_names_never_travel_and_evaluation_changes_nothing(method, config):
+    _, grid = go(method, config, grid=Watched)
+    client = METHODS[method].client
+    _, initial = method_model(method, config | {"method": method}, info("digits"))
+    personal = {name for name in initial if client.is_personal(name)}
+    travelled = {
+        name.rpartition("/")[2]
+        for message in grid.seen
+        if message.has_content()
+        for record in message.content.array_records.values()
+        for name in record
+    }
+    assert not personal & travelled
+    assert not grid.changed_by_evaluation
+    assert not any(message.has_error() for message in grid.seen)
+
+
+@EVERY
+def test_same_seed_same_bits_and_another_seed_others(method, config):
+    one, two, other = (go(method, config | {"seed": seed})[0] for seed in (0, 0, 1))
+    numbers = [dict(r.evaluate_metrics_clientapp[3]) for r in (one, two, other)]
+    assert numbers[0] == numbers[1] != numbers[2]
+    assert {n: a.data for n, a in one.arrays.items()} == {n: a.data for n, a in two.arrays.items()}
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("spoil", "causes"),
+    [
+        (raising, ["error"]),
+        (not_finite, ["not-finite"]),
+        (wrong_shape, ["shape", "malformed", "names"]),
+    ],
+)
+def test_a_bad_client_is_dropped_and_counted(method, spoil, causes, config):
+    if method == "local" and spoil is not raising:
+        return  # nothing travels that could be spoilt
+    result, _ = go(method, config, broken(method, config, spoil))
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics["valid-replies"] == 2
+    assert sum(metrics.get(f"dropped-{cause}", 0) for cause in causes) == 1
+    assert all(
+        np.isfinite(a.numpy()).all()
+        for a in (result.arrays or ArrayRecord()).values()
+        if a.numpy().dtype.kind == "f"
+    )
+
+
+@EVERY
+def test_stop_on_failure_stops(method, config):
+    with pytest.raises(RuntimeError, match="client failed"):
+        go(method, config | {"on-client-failure": "stop"}, broken(method, config, raising))
+
+
+@EVERY
+def test_too_few_valid_replies_stop_the_run(method, config):
+    with pytest.raises(RuntimeError, match="min-valid-replies is 3"):
+        go(method, config | {"min-valid-replies": 3}, broken(method, config, raising))
+
+
+def test_novel_labels_reach_nothing_but_the_count(config, monkeypatch):
+    """With the novel clients' labels replaced, every number but theirs stays the same."""
+    import partitions
+
+    for method, entry in METHODS.items():
+        if not entry.novel:
+            continue
+        before = go(method, config)[0]
+        federation = partitions.federation(config)
+        novel = [federation.share(i) for i in np.flatnonzero(federation.novel)]
+        kept = federation.dataset.y.clone()
+        for share in novel:
+            federation.dataset.y[share.everything.index] = 0
+        after = go(method, config)[0]
+        federation.dataset.y.copy_(kept)
+        assert {n: a.data for n, a in before.arrays.items()} == {
+            n: a.data for n, a in after.arrays.items()
+        }
