@@ -132,7 +132,7 @@ class FedTTAClient(Client):
         z = self.base(x)
         source, inner = psi, z
         if self.first_order:
-            source = {name: p.detach().requires_grad_() for name, p in psi.items()}
+            source = {name: nn.Parameter(p.detach()) for name, p in psi.items()}
             inner = functional_call(self.base, source | self.buffers(), (x,))
         # The factor −η_inner stands inside the gradient: two passes over all weights less.
         descent = -self.inner_lr * self.personalization(inner)

@@ -14,10 +14,19 @@ from strategies.fedavg import FedAvg
 from strategies.fedtta import FedTTA
 
 
-def samples(n, dim=3, classes=4, seed=0, dtype=torch.float32):
+def samples_of(x, y):
+    return Samples(x, y, torch.arange(len(y)), scale=1.0)
+
+
+def samples(n, dim=3, classes=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, dim, generator=generator, dtype=dtype)
-    return Samples(x, torch.randint(classes, (n,), generator=generator))
+    x = torch.randn(n, dim, generator=generator)
+    return samples_of(x, torch.randint(classes, (n,), generator=generator))
+
+
+def doubles(n):
+    x, y = samples(n)[:]
+    return x.double(), y
 
 
 def share(train, novel=False):
@@ -40,7 +49,7 @@ def line(*, w, a):
     return Adaptable(base, adaptation)
 
 
-ONE = Samples(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+ONE = samples_of(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
 
 
 def test_one_sample_by_hand():
@@ -72,14 +81,15 @@ def test_kl_by_hand():
 )
 def test_the_meta_gradient_equals_central_differences(layers, mu):
     """∂L/∂ψ and ∂L/∂φ of every parameter, in float64, relative error < 1e-5."""
-    data = samples(6, dtype=torch.float64)
-    client = FedTTAClient(network(*layers(), nn.Tanh()).double(), share(data), mu=mu, batch_size=8)
+    x, y = doubles(6)
+    model = network(*layers(), nn.Tanh()).double()
+    client = FedTTAClient(model, share(ONE), mu=mu, batch_size=8)
     client.model.train()
     client.remember()
     with torch.no_grad():  # away from the server's model, or the KL term has no gradient
         for p in client.base.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
-    client.loss(*data[:]).backward()
+    client.loss(x, y).backward()
     eps = 1e-6
     for p in client.model.parameters():
         numeric = torch.zeros_like(p)
@@ -87,7 +97,7 @@ def test_the_meta_gradient_equals_central_differences(layers, mu):
             values = []
             for sign in (1, -1):
                 p.data.view(-1)[i] += sign * eps
-                values.append(client.loss(*data[:]).item())
+                values.append(client.loss(x, y).item())
                 p.data.view(-1)[i] -= sign * eps
             numeric.view(-1)[i] = (values[0] - values[1]) / (2 * eps)
         scale = max(numeric.norm().item(), 1e-3)
@@ -96,14 +106,13 @@ def test_the_meta_gradient_equals_central_differences(layers, mu):
 
 def test_first_order_keeps_the_adaptation_models_gradient_and_drops_the_curvature():
     """∂L/∂φ is that of second order; ∂L/∂ψ is the loss's gradient at ψ̃."""
-    data = samples(6, dtype=torch.float64)
-    exact = FedTTAClient(network(nn.Tanh()).double(), share(data))
-    cheap = FedTTAClient(network(nn.Tanh()).double(), share(data), first_order=True)
+    x, y = doubles(6)
+    exact = FedTTAClient(network(nn.Tanh()).double(), share(ONE))
+    cheap = FedTTAClient(network(nn.Tanh()).double(), share(ONE), first_order=True)
     for client in (exact, cheap):
-        client.loss(*data[:]).backward()
+        client.loss(x, y).backward()
     for a, b in zip(exact.adaptation.parameters(), cheap.adaptation.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
-    x, y = data[:]
     steps = torch.autograd.grad(exact.personalization(exact.base(x)), list(exact.base.parameters()))
     moved = network(nn.Tanh()).double()
     with torch.no_grad():
@@ -171,7 +180,7 @@ def test_each_network_is_clipped_apart():
 def test_a_step_on_n_samples_is_the_step_that_was_meta_learnt(batches):
     """12 samples with batch size 12: `predict` gives f(x; ψ̃) of `adapt`, in one pass or three.
     Every sample twice: ‖g‖₂ grows by √2, the scale undoes it, the step stays the same."""
-    x, _ = samples(12, dtype=torch.float64)[:]
+    x, _ = doubles(12)
     options = {"batch_size": 12, "adapt_batch_size": batches}
     client = FedTTAClient(network(nn.Tanh()).double(), share(ONE), **options)
     expected = client.adapt(x)[1].detach()
@@ -231,7 +240,7 @@ class Counted(nn.Module):
 
 def counted(**options):
     torch.manual_seed(0)
-    data = Samples(torch.rand(20, 1, 8, 8), torch.arange(20) % 4)
+    data = samples_of(torch.rand(20, 1, 8, 8), torch.arange(20) % 4)
     model = Adaptable(Counted(), Adaptation(4, 6))
     own = {"local_steps": 3, "batch_size": 8, "lr": 0.1} | options
     return FedTTAProxClient(model, share(data), **own)
@@ -262,13 +271,13 @@ def test_a_single_sample_is_adapted_by_running_statistics():
 
 def test_a_novel_client_without_labels_gets_predictions_and_no_accuracy():
     x, y = samples(9)[:]
-    unlabeled = Samples(x, torch.full_like(y, UNLABELED))
+    unlabeled = samples_of(x, torch.full_like(y, UNLABELED))
     client = FedTTAPlusPlusClient(network(nn.ReLU()), share(unlabeled, novel=True))
     loss, count, metrics = client.score(client.initial, {})
     assert (loss, count) == (0.0, 0)
     assert metrics.keys() == {"adapt-steps", "entropy", "entropy-before"}
     assert client.predict(x).shape == (9, 4)
-    labeled = FedTTAPlusPlusClient(network(nn.ReLU()), share(Samples(x, y), novel=True))
+    labeled = FedTTAPlusPlusClient(network(nn.ReLU()), share(samples_of(x, y), novel=True))
     told = labeled.score(labeled.initial, {})[2]
     assert {k: told[k] for k in metrics} == metrics  # labels reach the accuracies alone
     assert told.keys() - metrics.keys() == {"accuracy", "base-accuracy"}

@@ -9,12 +9,16 @@ from clients.tent import TENTClient, batch_statistics, entropy
 from partitions.shares import Samples, Share
 
 
+def samples_of(x, y):
+    return Samples(x, y, torch.arange(len(y)), scale=1.0)
+
+
 def client(*layers, **options):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 8), *layers, nn.Linear(8, 4))
         x = torch.randn(30, 3)
-    data = Samples(x, torch.arange(30) % 4)
+    data = samples_of(x, torch.arange(30) % 4)
     share = Share(train=data, validation=data, test=None, everything=data, novel=True)
     return TENTClient(model, share, **options), x
 
@@ -34,7 +38,7 @@ def test_one_step_by_hand():
     model = nn.Linear(1, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
-    one = Samples(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+    one = samples_of(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
     share = Share(train=one, validation=one, test=None, everything=one, novel=True)
     tent = TENTClient(model, share, lr=1.0, adapt_steps=1)
     step = 3 / 16 * math.log(3)
