@@ -13,7 +13,9 @@ from clients.fedsr import FedSRClient
 from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
 from clients.lgfedavg import LGFedAvgClient
 from clients.local import LocalClient
+from clients.odpfl_hn import ODPFLHNClient
 from clients.perfedavg import PerFedAvgClient
+from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.pfedme import PFedMeClient
 from clients.scaffold import ScaffoldClient
 from clients.tent import TENTClient
@@ -24,6 +26,7 @@ from strategies.fedgma import FedGMA
 from strategies.fedma import FedMA
 from strategies.fedtta import FedTTA
 from strategies.lgfedavg import LGFedAvg
+from strategies.odpfl_hn import ODPFLHN
 from strategies.pfedhn import PFedHN
 from strategies.pfedme import PFedMe
 from strategies.scaffold import Scaffold
@@ -137,9 +140,22 @@ METHODS = {
     ),
     "pfedhn": Method(
         PFedHN,
-        Client,
+        PFedHNClient,
         "Shamsian et al., ICML 2021",
         "a hypernetwork on the server generates every client's model",
+    ),
+    "pfedhn-pc": Method(
+        PFedHN,
+        PFedHNPCClient,
+        "Shamsian et al., ICML 2021",
+        "pFedHN whose classifiers stay on the clients",
+    ),
+    "odpfl-hn": Method(
+        ODPFLHN,
+        ODPFLHNClient,
+        "Amosy et al., 2023",
+        "pFedHN whose embeddings an encoder of unlabeled inputs provides",
+        "adapted",
     ),
     "fedtta": Method(
         FedTTA,

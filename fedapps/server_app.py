@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 from clients.arrays import to_record
 from fedapps.client_app import method_model
 from fedapps.config import Config, check_method, construct, defaults, override
+from fedapps.files import read_arrays
 from fedapps.methods import METHODS
 from fedapps.results import Recorder
 from partitions.datasets import info
@@ -64,6 +65,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         min_available_nodes=int(config["num-clients"]),
         evaluate_novel=bool(entry.novel),
         on_round=lambda report: recorder.record(report, strategy),
+        saved=read_arrays(Path(str(config["from-dir"]))) if config["from-dir"] else None,
     )
     with recorder:
         return strategy.start(
@@ -76,12 +78,15 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
 
 def check_run(config: Config) -> None:
     """Raise ValueError for common keys that are out of range."""
-    for key in ("rounds", "num-clients", "batch-size", "evaluate-every"):
-        if int(config[key]) < 1:
-            raise ValueError(f"{key} is {config[key]}; it must be at least 1")
+    least = {"num-clients": 1, "batch-size": 1, "evaluate-every": 1}
+    least["rounds"] = 0 if config["from-dir"] else 1  # a saved model may only be evaluated
+    for key, bound in least.items():
+        if int(config[key]) < bound:
+            raise ValueError(f"{key} is {config[key]}; it must be at least {bound}")
     for key in ("local-steps", "local-epochs", "lr", "momentum", "weight-decay"):
         if float(config[key]) < 0:
             raise ValueError(f"{key} is {config[key]}; it must not be negative")
-    output = str(config["output-dir"])
-    if output and not Path(output).is_absolute():
-        raise ValueError(f"output-dir is {output!r}; it must be an absolute path")
+    for key in ("output-dir", "from-dir"):
+        folder = str(config[key])
+        if folder and not Path(folder).is_absolute():
+            raise ValueError(f"{key} is {folder!r}; it must be an absolute path")

@@ -53,11 +53,14 @@ class PersonalizedStrategy(Strategy):
     all nodes are evaluated; novel ones only if `evaluate_novel`. A reply that is an error, lacks
     or invents names, has wrong shapes or dtypes, or is not finite is dropped, counted and logged;
     with `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer
-    than `min_valid_replies` valid ones. `on_round` is called with each round's report.
+    than `min_valid_replies` valid ones. `on_round` is called with each round's report. `saved` are
+    the server's arrays of a former run, from which this one goes on; with 0 rounds it is only
+    evaluated.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
+    phase = 0  # the best round of a run is sought in its last phase
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class PersonalizedStrategy(Strategy):
         seed: int = 0,
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        saved: Arrays | None = None,
     ) -> None:
         if not 0 < fraction_train <= 1:
             raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
@@ -81,7 +85,7 @@ class PersonalizedStrategy(Strategy):
         self.fraction_train, self.min_available_nodes = fraction_train, min_available_nodes
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
-        self.seed, self.wait, self.on_round = seed, wait, on_round
+        self.seed, self.wait, self.on_round, self.saved = seed, wait, on_round, saved
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
@@ -103,6 +107,14 @@ class PersonalizedStrategy(Strategy):
     def initialize(self, arrays: Arrays) -> Arrays:
         """The server's arrays at the start, from the initial model's arrays."""
         return arrays
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """The server's arrays at the start: the initialised `arrays` as a former run `saved` them.
+
+        Raises ValueError if it saved other names."""
+        if other := sorted(saved.keys() ^ arrays.keys()):
+            raise ValueError(f"the saved arrays do not fit; missing or unknown: {other[:5]}")
+        return dict(saved)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model that each node gets, be it a training or a novel one."""
@@ -175,6 +187,12 @@ class PersonalizedStrategy(Strategy):
         self._config = dict(options.get("train_config") or {})
         options["evaluate_config"] = options.get("evaluate_config") or ConfigRecord(self._config)
         result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
+        if not num_rounds:
+            self._report = {"round": 0}
+            asked = self.configure_evaluate(0, initial_arrays, options["evaluate_config"], grid)
+            replies = grid.send_and_receive(asked, timeout=timeout)
+            if (metrics := self.aggregate_evaluate(0, replies)) is not None:
+                result.evaluate_metrics_clientapp[0] = metrics
         result.arrays = to_record(self.arrays)
         return result
 
@@ -292,6 +310,8 @@ class PersonalizedStrategy(Strategy):
             return
         arrays = from_record(record)
         self.arrays = self.initialize(arrays)
+        if self.saved is not None:
+            self.arrays, self.saved = self.restore(self.arrays, self.saved), None
         self._given, self._record = record, record if self.arrays is arrays else None
 
     def _update_roster(self) -> None:
