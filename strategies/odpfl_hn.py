@@ -29,7 +29,7 @@ OUTPUT = "encoder.out.bias"  # as long as the descriptor
 
 
 class ODPFLHN(PFedHN):
-    """`server_lr` is that of the hypernetwork, `encoder_lr` (0: the same) that of the encoder.
+    """`server_lr` is that of the hypernetwork, `encoder_lr` that of the encoder.
 
     With `training` = "two-phase" the hypernetwork first learns with free embeddings, to which the
     clients fit the encoder; in the last `fine_tune_rounds` the encoder is frozen, and the
@@ -38,7 +38,7 @@ class ODPFLHN(PFedHN):
     def __init__(
         self,
         *,
-        encoder_lr: float = 0.0,
+        encoder_lr: float = 0.5,
         training: str = "end-to-end",
         fine_tune_rounds: int = 10,
         dp_epsilon: float = 0.0,
@@ -62,7 +62,7 @@ class ODPFLHN(PFedHN):
                 f"encoder-lr {encoder_lr} and fine-tune-rounds {fine_tune_rounds} must not be "
                 f"negative"
             )
-        self.encoder_lr, self.training = encoder_lr or server_lr, training
+        self.encoder_lr, self.training = encoder_lr, training
         self.fine_tune_rounds, self.private = fine_tune_rounds, dp_epsilon > 0
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
