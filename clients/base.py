@@ -17,7 +17,7 @@ from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.sgd import batches, sgd
 from partitions.datasets import Info
 from partitions.seeds import seed_of
-from partitions.shares import Samples, Share
+from partitions.shares import SUB_POPULATION, Samples, Share
 
 Config = dict[str, Any]
 Metrics = dict[str, Any]
@@ -66,7 +66,7 @@ class Client(NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info) -> nn.Module:
+    def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
         """The method's whole network around the target network `model`; by default just that.
 
         Keyword arguments that an override adds are filled from the method's settings. Called
@@ -175,7 +175,11 @@ class Client(NumPyClient):
         if not count:
             return 0.0, 0
         logits, y = logits[labeled], y[labeled]
-        metrics[key] = float((logits.argmax(1) == y).float().mean())
+        predicted = logits.argmax(1)
+        metrics[key] = float((predicted == y).float().mean())
+        if SUB_POPULATION in self.share.attributes:  # TN, FP, FN, TP of a user with a taste
+            metrics["counts"] = torch.bincount(2 * y + predicted, minlength=4).tolist()
+            metrics[SUB_POPULATION] = int(self.share.attributes[SUB_POPULATION])
         return float(F.cross_entropy(logits, y)), count
 
     # Flower's contract

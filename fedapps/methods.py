@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 
 from clients.base import Client
+from clients.fedembed import FedEmbedClient
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.local import LocalClient
+from clients.preference import GlobalClient, GlobalPlusClient
 from clients.tent import TENTClient
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg
+from strategies.fedembed import FedEmbed
 from strategies.pfedhn import PFedHN
+from strategies.preference import CentralAdam, PFedKM
 
 
 @dataclass(frozen=True)
@@ -57,5 +61,29 @@ METHODS = {
         Client,
         "Shamsian et al., ICML 2021",
         "a hypernetwork on the server generates every client's model",
+    ),
+    "fedembed": Method(
+        FedEmbed,
+        FedEmbedClient,
+        "Silva et al., 2022",
+        "personal embeddings, heads of sub-populations; needs the preference partition",
+    ),
+    "global": Method(
+        CentralAdam,
+        GlobalClient,
+        "Silva et al., 2022",
+        "one head for users with conflicting labels; needs the preference partition",
+    ),
+    "global+": Method(
+        CentralAdam,
+        GlobalPlusClient,
+        "Silva et al., 2022",
+        "global, conditioned on personal embeddings; needs the preference partition",
+    ),
+    "pfedkm": Method(
+        PFedKM,
+        GlobalClient,
+        "Tang et al., 2021",
+        "heads shared within clusters of gradients; needs the preference partition",
     ),
 }

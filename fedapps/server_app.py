@@ -8,12 +8,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
+import partitions
 from clients.arrays import to_record
 from fedapps.client_app import method_model
 from fedapps.config import Config, check_method, construct, defaults, override
 from fedapps.methods import METHODS
 from fedapps.results import Recorder
-from partitions.datasets import info
 from strategies.base import PersonalizedStrategy
 
 app = ServerApp()
@@ -53,7 +53,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     method = check_method(config["method"])
     check_run(config)
     entry = METHODS[method]
-    _, initial = method_model(method, config, info(str(config["dataset"])))
+    _, initial = method_model(method, config, partitions.task(config))
     shared = {name: a for name, a in initial.items() if not entry.client.is_personal(name)}
     output = str(config["output-dir"])
     recorder = Recorder(config, engine, Path(output) if output else None)

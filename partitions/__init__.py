@@ -1,5 +1,5 @@
 """Which samples belong to which client."""
 
-from partitions.federation import Federation, federation
+from partitions.federation import Federation, federation, task
 
-__all__ = ["Federation", "federation"]
+__all__ = ["Federation", "federation", "task"]

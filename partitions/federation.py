@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from partitions.datasets import Dataset, Info, load
+from partitions.datasets import Dataset, Info, info, load
 from partitions.registry import Config, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
@@ -109,9 +109,29 @@ class Federation:
 def federation(config: Config) -> Federation:
     """The federation that `config` describes, one object per process for equal settings."""
     relevant = {k: v for k, v in config.items() if k in KEYS or k.startswith("partition.")}
-    return _federation(tuple(sorted(relevant.items())))
+    items = tuple(sorted(relevant.items()))
+    if config["partition"] == "preference":
+        return _users(items)
+    return _federation(items)
+
+
+def task(config: Config) -> Info:
+    """What the network is to do: the dataset's task, or the one that the partition makes of it."""
+    known = info(str(config["dataset"]))
+    if config["partition"] == "preference":
+        from partitions.users import preference_info
+
+        return preference_info(known)
+    return known
 
 
 @cache
 def _federation(items: tuple[tuple[str, str | int | float | bool], ...]) -> Federation:
     return Federation(dict(items))
+
+
+@cache
+def _users(items: tuple[tuple[str, str | int | float | bool], ...]) -> Federation:
+    from partitions.users import PreferenceFederation
+
+    return PreferenceFederation(dict(items))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from partitions.datasets import info
 from partitions.seeds import seed_of
 
 Config = Mapping[str, str | int | float | bool]
@@ -53,6 +54,22 @@ def _dirichlet(config: Config, novel: np.ndarray) -> Any:
     return DirichletPartitioner(alphas, _seed(config))
 
 
+def _preference(config: Config, novel: np.ndarray) -> Any:
+    from partitions.preference import PreferencePartitioner, apportion
+
+    counts = apportion(
+        str(config["partition.shares"]), len(novel), info(str(config["dataset"])).num_classes
+    )
+    seed = seed_of(int(config["seed"]), "sub-populations")
+    preferred = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    return PreferencePartitioner(
+        preferred.tolist(),
+        int(config["partition.samples-per-user"]),
+        int(config["partition.test-per-user"]),
+        _seed(config),
+    )
+
+
 def _seed(config: Config) -> int:
     return seed_of(int(config["seed"]), "partition") % 2**32  # flwr-datasets wants 32 bits
 
@@ -67,6 +84,11 @@ PARTITIONS = {
     ),
     "dirichlet": Partition(
         _dirichlet, "class proportions from a Dirichlet distribution", ("alpha", "novel-alpha")
+    ),
+    "preference": Partition(
+        _preference,
+        "users prefer one type each and label by it (FedEmbed)",
+        ("shares", "samples-per-user", "test-per-user"),
     ),
 }
 

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
+from strategies.f1 import f1_scores
 
 POLL_SECONDS = 0.5
 CHOICES = ("skip", "stop")
@@ -50,10 +51,10 @@ class PersonalizedStrategy(Strategy):
 
     `fraction_train` of the training nodes is sampled each round, once `min_available_nodes` have
     connected (waiting at most `wait` seconds). Every `evaluate_every` rounds, and after the last,
-    all nodes are evaluated; novel ones only if `evaluate_novel`. A reply that is an error, lacks
-    or invents names, has wrong shapes or dtypes, or is not finite is dropped, counted and logged;
-    with `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer
-    than `min_valid_replies` valid ones. `on_round` is called with each round's report.
+    `fraction_evaluate` of the nodes is evaluated; novel ones only if `evaluate_novel`. A reply
+    that is an error, lacks or invents names, has wrong shapes or dtypes, or is not finite is
+    dropped, counted and logged; with `on_client_failure` = "stop" the first such training reply
+    ends the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with each round's report.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -63,6 +64,7 @@ class PersonalizedStrategy(Strategy):
         self,
         *,
         fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
         min_available_nodes: int = 1,
         evaluate_every: int = 1,
         evaluate_novel: bool = True,
@@ -74,11 +76,14 @@ class PersonalizedStrategy(Strategy):
     ) -> None:
         if not 0 < fraction_train <= 1:
             raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
+        if not 0 < fraction_evaluate <= 1:
+            raise ValueError(f"fraction-evaluate is {fraction_evaluate}; it must lie in (0, 1]")
         if evaluate_every < 1:
             raise ValueError(f"evaluate-every is {evaluate_every}; it must be at least 1")
         if on_client_failure not in CHOICES:
             raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
-        self.fraction_train, self.min_available_nodes = fraction_train, min_available_nodes
+        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        self.min_available_nodes = min_available_nodes
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
         self.seed, self.wait, self.on_round = seed, wait, on_round
@@ -150,8 +155,12 @@ class PersonalizedStrategy(Strategy):
         nodes = self.training_nodes()
         if not nodes:
             raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
-        count = max(1, round(self.fraction_train * len(nodes)))
-        generator = np.random.default_rng(seed_of(self.seed, "sample", self.round))
+        return self._draw("sample", nodes, self.fraction_train)
+
+    def _draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
+        """A share of the nodes by the generator of (seed, purpose, round), by client id."""
+        count = max(1, round(fraction * len(nodes)))
+        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]
 
     # Flower's contract
@@ -241,6 +250,7 @@ class PersonalizedStrategy(Strategy):
         self._update_roster()
         self._dropped = Counter()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
+        nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
         settings = ConfigRecord(dict(config) | {"server-round": server_round})
         self._sent = self._messages("evaluate", payloads, settings)
@@ -276,6 +286,8 @@ class PersonalizedStrategy(Strategy):
                         if novel and len(values) > 1:
                             sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
                             metrics["novel-sem"] = sem
+        for key, value in f1_scores(self.evaluation).items():
+            metrics[key] = value
         return metrics
 
     # Arrays, roster, messages

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from clients.models.networks import MLP, ConvNet, LeNet
+from clients.models.preference import PreferenceNet
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ MODELS = {
     "lenet": Model(LeNet, "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"),
     "lenet-small": Model(partial(LeNet, k=8), "8/16 (pFedHN, size S)"),
     "lenet-big": Model(partial(LeNet, k=32), "32/64 (pFedHN, size L)"),
+    "preference-net": Model(PreferenceNet, "two 5×5 convolutions 16/32, fc 128 (FedEmbed)"),
 }
 
 
