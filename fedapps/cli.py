@@ -114,10 +114,11 @@ def check(config: Config) -> None:
     """Raise ValueError for whatever of a configuration can be known to be wrong before a run."""
     import partitions
     from clients.models import build_model
-    from fedapps.server_app import check_run
+    from fedapps.server_app import check_privacy, check_run
 
     method = check_method(config["method"])
     check_run(config)
+    check_privacy(config, method)
     federation = partitions.federation(config)
     build_model(str(config["model"]), federation.info.shape, federation.info.num_classes, 0)
     construct(METHODS[method].strategy, config=config, method=method)
@@ -159,6 +160,7 @@ def _methods() -> list[dict[str, Any]]:
             "paper": method.paper,
             "line": method.line,
             "novel clients": method.novel or "no",
+            "privacy": ", ".join(method.dp) or "no",
             "own client": method.client is not Client,
         }
         for name, method in METHODS.items()

@@ -11,6 +11,7 @@ import partitions
 from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.models import build_model
+from clients.privacy import private
 from fedapps.bridge import answer
 from fedapps.config import Config, check_method, construct, keywords, settings
 from fedapps.methods import METHODS
@@ -98,7 +99,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 app.query()(_answer)
-app.train()(_answer)
+app.train(mods=[private])(_answer)
 app.evaluate()(_answer)
 for _exchange in sorted({e for m in METHODS.values() for e in m.client.exchanges}):
     _category, _, _action = _exchange.partition(".")

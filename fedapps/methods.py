@@ -38,15 +38,20 @@ class Method:
     """A method: its server half, its client half, where it comes from.
 
     `novel` says what an unlabeled novel client gets: "global" (the global model), "adapted" (a
-    model of its own) or "" (nothing: the method cannot serve it)."""
+    model of its own) or "" (nothing: the method cannot serve it). `dp` names
+    the kinds of differential privacy that it can keep: "local" where a train reply is the trained
+    model under the names that were sent, "central" where the server takes the users' plain mean
+    too."""
 
     strategy: type[PersonalizedStrategy]
     client: type[Client]
     paper: str
     line: str
     novel: str = ""
+    dp: tuple[str, ...] = ()
 
 
+BOTH = ("local", "central")
 METHODS = {
     "local": Method(FedAvg, LocalClient, "–", "every client alone"),
     "fedavg": Method(
@@ -55,6 +60,7 @@ METHODS = {
         "McMahan et al., AISTATS 2017",
         "one global model, mean weighted by samples",
         "global",
+        dp=BOTH,
     ),
     "fedprox": Method(
         FedAvg,
@@ -62,6 +68,7 @@ METHODS = {
         "Li et al., MLSys 2020",
         "FedAvg with a proximal term on the client",
         "global",
+        dp=BOTH,
     ),
     "scaffold": Method(
         Scaffold,
@@ -106,13 +113,18 @@ METHODS = {
         "global",
     ),
     "fedper": Method(
-        FedAvg, FedPerClient, "Arivazhagan et al., 2019", "shared body, personal head"
+        FedAvg,
+        FedPerClient,
+        "Arivazhagan et al., 2019",
+        "shared body, personal head",
+        dp=BOTH,
     ),
     "fedrep": Method(
         FedAvg,
         FedRepClient,
         "Collins et al., ICML 2021",
         "FedPer that trains the head first, then the body",
+        dp=BOTH,
     ),
     "lg-fedavg": Method(
         LGFedAvg,
@@ -131,6 +143,7 @@ METHODS = {
         PFedMeClient,
         "Dinh et al., NeurIPS 2020",
         "personal models near the global one, found by labeled steps",
+        dp=BOTH,
     ),
     "tent": Method(
         FedAvg,
@@ -171,23 +184,27 @@ METHODS = {
         FedEmbedClient,
         "Silva et al., 2022",
         "personal embeddings, heads of sub-populations; needs the preference partition",
+        dp=BOTH,
     ),
     "global": Method(
         CentralAdam,
         GlobalClient,
         "Silva et al., 2022",
         "one head for users with conflicting labels; needs the preference partition",
+        dp=BOTH,
     ),
     "global+": Method(
         CentralAdam,
         GlobalPlusClient,
         "Silva et al., 2022",
         "global, conditioned on personal embeddings; needs the preference partition",
+        dp=BOTH,
     ),
     "pfedkm": Method(
         PFedKM,
         GlobalClient,
         "Tang et al., 2021",
         "heads shared within clusters of gradients; needs the preference partition",
+        dp=("local",),
     ),
 }

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -46,6 +46,26 @@ class Update:
     metrics: dict[str, Any]
 
 
+class Protection(Protocol):
+    """Differential privacy of a run, see `strategies.privacy.Privacy`."""
+
+    poisson: bool
+
+    def settings(self) -> dict[str, Any]:
+        """What train messages tell the clients."""
+        ...
+
+    def protect(
+        self, updates: Sequence[Update], sent: Sequence[Arrays], round_: int, users: int
+    ) -> list[Update]:
+        """The updates to aggregate in place of those that came."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """What of the budget is spent."""
+        ...
+
+
 class PersonalizedStrategy(Strategy):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
@@ -55,7 +75,7 @@ class PersonalizedStrategy(Strategy):
     that is an error, lacks or invents names, has wrong shapes or dtypes, or is not finite is
     dropped, counted and logged; with `on_client_failure` = "stop" the first such training reply
     ends the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with
-    each round's report.
+    each round's report; `privacy` protects updates before they are aggregated.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -74,6 +94,7 @@ class PersonalizedStrategy(Strategy):
         seed: int = 0,
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        privacy: Protection | None = None,
     ) -> None:
         if not 0 < fraction_train <= 1:
             raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
@@ -87,7 +108,7 @@ class PersonalizedStrategy(Strategy):
         self.min_available_nodes = min_available_nodes
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
-        self.seed, self.wait, self.on_round = seed, wait, on_round
+        self.seed, self.wait, self.on_round, self.privacy = seed, wait, on_round, privacy
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
@@ -156,7 +177,16 @@ class PersonalizedStrategy(Strategy):
         nodes = self.training_nodes()
         if not nodes:
             raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
+        if self.privacy is not None and self.privacy.poisson:
+            return self._toss(nodes)
         return self._draw("sample", nodes, self.fraction_train)
+
+    def _toss(self, nodes: Sequence[Node]) -> list[Node]:
+        """Each node by a coin of its own; again if nobody is drawn."""
+        generator = np.random.default_rng(seed_of(self.seed, "sample", self.round))
+        while not (chosen := generator.random(len(nodes)) < self.fraction_train).any():
+            continue
+        return [node for node, one in zip(nodes, chosen, strict=True) if one]
 
     def _draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
         """A share of the nodes by the generator of (seed, purpose, round), by client id."""
@@ -199,7 +229,8 @@ class PersonalizedStrategy(Strategy):
         self._update_roster()
         nodes = self.sample()
         self._payloads = self.broadcast(self.arrays, nodes)
-        settings = ConfigRecord(dict(config) | {"server-round": server_round})
+        asked = self.privacy.settings() if self.privacy else {}
+        settings = ConfigRecord(dict(config) | {"server-round": server_round} | asked)
         self._sent = self._messages("train", self._payloads, settings)
         self._report = {"round": server_round, "sampled": len(nodes)}
         return [message for message, _ in self._sent]
@@ -219,6 +250,10 @@ class PersonalizedStrategy(Strategy):
                 f"min-valid-replies is {self.min_valid_replies}; "
                 f"dropped by cause: {dict(self._dropped)}"
             )
+        if self.privacy is not None:
+            sent = [self._payloads[update.node] for update in updates]
+            users = len(self.training_nodes())
+            updates = self.privacy.protect(updates, sent, server_round, users)
         self.arrays = self.aggregate(self.arrays, updates)
         self._stop_on_failure()  # in an exchange that aggregate made
         dropped = dict(self._dropped)
@@ -229,6 +264,8 @@ class PersonalizedStrategy(Strategy):
             "dropped": dropped,
             "megabytes": {way: n / clients / 1e6 for way, n in self._bytes.items()},
         } | self.report()
+        if self.privacy is not None:
+            self._report |= self.privacy.report()
         metrics = MetricRecord({"valid-replies": len(updates)})
         if self._report["loss"] is not None:
             metrics["loss"] = self._report["loss"]
