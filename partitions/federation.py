@@ -1,18 +1,16 @@
 """A dataset dealt to clients: roles, and each client's share, cut once and kept."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from partitions.datasets import Dataset, Info, info, load
+from partitions.datasets import Dataset, Info, load
 from partitions.partitioner import TEST, TRAIN, VALIDATION, RowsPartitioner
 from partitions.registry import Config, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
-KEYS = ("dataset", "data-dir", "partition", "num-clients", "train-fraction", "standardize", "seed")
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
@@ -156,34 +154,3 @@ def _fractions(config: Config) -> dict[str, float]:
             f"{found['test']} leave nothing to train on"
         )
     return found
-
-
-def federation(config: Config) -> Federation:
-    """The federation that `config` describes, one object per process for equal settings."""
-    relevant = {k: v for k, v in config.items() if k in KEYS or k.startswith("partition.")}
-    items = tuple(sorted(relevant.items()))
-    if config["partition"] == "preference":
-        return _users(items)
-    return _federation(items)
-
-
-def task(config: Config) -> Info:
-    """What the network is to do: the dataset's task, or the one that the partition makes of it."""
-    known = info(str(config["dataset"]))
-    if config["partition"] == "preference":
-        from partitions.users import preference_info
-
-        return preference_info(known)
-    return known
-
-
-@cache
-def _federation(items: tuple[tuple[str, str | int | float | bool], ...]) -> Federation:
-    return Federation(dict(items))
-
-
-@cache
-def _users(items: tuple[tuple[str, str | int | float | bool], ...]) -> Federation:
-    from partitions.users import PreferenceFederation
-
-    return PreferenceFederation(dict(items))

@@ -24,6 +24,7 @@ from strategies.f1 import f1_scores
 
 POLL_SECONDS = 0.5
 CHOICES = ("skip", "stop")
+LABELS = {"sub-population", "head"}  # metrics that name a group: no mean of them is told
 
 
 @dataclass(frozen=True, order=True)
@@ -321,7 +322,7 @@ class PersonalizedStrategy(Strategy):
         metrics = MetricRecord()
         for role, novel in (("train", False), ("novel", True)):
             group = [u for u in self.evaluation if u.node.novel == novel]
-            for key in sorted({key for u in group for key in u.metrics}):
+            for key in sorted({key for u in group for key in u.metrics} - LABELS):
                 values = [u.metrics[key] for u in group if key in u.metrics]
                 if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
                     metrics[f"{role}-{key}"] = float(np.mean(values))
