@@ -45,6 +45,6 @@ class PathologicalPartitioner(Partitioner):
         shards = []
         for label in np.unique(labels):
             rows = generator.permutation(np.flatnonzero(labels == label))
-            shards += np.split(rows[: len(rows) // size * size], len(rows) // size)
+            shards += [rows[i * size : (i + 1) * size] for i in range(len(rows) // size)]
         order = generator.permutation(len(shards))[:needed].reshape(self._num, self._shards)
         return [np.concatenate([shards[i] for i in mine]) for mine in order]
