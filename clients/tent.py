@@ -1,7 +1,12 @@
 """TENT (Wang et al., ICLR 2021) on a federated model: adapt by minimising prediction entropy.
 
 Affine parameters of normalisation layers are adapted where the network has them, all parameters
-where it has none, and always all with `parameters` = "all"."""
+where it has none, and always all with `parameters` = "all". Normalisation layers use the
+statistics of the inputs at hand, as in the paper; dropout is off, so that adapting draws nothing.
+Departs from the paper: all of a client's inputs are one batch, whose predictions are those after
+the last step."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,21 +28,37 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(1).mean()
 
 
+def normalisation(model: nn.Module) -> list[nn.Module]:
+    """The normalisation layers of a network."""
+    return [module for module in model.modules() if isinstance(module, NORMALISATION)]
+
+
+def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
+    """`model` in evaluation mode, but (if `on`) its normalisation layers by the batch at hand."""
+    model.eval()
+    for module in normalisation(model):
+        module.train(on)
+    return model
+
+
 class TENTClient(Client):
     """FedAvg's client that, when scored, takes `adapt_steps` SGD steps on the mean entropy."""
 
-    def __init__(self, *args, adapt_steps: int = 10, parameters: str = "auto", **options) -> None:
+    def __init__(
+        self, *args: Any, adapt_steps: int = 10, parameters: str = "auto", **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         if parameters not in PARAMETERS:
             raise ValueError(f"unknown tent.parameters {parameters!r}; known: {PARAMETERS}")
+        if adapt_steps < 0:
+            raise ValueError(f"tent.adapt-steps is {adapt_steps}; it must not be negative")
         self.adapt_steps, self.parameters = adapt_steps, parameters
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits of the model adapted to the inputs x, from the weights last loaded."""
+        """Logits (n, C) of the model adapted to the inputs x, from the weights last loaded."""
         sent = {name: t.clone() for name, t in self.model.state_dict().items()}
-        adapted = self._adapted()
-        self.model.train()  # normalisation by the statistics of x itself
-        optimizer = torch.optim.SGD(adapted, lr=self.lr)
+        batch_statistics(self.model, len(x) > 1)  # one sample alone has no spread
+        optimizer = torch.optim.SGD(self.trainable(), lr=self.lr)
         for _ in range(self.adapt_steps):
             optimizer.zero_grad()
             entropy(self.model(x)).backward()
@@ -46,11 +67,11 @@ class TENTClient(Client):
         self.model.load_state_dict(sent)
         return logits
 
-    def _adapted(self) -> list[nn.Parameter]:
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that are adapted."""
         affine = [
             parameter
-            for module in self.model.modules()
-            if isinstance(module, NORMALISATION)
+            for module in normalisation(self.model)
             for parameter in module.parameters(recurse=False)
         ]
         return affine if affine and self.parameters == "auto" else list(self.model.parameters())

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from clients.base import Client
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
+from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
 from clients.local import LocalClient
 from clients.tent import TENTClient
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg
+from strategies.fedtta import FedTTA
 from strategies.pfedhn import PFedHN
 
 
@@ -57,5 +59,26 @@ METHODS = {
         Client,
         "Shamsian et al., ICML 2021",
         "a hypernetwork on the server generates every client's model",
+    ),
+    "fedtta": Method(
+        FedTTA,
+        FedTTAClient,
+        "Ye et al., UPFL, 2023",
+        "a base model and a model that adapts it without labels, one step",
+        "adapted",
+    ),
+    "fedtta-prox": Method(
+        FedTTA,
+        FedTTAProxClient,
+        "Ye et al., UPFL, 2023",
+        "FedTTA whose base model stays close to the server's",
+        "adapted",
+    ),
+    "fedtta++": Method(
+        FedTTA,
+        FedTTAPlusPlusClient,
+        "Ye et al., UPFL, 2023",
+        "FedTTA-Prox that adapts until the entropy stops falling",
+        "adapted",
     ),
 }

@@ -1,64 +1,101 @@
-"""TENT: which parameters move, which way the entropy goes, and what stays as it was."""
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from clients.arrays import model_arrays
-from clients.tent import TENTClient, entropy
+from clients.tent import TENTClient, batch_statistics, entropy
 from partitions.shares import Samples, Share
 
 
+def samples_of(x, y):
+    return Samples(x, y, torch.arange(len(y)), scale=1.0)
+
+
+def client(*layers, **options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), *layers, nn.Linear(8, 4))
+        x = torch.randn(30, 3)
+    data = samples_of(x, torch.arange(30) % 4)
+    share = Share(train=data, validation=data, test=None, everything=data, novel=True)
+    return TENTClient(model, share, **options), x
+
+
 def test_entropy_by_hand():
-    """σ(0, 0) has entropy ln 2; σ(ln 3, 0) = (¾, ¼) has 2 ln 2 − ¾ ln 3."""
-    logits = torch.tensor([[0.0, 0.0], [np.log(3.0), 0.0]])
-    expected = (np.log(2) + 2 * np.log(2) - 0.75 * np.log(3)) / 2
-    assert float(entropy(logits)) == pytest.approx(expected)
+    """H(¾, ¼) = ln 4 − ¾ ln 3 and H(½, ½) = ln 2: their mean."""
+    z = torch.tensor([[3.0, 1.0], [1.0, 1.0]]).log()
+    expected = (math.log(4) - 0.75 * math.log(3) + math.log(2)) / 2
+    assert entropy(z).item() == pytest.approx(expected)
 
 
-def client(model, **options):
-    torch.manual_seed(0)
-    x = torch.randn(40, 4)
-    data = Samples(x, (x[:, 0] > 0).long(), torch.arange(40), scale=1.0)
-    return TENTClient(model, Share(data, data, None, data, True), lr=0.5, **options)
+def test_one_step_by_hand():
+    """f(x) = w x at x = 1, w = (ln 3, 0): p = (¾, ¼), ∂H/∂z_k = −p_k (ln p_k + H).
 
-
-def networks():
-    torch.manual_seed(1)
-    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    normed = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    return plain, normed
-
-
-def test_only_normalisation_moves_where_there_is_one():
-    plain, normed = networks()
-    names = lambda c: {
-        n for n, p in c.model.named_parameters() if any(p is q for q in c._adapted())
-    }  # noqa: E731, E501
-    assert names(client(normed)) == {"1.weight", "1.bias"}
-    assert names(client(normed, parameters="all")) == set(dict(normed.named_parameters()))
-    assert names(client(plain)) == set(dict(plain.named_parameters()))
-    with pytest.raises(ValueError, match="'some'"):
-        client(plain, parameters="some")
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_adaptation_lowers_entropy_and_leaves_the_model(index):
-    model = networks()[index]
-    tent = client(model, adapt_steps=5)
-    x = tent.share.everything[:][0]
-    before = model_arrays(model)
-    model.eval()
+    With H = ln 4 − ¾ ln 3: ∂H/∂z = (−(3/16) ln 3, (3/16) ln 3); a step of lr 1 adds (3/16) ln 3
+    to the first logit and takes it from the second."""
+    model = nn.Linear(1, 2, bias=False)
     with torch.no_grad():
-        unadapted = float(entropy(model(x)))
-    assert float(entropy(tent.predict(x))) < unadapted
-    after = model_arrays(model)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+        model.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
+    one = samples_of(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+    share = Share(train=one, validation=one, test=None, everything=one, novel=True)
+    tent = TENTClient(model, share, lr=1.0, adapt_steps=1)
+    step = 3 / 16 * math.log(3)
+    expected = [math.log(3) + step, -step]
+    assert tent.predict(torch.ones(1, 1))[0].tolist() == pytest.approx(expected)
 
 
-def test_no_steps_predict_as_the_model_does():
-    model = networks()[0]
-    tent = client(model, adapt_steps=0)
-    x = tent.share.everything[:][0]
-    assert torch.equal(tent.predict(x), model(x).detach())
+LAYERS = {
+    "batchnorm": lambda: (nn.BatchNorm1d(8), nn.ReLU()),
+    "layernorm": lambda: (nn.LayerNorm(8), nn.ReLU()),
+    "dropout": lambda: (nn.ReLU(), nn.Dropout(0.5)),
+    "none": lambda: (nn.ReLU(),),
+}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("parameters", ["auto", "all"])
+def test_which_parameters_adapt(layers, parameters):
+    """Affine ones of normalisation layers where there are any, else all."""
+    tent, _ = client(*LAYERS[layers](), parameters=parameters)
+    whole = list(tent.model.parameters())
+    if parameters == "auto" and layers in ("batchnorm", "layernorm"):
+        expected = list(tent.model[1].parameters())
+    else:
+        expected = whole
+    assert {id(p) for p in tent.trainable()} == {id(p) for p in expected}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_adapting_lowers_entropy_and_leaves_the_model_as_it_was(layers):
+    tent, x = client(*LAYERS[layers](), lr=0.05)
+    before = {name: a.copy() for name, a in tent.initial.items()}
+    logits = tent.predict(x)
+    assert torch.equal(logits, tent.predict(x))
+    unadapted = batch_statistics(tent.model)(x)
+    assert entropy(logits) < entropy(unadapted)
+    told = tent.score(before, {})
+    after = tent.model.state_dict()
+    assert all(np.array_equal(after[name].numpy(), before[name]) for name in before)
+    assert tent.score(before, {}) == told
+
+
+def test_more_steps_go_further():
+    entropies = []
+    for steps in (0, 1, 10):
+        tent, x = client(nn.ReLU(), adapt_steps=steps)
+        entropies.append(entropy(tent.predict(x)).item())
+    assert entropies == sorted(entropies, reverse=True) and len(set(entropies)) == 3
+
+
+def test_a_single_sample_uses_the_running_statistics():
+    tent, x = client(nn.BatchNorm1d(8), nn.ReLU())
+    assert tent.predict(x[:1]).isfinite().all()
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match=r"'some'.*auto"):
+        client(parameters="some")
+    with pytest.raises(ValueError, match="adapt-steps is -1"):
+        client(adapt_steps=-1)

@@ -1,0 +1,230 @@
+"""FedTTA client (Ye et al., "UPFL: Unsupervised Personalized Federated Learning towards New
+Clients", Algorithm 1): meta-learn a base model f(·; ψ) and a model g(·; φ) that adapts it.
+
+One class for FedTTA (μ = 0, one step), FedTTA-Prox (μ > 0) and FedTTA++ (early stopping).
+Departs from the paper: the outer gradients of ψ and of φ are clipped, each network apart (without
+it a client diverges in the first round); ‖g‖₂ is scaled by √(batch-size / n), so that a step on
+any number n of samples is the step that was meta-learnt; normalisation layers use the statistics
+of the inputs at hand, in training and in adaptation; the un-adapted model is no candidate of
+FedTTA++, since it is often over-confident."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from clients.arrays import Arrays
+from clients.base import UNLABELED, Client, Config, Metrics
+from clients.models.adaptable import Adaptable, Adaptation
+from clients.tent import batch_statistics, entropy
+from partitions.datasets import Info
+from partitions.shares import Samples
+
+Parameters = dict[str, Tensor]
+
+
+def kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """Mean over the batch of KL(σ(student) ‖ σ(teacher)), from logits (n, C)."""
+    log_p, log_q = student.log_softmax(1), teacher.log_softmax(1)
+    return (log_p.exp() * (log_p - log_q)).sum(1).mean()
+
+
+@dataclass(frozen=True)
+class Step:
+    """The model after `number` adaptation steps: its logits (n, C), ℓ_per and mean entropy."""
+
+    number: int
+    logits: Tensor
+    personalization: float
+    entropy: float
+
+
+class FedTTAClient(Client):
+    """Meta-trains ψ with `lr` (η_outer) and φ with `adapt_lr` through one inner step of `inner_lr`.
+
+    `mu` weighs the KL divergence from the server's predictions, Eq. (13). When scored it takes
+    up to `max_steps` steps, stops once the entropy has not fallen below its least for `patience`
+    steps and keeps the model of least entropy. `clip_norm` 0 never clips; `first_order` drops the
+    second derivatives with respect to ψ. Adapts in equal batches of at most `adapt_batch_size`
+    samples, whose squared norms add up."""
+
+    def __init__(
+        self,
+        *args: Any,
+        inner_lr: float = 0.5,
+        adapt_lr: float = 0.01,
+        mu: float = 0.0,
+        clip_norm: float = 1.0,
+        first_order: bool = False,
+        max_steps: int = 1,
+        patience: int = 1,
+        adapt_batch_size: int = 2048,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        least = {"inner-lr": 0, "adapt-lr": 0, "mu": 0, "clip-norm": 0, "max-steps": 1}
+        least |= {"patience": 1, "adapt-batch-size": 1}
+        given = inner_lr, adapt_lr, mu, clip_norm, max_steps, patience, adapt_batch_size
+        for (key, bound), value in zip(least.items(), given, strict=True):
+            if value < bound:
+                raise ValueError(f"{key} is {value}; it must be at least {bound}")
+        if not isinstance(self.model, Adaptable):
+            raise ValueError("the model has no adaptation network; wrap it by FedTTAClient.build")
+        self.inner_lr, self.adapt_lr, self.mu = inner_lr, adapt_lr, mu
+        self.clip_norm, self.first_order = clip_norm, first_order
+        self.max_steps, self.patience = max_steps, patience
+        self.adapt_batch_size = adapt_batch_size
+        self.base, self.adaptation = self.model.base, self.model.adaptation
+        self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
+        self.adapted: Metrics = {}  # what the last adaptation tells of itself
+        self._unadapted: Tensor
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, *, adaptation_width: int = 32) -> nn.Module:
+        """The target network with an adaptation network of three hidden layers."""
+        return Adaptable(model, Adaptation(info.num_classes, adaptation_width))
+
+    # Training
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Meta-training from the server's two networks."""
+        self.load(arrays)
+        self.remember()
+        loss = self.fit_locally(config)
+        return self.arrays(), len(self.share.train), {"loss": loss}
+
+    def remember(self) -> None:
+        """Keep the base model as it stands for the proxy regularization."""
+        self.server = batch_statistics(deepcopy(self.base)) if self.mu else None
+
+    def fit_locally(self, config: Config, **options: Any) -> float:
+        """SGD on both networks, a learning rate each."""
+        groups = [
+            {"params": list(self.base.parameters())},
+            {"params": list(self.adaptation.parameters()), "lr": self.adapt_lr},
+        ]
+        return super().fit_locally(config, parameters=groups, adjust=self.clip, **options)
+
+    def clip(self) -> None:
+        """Clip the gradients of ψ and of φ, each network apart, to `clip_norm`."""
+        if self.clip_norm:
+            for network in (self.base, self.adaptation):
+                nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """CE(f(X; ψ̃), Y) + μ KL(σ(f(X; ψ)) ‖ σ(f(X; ψ_server))), Eq. (13)."""
+        z, adapted = self.adapt(x)
+        loss = F.cross_entropy(adapted, y)
+        if self.server is not None:
+            with torch.no_grad():
+                reference = self.server(x)
+            loss = loss + self.mu * kl(z, reference)
+        return loss
+
+    def adapt(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f(x; ψ) and f(x; ψ̃), ψ̃ = ψ − η_inner ∇_ψ ℓ_per, Eq. (3)–(6), differentiable."""
+        psi = dict(self.base.named_parameters())
+        z = self.base(x)
+        source, inner = psi, z
+        if self.first_order:
+            source = {name: nn.Parameter(p.detach()) for name, p in psi.items()}
+            inner = functional_call(self.base, source | self.buffers(), (x,))
+        # The factor −η_inner stands inside the gradient: two passes over all weights less.
+        descent = -self.inner_lr * self.personalization(inner)
+        steps = torch.autograd.grad(descent, list(source.values()), create_graph=True)
+        psi_tilde = {name: p + step for (name, p), step in zip(psi.items(), steps, strict=True)}
+        return z, functional_call(self.base, psi_tilde | self.buffers(), (x,))
+
+    def personalization(self, z: Tensor) -> Tensor:
+        """ℓ_per = ‖g(Z; φ)‖₂, Eq. (2), times √(batch-size / n) for n samples."""
+        scale = (self.batch_size / len(z)) ** 0.5
+        return scale * torch.linalg.vector_norm(self.adaptation(z))
+
+    def buffers(self) -> Parameters:
+        """Copies of the base model's buffers: running statistics count a batch once."""
+        return {name: b.clone() for name, b in self.base.named_buffers()}
+
+    # Adaptation without labels
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of the model adapted to the inputs x (n, *shape)."""
+        best: Step | None = None
+        worse = 0  # steps in a row whose entropy is not below the least
+        for step in self.steps(x, self.max_steps):
+            if step.number == 0:
+                self._unadapted, before = step.logits, step.entropy
+            elif best is None or step.entropy < best.entropy:
+                best, worse = step, 0
+            else:
+                worse += 1
+            if worse == self.patience:
+                break
+        assert best is not None
+        self.adapted = {
+            "adapt-steps": best.number,
+            "entropy": best.entropy,
+            "entropy-before": before,
+        }
+        return best.logits
+
+    def steps(self, x: Tensor, count: int) -> Iterator[Step]:
+        """The model before and after each of `count` steps on all of x, Eq. (10)–(12)."""
+        batch_statistics(self.base, len(x) > 1)
+        psi: Parameters = dict(self.base.named_parameters())
+        for number in range(count + 1):
+            z, ell, gradient = self.evaluate_at(psi, x, differentiate=number < count)
+            yield Step(number, z, ell, float(entropy(z)))
+            with torch.no_grad():
+                psi = {name: p - self.inner_lr * gradient[name] for name, p in psi.items()}
+
+    def evaluate_at(
+        self, psi: Parameters, x: Tensor, *, differentiate: bool
+    ) -> tuple[Tensor, float, Parameters]:
+        """f(x; ψ), ℓ_per and ∇_ψ ℓ_per, batch by batch: ∇√s = Σ_b ∇s_b / (2√s)."""
+        psi = {name: p.detach().requires_grad_(differentiate) for name, p in psi.items()}
+        logits, total = [], 0.0
+        gradient = {name: torch.zeros_like(p) for name, p in psi.items()}
+        for batch in x.tensor_split(-(-len(x) // self.adapt_batch_size)):
+            with torch.set_grad_enabled(differentiate):
+                z = functional_call(self.base, psi | self.buffers(), (batch,))
+                s = self.adaptation(z).square().sum()
+            if differentiate:
+                for name, g in zip(psi, torch.autograd.grad(s, list(psi.values())), strict=True):
+                    gradient[name] += g
+            logits.append(z.detach())
+            total += float(s.detach())
+        scale = (self.batch_size / len(x)) ** 0.5
+        norm = total**0.5
+        factor = scale / (2 * norm) if norm else 0.0
+        return torch.cat(logits), scale * norm, {n: factor * g for n, g in gradient.items()}
+
+    def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
+        """Also the accuracy of the un-adapted model, the steps taken and the entropies."""
+        loss, labeled = super()._score(key, samples, metrics)
+        if key == "accuracy" and len(samples):
+            metrics |= self.adapted
+            if labeled:
+                y = samples.to(self.device)[:][1]
+                known = y != UNLABELED
+                right = self._unadapted.argmax(1)[known] == y[known]
+                metrics["base-accuracy"] = float(right.float().mean())
+        return loss, labeled
+
+
+class FedTTAProxClient(FedTTAClient):
+    """FedTTA-Prox: the base model's predictions stay close to the server's, Section 3.3.1."""
+
+    def __init__(self, *args: Any, mu: float = 0.01, **options: Any) -> None:
+        super().__init__(*args, mu=mu, **options)
+
+
+class FedTTAPlusPlusClient(FedTTAProxClient):
+    """FedTTA++: FedTTA-Prox that adapts until the entropy stops falling, Section 3.3.2."""
+
+    def __init__(self, *args: Any, max_steps: int = 50, patience: int = 1, **options: Any) -> None:
+        super().__init__(*args, max_steps=max_steps, patience=patience, **options)

@@ -1,0 +1,13 @@
+"""FedTTA's server (Ye et al., UPFL, Algorithm 1): the unweighted mean of ψ and of φ."""
+
+from clients.arrays import Arrays
+from strategies.base import Update
+from strategies.fedavg import FedAvg, weighted_mean
+
+
+class FedTTA(FedAvg):
+    """ψ ← (1/M) Σ_i ψ_i, φ ← (1/M) Σ_i φ_i: every client counts the same."""
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The plain mean of the clients' models."""
+        return weighted_mean([u.arrays for u in updates], [1.0] * len(updates))

@@ -1,0 +1,297 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clients.base import UNLABELED, Client
+from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient, kl
+from clients.models.adaptable import Adaptable, Adaptation
+from partitions.shares import Samples, Share
+from strategies.base import Node, Update
+from strategies.fedavg import FedAvg
+from strategies.fedtta import FedTTA
+
+
+def samples_of(x, y):
+    return Samples(x, y, torch.arange(len(y)), scale=1.0)
+
+
+def samples(n, dim=3, classes=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, dim, generator=generator)
+    return samples_of(x, torch.randint(classes, (n,), generator=generator))
+
+
+def doubles(n):
+    x, y = samples(n)[:]
+    return x.double(), y
+
+
+def share(train, novel=False):
+    return Share(train=train, validation=train, test=None, everything=train, novel=novel)
+
+
+def network(*layers, classes=4, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        base = nn.Sequential(nn.Linear(3, 5), *layers, nn.Linear(5, classes))
+        return Adaptable(base, Adaptation(classes, 6))
+
+
+def line(*, w, a):
+    """f(x) = w x and g(z) = a·z, for one-dimensional inputs and two classes."""
+    base, adaptation = nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        base.weight.copy_(torch.tensor(w)[:, None])
+        adaptation.weight.copy_(torch.tensor(a)[None])
+    return Adaptable(base, adaptation)
+
+
+ONE = samples_of(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+
+
+def test_one_sample_by_hand():
+    """x = 1, y = 0, w = (2, 1), a = (1, −1), η_inner = ½, batch size 1.
+
+    ℓ_per = |a·w| = 1, ∇_w ℓ_per = a, ψ̃ = w − a/2 = (1.5, 1.5), so CE = ln 2 and its gradient at
+    ψ̃ is p − y = (−½, ½). sign(a·w)·a does not depend on w: ∇_w L = (−½, ½). dψ̃/da = −½:
+    ∇_a L = (¼, −¼)."""
+    client = FedTTAClient(line(w=[2.0, 1.0], a=[1.0, -1.0]), share(ONE), batch_size=1)
+    loss = client.loss(*ONE[:])
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(2))
+    assert client.base.weight.grad.flatten().tolist() == pytest.approx([-0.5, 0.5])
+    assert client.adaptation.weight.grad.flatten().tolist() == pytest.approx([0.25, -0.25])
+
+
+def test_kl_by_hand():
+    """p = (¾, ¼), q = (½, ½): KL(p‖q) = ¾ ln 1.5 + ¼ ln ½; KL(q‖p) = ½ ln ⅔ + ½ ln 2."""
+    p, q = torch.tensor([[3.0, 1.0]]).log(), torch.tensor([[1.0, 1.0]])
+    assert kl(p, q).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert kl(q, p).item() == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize(
+    "layers",
+    [lambda: (), lambda: (nn.BatchNorm1d(5),), lambda: (nn.LayerNorm(5),)],
+    ids=["plain", "batchnorm", "layernorm"],
+)
+def test_the_meta_gradient_equals_central_differences(layers, mu):
+    """∂L/∂ψ and ∂L/∂φ of every parameter, in float64, relative error < 1e-5."""
+    x, y = doubles(6)
+    model = network(*layers(), nn.Tanh()).double()
+    client = FedTTAClient(model, share(ONE), mu=mu, batch_size=8)
+    client.model.train()
+    client.remember()
+    with torch.no_grad():  # away from the server's model, or the KL term has no gradient
+        for p in client.base.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    client.loss(x, y).backward()
+    eps = 1e-6
+    for p in client.model.parameters():
+        numeric = torch.zeros_like(p)
+        for i in range(p.numel()):
+            values = []
+            for sign in (1, -1):
+                p.data.view(-1)[i] += sign * eps
+                values.append(client.loss(x, y).item())
+                p.data.view(-1)[i] -= sign * eps
+            numeric.view(-1)[i] = (values[0] - values[1]) / (2 * eps)
+        scale = max(numeric.norm().item(), 1e-3)
+        assert (p.grad - numeric).norm().item() / scale < 1e-5
+
+
+def test_first_order_keeps_the_adaptation_models_gradient_and_drops_the_curvature():
+    """∂L/∂φ is that of second order; ∂L/∂ψ is the loss's gradient at ψ̃."""
+    x, y = doubles(6)
+    exact = FedTTAClient(network(nn.Tanh()).double(), share(ONE))
+    cheap = FedTTAClient(network(nn.Tanh()).double(), share(ONE), first_order=True)
+    for client in (exact, cheap):
+        client.loss(x, y).backward()
+    for a, b in zip(exact.adaptation.parameters(), cheap.adaptation.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    steps = torch.autograd.grad(exact.personalization(exact.base(x)), list(exact.base.parameters()))
+    moved = network(nn.Tanh()).double()
+    with torch.no_grad():
+        for p, step in zip(moved.base.parameters(), steps, strict=True):
+            p.sub_(0.5 * step)
+    nn.functional.cross_entropy(moved(x), y).backward()
+    for a, b in zip(moved.base.parameters(), cheap.base.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert any(
+        not torch.allclose(a.grad, b.grad)
+        for a, b in zip(exact.base.parameters(), cheap.base.parameters(), strict=True)
+    )
+
+
+def updates(make, strategy, arrays):
+    clients = [make(i) for i in range(3)]
+    for round_ in (1, 2):
+        replies = []
+        for i, client in enumerate(clients):
+            sent, n, metrics = client.train(arrays, {"server-round": round_})
+            replies.append(Update(Node(i, i), sent, n, metrics))
+        arrays = strategy.aggregate(arrays, replies)
+    return arrays
+
+
+def test_without_inner_step_and_clipping_it_is_fedavg_bit_for_bit():
+    options = {"lr": 0.1, "local_steps": 4, "batch_size": 5}
+
+    def base(i):
+        return Client(network(nn.ReLU()).base, share(samples(20, seed=i)), client=i, **options)
+
+    def meta(i):
+        data = share(samples(20, seed=i))
+        own = {"inner_lr": 0.0, "clip_norm": 0.0} | options
+        return FedTTAClient(network(nn.ReLU()), data, client=i, **own)
+
+    plain = updates(base, FedAvg(), base(0).initial)
+    both = updates(meta, FedTTA(), meta(0).initial)
+    assert plain.keys() == {n[5:] for n in both if n.startswith("base.")}
+    for name, array in plain.items():
+        assert np.array_equal(array, both[f"base.{name}"]), name
+        assert not np.array_equal(array, base(0).initial[name])
+
+
+def test_the_server_takes_the_plain_mean():
+    """(1 + 4) / 2, whatever the sample counts are."""
+    replies = [
+        Update(Node(i, i), {"w": np.float32([w])}, n, {})
+        for i, (w, n) in enumerate([(1, 9), (4, 1)])
+    ]
+    assert FedTTA().aggregate({}, replies)["w"].tolist() == [2.5]
+
+
+def test_each_network_is_clipped_apart():
+    """Gradients (3, 4) and (0, 0.5): the first shrinks to norm 1, the second stays."""
+    client = FedTTAClient(line(w=[0.0, 0.0], a=[0.0, 0.0]), share(ONE))
+    client.base.weight.grad = torch.tensor([[3.0], [4.0]])
+    client.adaptation.weight.grad = torch.tensor([[0.0, 0.5]])
+    client.clip()
+    assert client.base.weight.grad.flatten().tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+    assert client.adaptation.weight.grad.flatten().tolist() == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("batches", [100, 4])
+def test_a_step_on_n_samples_is_the_step_that_was_meta_learnt(batches):
+    """12 samples with batch size 12: `predict` gives f(x; ψ̃) of `adapt`, in one pass or three.
+    Every sample twice: ‖g‖₂ grows by √2, the scale undoes it, the step stays the same."""
+    x, _ = doubles(12)
+    options = {"batch_size": 12, "adapt_batch_size": batches}
+    client = FedTTAClient(network(nn.Tanh()).double(), share(ONE), **options)
+    expected = client.adapt(x)[1].detach()
+    torch.testing.assert_close(client.predict(x), expected)
+    torch.testing.assert_close(client.predict(torch.cat([x, x])), torch.cat([expected, expected]))
+
+
+def test_early_stopping_by_hand():
+    """w = (1, −0.2), a = (1, −1): d = w₁ − w₂ = 1.2 goes by ∓2η = 1 a step: 0.2, −0.8, 0.2, …
+
+    H falls with |d|: the un-adapted model has the least entropy but is no candidate; step 2 has
+    the least of the others and step 3 stops. One step alone stays at d = 0.2."""
+
+    def adapted(**options):
+        model = line(w=[1.0, -0.2], a=[1.0, -1.0])
+        client = FedTTAPlusPlusClient(model, share(ONE), batch_size=1, **options)
+        z = client.predict(torch.ones(1, 1))[0]
+        return client.adapted, (z[0] - z[1]).item()
+
+    told, d = adapted()
+    assert told["adapt-steps"] == 2 and d == pytest.approx(-0.8, abs=1e-6)
+    assert told["entropy"] > told["entropy-before"]
+    p = 1 / (1 + math.exp(0.8))
+    assert told["entropy"] == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), rel=1e-5)
+    told, d = adapted(max_steps=1)
+    assert told["adapt-steps"] == 1 and d == pytest.approx(0.2, abs=1e-6)
+
+
+def test_patience_counts_steps_without_a_new_least_entropy():
+    x, _ = samples(30, seed=3)[:]
+    for patience in (1, 3, 5):
+        client = FedTTAPlusPlusClient(network(nn.ReLU()), share(ONE), patience=patience)
+        entropies = [step.entropy for step in client.steps(x, 50)][1:]
+        best = 0
+        for i, value in enumerate(entropies):
+            if value < entropies[best]:
+                best = i
+            elif i - best == patience:
+                break
+        client.predict(x)
+        assert client.adapted["adapt-steps"] == best + 1
+
+
+class Counted(nn.Module):
+    """Batch normalisation and dropout, as a target network may have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        )
+        self.dropout, self.head = nn.Dropout(0.5), nn.Linear(36, 4)
+
+    def forward(self, x):
+        return self.head(self.dropout(self.layers(x)))
+
+
+def counted(**options):
+    torch.manual_seed(0)
+    data = samples_of(torch.rand(20, 1, 8, 8), torch.arange(20) % 4)
+    model = Adaptable(Counted(), Adaptation(4, 6))
+    own = {"local_steps": 3, "batch_size": 8, "lr": 0.1} | options
+    return FedTTAProxClient(model, share(data), **own)
+
+
+def test_buffers_and_dropout():
+    """Running statistics count each mini-batch once; scoring draws nothing and changes nothing;
+    training repeats exactly."""
+    client = counted()
+    arrays, config = client.initial, {"server-round": 1}
+    reply = dict(zip(arrays, client.fit(list(arrays.values()), config)[0], strict=True))
+    again = dict(zip(arrays, counted().fit(list(arrays.values()), config)[0], strict=True))
+    assert all(np.array_equal(reply[name], again[name]) for name in arrays)
+    assert reply["base.layers.1.num_batches_tracked"] == 3
+    assert not np.array_equal(
+        reply["base.layers.1.running_mean"], arrays["base.layers.1.running_mean"]
+    )
+    first = client.evaluate(list(reply.values()), config)
+    assert client.evaluate(list(reply.values()), config) == first
+    state = client.model.state_dict()
+    assert all(np.array_equal(state[name].numpy(), reply[name]) for name in reply)
+
+
+def test_a_single_sample_is_adapted_by_running_statistics():
+    logits = counted().predict(torch.rand(1, 1, 8, 8))
+    assert logits.shape == (1, 4) and logits.isfinite().all()
+
+
+def test_a_novel_client_without_labels_gets_predictions_and_no_accuracy():
+    x, y = samples(9)[:]
+    unlabeled = samples_of(x, torch.full_like(y, UNLABELED))
+    client = FedTTAPlusPlusClient(network(nn.ReLU()), share(unlabeled, novel=True))
+    loss, count, metrics = client.score(client.initial, {})
+    assert (loss, count) == (0.0, 0)
+    assert metrics.keys() == {"adapt-steps", "entropy", "entropy-before"}
+    assert client.predict(x).shape == (9, 4)
+    labeled = FedTTAPlusPlusClient(network(nn.ReLU()), share(samples_of(x, y), novel=True))
+    told = labeled.score(labeled.initial, {})[2]
+    assert {k: told[k] for k in metrics} == metrics  # labels reach the accuracies alone
+    assert told.keys() - metrics.keys() == {"accuracy", "base-accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mu", -1.0), ("clip_norm", -1.0), ("max_steps", 0), ("patience", 0), ("inner_lr", -0.5)],
+)
+def test_bad_settings_are_named(key, value):
+    with pytest.raises(ValueError, match=f"{key.replace('_', '-')} is {value}"):
+        FedTTAClient(network(nn.ReLU()), share(ONE), **{key: value})
+
+
+def test_a_model_without_adaptation_network_is_refused():
+    with pytest.raises(ValueError, match="adaptation network"):
+        FedTTAClient(network(nn.ReLU()).base, share(ONE))
