@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import pytest
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
@@ -52,18 +51,14 @@ def test_ray_and_in_process_agree_to_the_last_bit(tmp_path):
 
 
 def test_the_command_on_ray_reports_a_failing_method_and_stops_what_it_started(tmp_path):
-    """With one client's share of a GPU that is not there no virtual client can start; here the
-    clients themselves refuse: the device asked for does not exist on this machine."""
-    if __import__("torch").cuda.is_available():
-        pytest.skip("the machine has the device")
-    arguments = ["num-clients=4", "rounds=1", "device=cuda", "--methods", "fedavg"]
+    arguments = ["num-clients=4", "rounds=1", "min-valid-replies=3", "--methods", "fedavg"]
     done = subprocess.run(
         [*COMMAND, *arguments, "--output", str(tmp_path)], capture_output=True, text=True,
         env=os.environ | {"COLUMNS": "200"}, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "fedavg-seed0 failed" in done.stdout
-    assert "no CUDA device is visible" in done.stdout
+    assert "2 valid replies of 2, min-valid-replies is 3" in done.stdout
     assert not leftovers()
 
 
@@ -105,7 +100,7 @@ def test_pfedhn_with_a_client_that_nobody_here_wrote():
         weights = message.content["arrays"]["w"].numpy()
         trained = weights + np.float32(0.5) * (target - weights)
         reply = {
-            "arrays": ArrayRecord({"w": __import__("flwr").app.Array(trained)}),
+            "arrays": ArrayRecord({"w": Array(trained)}),
             "metrics": MetricRecord({"num-examples": 10}),
         }
         return Message(RecordDict(reply), reply_to=message)
@@ -121,7 +116,7 @@ def test_pfedhn_with_a_client_that_nobody_here_wrote():
 
     @server_app.main()
     def main(grid, context: Context) -> None:
-        initial = ArrayRecord({"w": __import__("flwr").app.Array(np.zeros((1, 3), np.float32))})
+        initial = ArrayRecord({"w": Array(np.zeros((1, 3), np.float32))})
         strategy = PFedHN(
             min_available_nodes=3, server_lr=0.05, hidden_dim=16, server_weight_decay=0.0
         )
