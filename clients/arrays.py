@@ -48,6 +48,11 @@ def model_arrays(model: nn.Module) -> Arrays:
     return to_numpy(model.state_dict())
 
 
+def is_statistic(name: str) -> bool:
+    """Whether the array is a normalisation layer's running statistic: averaged, never trained."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
+
+
 def num_bytes(arrays: Iterable[np.ndarray]) -> int:
     """Bytes of the arrays' contents."""
     return sum(a.nbytes for a in arrays)

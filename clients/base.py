@@ -139,8 +139,12 @@ class Client(NumPyClient):
         self.state |= prefixed("personal", {n: a for n, a in own.items() if self.is_personal(n)})
         return {n: a for n, a in own.items() if not self.is_personal(n)}
 
-    def rows(self, config: Config, purpose: str = "batches") -> Sequence[Tensor]:
-        """The mini-batches of this round, by a generator of (seed, purpose, round, client)."""
+    def rows(
+        self, config: Config, purpose: str = "batches", epochs: int | None = None
+    ) -> Sequence[Tensor]:
+        """The mini-batches of this round, by a generator of (seed, purpose, round, client).
+
+        `epochs` replaces the settings' number of steps or epochs."""
         generator = torch.Generator().manual_seed(
             seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         )
@@ -148,12 +152,15 @@ class Client(NumPyClient):
             len(self.share.train),
             self.batch_size,
             steps=self.local_steps,
-            epochs=self.local_epochs,
+            epochs=self.local_epochs if epochs is None else epochs,
             generator=generator,
         )
 
     def fit_locally(self, config: Config, **options: Any) -> float:
-        """Local SGD on `loss` over this round's mini-batches; returns the mean loss."""
+        """Local SGD on `loss`; returns the mean loss.
+
+        `options` are `parameters` (default: all), `rows` (default: this round's mini-batches) and
+        those of `sgd`."""
         self.model.train()
         settings: dict[str, Any] = {
             "lr": self.lr,
@@ -162,7 +169,8 @@ class Client(NumPyClient):
         } | options
         parameters = settings.pop("parameters", self.model.parameters())
         samples = self.share.train.to(self.device)
-        return sgd(parameters, samples, self.rows(config), self.loss, **settings)
+        rows = settings.pop("rows") if "rows" in settings else self.rows(config)
+        return sgd(parameters, samples, rows, self.loss, **settings)
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
         """Put the accuracy of `samples` under `key`; returns mean loss and labeled count."""

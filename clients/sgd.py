@@ -1,6 +1,7 @@
 """The one mini-batch loop."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -51,3 +52,19 @@ def sgd(
         optimizer.step()
         total = total + value.detach().to(total.device, non_blocking=True)
     return float(total) / max(len(rows), 1)
+
+
+@contextmanager
+def only(model: nn.Module, chosen: Callable[[str], bool]) -> Iterator[list[nn.Parameter]]:
+    """Within the context only the parameters of the chosen names require gradients.
+
+    Yields them in the model's order; the others are frozen, and thawed at the end."""
+    named = dict(model.named_parameters())
+    frozen = [p for name, p in named.items() if not chosen(name) and p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield [p for name, p in named.items() if chosen(name)]
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)

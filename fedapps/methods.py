@@ -2,16 +2,31 @@
 
 from dataclasses import dataclass
 
+from clients.afl import AFLClient
 from clients.base import Client
+from clients.fedadg import FedADGClient
+from clients.fedma import FedMAClient
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
+from clients.fedrep import FedRepClient
+from clients.fedsr import FedSRClient
 from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.lgfedavg import LGFedAvgClient
 from clients.local import LocalClient
+from clients.perfedavg import PerFedAvgClient
+from clients.pfedme import PFedMeClient
+from clients.scaffold import ScaffoldClient
 from clients.tent import TENTClient
+from strategies.afl import AFL
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg
+from strategies.fedgma import FedGMA
+from strategies.fedma import FedMA
 from strategies.fedtta import FedTTA
+from strategies.lgfedavg import LGFedAvg
 from strategies.pfedhn import PFedHN
+from strategies.pfedme import PFedMe
+from strategies.scaffold import Scaffold
 
 
 @dataclass(frozen=True)
@@ -44,8 +59,74 @@ METHODS = {
         "FedAvg with a proximal term on the client",
         "global",
     ),
+    "scaffold": Method(
+        Scaffold,
+        ScaffoldClient,
+        "Karimireddy et al., ICML 2020",
+        "control variates correct the clients' drift",
+        "global",
+    ),
+    "afl": Method(
+        AFL,
+        AFLClient,
+        "Mohri et al., ICML 2019",
+        "one global model for the worst mixture of the clients",
+        "global",
+    ),
+    "fedgma": Method(
+        FedGMA,
+        Client,
+        "Tenison et al., 2022",
+        "damps the entries of the update on whose sign clients disagree",
+        "global",
+    ),
+    "fedadg": Method(
+        FedAvg,
+        FedADGClient,
+        "Zhang et al., 2021",
+        "features aligned with a generated reference, adversarially",
+        "global",
+    ),
+    "fedsr": Method(
+        FedAvg,
+        FedSRClient,
+        "Nguyen et al., NeurIPS 2022",
+        "a simple stochastic representation",
+        "global",
+    ),
+    "fedma": Method(
+        FedMA,
+        FedMAClient,
+        "Wang et al., ICLR 2020",
+        "matches the clients' neurons layer by layer, then averages",
+        "global",
+    ),
     "fedper": Method(
         FedAvg, FedPerClient, "Arivazhagan et al., 2019", "shared body, personal head"
+    ),
+    "fedrep": Method(
+        FedAvg,
+        FedRepClient,
+        "Collins et al., ICML 2021",
+        "FedPer that trains the head first, then the body",
+    ),
+    "lg-fedavg": Method(
+        LGFedAvg,
+        LGFedAvgClient,
+        "Liang et al., 2020",
+        "FedAvg first, then a personal body under the shared head",
+    ),
+    "per-fedavg": Method(
+        FedAvg,
+        PerFedAvgClient,
+        "Fallah et al., NeurIPS 2020",
+        "a model that is good after one labeled step of its client",
+    ),
+    "pfedme": Method(
+        PFedMe,
+        PFedMeClient,
+        "Dinh et al., NeurIPS 2020",
+        "personal models tied to the global one by a Moreau envelope",
     ),
     "tent": Method(
         FedAvg,

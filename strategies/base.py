@@ -202,15 +202,16 @@ class PersonalizedStrategy(Strategy):
         updates = self._receive(
             self._sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
         )
-        dropped = dict(self._dropped)
-        if dropped and self.on_client_failure == "stop":
-            raise RuntimeError(f"round {server_round}: a client failed ({dropped}); see the log")
+        self._stop_on_failure()
         if len(updates) < self.min_valid_replies:
             raise RuntimeError(
                 f"round {server_round}: {len(updates)} valid replies of {len(self._sent)}, "
-                f"min-valid-replies is {self.min_valid_replies}; dropped by cause: {dropped}"
+                f"min-valid-replies is {self.min_valid_replies}; "
+                f"dropped by cause: {dict(self._dropped)}"
             )
         self.arrays = self.aggregate(self.arrays, updates)
+        self._stop_on_failure()  # in an exchange that aggregate made
+        dropped = dict(self._dropped)
         clients = max(len(self._sent), 1)
         self._report |= {
             "loss": _mean([float(u.metrics["loss"]) for u in updates if "loss" in u.metrics]),
@@ -228,6 +229,11 @@ class PersonalizedStrategy(Strategy):
             return None, metrics
         self._record = to_record(self.arrays)
         return self._record, metrics
+
+    def _stop_on_failure(self) -> None:
+        if self._dropped and self.on_client_failure == "stop":
+            dropped = dict(self._dropped)
+            raise RuntimeError(f"round {self.round}: a client failed ({dropped}); see the log")
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, is_statistic
 from strategies.base import PersonalizedStrategy, Update
 
 
@@ -21,6 +21,17 @@ def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
             out += one[name] * out.dtype.type(share)
         mean[name] = np.rint(out).astype(first.dtype) if first.dtype.kind in "iu" else out
     return mean
+
+
+def mean(arrays: Sequence[Arrays]) -> Arrays:
+    """The unweighted mean, name by name."""
+    return weighted_mean(arrays, [1.0] * len(arrays))
+
+
+def mean_statistics(updates: Sequence[Update]) -> Arrays:
+    """The mean running statistics, weighted by sample counts; {} where no layer has any."""
+    found = [{n: a for n, a in u.arrays.items() if is_statistic(n)} for u in updates]
+    return weighted_mean(found, [u.num_examples for u in updates])
 
 
 class FedAvg(PersonalizedStrategy):

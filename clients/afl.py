@@ -1,0 +1,19 @@
+"""AFL client (Mohri et al., ICML 2019): local training that tells the risk of what it was sent."""
+
+import torch
+
+from clients.arrays import Arrays
+from clients.base import Client, Config, Metrics
+
+
+class AFLClient(Client):
+    """FedAvg's client whose ``risk`` metric is its loss at the server's weights, all its data."""
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """L_i(w) on the training data, then local training from w."""
+        self.load(arrays)
+        self.model.eval()
+        with torch.no_grad():
+            risk = float(self.loss(*self.share.train.to(self.device)[:]))
+        loss = self.fit_locally(config)
+        return self.arrays(), len(self.share.train), {"loss": loss, "risk": risk}

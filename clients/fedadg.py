@@ -1,0 +1,100 @@
+"""FedADG client (Zhang et al., "Federated Learning with Domain Generalization", 2021).
+
+Features h = F(x) are aligned, class by class, with a reference h' = G(noise, y) that adapts to
+them: least-squares adversarial losses as in the authors' code. F, the classifier and G are
+aggregated; the discriminator D stays on the client. Departs from the authors' code: D sees the
+features themselves, no random projection; no local epochs without alignment come first; no label
+smoothing. Novel clients get the global model."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.arrays import Arrays
+from clients.base import Client, Config, Metrics
+from clients.models.fedadg import Aligned
+from partitions.datasets import Info
+
+
+class FedADGClient(Client):
+    """`lr` trains F and the classifier on alignment·L_adv + (1 − alignment)·CE; `adversarial_lr`
+    trains D and G. Each mini-batch updates D, then F and the classifier, then G."""
+
+    personal = ("discriminator.",)
+
+    def __init__(
+        self,
+        *args: Any,
+        alignment: float = 0.15,
+        adversarial_lr: float = 0.01,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        if not 0 <= alignment < 1:
+            raise ValueError(f"fedadg.alignment is {alignment}; it must lie in [0, 1)")
+        if adversarial_lr < 0:
+            raise ValueError(f"fedadg.adversarial-lr is {adversarial_lr}; it must not be negative")
+        if not isinstance(self.model, Aligned):
+            raise ValueError("the model has no generator and discriminator; wrap it by build")
+        self.network = self.model
+        self.alignment, self.adversarial_lr = alignment, adversarial_lr
+
+    @classmethod
+    def build(
+        cls, model: nn.Module, info: Info, *, feature_dim: int = 128, noise_dim: int = 10
+    ) -> nn.Module:
+        """The target network with a feature layer, a generator and a discriminator."""
+        if feature_dim < 1 or noise_dim < 1:
+            raise ValueError(
+                f"fedadg.feature-dim is {feature_dim} and noise-dim {noise_dim}; at least 1 each"
+            )
+        return Aligned(model, info.num_classes, feature_dim, noise_dim)
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Adversarial local training; ``loss`` is the mean of the predictor's."""
+        self.load(arrays)
+        self.network.train()
+        discriminator, generator = self.network.discriminator, self.network.generator
+        predict = torch.optim.SGD(
+            self.network.predictor(), self.lr, self.momentum, weight_decay=self.weight_decay
+        )
+        discriminate = torch.optim.SGD(discriminator.parameters(), lr=self.adversarial_lr)
+        generate = torch.optim.SGD(generator.parameters(), lr=self.adversarial_lr)
+        samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
+        for index in rows:
+            x, y = samples[index]
+            h, reference, onehot = self.pair(x, y)
+            _step(discriminate, self.discriminator_loss(h.detach(), reference.detach(), onehot))
+            total += _step(predict, self.predictor_loss(h, y, onehot))
+            _step(generate, self.generator_loss(reference, onehot))
+        return self.arrays(), len(self.share.train), {"loss": total / len(rows)}
+
+    def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and the one-hot labels."""
+        onehot = F.one_hot(y, self.network.num_classes).to(x.dtype)
+        noise = torch.rand(len(y), self.network.noise_dim, device=x.device, dtype=x.dtype)
+        return self.network.features(x), self.network.generator(noise, onehot), onehot
+
+    def discriminator_loss(self, h: Tensor, reference: Tensor, onehot: Tensor) -> Tensor:
+        """E[(1 − D(h'|y))² + D(h|y)²]: the reference is told from the features."""
+        d = self.network.discriminator
+        return ((1 - d(reference, onehot)).square() + d(h, onehot).square()).mean()
+
+    def predictor_loss(self, h: Tensor, y: Tensor, onehot: Tensor) -> Tensor:
+        """λ E[(1 − D(h|y))²] + (1 − λ) CE: features that pass for the reference, and classify."""
+        adversarial = (1 - self.network.discriminator(h, onehot)).square().mean()
+        task = F.cross_entropy(self.network.head(h), y)
+        return self.alignment * adversarial + (1 - self.alignment) * task
+
+    def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:
+        """E[D(h'|y)²]: the reference moves to the features."""
+        return self.network.discriminator(reference, onehot).square().mean()
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())

@@ -1,0 +1,28 @@
+"""FedMA client (Wang et al., ICLR 2020): trains networks whose layers the server widens."""
+
+from clients.arrays import Arrays, group
+from clients.base import Client, Config, Metrics
+from clients.models.resize import resize
+from clients.sgd import only
+
+
+class FedMAClient(Client):
+    """FedAvg's client for networks of any width that retrains the layers above frozen ones."""
+
+    exchanges = ("train.retrain",)
+
+    def load(self, arrays: Arrays) -> None:
+        """Set the model, its layers as wide as the arrays."""
+        resize(self.model, arrays)
+        super().load(arrays)
+
+    def retrain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """Local training of all but ``frozen/…``; returns what was trained."""
+        frozen = group(arrays, "frozen")
+        upper = {name: a for name, a in arrays.items() if not name.startswith("frozen/")}
+        self.load(frozen | upper)
+        rows = self.rows(config, f"retrain above {len(frozen)} arrays")
+        with only(self.model, upper.__contains__) as trained:
+            loss = self.fit_locally(config, rows=rows, parameters=trained)
+        reply = self.arrays()
+        return {name: reply[name] for name in upper}, {"loss": loss}

@@ -1,0 +1,32 @@
+"""FedRep client (Collins et al., ICML 2021, Algorithm 1): the head first, then the body.
+
+The head stays on the client. Departs from the paper: the body takes the local steps or epochs
+of the common settings. A novel client would need labels to train a head: not served."""
+
+from typing import Any
+
+from clients.arrays import Arrays
+from clients.base import Config, Metrics
+from clients.fedper import FedPerClient
+from clients.sgd import only
+
+
+class FedRepClient(FedPerClient):
+    """`head_epochs` >= 0 passes over the data for the head, the body frozen; then the reverse."""
+
+    def __init__(self, *args: Any, head_epochs: int = 10, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if head_epochs < 0:
+            raise ValueError(f"fedrep.head-epochs is {head_epochs}; it must not be negative")
+        self.head_epochs = head_epochs
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """h_i ← GRD(f(h_i, φ)) `head_epochs` times, then φ_i ← GRD(f(h_i, φ))."""
+        self.load(arrays)
+        if self.head_epochs:
+            rows = self.rows(config, "head", epochs=self.head_epochs)
+            with only(self.model, self.is_personal) as head:
+                self.fit_locally(config, rows=rows, parameters=head)
+        with only(self.model, lambda name: not self.is_personal(name)) as body:
+            loss = self.fit_locally(config, parameters=body)
+        return self.arrays(), len(self.share.train), {"loss": loss}

@@ -1,0 +1,102 @@
+"""Per-FedAvg client (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1).
+
+w ← w − β ∇F(w), F(w) = L_D'(w − α ∇L_D(w)), with the exact second-order gradient, first order
+(FO) or a Hessian-free difference (HF). Departs from the paper: the Hessian is that of D, not of
+a third batch, so that the step is the gradient of one function. A training client personalizes
+by one step on all its training data; a novel one would need labels for its step: not served."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from clients.arrays import Arrays, model_arrays
+from clients.base import Client, Config, Metrics
+
+VARIANTS = ("exact", "first-order", "hessian-free")
+Batch = tuple[Tensor, Tensor]
+Weights = dict[str, Tensor]
+
+
+class PerFedAvgClient(Client):
+    """`lr` is β, `inner_lr` is α, `delta` the δ of the Hessian-free difference."""
+
+    def __init__(
+        self,
+        *args: Any,
+        inner_lr: float = 0.01,
+        variant: str = "exact",
+        delta: float = 0.001,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        if variant not in VARIANTS:
+            raise ValueError(f"unknown per-fedavg.variant {variant!r}; known: {VARIANTS}")
+        if inner_lr < 0 or delta <= 0:
+            raise ValueError(f"per-fedavg.inner-lr is {inner_lr}, delta {delta}; >= 0 and > 0")
+        self.inner_lr, self.variant, self.delta = inner_lr, variant, delta
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """One meta step for each pair of mini-batches; ``loss`` is the mean of F."""
+        self.load(arrays)
+        self.model.train()
+        optimizer = torch.optim.SGD(
+            self.model.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay
+        )
+        samples, total = self.share.train.to(self.device), 0.0
+        inner, outer = self.rows(config, "inner"), self.rows(config)
+        for first, second in zip(inner, outer, strict=True):
+            value, gradient = self.meta_gradient(samples[first], samples[second])
+            for name, parameter in self.model.named_parameters():
+                parameter.grad = gradient[name]
+            optimizer.step()
+            total += value
+        return self.arrays(), len(self.share.train), {"loss": total / max(len(outer), 1)}
+
+    def meta_gradient(self, d: Batch, d_prime: Batch) -> tuple[float, Weights]:
+        """F(w) and its gradient at the model's weights, exact or as the variant approximates."""
+        w: Weights = dict(self.model.named_parameters())
+        exact = self.variant == "exact"
+        step = self.gradient(w, d, graph=exact)
+        moved = {name: p - self.inner_lr * step[name] for name, p in w.items()}  # w̃, Eq. (8)
+        if exact:
+            value = self.risk(moved, d_prime)
+            return float(value.detach()), _grad(value, w)
+        tilde = {name: p.detach().requires_grad_() for name, p in moved.items()}
+        value = self.risk(tilde, d_prime)
+        v = _grad(value, tilde)
+        if self.variant == "hessian-free":  # v − α (∇L_D(w + δv) − ∇L_D(w − δv)) / 2δ
+            up = self.gradient({n: p.detach() + self.delta * v[n] for n, p in w.items()}, d)
+            down = self.gradient({n: p.detach() - self.delta * v[n] for n, p in w.items()}, d)
+            factor = self.inner_lr / (2 * self.delta)
+            v = {name: v[name] - factor * (up[name] - down[name]) for name in v}
+        return float(value.detach()), v
+
+    def risk(self, weights: Weights, batch: Batch) -> Tensor:
+        """L(weights): mean cross entropy of the batch."""
+        x, y = batch
+        return F.cross_entropy(functional_call(self.model, weights, (x,)), y)
+
+    def gradient(self, weights: Weights, batch: Batch, graph: bool = False) -> Weights:
+        """∇L(weights), with its own graph if `graph`."""
+        at = {n: p if p.requires_grad else p.requires_grad_() for n, p in weights.items()}
+        return _grad(self.risk(at, batch), at, graph)
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """Score w − α ∇L(w) of all the training data."""
+        self.load(arrays)
+        if len(self.share.train):
+            self.model.train()
+            w: Weights = dict(self.model.named_parameters())
+            step = self.gradient(w, self.share.train.to(self.device)[:])
+            with torch.no_grad():
+                for name, parameter in w.items():
+                    parameter.sub_(self.inner_lr * step[name])
+        return super().score(model_arrays(self.model), config)
+
+
+def _grad(value: Tensor, weights: Weights, graph: bool = False) -> Weights:
+    found = torch.autograd.grad(value, list(weights.values()), create_graph=graph)
+    return dict(zip(weights, found, strict=True))

@@ -1,0 +1,72 @@
+"""pFedMe client (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
+
+θ̃ = argmin_θ L(θ; D) + (λ/2)‖θ − w_i‖² by K inner steps on one mini-batch D, then
+w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round,
+as in the authors' code; the last one stays on the client, which is scored with it. A novel client
+would need labels to find its θ: not served."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
+from clients.base import Client, Config, Metrics
+
+
+class PFedMeClient(Client):
+    """`lr` is η, `penalty` is λ, `inner_steps` is K; the inner SGD runs with `personal_lr` and
+    the local momentum and weight decay. θ_i is kept as ``theta/…`` between rounds."""
+
+    def __init__(
+        self,
+        *args: Any,
+        penalty: float = 15.0,
+        inner_steps: int = 5,
+        personal_lr: float = 0.09,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        if penalty <= 0 or personal_lr <= 0 or inner_steps < 1:
+            raise ValueError(
+                f"pfedme.penalty is {penalty}, personal-lr {personal_lr}, inner-steps "
+                f"{inner_steps}; they must be > 0, > 0 and >= 1"
+            )
+        self.penalty, self.inner_steps, self.personal_lr = penalty, inner_steps, personal_lr
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Returns w_i and keeps θ_i; ``loss`` is the mean of L at the last inner steps."""
+        self.load(arrays)
+        self.model.train()
+        theta = dict(self.model.named_parameters())
+        w = {name: p.detach().clone() for name, p in theta.items()}
+        samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
+        for index in rows:
+            total += self.solve(*samples[index], w)
+            for name, p in theta.items():
+                w[name] -= self.lr * self.penalty * (w[name] - p.detach())
+        self.state |= prefixed("theta", model_arrays(self.model))
+        reply = self.arrays() | to_numpy(w)
+        return reply, len(self.share.train), {"loss": total / max(len(rows), 1)}
+
+    def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor]) -> float:
+        """Move the model's θ to the proximal point of w for the batch; returns the last L(θ)."""
+        optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            self.personal_lr,
+            self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        for _ in range(self.inner_steps):
+            optimizer.zero_grad()
+            loss = self.loss(x, y)
+            loss.backward()
+            for name, p in self.model.named_parameters():  # + λ(θ − w)
+                pull = self.penalty * (p.detach() - w[name])
+                p.grad = pull if p.grad is None else p.grad + pull
+            optimizer.step()
+        return float(loss.detach())
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """Score θ_i; a client that has not trained yet scores the server's w."""
+        return super().score(group(self.state, "theta") or arrays, config)

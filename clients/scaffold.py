@@ -1,0 +1,50 @@
+"""SCAFFOLD client (Karimireddy et al., ICML 2020, Algorithm 1, lines 7-15).
+
+Control variates by option II; `c_i` persists on the client, also through rounds in which it is
+not sampled. Departs from the paper: running statistics of normalisation layers are averaged."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from clients.arrays import Arrays, group, is_statistic, prefixed
+from clients.base import Client, Config, Metrics
+
+
+class ScaffoldClient(Client):
+    """Local SGD corrected by c − c_i. Plain SGD only: option II divides by K·η_l."""
+
+    def __init__(self, *args: Any, lr: float = 0.1, momentum: float = 0.0, **options: Any) -> None:
+        super().__init__(*args, lr=lr, momentum=momentum, **options)
+        if momentum:
+            raise ValueError(f"momentum is {momentum}; SCAFFOLD's control variates need 0")
+        if lr <= 0:
+            raise ValueError(f"lr is {lr}; SCAFFOLD's control variates need more than 0")
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Returns Δy_i as ``delta/…``, Δc_i as ``control/…``, and statistics as they are."""
+        c = group(arrays, "control")
+        x = {name: a for name, a in arrays.items() if not name.startswith("control/")}
+        self.load(x)
+        c_i = {n: np.zeros_like(a) for n, a in c.items()} | group(self.state, "control")
+        drift = [
+            (parameter, torch.from_numpy(c[name] - c_i[name]).to(self.device))
+            for name, parameter in self.model.named_parameters()
+        ]
+
+        def correct() -> None:  # y_i ← y_i − η_l (g_i(y_i) − c_i + c), line 10
+            for parameter, correction in drift:
+                if parameter.grad is not None:
+                    parameter.grad += correction
+
+        rows = self.rows(config)
+        loss = self.fit_locally(config, rows=rows, adjust=correct)
+        y_i = self.arrays()
+        delta = {name: y_i[name] - x[name] for name in c}
+        k_eta = np.float32(len(rows) * self.lr)
+        c_plus = {n: c_i[n] - c[n] - delta[n] / k_eta for n in c}  # line 12, option II
+        self.state |= prefixed("control", c_plus)
+        reply = prefixed("delta", delta) | {n: a for n, a in y_i.items() if is_statistic(n)}
+        reply |= prefixed("control", {n: c_plus[n] - c_i[n] for n in c})
+        return reply, len(self.share.train), {"loss": loss}

@@ -1,0 +1,65 @@
+"""AFL, agnostic federated learning (Mohri et al., ICML 2019, Stochastic-AFL).
+
+min_w max_{λ ∈ simplex} Σ_i λ_i L_i(w): w follows the clients' steps weighted by λ, then
+λ ← Π(λ + γ_λ L(w)). Departs from the paper: a client takes several local steps a round, and with
+partial participation the sampled clients share out among themselves the weight that they hold,
+so that λ stays on the simplex while those not sampled keep theirs. Novel clients get the global
+model."""
+
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays
+from strategies.base import PersonalizedStrategy, Update
+from strategies.fedavg import weighted_mean
+
+
+def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
+    """The point of {λ ≥ 0, Σλ = mass} nearest to v (n,) (Duchi et al., ICML 2008, Fig. 1)."""
+    u = np.sort(v)[::-1]
+    excess = (np.cumsum(u) - mass) / np.arange(1, len(v) + 1)
+    theta = excess[np.flatnonzero(u > excess)[-1]] if mass > 0 else u[0]
+    return np.maximum(v - theta, 0.0)
+
+
+class AFL(PersonalizedStrategy):
+    """`mixture_lr` is γ_λ; γ_ω is the clients' lr. `mixture` holds λ by client id."""
+
+    def __init__(self, *, mixture_lr: float = 0.001, **options: Any) -> None:
+        super().__init__(**options)
+        if mixture_lr < 0:
+            raise ValueError(f"afl.mixture-lr is {mixture_lr}; it must not be negative")
+        self.mixture_lr = mixture_lr
+        self.mixture: dict[int, float] = {}  # λ
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """w ← Σ_S λ_i w_i / Σ_S λ_i, then λ_S ← Π(λ_S + γ_λ L_S(w)) with the mass Σ_S λ_i."""
+        self._admit()
+        weights = [self.mixture[u.node.client] for u in updates]
+        risks = {u.node.client: float(u.metrics.get("risk", np.nan)) for u in updates}
+        told = [client for client, risk in risks.items() if np.isfinite(risk)]
+        before = np.array([self.mixture[client] for client in told])
+        if told:
+            ascent = before + self.mixture_lr * np.array([risks[client] for client in told])
+            after = project(ascent, before.sum())
+            self.mixture |= dict(zip(told, after.tolist(), strict=True))
+        if sum(weights) == 0:
+            return arrays
+        return weighted_mean([u.arrays for u in updates], weights)
+
+    def report(self) -> dict[str, float]:
+        """The largest and the least λ_i."""
+        return {
+            "mixture-max": max(self.mixture.values()),
+            "mixture-min": min(self.mixture.values()),
+        }
+
+    def _admit(self) -> None:
+        """Training clients seen for the first time get 1/N each; the others make room."""
+        clients = [node.client for node in self.training_nodes()]
+        newcomers = [client for client in clients if client not in self.mixture]
+        count = len(self.mixture) + len(newcomers)
+        room = len(self.mixture) / count
+        self.mixture = {client: room * weight for client, weight in self.mixture.items()}
+        self.mixture |= dict.fromkeys(newcomers, 1 / count)

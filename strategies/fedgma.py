@@ -1,0 +1,40 @@
+"""FedGMA, gradient-masked averaging (Tenison et al., 2022, Algorithm 1).
+
+A = |mean_i sign(Δ_i)|; mask 1 where A ≥ τ, else A; w ← w + η_g mask ⊙ mean(Δ_i), entry by entry.
+Departs from the paper: running statistics of normalisation layers are averaged. Needs no special
+client. Novel clients get the global model."""
+
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays, is_statistic
+from strategies.base import PersonalizedStrategy, Update
+from strategies.fedavg import mean_statistics
+
+
+def mask(deltas: np.ndarray, tau: float) -> np.ndarray:
+    """The mask (*shape) of the updates (clients, *shape) for the agreement threshold τ."""
+    agreement = np.abs(np.sign(deltas).mean(0))  # A ∈ [0, 1]
+    return np.where(agreement >= tau, np.ones_like(agreement), agreement)
+
+
+class FedGMA(PersonalizedStrategy):
+    """`server_lr` is η_g, `agreement` is τ in [0, 1]."""
+
+    def __init__(self, *, server_lr: float = 1.0, agreement: float = 0.1, **options: Any) -> None:
+        super().__init__(**options)
+        if server_lr <= 0:
+            raise ValueError(f"fedgma.server-lr is {server_lr}; it must be positive")
+        if not 0 <= agreement <= 1:
+            raise ValueError(f"fedgma.agreement is {agreement}; it must lie in [0, 1]")
+        self.server_lr, self.agreement = server_lr, agreement
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """w + η_g mask ⊙ mean(Δ_i)."""
+        w = {name: a for name, a in arrays.items() if not is_statistic(name)}
+        for name, before in w.items():
+            deltas = np.stack([u.arrays[name] - before for u in updates])
+            step = self.server_lr * mask(deltas, self.agreement) * deltas.mean(0)
+            w[name] = before + step.astype(before.dtype)
+        return w | mean_statistics(updates)

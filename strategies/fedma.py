@@ -1,0 +1,115 @@
+"""FedMA, federated matched averaging (Wang et al., ICLR 2020, Algorithm 1, with communication).
+
+One round: the clients train their networks; layer by layer the server matches their neurons,
+averages the matched ones and freezes the layer, and the clients retrain the layers above; the
+last layer is averaged. The next round starts each client from those global neurons that its own
+were matched to, so that its network keeps its size while the global one grows within bounds.
+Departs from the paper: the cost is the squared distance, not the posterior of a Beta-Bernoulli
+process; the last layer is weighted by sample counts, not by class; a client that was not in the
+last round starts from the neurons that most clients own. Novel clients get the global model."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays, prefixed
+from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.fedavg import weighted_mean
+from strategies.matching import chain, layer_arrays, match, neurons, spread, take, width
+
+
+class FedMA(PersonalizedStrategy):
+    """A new global neuron costs `new_neuron_cost` mean squared norms of the layer's neurons; no
+    layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
+
+    def __init__(
+        self,
+        *,
+        new_neuron_cost: float = 1.0,
+        max_growth: float = 1.5,
+        sweeps: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if new_neuron_cost < 0 or max_growth < 1 or sweeps < 0:
+            raise ValueError(
+                f"fedma.new-neuron-cost is {new_neuron_cost}, max-growth {max_growth}, sweeps "
+                f"{sweeps}; they must be at least 0, 1 and 0"
+            )
+        self.new_neuron_cost, self.max_growth, self.sweeps = new_neuron_cost, max_growth, sweeps
+        self.layers: list[str] = []
+        self.widths: dict[str, int] = {}  # of the clients' networks
+        self.support: dict[str, np.ndarray] = {}  # how many clients own each global neuron
+        self.assignments: dict[int, dict[str, np.ndarray]] = {}  # of the last round's clients
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The initial network. Raises ValueError unless it is a chain of layers."""
+        self.layers = chain(arrays)
+        self.widths = {layer: width(arrays, layer) for layer in self.layers}
+        self.support = {layer: np.ones(n, int) for layer, n in self.widths.items()}
+        return arrays
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """Each client's own part of the global network, of the initial size."""
+        usual = {
+            layer: np.sort(np.argsort(-self.support[layer], kind="stable")[: self.widths[layer]])
+            for layer in self.layers[:-1]
+        }
+        return {n: self.part(arrays, self.assignments.get(n.client, usual)) for n in nodes}
+
+    def part(self, arrays: Arrays, assignment: dict[str, np.ndarray]) -> Arrays:
+        """The sub-network of the assigned global neurons."""
+        own = dict(arrays)
+        for here, following in pairwise(self.layers):
+            rows = assignment[here]
+            weight, inputs = f"{following}.weight", width(arrays, here)
+            own |= {f"{here}.{part}": own[f"{here}.{part}"][rows] for part in ("weight", "bias")}
+            own[weight] = take(own[weight], rows, inputs)
+        return own
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """Match, freeze and retrain, layer by layer; the mean of the last one."""
+        counts = {u.node: float(u.num_examples) for u in updates}
+        networks = {u.node: dict(u.arrays) for u in updates}
+        self.assignments = {node.client: {} for node in networks}
+        merged: Arrays = {}
+        for here, following in pairwise(self.layers):
+            matched = match(
+                [neurons(network, here) for network in networks.values()],
+                [counts[node] for node in networks],
+                new_neuron_cost=self.new_neuron_cost,
+                max_width=int(self.max_growth * self.widths[here]),
+                sweeps=self.sweeps,
+            )
+            self.support[here] = matched.support
+            merged |= layer_arrays(matched.neurons, here, next(iter(networks.values())))
+            weight = f"{following}.weight"
+            for (node, network), own in zip(networks.items(), matched.assignments, strict=True):
+                self.assignments[node.client][here] = own
+                network[weight] = spread(network[weight], own, len(matched.neurons))
+                del network[f"{here}.weight"], network[f"{here}.bias"]
+            networks = self.retrain(merged, networks)
+        last = weighted_mean(list(networks.values()), [counts[node] for node in networks])
+        self.assignments = {node.client: self.assignments[node.client] for node in networks}
+        return merged | last
+
+    def retrain(self, frozen: Arrays, networks: dict[Node, Arrays]) -> dict[Node, Arrays]:
+        """The clients' upper layers, trained on top of the frozen ones.
+
+        Raises RuntimeError if fewer than min-valid-replies come back."""
+        payloads = {n: prefixed("frozen", frozen) | upper for n, upper in networks.items()}
+        replies = self.exchange("train.retrain", payloads, like=networks)
+        if len(replies) < self.min_valid_replies:
+            raise RuntimeError(
+                f"round {self.round}: {len(replies)} valid replies of {len(networks)} to "
+                f"train.retrain, min-valid-replies is {self.min_valid_replies}; see the log"
+            )
+        return {reply.node: dict(reply.arrays) for reply in replies}
+
+    def report(self) -> dict[str, float]:
+        """How many times wider than the clients' the hidden layers are together."""
+        hidden = self.layers[:-1]
+        wide = sum(len(self.support[layer]) for layer in hidden)
+        return {"growth": wide / sum(self.widths[layer] for layer in hidden)}

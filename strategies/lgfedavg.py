@@ -1,0 +1,48 @@
+"""LG-FedAvg server (Liang et al., 2020): FedAvg of the whole model, then of the head alone.
+
+Both phases are one run. Names on the wire: up to round `fedavg_rounds` every name both ways;
+after it the head both ways, and the body of FedAvg's last model once to each client that has
+none yet. A novel client would need labels to train a body: not served."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from clients.arrays import Arrays
+from strategies.base import Node, Update
+from strategies.fedavg import FedAvg
+
+HEAD = "head."
+
+
+class LGFedAvg(FedAvg):
+    """`fedavg_rounds` rounds of FedAvg, then the head alone; the server keeps FedAvg's body."""
+
+    def __init__(self, *, fedavg_rounds: int = 20, **options: Any) -> None:
+        super().__init__(**options)
+        if fedavg_rounds < 0:
+            raise ValueError(f"lg-fedavg.fedavg-rounds is {fedavg_rounds}; it must be at least 0")
+        self.fedavg_rounds = fedavg_rounds
+        self.started: set[int] = set()  # ids of the clients that have a body of their own
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The initial model. Raises ValueError if it has no head."""
+        if not any(name.startswith(HEAD) for name in arrays):
+            raise ValueError(f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}")
+        return arrays
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The head for clients that have a body, else the whole model."""
+        head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
+        return {node: head if node.client in self.started else arrays for node in nodes}
+
+    def expected(self, sent: Arrays) -> Arrays:
+        """All that was sent, in the second phase the head of it."""
+        if self.round <= self.fedavg_rounds:
+            return sent
+        return {name: a for name, a in sent.items() if name.startswith(HEAD)}
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The weighted mean of what the clients share."""
+        if self.round > self.fedavg_rounds:
+            self.started |= {update.node.client for update in updates}
+        return arrays | super().aggregate(arrays, updates)

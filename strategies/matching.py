@@ -1,0 +1,131 @@
+"""Matching of neurons, the maths of FedMA (Wang et al., ICLR 2020, Sections 2.1 and 2.2).
+
+A network is a chain of layers: arrays ``<layer>.weight`` (out, in, …) and ``<layer>.bias``
+(out,), in the order of the forward pass. A neuron is a row of the weight with its bias. An
+assignment is an index array: entry l is the global neuron of the client's neuron l."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics.pairwise import euclidean_distances
+
+from clients.arrays import Arrays
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A layer's global neurons (L, d), each client's assignment, and per neuron its support:
+    how many clients own it."""
+
+    neurons: np.ndarray
+    assignments: list[np.ndarray]
+    support: np.ndarray
+
+
+def chain(arrays: Arrays) -> list[str]:
+    """The names of the layers. Raises ValueError unless each one's outputs are the next's inputs,
+    channels of a convolution before a linear layer flattened channel by channel."""
+    layers = [name.removesuffix(".weight") for name in arrays if name.endswith(".weight")]
+    known = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    fits = set(arrays) == known and all(arrays[f"{n}.weight"].ndim in (2, 4) for n in layers)
+    for here, following in pairwise(layers if fits else []):
+        channels, inputs = width(arrays, here), arrays[f"{following}.weight"].shape[1]
+        fits = fits and inputs % channels == 0
+        if not is_flattening(arrays, here, following):
+            fits = fits and inputs == channels
+    if not fits:
+        shapes = {name: a.shape for name, a in arrays.items()}
+        raise ValueError(f"fedma matches chains of linear and convolutional layers, not {shapes}")
+    return layers
+
+
+def width(arrays: Arrays, layer: str) -> int:
+    """How many neurons or channels the layer has."""
+    return len(arrays[f"{layer}.bias"])
+
+
+def is_flattening(arrays: Arrays, here: str, following: str) -> bool:
+    """Whether feature maps are flattened between the two layers."""
+    return arrays[f"{here}.weight"].ndim == 4 and arrays[f"{following}.weight"].ndim == 2
+
+
+def neurons(arrays: Arrays, layer: str) -> np.ndarray:
+    """The layer's neurons (out, d): incoming weights and bias."""
+    weight, bias = arrays[f"{layer}.weight"], arrays[f"{layer}.bias"]
+    return np.hstack([weight.reshape(len(bias), -1), bias[:, None]])
+
+
+def layer_arrays(rows: np.ndarray, layer: str, like: Arrays) -> Arrays:
+    """The layer made of these neurons; other dimensions and dtypes as in `like`."""
+    weight, bias = like[f"{layer}.weight"], like[f"{layer}.bias"]
+    return {
+        f"{layer}.weight": rows[:, :-1].reshape(-1, *weight.shape[1:]).astype(weight.dtype),
+        f"{layer}.bias": rows[:, -1].astype(bias.dtype),
+    }
+
+
+def spread(weight: np.ndarray, assignment: np.ndarray, inputs: int) -> np.ndarray:
+    """The next layer's weight (out, in, …) on `inputs` global neurons: input l moves to
+    assignment[l], neurons that the client lacks weigh 0. Each owns a block of a flattening."""
+    blocks = weight.reshape(len(weight), len(assignment), -1)
+    wide = np.zeros((len(weight), inputs, blocks.shape[2]), weight.dtype)
+    wide[:, assignment] = blocks
+    return wide.reshape(len(weight), -1, *weight.shape[2:])
+
+
+def take(weight: np.ndarray, assignment: np.ndarray, inputs: int) -> np.ndarray:
+    """The inverse of `spread`: only the inputs from the assigned of `inputs` global neurons."""
+    chosen = weight.reshape(len(weight), inputs, -1)[:, assignment]
+    return chosen.reshape(len(weight), -1, *weight.shape[2:])
+
+
+def match(
+    clients: Sequence[np.ndarray],
+    weights: Sequence[float],
+    *,
+    new_neuron_cost: float,
+    max_width: int,
+    sweeps: int = 1,
+) -> Matched:
+    """Match the clients' neurons (L_j, d): each client in turn against the others' mean, Eq. (3).
+
+    Matching l with i costs ‖w_l − θ_i‖²; opening the k-th new global neuron costs
+    `new_neuron_cost`·(1 + log k) mean squared norms, ε + f(i) of the paper, and is impossible
+    beyond `max_width`. After the first pass each client is matched anew `sweeps` times.
+    θ_i is the mean of the neurons matched to it, with the clients' `weights`."""
+    scale = float(np.mean([np.square(w).sum(1).mean() for w in clients]))
+    total, mass = np.zeros((0, clients[0].shape[1])), np.zeros(0)  # Σ weight·neuron, Σ weight
+    support, found = np.zeros(0, int), list[np.ndarray]()
+    for j in list(range(len(clients))) * (1 + sweeps):
+        own, weight = clients[j], weights[j]
+        if len(found) == len(clients):  # a later pass: take the client out
+            left = found.pop(j)
+            total[left] -= weight * own
+            mass[left] -= weight
+            support[left] -= 1
+            kept = support > 0
+            found = [(np.cumsum(kept) - 1)[assignment] for assignment in found]
+            total, mass, support = total[kept], mass[kept], support[kept]
+        assigned = _assign(own, total / mass[:, None], new_neuron_cost * scale, max_width)
+        opened = max(0, int(assigned.max()) + 1 - len(total))
+        total = np.pad(total, ((0, opened), (0, 0)))
+        mass, support = np.pad(mass, (0, opened)), np.pad(support, (0, opened))
+        total[assigned] += weight * own
+        mass[assigned] += weight
+        support[assigned] += 1
+        found.insert(j, assigned)
+    return Matched(total / mass[:, None], found, support)
+
+
+def _assign(own: np.ndarray, theta: np.ndarray, epsilon: float, max_width: int) -> np.ndarray:
+    """The Hungarian assignment of neurons (L_j, d) to global ones (L, d) or to new ones."""
+    fresh = min(len(own), max_width - len(theta))
+    costs = np.tile(epsilon * (1 + np.log(np.arange(1, fresh + 1))), (len(own), 1))
+    if len(theta):
+        costs = np.hstack([euclidean_distances(own, theta, squared=True), costs])
+    _, columns = linear_sum_assignment(costs)
+    opened = np.sort(columns[columns >= len(theta)])  # new neurons get consecutive indices
+    return np.where(columns < len(theta), columns, len(theta) + np.searchsorted(opened, columns))

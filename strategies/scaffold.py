@@ -1,0 +1,54 @@
+"""SCAFFOLD server (Karimireddy et al., ICML 2020, Algorithm 1, lines 16-17).
+
+x ← x + η_g mean(Δy_i), c ← c + (|S|/N) mean(Δc_i). With every reply valid, c = mean_i c_i over
+all N training clients, sampled or not. Departs from the paper: running statistics of
+normalisation layers are averaged. Novel clients get the global model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays, group, is_statistic, prefixed
+from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.fedavg import mean, mean_statistics
+
+
+class Scaffold(PersonalizedStrategy):
+    """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
+
+    def __init__(self, *, server_lr: float = 1.5, **options: Any) -> None:
+        super().__init__(**options)
+        if server_lr <= 0:
+            raise ValueError(f"scaffold.server-lr is {server_lr}; it must be positive")
+        self.server_lr = server_lr
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The model with zero control variates."""
+        weights = {name: a for name, a in arrays.items() if not is_statistic(name)}
+        return arrays | prefixed("control", {n: np.zeros_like(a) for n, a in weights.items()})
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The global model, without the control variates."""
+        model = {name: a for name, a in arrays.items() if not name.startswith("control/")}
+        return dict.fromkeys(nodes, model)
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model and c."""
+        return dict.fromkeys(nodes, arrays)
+
+    def expected(self, sent: Arrays) -> Arrays:
+        """``delta/…`` and ``control/…`` for every weight, and statistics."""
+        c = group(sent, "control")
+        statistics = {name: a for name, a in sent.items() if is_statistic(name)}
+        return prefixed("delta", c) | prefixed("control", c) | statistics
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """Lines 16-17."""
+        delta_y = mean([group(u.arrays, "delta") for u in updates])
+        delta_c = mean([group(u.arrays, "control") for u in updates])
+        c = group(arrays, "control")
+        share = len(updates) / len(self.training_nodes())  # |S|/N
+        x = {name: arrays[name] + self.server_lr * delta_y[name] for name in delta_y}
+        c = {name: c[name] + share * delta_c[name] for name in c}
+        return x | mean_statistics(updates) | prefixed("control", c)

@@ -1,0 +1,79 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny import share
+from torch.distributions import Independent, Normal, kl_divergence
+
+from clients.fedsr import FedSRClient, kl
+from clients.models import build_model
+from partitions.datasets import Info
+
+INFO = Info("tiny", (1, 2, 2), 2, "")
+
+
+def make(**settings):
+    model = FedSRClient.build(build_model("mlp-small", INFO.shape, 2, 0), INFO)
+    x, y = torch.randn(5, 1, 2, 2, generator=torch.manual_seed(0)), torch.arange(5) % 2
+    return FedSRClient(model, share(x, y), **settings), x, y
+
+
+def test_kl_is_that_of_torch():
+    torch.manual_seed(0)
+    mean, r_mean = torch.randn(2, 4, 3).double()
+    scale, r_scale = torch.rand(2, 4, 3).double() + 0.1
+    expected = kl_divergence(
+        Independent(Normal(mean, scale), 1), Independent(Normal(r_mean, r_scale), 1)
+    )
+    torch.testing.assert_close(kl(mean, scale, r_mean, r_scale), expected)
+
+
+def test_loss_by_hand():
+    """At its mean, with m(x) = (1, 2, 0, …), s = 1, r(z|y) = N(0, I), head 0:
+    CE = ln 2, ‖z‖² = 5, KL = 5/2."""
+    client, x, y = make(l2r=0.01, cmi=0.0005)
+    one = math.log(math.e - 1)  # softplus(one) = 1
+    net = client.network.eval()
+    with torch.no_grad():
+        net.representation.weight.zero_()
+        net.representation.bias.zero_()
+        net.representation.bias[:2] = torch.tensor([1.0, 2.0])
+        net.representation.bias[100:] = one
+        net.reference_scale.fill_(one)
+        net.head.weight.zero_()
+        net.head.bias.zero_()
+    expected = math.log(2) + 0.01 * 5 + 0.0005 * 2.5
+    assert client.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_samples_in_training_and_the_mean_in_evaluation():
+    client, x, _ = make()
+    net = client.network
+    net.train()
+    draws = torch.stack([net.features(x) for _ in range(4000)])
+    mean, scale = net.distribution(x)
+    torch.testing.assert_close(draws.mean(0), mean, atol=0.08, rtol=0)
+    torch.testing.assert_close(draws.std(0), scale, atol=0.08, rtol=0)
+    net.eval()
+    torch.testing.assert_close(net.features(x), mean, atol=0, rtol=0)
+    torch.testing.assert_close(client.predict(x), net.head(mean), atol=0, rtol=0)
+
+
+def test_training_repeats_and_learns_all_its_parts():
+    client, _, _ = make(local_steps=3)
+    sent = client.initial
+    parameters, config = list(sent.values()), {"names": "\n".join(sent), "server-round": 1}
+    one, _, _ = client.fit(parameters, config)
+    two, _, _ = client.fit(parameters, config)
+    for name, a, b in zip(sent, one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(a, sent[name]), name
+
+
+def test_settings_out_of_range():
+    with pytest.raises(ValueError, match="l2r"):
+        make(l2r=-1.0)
+    with pytest.raises(ValueError, match="representation"):
+        model = build_model("mlp-small", INFO.shape, 2, 0)
+        FedSRClient(model, share(torch.zeros(1, 4), torch.zeros(1)))

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+import torch
+from tiny import share
+from torch import nn
+from torch.nn import functional as F
+
+from clients.base import Client
+from clients.perfedavg import PerFedAvgClient
+
+ALPHA = 0.3
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def batches():
+    generator = torch.manual_seed(1)
+    x, x2 = torch.randn(2, 5, 3, dtype=torch.float64, generator=generator)
+    return (x, torch.arange(5) % 2), (x2, (torch.arange(5) + 1) % 2)
+
+
+def make(variant, **settings):
+    (x, y), _ = batches()
+    settings = {"inner_lr": ALPHA} | settings
+    return PerFedAvgClient(network(), share(x, y), variant=variant, **settings)
+
+
+def objective(model, d, d_prime):
+    """F(w) = L_D'(w − α ∇L_D(w)) at the model's weights, written out on its own."""
+    parameters = list(model.parameters())
+    gradient = torch.autograd.grad(F.cross_entropy(model(d[0]), d[1]), parameters)
+    with torch.no_grad():
+        for p, g in zip(parameters, gradient, strict=True):
+            p.sub_(ALPHA * g)
+        value = float(F.cross_entropy(model(d_prime[0]), d_prime[1]))
+        for p, g in zip(parameters, gradient, strict=True):
+            p.add_(ALPHA * g)
+    return value
+
+
+def finite_differences(d, d_prime, h=1e-5):
+    model, found = network(), {}
+    for name, parameter in model.named_parameters():
+        found[name] = torch.zeros_like(parameter)
+        for i in range(parameter.numel()):
+            values = []
+            for sign in (1, -1):
+                with torch.no_grad():
+                    parameter.view(-1)[i] += sign * h
+                values.append(objective(model, d, d_prime))
+                with torch.no_grad():
+                    parameter.view(-1)[i] -= sign * h
+            found[name].view(-1)[i] = (values[0] - values[1]) / (2 * h)
+    return found
+
+
+def test_exact_gradient_is_that_of_finite_differences():
+    d, d_prime = batches()
+    value, gradient = make("exact").meta_gradient(d, d_prime)
+    assert value == pytest.approx(objective(network(), d, d_prime))
+    for name, expected in finite_differences(d, d_prime).items():
+        torch.testing.assert_close(gradient[name], expected, atol=1e-8, rtol=1e-5)
+
+
+def test_hessian_free_approximates_it_and_first_order_does_not():
+    d, d_prime = batches()
+    _, exact = make("exact").meta_gradient(d, d_prime)
+    _, free = make("hessian-free", delta=1e-4).meta_gradient(d, d_prime)
+    _, first = make("first-order").meta_gradient(d, d_prime)
+    for name in exact:
+        torch.testing.assert_close(free[name], exact[name], atol=1e-7, rtol=1e-4)
+    assert max(float((first[n] - exact[n]).abs().max()) for n in exact) > 1e-2
+
+
+def test_first_order_is_the_gradient_at_the_moved_weights():
+    d, d_prime = batches()
+    model = network()
+    parameters = list(model.parameters())
+    step = torch.autograd.grad(F.cross_entropy(model(d[0]), d[1]), parameters)
+    with torch.no_grad():
+        for p, g in zip(parameters, step, strict=True):
+            p.sub_(ALPHA * g)
+    expected = torch.autograd.grad(F.cross_entropy(model(d_prime[0]), d_prime[1]), parameters)
+    _, gradient = make("first-order").meta_gradient(d, d_prime)
+    for found, wanted in zip(gradient.values(), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("variant", ["exact", "first-order", "hessian-free"])
+def test_without_an_inner_step_it_is_fedavg(variant):
+    settings = {"local_steps": 3, "batch_size": 2, "lr": 0.2}
+    (x, y), _ = batches()
+    data = share(x, y)
+    ours = PerFedAvgClient(network().float(), data, variant=variant, inner_lr=0.0, **settings)
+    theirs = Client(network().float(), data, **settings)
+    config = {"server-round": 1}
+    one, other = (c.train(c.initial, config)[0] for c in (ours, theirs))
+    for name, array in other.items():
+        np.testing.assert_allclose(one[name], array, atol=1e-6)
+        assert not np.array_equal(array, ours.initial[name])
+
+
+def test_a_client_is_scored_after_one_step_on_its_training_data():
+    """Loss on the validation rows at w − α∇L(w), written out; the state stays empty."""
+    (x, y), _ = batches()
+    data = share(x, y, validation=[0, 3])
+    client = PerFedAvgClient(network().float(), data, inner_lr=ALPHA)
+    loss, count, metrics = client.score(client.initial, {})
+    expected = objective(network(), (x, y), (x[[0, 3]], y[[0, 3]]))
+    assert loss == pytest.approx(expected)
+    assert count == 2 and metrics["accuracy"] in (0.0, 0.5, 1.0)
+    assert client.state == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [({"variant": "second"}, "'second'"), ({"delta": 0.0}, "delta"), ({"inner_lr": -1.0}, "inner")],
+)
+def test_settings_out_of_range(setting, word):
+    with pytest.raises(ValueError, match=word):
+        make(**{"variant": "exact"} | setting)

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import torch
+from tiny import federate, share, states, update
+from torch import nn
+
+from clients.pfedme import PFedMeClient
+from strategies.pfedme import PFedMe
+
+
+class Squared(PFedMeClient):
+    """½ mean (x·θ − y)², whose proximal point is (XᵀX/n + λI)⁻¹ (Xᵀy/n + λw)."""
+
+    def loss(self, x, y):
+        return (self.model(x)[:, 0] - y).square().mean() / 2
+
+
+def scalar(**settings):
+    """x = 1, y = 3: L(θ) = ½(θ − 3)²."""
+    model = nn.Linear(1, 1, bias=False)
+    return Squared(model, share(torch.ones(2, 1), torch.full((2,), 3.0)), **settings)
+
+
+def w(value):
+    return {"weight": np.array([[value]], np.float32)}
+
+
+def test_inner_steps_converge_to_the_proximal_point():
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    start, penalty = torch.randn(3, dtype=torch.float64), 2.0
+    model = nn.Linear(3, 1, bias=False).double()
+    client = Squared(model, share(x, y), penalty=penalty, inner_steps=400, personal_lr=0.1)
+    client.solve(x, y, {"weight": start[None]})
+    expected = torch.linalg.solve(
+        x.T @ x / 6 + penalty * torch.eye(3), x.T @ y / 6 + penalty * start
+    )
+    torch.testing.assert_close(model.weight[0].detach(), expected, atol=1e-9, rtol=0)
+
+
+def test_a_round_by_hand():
+    """λ = 1, η = 0.5, w = 1: θ = (3 + 1)/2 = 2, w → 1 − 0.5·(1 − 2) = 1.5;
+    then θ = (3 + 1.5)/2 = 2.25, w → 1.5 + 0.5·0.75 = 1.875."""
+    client = scalar(lr=0.5, penalty=1.0, inner_steps=200, personal_lr=0.2, local_steps=2)
+    reply, n, _ = client.train(w(1.0), {})
+    assert n == 2 and reply.keys() == {"weight"}
+    assert reply["weight"].item() == pytest.approx(1.875)
+    assert client.state["theta/weight"].item() == pytest.approx(2.25)
+
+
+def test_one_inner_step_by_hand():
+    """From θ = w = 1: θ = 1 − 0.1·((1 − 3) + λ·0) = 1.2, then 1.2 − 0.1·(−1.8 + 2·0.2) = 1.34."""
+    client = scalar(lr=0.5, penalty=2.0, inner_steps=2, personal_lr=0.1, local_steps=1)
+    client.train(w(1.0), {})
+    assert client.state["theta/weight"].item() == pytest.approx(1.34)
+
+
+def test_the_personal_model_is_scored_and_a_new_client_scores_the_servers():
+    x, y = torch.eye(2), torch.tensor([0, 1])
+    client = PFedMeClient(nn.Linear(2, 2, bias=False), share(x, y, validation=[0, 1]))
+    wrong = {"weight": np.array([[0, 1], [1, 0]], np.float32)}
+    assert client.score(wrong, {})[2]["accuracy"] == 0.0
+    client.state = {"theta/weight": np.eye(2, dtype=np.float32)}
+    assert client.score(wrong, {})[2]["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(1.0, 4.0), (0.5, 2.5), (2.0, 7.0)])
+def test_server_by_hand(beta, expected):
+    """w = 1, mean w_i = (2 + 6)/2 = 4, whatever the sample counts: (1 − β)·1 + β·4."""
+    replies = [update(0, w(2.0), n=1), update(1, w(6.0), n=9)]
+    after = PFedMe(server_beta=beta).aggregate(w(1.0), replies)
+    assert after["weight"].item() == pytest.approx(expected)
+
+
+def test_theta_survives_rounds_without_its_client(config):
+    settings = {"method": "pfedme", "num-clients": 10, "fraction-train": 0.4}
+    early = states(federate(config, **settings, rounds=1)[1], "pfedme")
+    late = states(federate(config, **settings, rounds=2)[1], "pfedme")
+    kept = [n for n in early if all((early[n][k] == late[n][k]).all() for k in early[n])]
+    assert len(early) == 2 and kept and len(late) > 2
+
+
+@pytest.mark.parametrize("setting", ["penalty", "personal_lr", "inner_steps"])
+def test_settings_out_of_range(setting):
+    with pytest.raises(ValueError, match=setting.replace("_", "-")):
+        scalar(**{setting: 0})
+    with pytest.raises(ValueError, match="server-beta"):
+        PFedMe(server_beta=0.0)

@@ -1,0 +1,94 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import share, update
+from torch import nn
+
+from clients.afl import AFLClient
+from clients.arrays import model_arrays
+from strategies.afl import AFL, project
+from strategies.base import Node
+from strategies.fedavg import mean
+
+
+def make(mixture_lr, clients=2):
+    strategy = AFL(mixture_lr=mixture_lr)
+    strategy.nodes = [Node(i, i) for i in range(clients)]
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("v", "expected"),
+    [([0.5, 0.9], [0.3, 0.7]), ([2.0, 0.0, 0.1], [1.0, 0.0, 0.0]), ([-1.0, -1.0], [0.5, 0.5])],
+)
+def test_projection_by_hand(v, expected):
+    np.testing.assert_allclose(project(np.array(v)), expected)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.floats(0.01, 3))
+def test_projection_meets_its_optimality_conditions(v, mass):
+    """λ ≥ 0, Σλ = mass, and v − λ is one number θ where λ > 0, at most θ elsewhere."""
+    v = np.array(v)
+    point = project(v, mass)
+    assert (point >= 0).all()
+    assert point.sum() == pytest.approx(mass)
+    theta = (v - point)[point > 1e-12]
+    assert np.ptp(theta) < 1e-9
+    assert (v[point <= 1e-12] <= theta[0] + 1e-9).all()
+
+
+def test_projection_on_no_mass_is_zero():
+    np.testing.assert_array_equal(project(np.array([0.3, 0.1]), 0.0), [0, 0])
+
+
+def test_a_round_by_hand():
+    """λ = (½, ½), w_i = (1, 3) → w = 2; L = (1, 2), γ_λ = 0.1 → Π(0.6, 0.7) = (0.45, 0.55);
+    then w = 0.45·1 + 0.55·3 = 2.1."""
+    strategy = make(0.1)
+    replies = [
+        update(0, {"w": np.array([1.0])}, risk=1.0),
+        update(1, {"w": np.array([3.0])}, risk=2.0),
+    ]
+    assert strategy.aggregate({}, replies)["w"].item() == pytest.approx(2.0)
+    assert strategy.mixture == pytest.approx({0: 0.45, 1: 0.55})
+    assert strategy.aggregate({}, replies)["w"].item() == pytest.approx(2.1)
+    assert strategy.report() == pytest.approx({"mixture-max": 0.6, "mixture-min": 0.4})
+
+
+def test_clients_that_are_not_sampled_keep_their_weight():
+    """λ = ⅓ each; 0 and 2 share their ⅔: Π(⅓ + 0, ⅓ + 0.2) on mass ⅔ = (⅓ − 0.1, ⅓ + 0.1)."""
+    strategy = make(0.1, clients=3)
+    w = {"w": np.zeros(1)}
+    strategy.aggregate({}, [update(0, w, risk=0.0), update(2, w, risk=2.0)])
+    assert strategy.mixture == pytest.approx({0: 1 / 3 - 0.1, 1: 1 / 3, 2: 1 / 3 + 0.1})
+
+
+def test_a_client_that_joins_gets_its_share_and_one_without_risk_keeps_its_weight():
+    strategy = make(0.1)
+    w = {"w": np.zeros(1)}
+    strategy.aggregate({}, [update(0, w, risk=1.0), update(1, w, risk=2.0)])
+    strategy.nodes.append(Node(2, 2))
+    strategy.aggregate({}, [update(0, w, risk=float("nan")), update(1, w), update(2, w)])
+    assert strategy.mixture == pytest.approx({0: 0.3, 1: 1.1 / 3, 2: 1 / 3})
+
+
+def test_without_ascent_it_is_fedavg_with_uniform_weights():
+    strategy = make(0.0, clients=3)
+    arrays = [{"w": np.random.default_rng(i).normal(size=4)} for i in range(3)]
+    replies = [update(i, a, n=10 * i + 1, risk=float(i)) for i, a in enumerate(arrays)]
+    for _ in range(2):
+        np.testing.assert_allclose(strategy.aggregate({}, replies)["w"], mean(arrays)["w"])
+
+
+def test_the_clients_risk_is_the_loss_of_what_was_sent():
+    """Zero weights on 4 classes: ln 4, whatever the local steps do after it."""
+    model = nn.Linear(2, 4)
+    client = AFLClient(model, share(torch.randn(6, 2), torch.arange(6) % 4), local_steps=3, lr=0.5)
+    zeros = {name: np.zeros_like(a) for name, a in model_arrays(model).items()}
+    reply, n, metrics = client.train(zeros, {})
+    assert metrics["risk"] == pytest.approx(math.log(4))
+    assert n == 6 and np.abs(reply["weight"]).max() > 0

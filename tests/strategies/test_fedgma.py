@@ -1,0 +1,37 @@
+import numpy as np
+import pytest
+from tiny import update
+
+from strategies.fedavg import FedAvg
+from strategies.fedgma import FedGMA
+
+
+def test_a_round_by_hand():
+    """Δ = (1, 1, 0), (1, −1, 0), (1, −1, 3): A = (1, ⅓, ⅓), τ = 0.5, mask = A,
+    mean Δ = (1, −⅓, 1), η_g = 2: w + (2, −2/9, ⅔)."""
+    w = np.array([1.0, 2.0, 3.0])
+    deltas = [[1, 1, 0], [1, -1, 0], [1, -1, 3]]
+    replies = [update(i, {"w": w + np.array(d)}) for i, d in enumerate(deltas)]
+    after = FedGMA(server_lr=2.0, agreement=0.5).aggregate({"w": w}, replies)
+    np.testing.assert_allclose(after["w"], [3, 2 - 2 / 9, 3 + 2 / 3])
+    strict = FedGMA(server_lr=2.0, agreement=0.3).aggregate({"w": w}, replies)
+    np.testing.assert_allclose(strict["w"], [3, 2 - 2 / 3, 5])
+
+
+def test_without_threshold_it_is_fedavg_with_server_lr():
+    rng = np.random.default_rng(0)
+    w = {"w": rng.normal(size=(3, 2)).astype(np.float32)}
+    replies = [update(i, {"w": rng.normal(size=(3, 2)).astype(np.float32)}) for i in range(5)]
+    average = FedAvg().aggregate(w, replies)["w"]
+    for rate in (1.0, 0.5):
+        after = FedGMA(server_lr=rate, agreement=0.0).aggregate(w, replies)["w"]
+        np.testing.assert_allclose(after, w["w"] + rate * (average - w["w"]), atol=1e-6)
+        assert after.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"), [({"agreement": 1.5}, "agreement"), ({"server_lr": 0.0}, "server-lr")]
+)
+def test_settings_out_of_range(setting, word):
+    with pytest.raises(ValueError, match=word):
+        FedGMA(**setting)

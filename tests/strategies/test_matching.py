@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clients.arrays import model_arrays
+from clients.models import build_model
+from strategies.matching import chain, layer_arrays, match, neurons, spread, take
+
+
+def rows(*values):
+    return np.array(values, float)[:, None]
+
+
+def test_two_clients_by_hand():
+    """(0, 10) and (10.2, 0.4) on the line: crosswise, means 0.2 and 10.1; weighted 3 : 1 0.1 and
+    10.05."""
+    clients = [rows(0, 10), rows(10.2, 0.4)]
+    even = match(clients, [1, 1], new_neuron_cost=1, max_width=4)
+    assert [a.tolist() for a in even.assignments] == [[0, 1], [1, 0]]
+    np.testing.assert_allclose(even.neurons, rows(0.2, 10.1))
+    np.testing.assert_array_equal(even.support, [2, 2])
+    uneven = match(clients, [3, 1], new_neuron_cost=1, max_width=4)
+    np.testing.assert_allclose(uneven.neurons, rows(0.1, 10.05))
+
+
+def test_a_new_neuron_is_opened_where_it_is_cheaper():
+    """(0, 10) and (10, 6): mean squared norm (50 + 68)/2 = 59. Matching 6 with 0 costs 36, so it
+    opens a neuron of its own for 0.5·59 = 29.5 but not for 0.7·59 = 41.3."""
+    clients = [rows(0, 10), rows(10, 6)]
+    cheap = match(clients, [1, 1], new_neuron_cost=0.5, max_width=4)
+    assert sorted(cheap.neurons[:, 0]) == [0, 6, 10]
+    assert sorted(cheap.support) == [1, 1, 2]
+    dear = match(clients, [1, 1], new_neuron_cost=0.7, max_width=4)
+    np.testing.assert_allclose(sorted(dear.neurons[:, 0]), [3, 10])
+
+
+def test_each_further_new_neuron_costs_more():
+    """Both of (3, 7) lie 9 from the nearest of (0, 10); mean squared norm (50 + 29)/2 = 39.5. At
+    0.2·39.5 = 7.9 the first opens a neuron, the second would cost 7.9·(1 + ln 2) = 13.4."""
+    found = match([rows(0, 10), rows(3, 7)], [1, 1], new_neuron_cost=0.2, max_width=9, sweeps=0)
+    assert len(found.neurons) == 3
+
+
+def test_growth_is_bounded():
+    rng = np.random.default_rng(0)
+    clients = [rng.normal(size=(4, 3)) for _ in range(5)]
+    widths = [
+        len(match(clients, [1] * 5, new_neuron_cost=0, max_width=limit).neurons)
+        for limit in (4, 5, 20)
+    ]
+    assert widths[:2] == [4, 5] and widths[2] > 10
+
+
+@given(st.integers(0, 99), st.integers(2, 4), st.floats(0, 2), st.integers(0, 2))
+def test_every_match_is_one_to_one_and_averages(seed, count, cost, sweeps):
+    rng = np.random.default_rng(seed)
+    clients = [rng.normal(size=(3, 2)) for _ in range(count)]
+    weights = rng.uniform(1, 5, count).tolist()
+    found = match(clients, weights, new_neuron_cost=cost, max_width=6, sweeps=sweeps)
+    assert 3 <= len(found.neurons) <= 6
+    assert all(len(set(a.tolist())) == 3 for a in found.assignments)
+    for i, theta in enumerate(found.neurons):
+        owned = [
+            (weight, own[neuron])
+            for own, weight, a in zip(clients, weights, found.assignments, strict=True)
+            for neuron in np.flatnonzero(a == i)
+        ]
+        assert len(owned) == found.support[i] > 0
+        mean = sum(w * v for w, v in owned) / sum(w for w, _ in owned)
+        np.testing.assert_allclose(theta, mean, atol=1e-9)
+
+
+def test_spread_by_hand():
+    """Two channels of 2 flattened inputs each, moved to places 2 and 0 of three."""
+    weight = np.array([[1, 2, 3, 4]])
+    wide = spread(weight, np.array([2, 0]), 3)
+    np.testing.assert_array_equal(wide, [[3, 4, 0, 0, 1, 2]])
+    np.testing.assert_array_equal(take(wide, np.array([2, 0]), 3), weight)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 6), (4, 3, 5, 5)])
+def test_take_undoes_spread(shape):
+    weight = np.random.default_rng(0).normal(size=shape)
+    assignment = np.array([4, 0, 2])
+    wide = spread(weight, assignment, 5)
+    assert wide.shape == (4, 5 * shape[1] // 3, *shape[2:])
+    np.testing.assert_array_equal(take(wide, assignment, 5), weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("mlp", ["layers.0", "layers.1", "head"]),
+        ("convnet", ["conv1", "conv2", "fc", "head"]),
+        ("lenet", ["conv1", "conv2", "fc1", "fc2", "head"]),
+    ],
+)
+def test_chains_of_the_registered_networks(name, layers):
+    arrays = model_arrays(build_model(name, (1, 16, 16), 3, 0))
+    assert chain(arrays) == layers
+    for layer in layers:
+        again = layer_arrays(neurons(arrays, layer), layer, arrays)
+        for key, array in again.items():
+            np.testing.assert_array_equal(array, arrays[key])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"a.weight": np.zeros((2, 3)), "a.bias": np.zeros(2), "b.weight": np.zeros((1, 4)),
+         "b.bias": np.zeros(1)},
+        {"a.weight": np.zeros((2, 3))},
+        {"norm.weight": np.zeros(3), "norm.bias": np.zeros(3)},
+    ],
+)  # fmt: skip
+def test_other_networks_are_refused(arrays):
+    with pytest.raises(ValueError, match="chains of linear and convolutional layers"):
+        chain(arrays)
