@@ -22,7 +22,7 @@ from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
 from fedapps.table import Display, results_table
 
-MAIN_JOB = "fedavg,fedper,tent,pfedhn"  # methods of `fedapps run` without arguments
+MAIN_JOB = "fedavg,fedper,pfedhn,tent,fedtta++"  # methods of `fedapps run` without arguments
 
 cli = typer.Typer(
     help="Personalized federated learning on Flower.",

@@ -68,12 +68,12 @@ def test_ctrl_c_stops_everything(tmp_path):
         stdout=subprocess.DEVNULL,
     )
     metrics = tmp_path / "fedavg-seed0" / "metrics.jsonl"
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while not metrics.is_file():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(120) == 130
     assert not leftovers()
 
 
@@ -118,15 +118,18 @@ def test_pfedhn_with_a_client_that_nobody_here_wrote():
     def main(grid, context: Context) -> None:
         initial = ArrayRecord({"w": Array(np.zeros((1, 3), np.float32))})
         strategy = PFedHN(
-            min_available_nodes=3, server_lr=0.05, hidden_dim=16, server_weight_decay=0.0
+            min_available_nodes=3,
+            server_lr=0.05,
+            hidden_dim=16,
+            server_weight_decay=0.0,
+            evaluate_every=60,
         )
-        results.append(strategy.start(grid=grid, initial_arrays=initial, num_rounds=30))
+        results.append(strategy.start(grid=grid, initial_arrays=initial, num_rounds=60))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app, client_app, num_supernodes=3, backend_config=resources)
-    errors = [m["train-error"] for m in results[0].evaluate_metrics_clientapp.values()]
-    assert errors[0] > 0.5  # one model for all would stay at 2/3
-    assert errors[-1] < 0.2
+    # the best single model for all, w = 1, would leave errors of 1, 0 and 1: 2/3 on average
+    assert results[0].evaluate_metrics_clientapp[60]["train-error"] < 0.2
     assert any(name.startswith("hypernetwork/") for name in results[0].arrays)
 
 
@@ -144,7 +147,7 @@ def test_real_supernodes(tmp_path):
                 "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node,
             )  # fmt: skip
         run_id = superlink.submit(config | {"method": "fedavg,fedper", "output-dir": str(output)})
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + 900
         while not (status := superlink.status(run_id))[0].startswith("finished"):
             assert time.monotonic() < deadline, (tmp_path / "superlink.log").read_text()
             time.sleep(3)
