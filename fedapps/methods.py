@@ -120,13 +120,13 @@ METHODS = {
         FedAvg,
         PerFedAvgClient,
         "Fallah et al., NeurIPS 2020",
-        "a model that is good after one labeled step of its client",
+        "a model one labeled step from every client's, a novel one's too",
     ),
     "pfedme": Method(
         PFedMe,
         PFedMeClient,
         "Dinh et al., NeurIPS 2020",
-        "personal models tied to the global one by a Moreau envelope",
+        "personal models near the global one, found by labeled steps",
     ),
     "tent": Method(
         FedAvg,

@@ -38,6 +38,7 @@ class Info:
     scale: float = 255.0  # largest value of an input as stored
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # natural columns
+    num_types: int = 0  # kinds of inputs that users may prefer, if labels are users' tastes
 
 
 @dataclass(frozen=True)

@@ -6,31 +6,21 @@ samples; one whose class runs out takes the other classes by its proportions."""
 from collections.abc import Sequence
 
 import numpy as np
-from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner
+
+from partitions.partitioner import RowsPartitioner
 
 
-class DirichletPartitioner(Partitioner):
+class DirichletPartitioner(RowsPartitioner):
     """`alphas` holds the concentration of each client; all must be positive."""
 
     def __init__(self, alphas: Sequence[float], seed: int) -> None:
-        super().__init__()
+        super().__init__(len(alphas))
         if min(alphas) <= 0:
             raise ValueError(f"alpha is {min(alphas)}; a Dirichlet concentration must be > 0")
         self._alphas, self._seed = alphas, seed
-        self._rows: list[np.ndarray] = []
 
-    @property
-    def num_partitions(self) -> int:
-        """Number of clients."""
-        return len(self._alphas)
-
-    def load_partition(self, partition_id: int) -> Dataset:
-        """The samples of one client."""
-        self._rows = self._rows or self._deal(np.asarray(self.dataset["label"]))
-        return self.dataset.select(self._rows[partition_id])
-
-    def _deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+        """N / n rows a client, by its proportions."""
         generator = np.random.default_rng(self._seed)
         pools = [generator.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
         left = np.array([len(pool) for pool in pools])

@@ -1,49 +1,57 @@
 """A dataset dealt to clients: roles, and each client's share, cut once and kept."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from partitions.datasets import Dataset, Info, load
+from partitions.partitioner import TEST, TRAIN, VALIDATION, RowsPartitioner
 from partitions.registry import Config, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
 KEYS = ("dataset", "data-dir", "partition", "num-clients", "train-fraction", "standardize", "seed")
+PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 class Federation:
     """`num_clients` clients of one dataset, `novel` (num_clients,) of them without a part in
     training, by seed.
 
-    Training clients keep ``partition.validation-fraction`` of their samples for validation.
+    A client keeps ``partition.validation-fraction`` of its samples for validation and
+    ``partition.test-fraction`` for test, unless the rule divides the dataset's own test samples.
+    ``partition.public-samples`` belong to nobody. `dataset` may stand in for the configured one.
     Raises ValueError for settings that cannot be met."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, dataset: Dataset | None = None) -> None:
         self.num_clients = int(config["num-clients"])
         self._seed = int(config["seed"])
-        fraction = float(config["partition.validation-fraction"])
-        if not 0 <= fraction < 1:
-            raise ValueError(f"partition.validation-fraction is {fraction}; it must lie in [0, 1)")
-        self._validation = fraction
+        self._fractions = _fractions(config)
         self.novel = self._roles(float(config["train-fraction"]))
-        rule = partition(str(config["partition"])).make(config, self.novel)
-        self.dataset: Dataset = load(str(config["dataset"]), str(config["data-dir"]))
+        entry = partition(str(config["partition"]))
+        rule = entry.make(config, self.novel)
+        self._change = entry.change(config, self.novel) if entry.change else None
+        hidden = int(config["partition.public-samples"])
+        if hidden < 0:
+            raise ValueError(f"partition.public-samples is {hidden}; it must be at least 0")
+        self.dataset = dataset or load(str(config["dataset"]), str(config["data-dir"]))
         self.info: Info = self.dataset.info
-        if self.num_clients > len(self.dataset.y):
+        if self.num_clients > len(self.dataset.y) - hidden:
             raise ValueError(
-                f"num-clients is {self.num_clients}, more than the {len(self.dataset.y)} samples "
-                f"of {self.info.name}"
+                f"num-clients is {self.num_clients}, more than the {len(self.dataset.y) - hidden} "
+                f"samples of {self.info.name}"
             )
-        self._rows = self._deal(rule)
-        if empty := [i for i, rows in enumerate(self._rows) if len(rows) < 2]:
-            raise ValueError(
-                f"clients {empty} got fewer than 2 samples; use fewer clients than num-clients="
-                f"{self.num_clients} or a milder partition than {config['partition']!r}"
-            )
+        self._pooled, self._parts = getattr(rule, "pooled", False), self._pools()
+        self._rows = self._deal(rule, hidden)
+        self._check_sizes(str(config["partition"]))
+        own = isinstance(rule, RowsPartitioner)
+        self._attributes = [rule.attributes(i) if own else {} for i in range(self.num_clients)]
         self._mean, self._std = self._moments() if config["standardize"] else (0.0, 1.0)
         self._shares: dict[int, Share] = {}
+        public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(self._hidden))
+        self.public = public if hidden else None
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
@@ -65,16 +73,38 @@ class Federation:
         novel[generator.permutation(self.num_clients)[:count]] = False
         return novel
 
-    def _deal(self, rule) -> list[np.ndarray]:
-        """Each client's rows by the partitioner, which sees labels and row numbers only."""
+    def _pools(self) -> np.ndarray:
+        """TRAIN, VALIDATION or TEST for each row: the official split, validation drawn by seed."""
+        parts = np.full(len(self.dataset.y), TRAIN)
+        parts[self.dataset.num_train :] = TEST
+        generator = np.random.default_rng(seed_of(self._seed, "pools"))
+        order = generator.permutation(self.dataset.num_train)
+        parts[order[: round(self._fractions["validation"] * len(order))]] = VALIDATION
+        return parts
+
+    def _deal(self, rule: Any, hidden: int) -> list[np.ndarray]:
+        """Each client's rows by the partitioner, which sees labels, columns and row numbers."""
         import datasets
 
         generator = np.random.default_rng(seed_of(self._seed, "rows"))
-        rows = generator.permutation(len(self.dataset.y))
-        labels = self.dataset.y.numpy()[rows]
-        rule.dataset = datasets.Dataset.from_dict({"label": labels, "row": rows})
-        parts = (rule.load_partition(i) for i in range(self.num_clients))
-        return [np.asarray(part["row"], dtype=np.int64) for part in parts]
+        self._hidden, rows = np.split(generator.permutation(len(self.dataset.y)), [hidden])
+        columns = {name: values[rows] for name, values in self.dataset.columns.items()}
+        columns |= {"label": self.dataset.y.numpy()[rows], "row": rows, "part": self._parts[rows]}
+        rule.dataset = datasets.Dataset.from_dict(columns)
+        if isinstance(rule, RowsPartitioner):
+            parts = (rows[rule.rows(i)] for i in range(self.num_clients))
+        else:
+            parts = (np.asarray(rule.load_partition(i)["row"]) for i in range(self.num_clients))
+        if self._change is None:
+            return list(parts)
+        return [self._change.rows(i, part) for i, part in enumerate(parts)]
+
+    def _check_sizes(self, name: str) -> None:
+        if empty := [i for i, rows in enumerate(self._rows) if len(rows) < 2]:
+            raise ValueError(
+                f"clients {empty} got fewer than 2 samples; use fewer clients than num-clients="
+                f"{self.num_clients} or a milder partition than {name!r}"
+            )
 
     def _moments(self) -> tuple[float, float]:
         """Mean and deviation of the training clients' inputs, over all pixels."""
@@ -84,26 +114,48 @@ class Federation:
 
     def _cut(self, client: int) -> Share:
         generator = np.random.default_rng(seed_of(self._seed, "split", client))
-        rows = torch.from_numpy(generator.permutation(self._rows[client]))
-        held_out = max(1, round(self._validation * len(rows))) if self._validation else 0
-        index = {
-            "train": rows[held_out:],
-            "validation": rows[:held_out],
-            "everything": rows,
-        }
-        samples = {name: self._samples(part) for name, part in index.items()}
+        rows = generator.permutation(self._rows[client])
+        index, data = torch.from_numpy(rows), self.dataset
+        x, y, at = data.x, data.y, index
+        if self._change and (changed := self._change.inputs(client, x[index])) is not None:
+            x, y, at = changed, y[index], torch.arange(len(rows))  # a copy, of this client alone
+        parts = {name: self._samples(x, y, at[p]) for name, p in self._split(rows).items()}
+        attributes = {"classes": len(data.y[index].unique())} | self._attributes[client]
         return Share(
-            samples["train"],
-            samples["validation"],
-            None,
-            samples["everything"],
+            parts["train"],
+            parts["validation"],
+            parts.get("test"),
+            self._samples(x, y, at),
             bool(self.novel[client]),
-            {"classes": len(self.dataset.y[rows].unique())},
+            attributes | (self._change.attributes(client) if self._change else {}),
+            self.public,
         )
 
-    def _samples(self, index: torch.Tensor) -> Samples:
-        data = self.dataset
-        return Samples(data.x, data.y, index, data.info.scale, self._mean, self._std)
+    def _split(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        """Positions of a client's training, validation and test samples among its rows."""
+        if self._pooled:
+            parts = self._parts[rows]
+            return {n: torch.from_numpy(np.flatnonzero(parts == p)) for n, p in PARTS.items()}
+        counts = [max(1, round(f * len(rows))) if f else 0 for f in self._fractions.values()]
+        validation, test, train = torch.arange(len(rows)).tensor_split(np.cumsum(counts).tolist())
+        parts = {"train": train, "validation": validation}
+        return parts | {"test": test} if self._fractions["test"] else parts
+
+    def _samples(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Samples:
+        return Samples(x, y, index, self.dataset.info.scale, self._mean, self._std)
+
+
+def _fractions(config: Config) -> dict[str, float]:
+    found = {name: float(config[f"partition.{name}-fraction"]) for name in ("validation", "test")}
+    for name, fraction in found.items():
+        if not 0 <= fraction < 1:
+            raise ValueError(f"partition.{name}-fraction is {fraction}; it must lie in [0, 1)")
+    if sum(found.values()) >= 1:
+        raise ValueError(
+            f"partition.validation-fraction {found['validation']} and partition.test-fraction "
+            f"{found['test']} leave nothing to train on"
+        )
+    return found
 
 
 def federation(config: Config) -> Federation:

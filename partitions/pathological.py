@@ -3,34 +3,26 @@
 Each client holds at most `classes_per_client` classes; all clients hold equally many samples."""
 
 import numpy as np
-from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner
+
+from partitions.partitioner import RowsPartitioner
 
 
-class PathologicalPartitioner(Partitioner):
+class PathologicalPartitioner(RowsPartitioner):
     """Cuts every class into shards of one size and deals `classes_per_client` to each client.
 
     The size s is the largest for which Σ_c ⌊n_c / s⌋ shards suffice, so no shard mixes classes;
     the Σ_c (n_c mod s) samples that remain, and shards too many, belong to nobody."""
 
     def __init__(self, num_partitions: int, classes_per_client: int, seed: int) -> None:
-        super().__init__()
+        super().__init__(num_partitions)
         if classes_per_client < 1:
-            raise ValueError(f"classes-per-client is {classes_per_client}; it must be at least 1")
-        self._num, self._shards, self._seed = num_partitions, classes_per_client, seed
-        self._rows: list[np.ndarray] = []
+            raise ValueError(
+                f"partition.classes-per-client is {classes_per_client}; it must be at least 1"
+            )
+        self._shards, self._seed = classes_per_client, seed
 
-    @property
-    def num_partitions(self) -> int:
-        """Number of clients."""
-        return self._num
-
-    def load_partition(self, partition_id: int) -> Dataset:
-        """The samples of one client."""
-        self._rows = self._rows or self._deal(np.asarray(self.dataset["label"]))
-        return self.dataset.select(self._rows[partition_id])
-
-    def _deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+        """`classes_per_client` random shards a client."""
         needed = self._num * self._shards
         _, counts = np.unique(labels, return_counts=True)
         size = len(labels) // needed

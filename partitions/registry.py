@@ -1,11 +1,14 @@
-"""name → partitioner, with its options (keys ``partition.<option>``)."""
+"""name → partition rule, with its options (keys ``partition.<option>``)."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from partitions.changes import Change, Corruption, Rotation, Subsampling
+from partitions.datasets import info
 from partitions.seeds import seed_of
 
 Config = Mapping[str, str | int | float | bool]
@@ -14,11 +17,14 @@ Config = Mapping[str, str | int | float | bool]
 @dataclass(frozen=True)
 class Partition:
     """A rule: ``make(config, novel)`` gives flwr-datasets' Partitioner for the roles `novel`,
-    bool (num_clients,)."""
+    bool (num_clients,); ``change(config, novel)`` what is done to clients afterwards.
+
+    Both raise ValueError for bad options; neither needs any data."""
 
     make: Callable[[Config, np.ndarray], Any]
     line: str
     options: tuple[str, ...] = ()
+    change: Callable[[Config, np.ndarray], Change] | None = None
 
 
 def _iid(config: Config, novel: np.ndarray) -> Any:
@@ -39,18 +45,96 @@ def _shards(config: Config, novel: np.ndarray) -> Any:
 def _pathological(config: Config, novel: np.ndarray) -> Any:
     from partitions.pathological import PathologicalPartitioner
 
-    return PathologicalPartitioner(
-        len(novel), int(config["partition.classes-per-client"]), _seed(config)
-    )
+    return PathologicalPartitioner(len(novel), _classes_per_client(config), _seed(config))
+
+
+def _class_fraction(config: Config, novel: np.ndarray) -> Any:
+    from partitions.class_fraction import ClassFractionPartitioner
+
+    return ClassFractionPartitioner(len(novel), _classes_per_client(config), _seed(config))
+
+
+def _classes_per_client(config: Config) -> int:
+    known, count = info(str(config["dataset"])), int(config["partition.classes-per-client"])
+    if count > known.num_classes:
+        raise ValueError(
+            f"partition.classes-per-client is {count}, but {known.name} has only "
+            f"{known.num_classes} classes"
+        )
+    return count
 
 
 def _dirichlet(config: Config, novel: np.ndarray) -> Any:
     from partitions.dirichlet import DirichletPartitioner
 
+    return DirichletPartitioner(_alphas(config, novel), _seed(config))
+
+
+def _dirichlet_novel(config: Config, novel: np.ndarray) -> Any:
+    from partitions.dirichlet_novel import NormalizedDirichletPartitioner
+
+    return NormalizedDirichletPartitioner(_alphas(config, novel), _seed(config))
+
+
+def _alphas(config: Config, novel: np.ndarray) -> list[float]:
     alpha = float(config["partition.alpha"])
     novel_alpha = float(config["partition.novel-alpha"])
-    alphas = [(novel_alpha or alpha) if one else alpha for one in novel]
-    return DirichletPartitioner(alphas, _seed(config))
+    return [(novel_alpha or alpha) if one else alpha for one in novel]
+
+
+def _coarse(config: Config, novel: np.ndarray) -> Any:
+    from partitions.coarse import CoarsePartitioner
+
+    return CoarsePartitioner(len(novel))
+
+
+def _natural(config: Config, novel: np.ndarray) -> Any:
+    from partitions.natural import NaturalPartitioner
+
+    known = info(str(config["dataset"]))
+    column = str(config["partition.column"]) or next(iter(known.columns), "")
+    if not column:
+        raise ValueError(f"{known.name} has no natural column to divide it by")
+    return NaturalPartitioner(
+        len(novel), column, int(config["partition.min-samples"]), _seed(config)
+    )
+
+
+def _some(config: Config, novel: np.ndarray) -> Any:
+    from partitions.iid import SomePartitioner
+
+    return SomePartitioner(len(novel), int(config["partition.samples"]))
+
+
+def _base(config: Config, novel: np.ndarray) -> Any:
+    name = str(config["partition.base"])
+    if name not in BASES:
+        raise ValueError(f"partition.base is {name!r}; known: {', '.join(BASES)}")
+    return PARTITIONS[name].make(config, novel)
+
+
+def _rotation(config: Config, novel: np.ndarray) -> Change:
+    angles, novel_angles = (_angles(config, f"partition.{k}") for k in ("angles", "novel-angles"))
+    return Rotation(novel, angles, novel_angles, int(config["seed"]))
+
+
+def _angles(config: Config, key: str) -> list[float]:
+    try:
+        angles = [float(word) for word in str(config[key]).split(",")]
+    except ValueError as error:
+        raise ValueError(f"{key} is {config[key]!r}; it must list degrees, as 0,30,60") from error
+    if not all(map(math.isfinite, angles)):
+        raise ValueError(f"{key} is {config[key]!r}; it must list finite degrees")
+    return angles
+
+
+def _corruption(config: Config, novel: np.ndarray) -> Change:
+    width, degrees = float(config["partition.blur"]), float(config["partition.rotation"])
+    return Corruption(novel, width, degrees)
+
+
+def _subsampling(config: Config, novel: np.ndarray) -> Change:
+    return Subsampling(novel, float(config["partition.keep-fraction"]), int(config["seed"]))
 
 
 def _seed(config: Config) -> int:
@@ -68,7 +152,40 @@ PARTITIONS = {
     "dirichlet": Partition(
         _dirichlet, "class proportions from a Dirichlet distribution", ("alpha", "novel-alpha")
     ),
+    "class-fraction": Partition(
+        _class_fraction,
+        "some classes a client, random shares of each, test rows alike (pFedHN)",
+        ("classes-per-client",),
+    ),
+    "dirichlet-novel": Partition(
+        _dirichlet_novel,
+        "normalised Dirichlet shares of each class, test rows alike (pFedHN)",
+        ("alpha", "novel-alpha"),
+    ),
+    "coarse": Partition(_coarse, "each superclass spread evenly over as many clients (CIFAR-100)"),
+    "natural": Partition(
+        _natural, "a writer, alphabet, author or place a client", ("column", "min-samples")
+    ),
+    "rotated": Partition(
+        _some,
+        "few samples, equal angles within a client (FedTTA)",
+        ("samples", "angles", "novel-angles"),
+        _rotation,
+    ),
+    "corrupted": Partition(
+        _base,
+        "a base rule; novel clients blurred or rotated (ODPFL-HN)",
+        ("base", "blur", "rotation"),
+        _corruption,
+    ),
+    "subsampled": Partition(
+        _base,
+        "a base rule; novel clients keep a share of their samples (ODPFL-HN)",
+        ("base", "keep-fraction"),
+        _subsampling,
+    ),
 }
+BASES = [name for name, rule in PARTITIONS.items() if rule.change is None]
 
 
 def partition(name: str) -> Partition:

@@ -4,9 +4,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from partitions.datasets import Info
@@ -61,7 +60,8 @@ def _moved(tensor: Tensor, device: str) -> Tensor:
 @dataclass(frozen=True)
 class Share:
     """One client's data. A novel client is scored on `everything`; `test` is there only where
-    the partition gives test samples. `attributes` describe the client, for figures."""
+    the partition gives test samples. `attributes` describe the client, for figures. `public`
+    samples are nobody's; all clients have the same."""
 
     train: Samples
     validation: Samples
@@ -69,23 +69,28 @@ class Share:
     everything: Samples
     novel: bool
     attributes: dict[str, float | int | str] = field(default_factory=dict)
+    public: Samples | None = None
 
     def save(self, folder: str | Path, info: Info) -> None:
         """Write the share to a folder that `load` reads, for a node that has only its own."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        arrays = {}
-        for name, samples in parts.items():
-            if samples is not None:
-                arrays[f"{name}.x"] = samples.x[samples.index].numpy()
-                arrays[f"{name}.y"] = samples.y[samples.index].numpy()
-        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, folder / DATA)
         one = self.everything
+        arrays = {"x": one.x[one.index], "y": one.y[one.index]}
+        place = {int(row): i for i, row in enumerate(one.index)}
+        for name in PARTS:
+            part: Samples | None = getattr(self, name)
+            if part is not None:
+                arrays[name] = torch.tensor([place[int(row)] for row in part.index]).long()
+        if self.public is not None:
+            arrays["public"] = self.public.x[self.public.index]
+            arrays["public.y"] = self.public.y[self.public.index]
+        save_file({name: a.contiguous() for name, a in arrays.items()}, folder / DATA)
         meta = {
             "name": info.name,
             "shape": info.shape,
             "num_classes": info.num_classes,
+            "num_types": info.num_types,
             "novel": self.novel,
             "attributes": self.attributes,
             "scale": one.scale,
@@ -100,27 +105,26 @@ class Share:
         folder = Path(folder)
         if not (folder / META).is_file() or not (folder / DATA).is_file():
             raise ValueError(f"data-path {folder} must hold {META} and {DATA}")
-        meta = json.loads((folder / META).read_text("utf-8"))
-        arrays = load_file(folder / DATA)
-        names = [n for n in ("train", "validation", "test") if f"{n}.x" in arrays]
-        x = torch.from_numpy(np.concatenate([arrays[f"{n}.x"] for n in names]))
-        y = torch.from_numpy(np.concatenate([arrays[f"{n}.y"] for n in names]))
+        meta, arrays = json.loads((folder / META).read_text("utf-8")), load_file(folder / DATA)
         scaling = (meta["scale"], meta["mean"], meta["std"])
-        parts, start = {}, 0
-        for name in names:
-            end = start + len(arrays[f"{name}.y"])
-            parts[name] = Samples(x, y, torch.arange(start, end), *scaling)
-            start = end
+
+        def samples(x: Tensor, y: Tensor, index: Tensor | None = None) -> Samples:
+            return Samples(x, y, torch.arange(len(y)) if index is None else index, *scaling)
+
+        x, y = arrays["x"], arrays["y"]
+        parts = {name: samples(x, y, arrays[name]) for name in PARTS if name in arrays}
         share = cls(
             parts["train"],
             parts["validation"],
             parts.get("test"),
-            Samples(x, y, torch.arange(len(y)), *scaling),
+            samples(x, y),
             meta["novel"],
             meta["attributes"],
+            samples(arrays["public"], arrays["public.y"]) if "public" in arrays else None,
         )
-        known = Info(meta["name"], tuple(meta["shape"]), meta["num_classes"], "")
-        return share, known
+        shape, types = tuple(meta["shape"]), meta["num_types"]
+        return share, Info(meta["name"], shape, meta["num_classes"], "", num_types=types)
 
 
+PARTS = ("train", "validation", "test")
 DATA, META = "samples.safetensors", "client.json"

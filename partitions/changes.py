@@ -1,0 +1,113 @@
+"""What is done to clients after a rule has dealt their samples: rotation, corruption, subsampling.
+
+Rotation: FedTTA, appendix F. Novel clients that are blurred or rotated: ODPFL-HN, section 6.8; that
+hold fewer samples: section 7."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from partitions.seeds import seed_of
+
+
+class Change(Protocol):
+    """A change of clients."""
+
+    def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
+        """Those of its rows that the client keeps."""
+
+    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+        """Its changed inputs (n, *shape), as stored; None if they stay as they are."""
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """What was done to the client."""
+
+
+def rotate(x: Tensor, degrees: float) -> Tensor:
+    """Images (n, C, H, W) rotated counterclockwise about their centre, bilinear, zeros outside."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    return functional.rotate(x, degrees, interpolation=InterpolationMode.BILINEAR)
+
+
+def blur(x: Tensor, width: float) -> Tensor:
+    """Images (n, C, H, W) under a Gaussian of deviation `width` pixels, cut off beyond 3·width."""
+    from torchvision.transforms.v2 import functional
+
+    size = 2 * min(math.ceil(3 * width), min(x.shape[-2:]) - 1) + 1
+    return functional.gaussian_blur(x, [size, size], [width, width])
+
+
+class Rotation:
+    """Every client has one angle, drawn with equal probability from those of its role."""
+
+    def __init__(
+        self, novel: np.ndarray, angles: Sequence[float], novel_angles: Sequence[float], seed: int
+    ) -> None:
+        generator = np.random.default_rng(seed_of(seed, "angles"))
+        train, other = (generator.choice(list(a), len(novel)) for a in (angles, novel_angles))
+        self.angles = np.where(novel, other, train)  # degrees, counterclockwise
+
+    def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
+        """All of them."""
+        return rows
+
+    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+        """Rotated by the client's angle."""
+        return rotate(x, float(self.angles[client]))
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """The angle in degrees."""
+        return {"angle": float(self.angles[client])}
+
+
+class Corruption:
+    """Novel clients' inputs are blurred (`width` in pixels), then rotated (`degrees`)."""
+
+    def __init__(self, novel: np.ndarray, width: float, degrees: float) -> None:
+        if width < 0:
+            raise ValueError(f"partition.blur is {width}; it must be at least 0")
+        self._novel, self._width, self._degrees = novel, width, degrees
+
+    def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
+        """All of them."""
+        return rows
+
+    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+        """Corrupted if the client is novel."""
+        if not self._novel[client] or not (self._width or self._degrees):
+            return None
+        x = blur(x, self._width) if self._width else x
+        return rotate(x, self._degrees) if self._degrees else x
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """Width and angle, 0 for training clients."""
+        on = float(self._novel[client])
+        return {"blur": on * self._width, "angle": on * self._degrees}
+
+
+class Subsampling:
+    """Novel clients keep a random `fraction` of their samples; smaller ones lie inside larger."""
+
+    def __init__(self, novel: np.ndarray, fraction: float, seed: int) -> None:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"partition.keep-fraction is {fraction}; it must lie in (0, 1]")
+        self._novel, self._fraction, self._seed = novel, fraction, seed
+
+    def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
+        """The first rows of a random order that does not depend on the fraction."""
+        if not self._novel[client]:
+            return rows
+        generator = np.random.default_rng(seed_of(self._seed, "subsample", client))
+        return generator.permutation(rows)[: max(1, round(self._fraction * len(rows)))]
+
+    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+        """As they are."""
+        return None
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """The share that the client kept."""
+        return {"kept": self._fraction if self._novel[client] else 1.0}

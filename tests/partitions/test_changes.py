@@ -1,0 +1,110 @@
+"""Rotated, corrupted and subsampled clients."""
+
+import numpy as np
+import pytest
+import torch
+
+from partitions.changes import blur, rotate
+from partitions.datasets import Dataset, Info
+
+
+def bars(n: int) -> Dataset:
+    """A horizontal bar of Gaussian profile in 28×28, n times: its axis tells the rotation."""
+    v, u = np.mgrid[-13.5:14.5, -13.5:14.5]
+    bar = 255 * np.exp(-(u**2) / (2 * 5.0**2) - v**2 / (2 * 1.5**2))
+    x = torch.from_numpy(np.tile(bar.astype(np.uint8), (n, 1, 1, 1)))
+    return Dataset(Info("bars", (1, 28, 28), 2, ""), x, torch.arange(n) % 2, n, {})
+
+
+def measured_angle(image: np.ndarray) -> float:
+    """Degrees counterclockwise of the image's main axis: ½ atan2(2μ₁₁, μ₂₀ − μ₀₂), y upwards."""
+    v, u = np.mgrid[0:28, 0:28]
+    w = image / image.sum()
+    u, v = u - (w * u).sum(), (w * v).sum() - v
+    moments = (w * u * v).sum(), (w * u * u).sum(), (w * v * v).sum()
+    return float(np.degrees(np.arctan2(2 * moments[0], moments[1] - moments[2]) / 2))
+
+
+def test_rotated_clients_have_one_of_their_roles_angles(divide):
+    fed = divide(bars(1200), partition="rotated", num_clients=50)
+    sizes, seen = [], {True: set(), False: set()}
+    for client in range(50):
+        share = fed.share(client)
+        images = share.everything[:][0].numpy()[:, 0]
+        angles = [measured_angle(image) for image in images[:3]]
+        assert angles == pytest.approx([share.attributes["angle"]] * 3, abs=1.0)
+        assert angles == pytest.approx(
+            [measured_angle(i) for i in share.train[:3][0][:, 0].numpy()]
+        )
+        seen[share.novel].add(share.attributes["angle"])
+        sizes.append(len(share.everything))
+    assert seen == {False: {0.0, 30.0, 60.0}, True: {15.0, 45.0}}
+    assert sizes == [20] * 50
+    assert fed.novel.sum() == 25
+
+
+def test_rotation_keeps_bytes_and_turns_counterclockwise():
+    """A pixel right of the centre goes to the top under a quarter turn."""
+    x = torch.zeros(1, 1, 5, 5, dtype=torch.uint8)
+    x[0, 0, 2, 4] = 200
+    turned = rotate(x, 90.0)
+    assert turned.dtype == torch.uint8
+    assert turned[0, 0, 0, 2] == 200
+
+
+def test_blur_spreads_by_its_width():
+    """A point under a Gaussian of width σ has variance σ² along each axis."""
+    x = torch.zeros(1, 1, 41, 41)
+    x[0, 0, 20, 20] = 1.0
+    for width in (1.0, 2.0):
+        row = blur(x, width)[0, 0].sum(0).numpy()
+        assert (row * (np.arange(41) - 20) ** 2).sum() == pytest.approx(width**2, rel=0.05)
+
+
+@pytest.mark.parametrize("base", ["pathological", "class-fraction"])
+def test_corruption_touches_novel_clients_alone(divide, base):
+    plain = divide(partition=base, num_clients=6)
+    changed = divide(
+        partition="corrupted",
+        num_clients=6,
+        partition_base=base,
+        partition_blur=1.0,
+        partition_rotation=30.0,
+    )
+    for client in range(6):
+        mine, theirs = (fed.share(client).everything[:] for fed in (changed, plain))
+        assert torch.equal(mine[1], theirs[1])
+        assert torch.equal(mine[0], theirs[0]) != changed.novel[client]
+        assert changed.share(client).attributes["blur"] == float(changed.novel[client])
+
+
+def test_corruption_of_strength_zero_is_none(divide):
+    fed = divide(partition="corrupted", num_clients=4)
+    assert all(fed.share(i).everything.x is fed.dataset.x for i in range(4))
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
+def test_subsampled_novel_clients_keep_a_nested_share(divide, fraction):
+    plain = divide(partition="pathological", num_clients=8)
+    some, more = (
+        divide(partition="subsampled", num_clients=8, partition_keep_fraction=f)
+        for f in (fraction, min(1.0, fraction + 0.3))
+    )
+    for client in range(8):
+        whole, few, many = (
+            set(fed.share(client).everything.index.tolist()) for fed in (plain, some, more)
+        )
+        if some.novel[client]:
+            assert few <= many <= whole
+            assert len(few) == round(fraction * len(whole))
+        else:
+            assert few == whole
+
+
+def test_standardised_changes_use_the_training_clients_moments(divide):
+    """Standardising is affine, so a changed input is (changed / 16 − mean) / deviation."""
+    changes = {"partition": "corrupted", "num_clients": 4, "partition_rotation": 20.0}
+    raw, scaled = divide(**changes), divide(standardize=True, **changes)
+    client = int(np.flatnonzero(raw.novel)[0])
+    x, z = (fed.share(client).everything for fed in (raw, scaled))
+    assert torch.allclose(z[:][0], (x[:][0] - z.mean) / z.std, atol=1e-5)
