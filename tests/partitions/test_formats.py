@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedapps.client_app import app
 from fedapps.config import defaults
+from fedapps.grid import InProcessGrid
+from fedapps.server_app import run
 from partitions import datasets, features
 
 _spec = importlib.util.spec_from_file_location(
@@ -55,18 +58,19 @@ def random_extractors(monkeypatch):
     return images, tokenizer, texts
 
 
-def three_rounds(run_in_process, tmp_path, dataset, partition, clients=4, **changes):
-    """FedAvg's summary after three rounds, every client's data read and used."""
+def three_rounds(tmp_path, dataset, partition, clients=4, **changes):
+    """FedAvg over a dataset of `tmp_path`; every client takes part."""
     named = {f"partition.{key.replace('_', '-')}": value for key, value in changes.items()}
     config = defaults() | named | {
         "dataset": dataset, "data-dir": str(tmp_path), "partition": partition,
         "num-clients": clients, "rounds": 3, "local-steps": 2, "batch-size": 8, "model": "mlp",
         "evaluate-every": 1,
     }  # fmt: skip
-    _, summary, lines = run_in_process(config)
-    assert len(lines) == 3
-    assert len(summary["per_client"]) == clients
-    return summary
+    folder = tmp_path / "results"
+    config["output-dir"] = str(folder)
+    run(InProcessGrid.simulation(app, config, clients), config, "in-process")
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len(json.loads((folder / "summary.json").read_text())["per_client"]) == clients
 
 
 def check_arrays(data, x, y, num_train):
@@ -76,25 +80,25 @@ def check_arrays(data, x, y, num_train):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_idx_pairs(tmp_path, run_in_process, suffix):
+def test_idx_pairs(tmp_path, suffix):
     x, y = miniatures.idx_pairs(tmp_path / "fashion-mnist", suffix=suffix)
     data = datasets.load("fashion-mnist", str(tmp_path))
     check_arrays(data, x, y, 100)
     assert data.classes[9] == "Ankle boot"
-    three_rounds(run_in_process, tmp_path, "fashion-mnist", "class-fraction", 5)
+    three_rounds(tmp_path, "fashion-mnist", "class-fraction", 5)
 
 
 @pytest.mark.parametrize("number", [10, 100])
-def test_cifar(tmp_path, run_in_process, monkeypatch, number):
+def test_cifar(tmp_path, monkeypatch, number):
     x, y = miniatures.cifar(tmp_path / f"cifar{number}", number, monkeypatch)
     data = datasets.load(f"cifar{number}", str(tmp_path))
     check_arrays(data, x, y, 1000 if number == 10 else 300)
     assert data.classes[number - 1] == f"class {number - 1}"
     if number == 100:
         assert data.columns["coarse"].tolist() == [f"super {i % 20:02}" for i in y]
-        three_rounds(run_in_process, tmp_path, "cifar100", "coarse", 20)
+        three_rounds(tmp_path, "cifar100", "coarse", 20)
     else:
-        three_rounds(run_in_process, tmp_path, "cifar10", "corrupted", blur=1.0)
+        three_rounds(tmp_path, "cifar10", "corrupted", blur=1.0)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
@@ -129,11 +133,11 @@ def test_cifar_from_its_archive(tmp_path, monkeypatch):
         datasets.load("cifar10", str(tmp_path))
 
 
-def test_stl10(tmp_path, run_in_process, caplog):
+def test_stl10(tmp_path, caplog):
     x, y = miniatures.stl10(tmp_path / "stl10")
     check_arrays(datasets.load("stl10", str(tmp_path)), x, y, 60)
     assert "train_X.bin: md5" in caplog.text  # a miniature is not the official file
-    three_rounds(run_in_process, tmp_path, "stl10", "iid")
+    three_rounds(tmp_path, "stl10", "iid")
     file = tmp_path / "stl10" / "stl10_binary" / "test_X.bin"
     file.write_bytes(file.read_bytes()[:-1])
     datasets._load.cache_clear()
@@ -141,12 +145,12 @@ def test_stl10(tmp_path, run_in_process, caplog):
         datasets.load("stl10", str(tmp_path))
 
 
-def test_femnist_of_leaf(tmp_path, run_in_process):
+def test_femnist_of_leaf(tmp_path):
     x, y = miniatures.leaf(tmp_path / "femnist")
     data = datasets.load("femnist", str(tmp_path))
     check_arrays(data, x, y, 240)
     assert sorted(set(data.columns["writer"])) == [f"f{i:04}_00" for i in range(12)]
-    three_rounds(run_in_process, tmp_path, "femnist", "natural", 6)
+    three_rounds(tmp_path, "femnist", "natural", 6)
     file = tmp_path / "femnist" / "test" / "all_data_1_niid_0_keep_0_test_9.json"
     content = json.loads(file.read_text())
     content["user_data"]["f0001_00"]["y"][0] = 62
@@ -165,7 +169,7 @@ def test_femnist_of_emnist_is_turned_and_dark_on_light(tmp_path):
     check_arrays(datasets.load("femnist", str(tmp_path)), 255 - x.transpose(0, 1, 3, 2), y, 620)
 
 
-def test_omniglot(tmp_path, run_in_process):
+def test_omniglot(tmp_path):
     miniatures.omniglot(tmp_path / "omniglot")
     data = datasets.load("omniglot", str(tmp_path))
     assert tuple(data.x.shape) == (72, 1, 28, 28)
@@ -175,7 +179,7 @@ def test_omniglot(tmp_path, run_in_process):
     # a drawing of 20·c rows of ink from column 30 + d to 60: its share of 105×105 in [0, 1]
     drawing = data.x[data.y == 1][2].float() / 255
     assert drawing.mean().item() == pytest.approx(40 * 28 / 105**2, rel=0.02)
-    three_rounds(run_in_process, tmp_path, "omniglot", "natural", 4, test_fraction=0.15)
+    three_rounds(tmp_path, "omniglot", "natural", 4, test_fraction=0.15)
     (tmp_path / "omniglot/images_evaluation/Manx/character01/1_00.png").write_bytes(b"\x89PNG")
     datasets._load.cache_clear()
     with pytest.raises(ValueError, match=r"1_00\.png is truncated"):
@@ -183,13 +187,13 @@ def test_omniglot(tmp_path, run_in_process):
 
 
 @pytest.mark.parametrize(("name", "column"), [("inaturalist", "cell"), ("landmarks", "author")])
-def test_federated_vision(tmp_path, run_in_process, random_extractors, name, column):
+def test_federated_vision(tmp_path, random_extractors, name, column):
     miniatures.federated_vision(tmp_path / name, name == "inaturalist")
     data = datasets.load(name, str(tmp_path))
     assert (tuple(data.x.shape), data.x.dtype, data.num_train) == ((27, 1280), torch.float32, 24)
     assert data.y.tolist() == [i % 3 for i in range(27)]
     assert data.columns[column].tolist() == [f"user {i % 4}" for i in range(24)] + [""] * 3
-    three_rounds(run_in_process, tmp_path, name, "natural")
+    three_rounds(tmp_path, name, "natural")
     next((tmp_path / name).rglob("*.jpg")).unlink()
     datasets._load.cache_clear()
     with pytest.raises(ValueError, match=r"federated_train\.csv: no image of 1 ids"):
@@ -217,7 +221,7 @@ def test_damaged_weights_are_not_used(tmp_path):
         features.mobilenet_network(tmp_path)
 
 
-def test_yahoo_answers(tmp_path, run_in_process, random_extractors):
+def test_yahoo_answers(tmp_path, random_extractors):
     miniatures.yahoo(tmp_path / "yahoo-answers")
     data = datasets.load("yahoo-answers", str(tmp_path))
     assert (tuple(data.x.shape), data.num_train) == ((100, 768), 80)
@@ -226,7 +230,7 @@ def test_yahoo_answers(tmp_path, run_in_process, random_extractors):
     tokens = tokenizer(["why 7? because 7"], truncation=True, max_length=128)
     with torch.inference_mode():  # a text alone has the features it has in a padded batch
         assert torch.allclose(data.x[7], network(**tokens).last_hidden_state[0, 0], atol=1e-5)
-    three_rounds(run_in_process, tmp_path, "yahoo-answers", "dirichlet", alpha=10.0)
+    three_rounds(tmp_path, "yahoo-answers", "dirichlet", alpha=10.0)
     file = tmp_path / "yahoo-answers" / "test.csv"
     file.write_text(file.read_text() + '"11","a","b","c"\n')
     datasets._load.cache_clear()
