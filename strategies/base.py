@@ -394,7 +394,7 @@ class PersonalizedStrategy(Strategy):
             elif _unknown_query(reply):
                 self._known[node_id] = Node(node_id, node_id)
             else:
-                failures.append(reply.error.reason or f"error {reply.error.code}")
+                failures.append(_reason(reply))
                 log(WARNING, "node %s did not answer the query: %s", node_id, failures[-1])
         return failures
 
@@ -445,7 +445,7 @@ def _read(
 ) -> tuple[Update | None, str, str]:
     """A reply as an update, or None with the cause and the detail of its refusal."""
     if reply.has_error():
-        return None, "error", reply.error.reason or f"error {reply.error.code}"
+        return None, "error", _reason(reply)
     arrays: Arrays = {}
     metrics: dict[str, Any] = {}
     try:
@@ -472,6 +472,12 @@ def _read(
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return None, "not-finite", f"{name} holds NaN or infinity"
     return Update(node, arrays, int(num_examples), metrics), "", ""
+
+
+def _reason(reply: Message) -> str:
+    """Why the client failed, in one line: engines send whole tracebacks, the cause last."""
+    lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip()]
+    return lines[-1] if lines else f"error {reply.error.code}"
 
 
 def _unknown_query(reply: Message) -> bool:
