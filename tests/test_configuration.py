@@ -6,7 +6,8 @@ from fedapps.config import accepted, defaults, keywords, override, parse_overrid
 from fedapps.methods import METHODS
 
 READ_BY_APPS = {"method", "dataset", "data_dir", "partition", "num_clients", "train_fraction",
-                "rounds", "model", "client_models", "standardize", "output_dir", "device"}  # fmt: skip
+                "rounds", "model", "client_models", "standardize", "output_dir",
+                "device"}  # fmt: skip
 COMMON = {key.replace("-", "_") for key in defaults() if "." not in key}
 
 
