@@ -33,6 +33,7 @@ class Client(NumPyClient):
     which runs `local_epochs` passes if > 0, else `local_steps` mini-batches of `batch_size`."""
 
     personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
+    needs_public = False  # True: learns from public samples, which no client owns
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
 
     def __init__(
@@ -157,20 +158,22 @@ class Client(NumPyClient):
         )
 
     def fit_locally(self, config: Config, **options: Any) -> float:
-        """Local SGD on `loss`; returns the mean loss.
+        """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
 
-        `options` are `parameters` (default: all), `rows` (default: this round's mini-batches) and
-        those of `sgd`."""
+        `options` replace what `sgd` is called with: parameters, samples, rows, loss, lr, …"""
         self.model.train()
         settings: dict[str, Any] = {
+            "parameters": self.model.parameters(),
+            "samples": self.share.train,
+            "loss": self.loss,
             "lr": self.lr,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
         } | options
-        parameters = settings.pop("parameters", self.model.parameters())
-        samples = self.share.train.to(self.device)
-        rows = settings.pop("rows") if "rows" in settings else self.rows(config)
-        return sgd(parameters, samples, rows, self.loss, **settings)
+        settings["samples"] = settings["samples"].to(self.device)
+        if "rows" not in settings:
+            settings["rows"] = self.rows(config)
+        return sgd(**settings)
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
         """Put the accuracy of `samples` under `key`; returns mean loss and labeled count."""

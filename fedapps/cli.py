@@ -120,8 +120,10 @@ def check(config: Config) -> None:
     method = check_method(config["method"])
     check_run(config)
     check_privacy(config, method)
-    node = {"partition-id": 0, "num-partitions": config["num-clients"]}
-    make_client(Context(0, 0, node, RecordDict(), config), method)
+    dealt = len(str(config["client-models"]).split(","))
+    for client in range(min(dealt, int(config["num-clients"]))):
+        node = {"partition-id": client, "num-partitions": config["num-clients"]}
+        make_client(Context(0, 0, node, RecordDict(), config), method)
     construct(METHODS[method].strategy, config=config, method=method)
 
 

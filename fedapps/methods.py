@@ -7,11 +7,13 @@ from clients.base import Client
 from clients.fedadg import FedADGClient
 from clients.fedembed import FedEmbedClient
 from clients.fedma import FedMAClient
+from clients.fedmd import FedMDClient, HeteroTENTClient
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.fedrep import FedRepClient
 from clients.fedsr import FedSRClient
 from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.heterofedtta import HeteroFedTTAClient
 from clients.lgfedavg import LGFedAvgClient
 from clients.local import LocalClient
 from clients.perfedavg import PerFedAvgClient
@@ -25,6 +27,7 @@ from strategies.fedavg import FedAvg
 from strategies.fedembed import FedEmbed
 from strategies.fedgma import FedGMA
 from strategies.fedma import FedMA
+from strategies.fedmd import FedMD, HeteroFedTTA
 from strategies.fedtta import FedTTA
 from strategies.lgfedavg import LGFedAvg
 from strategies.pfedhn import PFedHN
@@ -177,6 +180,27 @@ METHODS = {
         FedTTAPlusPlusClient,
         "Ye et al., UPFL, 2023",
         "FedTTA-Prox that adapts until the entropy stops falling",
+        "adapted",
+    ),
+    "fedmd": Method(
+        FedMD,
+        FedMDClient,
+        "Li and Wang, 2019",
+        "any architectures; logits on a public set are averaged and distilled",
+        "global",
+    ),
+    "heterotent": Method(
+        FedMD,
+        HeteroTENTClient,
+        "Ye et al., UPFL, 2023",
+        "TENT inside FedMD, for any architectures",
+        "adapted",
+    ),
+    "heterofedtta": Method(
+        HeteroFedTTA,
+        HeteroFedTTAClient,
+        "Ye et al., UPFL, 2023",
+        "FedTTA inside FedMD, for any architectures",
         "adapted",
     ),
     "fedembed": Method(

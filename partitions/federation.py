@@ -11,6 +11,7 @@ from partitions.registry import Config, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
+DEFAULT_PUBLIC = -1  # of public samples: 5000, at most a sixth of the data
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
@@ -32,9 +33,11 @@ class Federation:
         rule = entry.make(config, self.novel)
         self._change = entry.change(config, self.novel) if entry.change else None
         hidden = int(config["partition.public-samples"])
-        if hidden < 0:
+        if hidden < DEFAULT_PUBLIC:
             raise ValueError(f"partition.public-samples is {hidden}; it must be at least 0")
         self.dataset = dataset or load(str(config["dataset"]), str(config["data-dir"]))
+        if hidden == DEFAULT_PUBLIC:
+            hidden = min(5000, len(self.dataset.y) // 6)
         self.info: Info = self.dataset.info
         if self.num_clients > len(self.dataset.y) - hidden:
             raise ValueError(

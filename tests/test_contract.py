@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 import partitions
 from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
-from fedapps.client_app import app, make_client, method_model
+from fedapps.client_app import app, make_client, method_model, with_public
 from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from fedapps.methods import METHODS
@@ -164,7 +164,7 @@ def test_novel_labels_reach_nothing_but_the_count(config, monkeypatch):
         if not entry.novel:
             continue
         before = go(method, config)[0]
-        federation = partitions.federation(config)
+        federation = partitions.federation(with_public(config, method))
         novel = [federation.share(i) for i in np.flatnonzero(federation.novel)]
         kept = federation.dataset.y.clone()
         for share in novel:
