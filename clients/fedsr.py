@@ -39,7 +39,7 @@ class FedSRClient(Client):
         return Stochastic(model, info.num_classes)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y)), Eq. (7)."""
+        """CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y))."""
         mean, scale = self.network.distribution(x)
         z = self.network.sample(mean, scale)
         l2r = z.square().sum(1).mean()

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from clients.arrays import Arrays, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.models.encoders import Described, build_encoder
+from clients.privacy import generator, noised
 from clients.sgd import only
 from partitions.datasets import Info
 from partitions.seeds import seed_of
 
-NOISES = ("secret", "seeded")
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
 
 
@@ -30,8 +30,8 @@ class ODPFLHNClient(Client):
     in `encoder_steps` steps of `encoder_local_lr`.
 
     A novel client with `dp_epsilon` > 0 adds the Gaussian noise of (ε, δ)-differential privacy
-    with respect to replacing one input. `dp_noise` = "secret" draws it from the operating system;
-    "seeded" repeats, and protects only against who does not know the run's seed."""
+    with respect to replacing one input, drawn by `dp_generator`; a "seeded" one protects only
+    against who does not know the run's seed."""
 
     exchanges = ("query.encode", "train.backprop")
 
@@ -44,7 +44,7 @@ class ODPFLHNClient(Client):
         encoder_local_lr: float = 0.01,
         dp_epsilon: float = 0.0,
         dp_delta: float = 0.01,
-        dp_noise: str = "secret",
+        dp_generator: str = "system",
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -59,13 +59,13 @@ class ODPFLHNClient(Client):
                 raise ValueError(f"{key} is {value}; it must not be negative")
         if not 0 < dp_delta < 1:
             raise ValueError(f"dp-delta is {dp_delta}; it must lie between 0 and 1")
-        if dp_noise not in NOISES:
-            raise ValueError(f"unknown dp-noise {dp_noise!r}; known: {NOISES}")
+        generator(dp_generator, 0, "dp")  # refuses an unknown one
         assert isinstance(self.model, Described)
         self.target, self.encoder = self.model.target, self.model.encoder
         self.encode_samples, self.encode_batch_size = encode_samples, encode_batch_size
         self.encoder_steps, self.encoder_local_lr = encoder_steps, encoder_local_lr
-        self.dp_epsilon, self.dp_delta, self.dp_noise = dp_epsilon, dp_delta, dp_noise
+        self.dp_epsilon, self.dp_delta = dp_epsilon, dp_delta
+        self.dp_generator = dp_generator
         if dp_epsilon:
             self.encoder.sensitivity(1)  # refuses at once what cannot be bounded
 
@@ -93,12 +93,12 @@ class ODPFLHNClient(Client):
         self.load(arrays)
         with torch.no_grad():
             e, n = self.descriptor(config)
-        metrics: Metrics = {}
         if self.dp_epsilon and self.share.novel:
             sigma = noise_scale(self.encoder.sensitivity(n), self.dp_epsilon, self.dp_delta)
-            e = e + sigma * self.noise(len(e), config).to(e)
-            metrics = {"dp-sigma": sigma}
-        return to_numpy({DESCRIPTOR: e}), metrics
+            counters = int(config.get("server-round", 0)), self.client
+            source = generator(self.dp_generator, self.seed, "dp", *counters)
+            return noised(to_numpy({DESCRIPTOR: e}), sigma, source), {"dp-sigma": sigma}
+        return to_numpy({DESCRIPTOR: e}), {}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """w̃_i: local SGD from w_i; where an embedding e_i comes along, the encoder is fitted."""
@@ -132,7 +132,9 @@ class ODPFLHNClient(Client):
         samples = self.share.everything if self.share.novel else self.share.train
         samples = samples.to(self.device)
         n = min(self.encode_samples, len(samples)) if self.encode_samples else len(samples)
-        rows = torch.randperm(len(samples), generator=self.generator("encode", config))[:n]
+        seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
+        order = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(samples), generator=order)[:n]
         passes = -(-n // self.encode_batch_size) if self.encode_batch_size else 1
         e = sum(
             self.encoder(samples[batch][0]) * (len(batch) / n)
@@ -153,19 +155,6 @@ class ODPFLHNClient(Client):
             optimizer.step()
             losses.append(float(loss.detach()))
         return losses[0] if losses else 0.0
-
-    def noise(self, dim: int, config: Config) -> Tensor:
-        """A draw from N(0, I), (dim,)."""
-        if self.dp_noise == "seeded":
-            return torch.randn(dim, generator=self.generator("dp", config))
-        generator = torch.Generator()
-        generator.seed()  # from the operating system's entropy
-        return torch.randn(dim, generator=generator)
-
-    def generator(self, purpose: str, config: Config) -> torch.Generator:
-        """A generator of (seed, purpose, round, client)."""
-        counters = int(config.get("server-round", 0)), self.client
-        return torch.Generator().manual_seed(seed_of(self.seed, purpose, *counters))
 
 
 def noise_scale(sensitivity: float, epsilon: float, delta: float) -> float:

@@ -60,7 +60,7 @@ class PerFedAvgClient(Client):
         w: Weights = dict(self.model.named_parameters())
         exact = self.variant == "exact"
         step = self.gradient(w, d, graph=exact)
-        moved = {name: p - self.inner_lr * step[name] for name, p in w.items()}  # w̃, Eq. (8)
+        moved = {name: p - self.inner_lr * step[name] for name, p in w.items()}  # w̃
         if exact:
             value = self.risk(moved, d_prime)
             return float(value.detach()), _grad(value, w)

@@ -21,7 +21,8 @@ def batches(
         return [rows for one in passes for rows in one.split(batch_size)]
     size = min(batch_size, n)
     passes = [torch.randperm(n, generator=generator) for _ in range(-(-steps * size // n))]
-    return torch.cat(passes)[: steps * size].view(steps, size).unbind()
+    drawn = torch.cat([torch.empty(0, dtype=torch.int64), *passes])
+    return drawn[: steps * size].view(steps, size).unbind()
 
 
 def sgd(

@@ -22,7 +22,7 @@ from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
 from fedapps.table import Display, results_table
 
-MAIN_JOB = "fedavg,fedper,tent,pfedhn"  # methods of `fedapps run` without arguments
+MAIN_JOB = "fedavg,fedper,pfedhn,tent,fedtta++"  # methods of `fedapps run` without arguments
 
 cli = typer.Typer(
     help="Personalized federated learning on Flower.",
@@ -99,7 +99,7 @@ def list_(
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    table = Table(*rows[0])
+    table = Table(*(rows[0] if rows else ["nothing yet"]))
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
     console.print(table)
@@ -112,14 +112,18 @@ def main() -> None:
 
 def check(config: Config) -> None:
     """Raise ValueError for whatever of a configuration can be known to be wrong before a run."""
-    import partitions
-    from clients.models import build_model
-    from fedapps.server_app import check_run
+    from flwr.app import Context, RecordDict
+
+    from fedapps.client_app import make_client
+    from fedapps.server_app import check_privacy, check_run
 
     method = check_method(config["method"])
     check_run(config)
-    federation = partitions.federation(config)
-    build_model(str(config["model"]), federation.info.shape, federation.info.num_classes, 0)
+    check_privacy(config, method)
+    dealt = len(str(config["client-models"]).split(","))
+    for client in range(min(dealt, int(config["num-clients"]))):
+        node = {"partition-id": client, "num-partitions": config["num-clients"]}
+        make_client(Context(0, 0, node, RecordDict(), config), method)
     construct(METHODS[method].strategy, config=config, method=method)
 
 
@@ -159,6 +163,7 @@ def _methods() -> list[dict[str, Any]]:
             "paper": method.paper,
             "line": method.line,
             "novel clients": method.novel or "no",
+            "privacy": ", ".join(method.dp) or "no",
             "own client": method.client is not Client,
         }
         for name, method in METHODS.items()

@@ -10,11 +10,13 @@ from torch import nn
 import partitions
 from clients.arrays import Arrays, model_arrays
 from clients.base import Client
-from clients.models import build_model
+from clients.models import build_model, sized
+from clients.privacy import private
 from fedapps.bridge import answer
 from fedapps.config import Config, check_method, construct, keywords, settings
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, Method
 from partitions.datasets import Info
+from partitions.federation import DEFAULT_PUBLIC
 from partitions.shares import Share
 
 torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
@@ -39,8 +41,9 @@ def make_client(context: Context, method: str) -> Client:
                 f'with --federation-config "num-supernodes={expected} client-resources-num-cpus=1"'
                 f' or set --run-config "num-clients={count}"'
             )
-        federation = partitions.federation(config)
+        federation = partitions.federation(with_public(config, method))
         share, info = federation.share(client_id), federation.info
+    config["model"] = client_model(config, method, client_id, str(node.get("model", "")))
     model, initial = method_model(method, config, info)
     return construct(
         METHODS[method].client,
@@ -50,8 +53,42 @@ def make_client(context: Context, method: str) -> Client:
         method=method,
         client=client_id,
         initial=initial,
+        network=str(config["model"]),
         device=_device(str(config["device"])),
     )
+
+
+def with_public(config: Config, method: str) -> Config:
+    """The configuration whose federation keeps public samples if the method needs some."""
+    key = "partition.public-samples"
+    return config | {
+        key: config[key] or (DEFAULT_PUBLIC if METHODS[method].client.needs_public else 0)
+    }
+
+
+def client_model(config: Config, method: str, client: int, own: str = "") -> str:
+    """The network of a client: its node's `own`, else the one that client-models deals it.
+
+    Raises ValueError if all clients of the method must have the same, unless the run is that of
+    one model's clients (only-model)."""
+    dealt = client_models(config)
+    if not own and not dealt:
+        return str(config["model"])
+    if not config["only-model"] and not _any_model(METHODS[method]):
+        able = ", ".join(name for name, m in METHODS.items() if _any_model(m))
+        raise ValueError(f"{method!r} needs one model for all clients; their own have: {able}")
+    return sized(str(config["model"]), own) if own else dealt[client % len(dealt)]
+
+
+def client_models(config: Config) -> list[str]:
+    """The names of the networks that client-models deals."""
+    words = str(config["client-models"]).split(",")
+    return [sized(str(config["model"]), word.strip()) for word in words if word.strip()]
+
+
+def _any_model(method: Method) -> bool:
+    """Whether its clients' networks may differ: the strategy serves all, or they stay there."""
+    return method.strategy.any_model or method.client.personal == ("",)
 
 
 @lru_cache(maxsize=8)
@@ -98,7 +135,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 app.query()(_answer)
-app.train()(_answer)
+app.train(mods=[private])(_answer)
 app.evaluate()(_answer)
 for _exchange in sorted({e for m in METHODS.values() for e in m.client.exchanges}):
     _category, _, _action = _exchange.partition(".")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,6 +142,9 @@ def _run_as_tasks(
 
 @contextmanager
 def _ray(num_cpus: int) -> Iterator[None]:
+    # Read when ray is imported. Under `uv run` workers would build an environment of their own.
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     import ray
 
     ray.init(

@@ -8,14 +8,16 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from clients.arrays import to_record
-from fedapps.client_app import method_model
-from fedapps.config import Config, check_method, construct, defaults, override
+import partitions
+from clients.arrays import Arrays, to_record
+from clients.models import sized
+from fedapps.client_app import client_models, method_model
+from fedapps.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
 from fedapps.results import Recorder
-from partitions.datasets import info
 from strategies.base import PersonalizedStrategy
+from strategies.privacy import Privacy
 
 app = ServerApp()
 
@@ -53,9 +55,11 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     config = override(defaults(), config)
     method = check_method(config["method"])
     check_run(config)
+    privacy = check_privacy(config, method)
     entry = METHODS[method]
-    _, initial = method_model(method, config, info(str(config["dataset"])))
-    shared = {name: a for name, a in initial.items() if not entry.client.is_personal(name)}
+    only = sized(str(config["model"]), str(config["only-model"])) if config["only-model"] else ""
+    shared = shared_arrays(config, method, only or str(config["model"]))
+    sizes = {name: shared_arrays(config, method, name) for name in client_models(config)}
     output = str(config["output-dir"])
     recorder = Recorder(config, engine, Path(output) if output else None)
     strategy: PersonalizedStrategy = construct(
@@ -66,6 +70,9 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         evaluate_novel=bool(entry.novel),
         on_round=lambda report: recorder.record(report, strategy),
         saved=read_arrays(Path(str(config["from-dir"]))) if config["from-dir"] else None,
+        privacy=privacy,
+        only_model=only,
+        **({"models": sizes} if sizes and "models" in accepted(entry.strategy) else {}),
     )
     with recorder:
         return strategy.start(
@@ -74,6 +81,24 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
             num_rounds=int(config["rounds"]),
             train_config=ConfigRecord({"method": method}),
         )
+
+
+def shared_arrays(config: Config, method: str, model: str) -> Arrays:
+    """The initial arrays of the method's network around `model` that are not personal."""
+    _, initial = method_model(method, config | {"model": model}, partitions.task(config))
+    return {n: a for n, a in initial.items() if not METHODS[method].client.is_personal(n)}
+
+
+def check_privacy(config: Config, method: str) -> Privacy | None:
+    """The run's differential privacy, None without. Raises ValueError for bad settings, and for
+    a kind of privacy that the method cannot keep."""
+    privacy: Privacy = construct(Privacy, config=config, method=method)
+    if privacy.mode == "none":
+        return None
+    if privacy.mode not in METHODS[method].dp:
+        able = [name for name, entry in METHODS.items() if privacy.mode in entry.dp]
+        raise ValueError(f"{method} cannot keep dp {privacy.mode!r}; able: {', '.join(able)}")
+    return privacy
 
 
 def check_run(config: Config) -> None:

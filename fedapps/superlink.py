@@ -61,6 +61,7 @@ class SuperLink:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use this environment, not a new one
         }
         self._processes: list[subprocess.Popen[bytes]] = []
 

@@ -19,8 +19,8 @@ def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
     """The point of {λ ≥ 0, Σλ = mass} nearest to v (n,) (Duchi et al., ICML 2008, Fig. 1)."""
     u = np.sort(v)[::-1]
     excess = (np.cumsum(u) - mass) / np.arange(1, len(v) + 1)
-    theta = excess[np.flatnonzero(u > excess)[-1]] if mass > 0 else u[0]
-    return np.maximum(v - theta, 0.0)
+    positive = max(1, int((u > excess).sum()))  # 1 where the mass is lost in rounding
+    return np.maximum(v - excess[positive - 1], 0.0)
 
 
 class AFL(PersonalizedStrategy):

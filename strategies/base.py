@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -20,9 +20,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
+from strategies.f1 import f1_scores
 
 POLL_SECONDS = 0.5
 CHOICES = ("skip", "stop")
+LABELS = {"sub-population", "head"}  # metrics that name a group: no mean of them is told
 
 
 @dataclass(frozen=True, order=True)
@@ -45,27 +47,50 @@ class Update:
     metrics: dict[str, Any]
 
 
+class Protection(Protocol):
+    """Differential privacy of a run, see `strategies.privacy.Privacy`."""
+
+    poisson: bool
+
+    def settings(self) -> dict[str, Any]:
+        """What train messages tell the clients."""
+        ...
+
+    def protect(
+        self, updates: Sequence[Update], sent: Sequence[Arrays], round_: int, users: int
+    ) -> list[Update]:
+        """The updates to aggregate in place of those that came."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """What of the budget is spent."""
+        ...
+
+
 class PersonalizedStrategy(Strategy):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
     `fraction_train` of the training nodes is sampled each round, once `min_available_nodes` have
     connected (waiting at most `wait` seconds). Every `evaluate_every` rounds, and after the last,
-    all nodes are evaluated; novel ones only if `evaluate_novel`. A reply that is an error, lacks
-    or invents names, has wrong shapes or dtypes, or is not finite is dropped, counted and logged;
-    with `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer
-    than `min_valid_replies` valid ones. `on_round` is called with each round's report. `saved` are
-    the server's arrays of a former run, from which this one goes on; with 0 rounds it is only
-    evaluated.
+    `fraction_evaluate` of the nodes is evaluated; novel ones only if `evaluate_novel`. A reply
+    that is an error, lacks or invents names, has wrong shapes or dtypes, or is not finite is
+    dropped, counted and logged; with `on_client_failure` = "stop" the first such training reply
+    ends the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with
+    each round's report; `privacy` protects updates before they are aggregated. `saved` are the
+    server's arrays of a former run, from which this one goes on; with 0 rounds it is only
+    evaluated. With `only_model` the roster is cut to the clients whose network has that name.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
+    any_model = False  # True: it serves clients whose networks differ
     phase = 0  # the best round of a run is sought in its last phase
 
     def __init__(
         self,
         *,
         fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
         min_available_nodes: int = 1,
         evaluate_every: int = 1,
         evaluate_novel: bool = True,
@@ -75,17 +100,23 @@ class PersonalizedStrategy(Strategy):
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
         saved: Arrays | None = None,
+        only_model: str = "",
+        privacy: Protection | None = None,
     ) -> None:
         if not 0 < fraction_train <= 1:
             raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
+        if not 0 < fraction_evaluate <= 1:
+            raise ValueError(f"fraction-evaluate is {fraction_evaluate}; it must lie in (0, 1]")
         if evaluate_every < 1:
             raise ValueError(f"evaluate-every is {evaluate_every}; it must be at least 1")
         if on_client_failure not in CHOICES:
             raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
-        self.fraction_train, self.min_available_nodes = fraction_train, min_available_nodes
+        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        self.min_available_nodes = min_available_nodes
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
-        self.seed, self.wait, self.on_round, self.saved = seed, wait, on_round, saved
+        self.seed, self.wait, self.on_round, self.privacy = seed, wait, on_round, privacy
+        self.saved, self.only_model = saved, only_model
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
@@ -162,8 +193,21 @@ class PersonalizedStrategy(Strategy):
         nodes = self.training_nodes()
         if not nodes:
             raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
-        count = max(1, round(self.fraction_train * len(nodes)))
+        if self.privacy is not None and self.privacy.poisson:
+            return self._toss(nodes)
+        return self._draw("sample", nodes, self.fraction_train)
+
+    def _toss(self, nodes: Sequence[Node]) -> list[Node]:
+        """Each node by a coin of its own; again if nobody is drawn."""
         generator = np.random.default_rng(seed_of(self.seed, "sample", self.round))
+        while not (chosen := generator.random(len(nodes)) < self.fraction_train).any():
+            continue
+        return [node for node, one in zip(nodes, chosen, strict=True) if one]
+
+    def _draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
+        """A share of the nodes by the generator of (seed, purpose, round), by client id."""
+        count = max(1, round(fraction * len(nodes)))
+        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]
 
     # Flower's contract
@@ -207,7 +251,8 @@ class PersonalizedStrategy(Strategy):
         self._update_roster()
         nodes = self.sample()
         self._payloads = self.broadcast(self.arrays, nodes)
-        settings = ConfigRecord(dict(config) | {"server-round": server_round})
+        asked = self.privacy.settings() if self.privacy else {}
+        settings = ConfigRecord(dict(config) | {"server-round": server_round} | asked)
         self._sent = self._messages("train", self._payloads, settings)
         self._report = {"round": server_round, "sampled": len(nodes)}
         return [message for message, _ in self._sent]
@@ -227,6 +272,10 @@ class PersonalizedStrategy(Strategy):
                 f"min-valid-replies is {self.min_valid_replies}; "
                 f"dropped by cause: {dict(self._dropped)}"
             )
+        if self.privacy is not None:
+            sent = [self._payloads[update.node] for update in updates]
+            users = len(self.training_nodes())
+            updates = self.privacy.protect(updates, sent, server_round, users)
         self.arrays = self.aggregate(self.arrays, updates)
         self._stop_on_failure()  # in an exchange that aggregate made
         dropped = dict(self._dropped)
@@ -237,6 +286,8 @@ class PersonalizedStrategy(Strategy):
             "dropped": dropped,
             "megabytes": {way: n / clients / 1e6 for way, n in self._bytes.items()},
         } | self.report()
+        if self.privacy is not None:
+            self._report |= self.privacy.report()
         metrics = MetricRecord({"valid-replies": len(updates)})
         if self._report["loss"] is not None:
             metrics["loss"] = self._report["loss"]
@@ -265,6 +316,7 @@ class PersonalizedStrategy(Strategy):
         self._update_roster()
         self._dropped = Counter()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
+        nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
         settings = ConfigRecord(dict(config) | {"server-round": server_round})
         self._sent = self._messages("evaluate", payloads, settings)
@@ -291,7 +343,7 @@ class PersonalizedStrategy(Strategy):
         metrics = MetricRecord()
         for role, novel in (("train", False), ("novel", True)):
             group = [u for u in self.evaluation if u.node.novel == novel]
-            for key in sorted({key for u in group for key in u.metrics}):
+            for key in sorted({key for u in group for key in u.metrics} - LABELS):
                 values = [u.metrics[key] for u in group if key in u.metrics]
                 if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
                     metrics[f"{role}-{key}"] = float(np.mean(values))
@@ -300,6 +352,8 @@ class PersonalizedStrategy(Strategy):
                         if novel and len(values) > 1:
                             sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
                             metrics["novel-sem"] = sem
+        for key, value in f1_scores(self.evaluation).items():
+            metrics[key] = value
         return metrics
 
     # Arrays, roster, messages
@@ -332,6 +386,8 @@ class PersonalizedStrategy(Strategy):
                     + (f"; one said: {failures[0]}" if failures else "")
                 )
             time.sleep(POLL_SECONDS)
+        if self.only_model:
+            self.nodes = [n for n in self.nodes if n.properties.get("model") == self.only_model]
         clients = Counter(node.client for node in self.nodes)
         if twice := [client for client, count in clients.items() if count > 1]:
             raise RuntimeError(f"client ids {twice} are claimed by more than one node each")
@@ -363,7 +419,7 @@ class PersonalizedStrategy(Strategy):
             elif _unknown_query(reply):
                 self._known[node_id] = Node(node_id, node_id)
             else:
-                failures.append(reply.error.reason or f"error {reply.error.code}")
+                failures.append(_reason(reply))
                 log(WARNING, "node %s did not answer the query: %s", node_id, failures[-1])
         return failures
 
@@ -414,7 +470,7 @@ def _read(
 ) -> tuple[Update | None, str, str]:
     """A reply as an update, or None with the cause and the detail of its refusal."""
     if reply.has_error():
-        return None, "error", reply.error.reason or f"error {reply.error.code}"
+        return None, "error", _reason(reply)
     arrays: Arrays = {}
     metrics: dict[str, Any] = {}
     try:
@@ -441,6 +497,12 @@ def _read(
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return None, "not-finite", f"{name} holds NaN or infinity"
     return Update(node, arrays, int(num_examples), metrics), "", ""
+
+
+def _reason(reply: Message) -> str:
+    """Why the client failed, in one line: engines send whole tracebacks, the cause last."""
+    lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip()]
+    return lines[-1] if lines else f"error {reply.error.code}"
 
 
 def _unknown_query(reply: Message) -> bool:

@@ -90,7 +90,7 @@ def match(
     max_width: int,
     sweeps: int = 1,
 ) -> Matched:
-    """Match the clients' neurons (L_j, d): each client in turn against the others' mean, Eq. (3).
+    """Match the clients' neurons (L_j, d): each client in turn against the others' mean.
 
     Matching l with i costs ‖w_l − θ_i‖²; opening the k-th new global neuron costs
     `new_neuron_cost`·(1 + log k) mean squared norms, ε + f(i) of the paper, and is impossible

@@ -35,6 +35,8 @@ class ODPFLHN(PFedHN):
     clients fit the encoder; in the last `fine_tune_rounds` the encoder is frozen, and the
     hypernetwork is tuned on its descriptors. The other settings are pFedHN's."""
 
+    any_model = False  # the encoder follows the target network's convolutions
+
     def __init__(
         self,
         *,

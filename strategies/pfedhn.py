@@ -38,6 +38,7 @@ class PFedHN(PersonalizedStrategy):
     arrays of the target networks by name, where clients differ in size."""
 
     keeps_arrays = True
+    any_model = True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""pFedMe server (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1, line 9).
+"""pFedMe server (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
 
 w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics are averaged."""
 

@@ -118,7 +118,7 @@ def test_large_epsilon_is_the_analytic_mechanism(epsilon):
 def test_the_noise_has_the_scale_that_is_reported(epsilon):
     """Σ (noise/σ)² over 4 · 1500 entries is χ² distributed; a two-sided test at 1e-6."""
     plain = client("ds-sphere", novel=True)
-    private = client("ds-sphere", novel=True, dp_epsilon=epsilon, dp_noise="seeded")
+    private = client("ds-sphere", novel=True, dp_epsilon=epsilon, dp_generator="seeded")
     exact = plain.encode(gamma(plain), {})[0][DESCRIPTOR]
     replies = [private.encode(gamma(private), {"server-round": r}) for r in range(1500)]
     sigma = replies[0][1]["dp-sigma"]
@@ -129,12 +129,12 @@ def test_the_noise_has_the_scale_that_is_reported(epsilon):
     assert abs(noise.mean()) < 5 / math.sqrt(noise.size)
 
 
-def test_secret_noise_does_not_repeat_and_seeded_noise_does():
+def test_the_systems_noise_does_not_repeat_and_seeded_noise_does():
     def draws(kind):
-        one = client("ds-sphere", novel=True, dp_epsilon=1.0, dp_noise=kind)
+        one = client("ds-sphere", novel=True, dp_epsilon=1.0, dp_generator=kind)
         return [one.encode(gamma(one), {"server-round": 1})[0][DESCRIPTOR] for _ in range(2)]
 
-    assert (draws("secret")[0] != draws("secret")[1]).any()
+    assert (draws("system")[0] != draws("system")[1]).any()
     np.testing.assert_array_equal(*draws("seeded"))
 
 
@@ -156,7 +156,7 @@ def test_an_unbounded_encoder_is_refused(encoder):
     [
         ({"dp_epsilon": -1.0}, "dp-epsilon is -1.0"),
         ({"dp_delta": 0.0}, "dp-delta is 0.0"),
-        ({"dp_noise": "none"}, "'none'; known"),
+        ({"dp_generator": "none"}, "'none'; known"),
         ({"encode_batch_size": -1}, "encode-batch-size is -1"),
     ],
 )

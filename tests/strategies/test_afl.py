@@ -43,6 +43,7 @@ def test_projection_meets_its_optimality_conditions(v, mass):
 
 def test_projection_on_no_mass_is_zero():
     np.testing.assert_array_equal(project(np.array([0.3, 0.1]), 0.0), [0, 0])
+    np.testing.assert_array_equal(project(np.array([3.0]), 1e-20), [0])
 
 
 def test_a_round_by_hand():

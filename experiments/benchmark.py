@@ -1,0 +1,140 @@
+"""Speed, as ratios measured in one run: ``python -m experiments.benchmark``.
+
+Every row compares our code with a hand-written loop of the same steps, on the same data, with
+one thread each, so that it holds on any machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
+
+import logging
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional as F
+
+import partitions
+from clients.models import build_model
+from clients.sgd import batches
+from fedapps.config import Config, defaults
+from fedapps.jobs import make_jobs, run_in_process, run_jobs
+
+ROUNDS = 4
+Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds
+
+
+def protocol() -> Config:
+    """FedTTA's protocol on MNIST: 100 clients, half of them training, all of those each round."""
+    return defaults() | {
+        "dataset": "mnist",
+        "num-clients": 100,
+        "rounds": ROUNDS,
+        "evaluate-every": 10**6,
+    }
+
+
+def hand_written(config: Config, rounds: int, share: slice = slice(None)) -> None:
+    """FedAvg as one writes it by hand: tensors in memory, a loop, a mean."""
+    torch.set_num_threads(1)
+    federation = partitions.federation(config)
+    clients = [i for i in range(federation.num_clients) if not federation.novel[i]][share]
+    data = [federation.share(i).train[:] for i in clients]
+    model = build_model(str(config["model"]), federation.info.shape, 10, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(config["lr"]))
+    server = [p.detach().clone() for p in model.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(rounds):
+        total = [torch.zeros_like(p) for p in server]
+        for x, y in data:
+            with torch.no_grad():
+                for p, w in zip(model.parameters(), server, strict=True):
+                    p.copy_(w)
+            for rows in batches(len(y), 64, steps=20, epochs=0, generator=generator):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for one, p in zip(total, model.parameters(), strict=True):
+                    one.add_(p, alpha=1 / len(data))
+        server = total
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def in_process() -> Rows:
+    """FedAvg on the in-process grid over the hand-written loop; the median of alternating runs."""
+    config = protocol()
+    hand_written(config, 1)
+    run_in_process(config | {"method": "fedavg", "rounds": 1})
+    pairs = [
+        (
+            seconds(lambda: run_in_process(config | {"method": "fedavg"})),
+            seconds(lambda: hand_written(config, ROUNDS)),
+        )
+        for _ in range(5)
+    ]
+    ratio = float(np.median([ours / loop for ours, loop in pairs]))
+    ours, loop = np.median(np.array(pairs), axis=0)
+    return [("FedAvg in process / hand-written loop", ratio, "1.10", f"{ours:.2f} / {loop:.2f}")]
+
+
+def _half(config: Config, rounds: int, share: slice, queue) -> None:
+    hand_written(config, 1, share)
+    queue.put(seconds(lambda: hand_written(config, rounds, share)))
+
+
+def side_by_side(config: Config, rounds: int) -> float:
+    """Seconds a round of two hand-written loops in two processes, half of the clients each."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    halves = [slice(0, None, 2), slice(1, None, 2)]
+    workers = [context.Process(target=_half, args=(config, rounds, h, queue)) for h in halves]
+    for worker in workers:
+        worker.start()
+    took = [queue.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    return max(took) / rounds
+
+
+def ray() -> Rows:
+    """A round on Ray with two clients at once over two hand-written loops side by side."""
+    config = protocol() | {"rounds": 3 * ROUNDS}
+    loops = side_by_side(config, ROUNDS)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = make_jobs(config, ["fedavg"], [0], Path(folder))
+        reports: list[dict] = []
+
+        def follow(jobs) -> None:
+            reports.extend(report for job in jobs for report in job.news())
+
+        run_jobs(jobs, "ray", follow=follow)
+        if jobs[0].error:
+            raise RuntimeError(jobs[0].error)
+    rounds = [report["seconds"] for report in reports if ROUNDS < report["round"] < 3 * ROUNDS]
+    ours = float(np.median(rounds))
+    row = "FedAvg on Ray, two clients at once / two hand-written loops"
+    return [(row, ours / loops, "1.20", f"{ours:.2f} / {loops:.2f} a round")]
+
+
+def main() -> None:
+    """Measure every row and print the table."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    table = Table("what", "ratio", "bar", "seconds", title="Speed, as ratios in one run")
+    for measure in (in_process, ray):
+        for what, ratio, bar, took in measure():
+            table.add_row(what, f"{ratio:.2f}", f"≤ {bar}" if bar else "", took)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

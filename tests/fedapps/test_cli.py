@@ -1,0 +1,129 @@
+"""The command: bad input is refused before a run starts, results and lists are what they say."""
+
+import json
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapps.cli import LISTS, cli, defaults
+from fedapps.methods import METHODS
+
+SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
+
+
+def fedapps(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "fedpr"], ["'fedpr'", "fedper"]),
+        (["dataset=cifar"], ["'cifar'", "digits"]),
+        (["partition=random"], ["'random'", "pathological"]),
+        (["model=resnet"], ["'resnet'", "mlp"]),
+        (["rates=3"], ["'rates'", "lr"]),
+        (["pfedhn.depth=3"], ["'pfedhn.depth'", "hidden-layers"]),
+        (["partition=dirichlet", "partition.alpha=0"], ["alpha", "0.0", "> 0"]),
+        (["num-clients=5000"], ["5000", "1797"]),
+        (["model=lenet"], ["'lenet'", "16×16", "(1, 8, 8)", "'mlp'"]),
+        (["rounds=0"], ["rounds is 0"]),
+        (["--engine", "spark"], ["'spark'", "in-process"]),
+        (["--seeds", "a"], ["'a'"]),
+        (["--jobs", "0"], ["--jobs is 0"]),
+        (["nothing.toml"], ["nothing.toml"]),
+        (["nonsense"], ["'nonsense'", "key=value"]),
+        (["fedprox.mu=-1", "--methods", "fedprox"], ["fedprox.mu", "-1"]),
+        (["device=tpu"], ["'tpu'", "auto"]),
+    ],
+)
+def test_bad_input_names_value_and_choices(arguments, words, tmp_path):
+    said = fedapps("run", *arguments, "--output", tmp_path / "out", code=2)
+    assert all(word in said for word in words), said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_data_file_is_refused(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (tmp_path / "mnist" / f"{name}-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x09abc")
+    said = fedapps("run", "dataset=mnist", f"data-dir={tmp_path}", code=2)
+    assert "train-images-idx3-ubyte is truncated" in said
+
+
+def test_results_in_their_folders(tmp_path):
+    said = fedapps("run", *SMALL, "--methods", "fedavg,fedper", "--output", tmp_path)
+    assert "fedavg" in said
+    assert "cannot without labels" in said
+    for method in ("fedavg", "fedper"):
+        folder = tmp_path / f"{method}-seed0"
+        summary = json.loads((folder / "summary.json").read_text())
+        expected = {
+            "method", "dataset", "partition", "model", "seed", "engine", "rounds", "best_round",
+            "train", "novel", "last", "per_client", "megabytes_per_client_round", "seconds",
+            "dropped_replies",
+        }  # fmt: skip
+        assert expected <= summary.keys()
+        assert summary["rounds"] == 2
+        assert summary["train"]["clients"] == 3
+        assert (summary["novel"] is None) == (method == "fedper")
+        roles = [told["role"] for told in summary["per_client"].values()]
+        assert roles.count("train") == 3
+        lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [line["round"] for line in lines] == [1, 2]
+        config = tomllib.loads((folder / "config.toml").read_text())
+        assert config["method"] == method
+        assert config["versions"].keys() >= {"flwr", "torch", "python"}
+        assert defaults().keys() <= config.keys()
+
+
+def test_the_best_round_is_that_of_the_best_validation(tmp_path):
+    fedapps(
+        "run", *SMALL, "rounds=6", "evaluate-every=1", "--methods", "tent", "--output", tmp_path
+    )
+    folder = tmp_path / "tent-seed0"
+    lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+    validation = [line["evaluation"]["train-accuracy"] for line in lines]
+    summary = json.loads((folder / "summary.json").read_text())
+    best = validation.index(max(validation))
+    assert summary["best_round"] == best + 1
+    assert summary["novel"]["accuracy"] == lines[best]["evaluation"]["novel-accuracy"]
+    assert summary["last"]["train"]["accuracy"] == validation[-1]
+
+
+def test_several_seeds_and_jobs_side_by_side(tmp_path):
+    arguments = [*SMALL, "--methods", "fedavg", "--seeds", "0,1", "--jobs", 2]
+    said = fedapps("run", *arguments, "--output", tmp_path)
+    assert "± standard deviation over seeds" in said
+    seeds = [json.loads((tmp_path / f"fedavg-seed{i}/summary.json").read_text()) for i in (0, 1)]
+    assert seeds[0]["train"] != seeds[1]["train"]
+
+
+def test_an_experiment_gives_what_differs(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '# Mine\nmethods = ["local", "fedavg"]\nseeds = [4]\nnum-clients = 6\nrounds = 1\n'
+        'local-steps = 2\n"partition.classes-per-client" = 3\n[fedavg]\nlr = 0.2\n'
+    )
+    # fedavg declares no lr of its own, so this must be refused
+    assert "'fedavg.lr'" in fedapps("run", file, "--engine", "in-process", code=2)
+    file.write_text(file.read_text().replace("[fedavg]\nlr = 0.2\n", "[tent]\nadapt-steps = 2\n"))
+    fedapps("run", file, "--engine", "in-process", "--output", tmp_path / "out")
+    names = {folder.name for folder in (tmp_path / "out").iterdir()}
+    assert names == {"local-seed4", "fedavg-seed4"}
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_lists_are_tables_and_json(what):
+    rows = json.loads(fedapps("list", what, "--json"))
+    assert all("name" in row for row in rows)
+    if what == "methods":
+        assert [row["name"] for row in rows] == list(METHODS)
+    fedapps("list", what)
+
+
+def test_an_unknown_list_is_refused():
+    assert "methods" in fedapps("list", "colours", code=2)

@@ -1,0 +1,161 @@
+"""The same code on Ray, on real SuperNodes, and in somebody else's Flower app."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+
+from fedapps.config import defaults
+from fedapps.jobs import make_jobs, run_jobs
+from fedapps.superlink import SuperLink, free_port
+from strategies.pfedhn import PFedHN
+
+SMALL = {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 2}
+COMMAND = [str(Path(sys.executable).parent / "fedapps"), "run"]
+
+
+def nothing(jobs):
+    """Follow a run without showing it."""
+
+
+def numbers(summary):
+    """What must agree to the last bit, whichever engine ran."""
+    keys = ("train", "novel", "last", "best_round", "megabytes_per_client_round")
+    accuracies = {c: told["accuracy"] for c, told in summary["per_client"].items()}
+    return [summary[key] for key in keys], accuracies
+
+
+def test_ray_and_in_process_agree_to_the_last_bit(tmp_path):
+    methods = ["fedavg", "fedper", "tent", "pfedhn"]
+    config = defaults() | SMALL | {"fraction-train": 0.5}
+    on_ray = make_jobs(config, methods, [3], tmp_path / "ray")
+    here = make_jobs(config, methods, [3], tmp_path / "here")
+    run_jobs(on_ray, "ray", follow=nothing)
+    run_jobs(here, "in-process", follow=nothing)
+    for one, two in zip(on_ray, here, strict=True):
+        assert (one.error, two.error) == ("", "")
+        assert numbers(one.summary()) == numbers(two.summary())
+        assert (one.summary()["engine"], two.summary()["engine"]) == ("ray", "in-process")
+        names = {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors"}
+        assert {file.name for file in one.folder.iterdir()} == names
+
+
+def test_the_command_on_ray_reports_a_failing_method_and_stops_what_it_started(tmp_path):
+    arguments = ["num-clients=4", "rounds=1", "min-valid-replies=3", "--methods", "fedavg"]
+    done = subprocess.run(
+        [*COMMAND, *arguments, "--output", str(tmp_path)], capture_output=True, text=True,
+        env=os.environ | {"COLUMNS": "200"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "fedavg-seed0 failed" in done.stdout
+    assert "2 valid replies of 2, min-valid-replies is 3" in done.stdout
+    assert not leftovers()
+
+
+def test_ctrl_c_stops_everything(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "num-clients=4", "rounds=500", "--methods", "fedavg", "--output", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+    )
+    metrics = tmp_path / "fedavg-seed0" / "metrics.jsonl"
+    deadline = time.monotonic() + 600
+    while not metrics.is_file():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
+    assert not leftovers()
+
+
+def leftovers() -> list[str]:
+    """Commands of processes that carry a FLWR_HOME of ours."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "fedapps-" in process.environ().get("FLWR_HOME", ""):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_pfedhn_with_a_client_that_nobody_here_wrote():
+    """A Message-API ClientApp without a query handler: each client trains w towards its own
+    target (node's partition id); the hypernetwork must learn to give each its own."""
+    client_app = ClientApp()
+
+    @client_app.train()
+    def train(message: Message, context: Context) -> Message:
+        target = np.full((1, 3), float(context.node_config["partition-id"]), np.float32)
+        weights = message.content["arrays"]["w"].numpy()
+        trained = weights + np.float32(0.5) * (target - weights)
+        reply = {
+            "arrays": ArrayRecord({"w": Array(trained)}),
+            "metrics": MetricRecord({"num-examples": 10}),
+        }
+        return Message(RecordDict(reply), reply_to=message)
+
+    @client_app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        target = float(context.node_config["partition-id"])
+        error = float(np.abs(message.content["arrays"]["w"].numpy() - target).max())
+        numbers = MetricRecord({"num-examples": 10, "error": error})
+        return Message(RecordDict({"metrics": numbers}), reply_to=message)
+
+    server_app, results = ServerApp(), []
+
+    @server_app.main()
+    def main(grid, context: Context) -> None:
+        initial = ArrayRecord({"w": Array(np.zeros((1, 3), np.float32))})
+        strategy = PFedHN(
+            min_available_nodes=3,
+            server_lr=0.05,
+            hidden_dim=16,
+            server_weight_decay=0.0,
+            evaluate_every=60,
+        )
+        results.append(strategy.start(grid=grid, initial_arrays=initial, num_rounds=60))
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, num_supernodes=3, backend_config=resources)
+    # the best single model for all, w = 1, would leave errors of 1, 0 and 1: 2/3 on average
+    assert results[0].evaluate_metrics_clientapp[60]["train-error"] < 0.2
+    assert any(name.startswith("hypernetwork/") for name in results[0].arrays)
+
+
+def test_real_supernodes(tmp_path):
+    """FedAvg and FedPer for two rounds on three SuperNodes; the same numbers as in process."""
+    config = defaults() | SMALL | {"num-clients": 3, "train-fraction": 0.7}
+    jobs = make_jobs(config, ["fedavg", "fedper"], [0], tmp_path / "here")
+    run_jobs(jobs, "in-process", follow=nothing)
+    output = tmp_path / "nodes"
+    with SuperLink(tmp_path / "superlink.log", simulation=False) as superlink:
+        for i in range(3):
+            node = f'partition-id={i} num-partitions=3 state-dir="{tmp_path}/state-{i}"'
+            superlink.start(
+                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{superlink.port}",
+                "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node,
+            )  # fmt: skip
+        run_id = superlink.submit(config | {"method": "fedavg,fedper", "output-dir": str(output)})
+        deadline = time.monotonic() + 900
+        while not (status := superlink.status(run_id))[0].startswith("finished"):
+            assert time.monotonic() < deadline, (tmp_path / "superlink.log").read_text()
+            time.sleep(3)
+        assert status[0] == "finished:completed", superlink.error(run_id)
+    for job in jobs:
+        summary = json.loads((output / job.name / "summary.json").read_text())
+        assert numbers(summary) == numbers(job.summary())
+        assert summary["engine"] == "deployment"
+    heads = list(tmp_path.glob("state-*/fedper-*.safetensors"))
+    assert len(heads) == 2  # of the two training clients
+    assert not leftovers()

@@ -1,0 +1,125 @@
+"""The real loaders on real MNIST where it is there, and on miniatures in the official forms."""
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import datasets as hf
+import numpy as np
+import pytest
+
+from partitions import datasets
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
+    datasets._load.cache_clear()
+    yield
+    datasets._load.cache_clear()
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def miniature(folder: Path, zipped: bool) -> tuple[np.ndarray, np.ndarray]:
+    """12 + 4 images in MNIST's four files."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (16, 28, 28), dtype=np.uint8)
+    y = np.arange(16, dtype=np.uint8) % 10
+    folder.mkdir(parents=True)
+    for split, part in (("train", slice(0, 12)), ("t10k", slice(12, 16))):
+        for kind, array in (("images-idx3", x[part]), ("labels-idx1", y[part])):
+            data = idx(array)
+            name = f"{split}-{kind}-ubyte" + (".gz" if zipped else "")
+            (folder / name).write_bytes(gzip.compress(data) if zipped else data)
+    return x, y
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_idx_files_train_and_test_united(tmp_path, name, zipped):
+    x, y = miniature(tmp_path / name, zipped)
+    data = datasets.load(name, str(tmp_path))
+    assert np.array_equal(data.x.numpy()[:, 0], x)
+    assert np.array_equal(data.y.numpy(), y)
+    assert data.num_train == 12
+    assert datasets.load(name, str(tmp_path)) is data
+
+
+def test_changed_files_are_read_again(tmp_path):
+    miniature(tmp_path / "mnist", False)
+    datasets.load("mnist", str(tmp_path))
+    labels = np.arange(12, dtype=np.uint8)[::-1] % 10
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(labels.copy()))
+    datasets._load.cache_clear()
+    assert np.array_equal(datasets.load("mnist", str(tmp_path)).y.numpy()[:12], labels)
+
+
+@pytest.mark.parametrize("form", ["save_to_disk", "parquet"])
+def test_folders_of_the_datasets_library(tmp_path, form):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (10, 28, 28), dtype=np.uint8)
+    features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(num_classes=10)})
+    splits = {
+        name: hf.Dataset.from_dict(
+            {"image": [{"bytes": png(i), "path": None} for i in x[rows]], "label": list(rows)},
+            features=features,
+        )
+        for name, rows in (("train", range(8)), ("test", range(8, 10)))
+    }
+    folder = tmp_path / "mnist"
+    if form == "save_to_disk":
+        hf.DatasetDict(splits).save_to_disk(str(folder))
+    else:
+        folder.mkdir()
+        for name, split in splits.items():
+            split.to_parquet(str(folder / f"{name}-00000-of-00001.parquet"))
+    data = datasets.load("mnist", str(tmp_path))
+    assert np.array_equal(data.x.numpy()[:, 0], x)
+    assert data.y.tolist() == list(range(10))
+    assert data.num_train == 8
+
+
+def png(image: np.ndarray) -> bytes:
+    from io import BytesIO
+
+    from PIL import Image
+
+    buffer = BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_truncated_file_is_named(tmp_path, zipped):
+    miniature(tmp_path / "mnist", zipped)
+    file = next((tmp_path / "mnist").glob("train-images*"))
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.*truncated"):
+        datasets.load("mnist", str(tmp_path))
+
+
+def test_labels_out_of_range_and_missing_sources_are_errors(tmp_path, monkeypatch):
+    miniature(tmp_path / "mnist", False)
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(np.full(12, 11, np.uint8)))
+    with pytest.raises(ValueError, match=r"labels 2…11 lie outside 0…9"):
+        datasets.load("mnist", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
+    with pytest.raises(ValueError) as error:
+        datasets.load("fashion-mnist", str(tmp_path))
+    assert all(w in str(error.value) for w in ("official files", "save_to_disk", "hub"))
+
+
+@pytest.mark.skipif(not os.environ.get("FEDAPPS_DATA_DIR"), reason="real MNIST is not there")
+def test_real_mnist():
+    data = datasets.load("mnist")
+    assert tuple(data.x.shape) == (70000, 1, 28, 28)
+    assert data.num_train == 60000
+    # class counts of LeCun's page: training and test set together
+    assert np.bincount(data.y.numpy()).tolist() == [
+        6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958,
+    ]  # fmt: skip

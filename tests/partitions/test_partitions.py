@@ -1,0 +1,180 @@
+"""Every sample at most once, sizes and class counts as the rule says, reproducible by seed."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapps.config import defaults
+from partitions import Federation
+
+PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
+seeds = st.integers(0, 10**6)
+sizes = st.integers(2, 40)
+few = settings(max_examples=6, deadline=None)
+
+
+def federation(**changes) -> Federation:
+    return Federation(defaults() | {k.replace("_", "-"): v for k, v in changes.items()})
+
+
+def rows(fed: Federation) -> list[list[int]]:
+    return [sorted(fed.share(i).everything.index.tolist()) for i in range(fed.num_clients)]
+
+
+def labels(fed: Federation, client: int) -> np.ndarray:
+    return fed.share(client).everything[:][1].numpy()
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@given(seed=seeds, clients=sizes)
+@few
+def test_no_sample_twice_and_seeds_decide(name, seed, clients):
+    fed = federation(partition=name, num_clients=clients, seed=seed)
+    dealt = list(chain.from_iterable(rows(fed)))
+    assert len(dealt) == len(set(dealt))
+    same = federation(partition=name, num_clients=clients, seed=seed)
+    other = federation(partition=name, num_clients=clients, seed=seed + 1)
+    assert rows(fed) == rows(same) != rows(other)
+    assert (fed.novel == same.novel).all()
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@given(seed=seeds, clients=sizes)
+@few
+def test_a_share_is_cut_into_train_and_validation(name, seed, clients):
+    fed = federation(partition=name, num_clients=clients, seed=seed)
+    for client in range(clients):
+        share = fed.share(client)
+        train, validation, everything = (
+            set(part.index.tolist()) for part in (share.train, share.validation, share.everything)
+        )
+        assert not train & validation
+        assert train | validation == everything
+        assert len(validation) == max(1, round(0.15 * len(everything)))
+        assert share.novel == fed.novel[client]
+
+
+@given(seed=seeds, clients=sizes)
+@few
+def test_iid_takes_everything_in_equal_sizes(seed, clients):
+    fed = federation(partition="iid", num_clients=clients, seed=seed)
+    counts = [len(r) for r in rows(fed)]
+    assert sum(counts) == 1797
+    assert max(counts) - min(counts) <= 1
+
+
+@given(seed=seeds, clients=sizes, per_client=st.integers(1, 4))
+@few
+def test_pathological_holds_few_classes_and_equal_sizes(seed, clients, per_client):
+    changes = {"partition.classes-per-client": per_client}
+    fed = federation(partition="pathological", num_clients=clients, seed=seed, **changes)
+    assert all(len(np.unique(labels(fed, i))) <= per_client for i in range(clients))
+    sizes = {len(r) for r in rows(fed)}
+    assert len(sizes) == 1
+    shard = sizes.pop() // per_client
+    counts = np.bincount(fed.dataset.y.numpy())
+    # the largest shard for which pure shards suffice: one sample more a shard would not do
+    assert (counts // shard).sum() >= clients * per_client
+    larger = shard + 1
+    assert (
+        larger > 1797 // (clients * per_client) or (counts // larger).sum() < clients * per_client
+    )
+
+
+@given(seed=seeds, clients=sizes, per_client=st.integers(1, 4))
+@few
+def test_shards_are_runs_of_sorted_labels(seed, clients, per_client):
+    changes = {"partition.shards-per-client": per_client}
+    fed = federation(partition="shards", num_clients=clients, seed=seed, **changes)
+    size = 1797 // (clients * per_client)
+    for client in range(clients):
+        assert len(rows(fed)[client]) == pytest.approx(size * per_client, abs=per_client)
+        # a run of `size` sorted labels meets at most 1 + ⌈size / smallest class⌉ classes
+        assert len(np.unique(labels(fed, client))) <= per_client * (2 + size // 174)
+
+
+def test_dirichlet_statistics():
+    """E‖q‖² of Dir(α) over C classes is (α + 1) / (Cα + 1): 0.55 for α = 0.1, 0.1009 for α = 100.
+
+    Measured on clients of 36 samples; sampling adds (1 − E‖q‖²) / 36."""
+    for alpha, expected in ((0.1, 0.55), (100.0, 0.1009)):
+        squares = []
+        for seed in range(8):
+            fed = federation(
+                partition="dirichlet", num_clients=50, seed=seed, **{"partition.alpha": alpha}
+            )
+            for client in range(50):
+                share = np.bincount(labels(fed, client), minlength=10) / len(labels(fed, client))
+                squares.append((share**2).sum())
+        sampled = expected + (1 - expected) / 35
+        assert np.mean(squares) == pytest.approx(sampled, rel=0.12)
+
+
+def test_dirichlet_takes_another_alpha_for_novel_clients():
+    changes = {"partition.alpha": 0.05, "partition.novel-alpha": 100.0}
+    fed = federation(partition="dirichlet", num_clients=20, seed=3, **changes)
+    held = np.array([len(np.unique(labels(fed, i))) for i in range(20)])
+    assert held[fed.novel].min() > held[~fed.novel].mean()
+
+
+@given(clients=st.integers(1, 40), fraction=st.floats(0.1, 1.0))
+@few
+def test_roles_follow_the_train_fraction(clients, fraction):
+    if round(fraction * clients) == 0:
+        with pytest.raises(ValueError, match="train-fraction"):
+            federation(num_clients=clients, train_fraction=fraction)
+    else:
+        fed = federation(num_clients=clients, train_fraction=fraction)
+        assert (~fed.novel).sum() == round(fraction * clients)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partition": "dirichlet", "partition.alpha": 0.0}, ["alpha", "0.0", "> 0"]),
+        ({"partition": "dirichlet", "partition.novel-alpha": -1.0}, ["alpha", "-1.0"]),
+        ({"num-clients": 2000}, ["2000", "1797"]),
+        ({"partition": "iid", "num-clients": 1500}, ["fewer than 2 samples", "1500"]),
+        ({"partition": "nope"}, ["'nope'", "iid", "pathological"]),
+        ({"dataset": "nope"}, ["'nope'", "digits", "mnist"]),
+        ({"partition.classes-per-client": 0}, ["classes-per-client", "0"]),
+        ({"partition.validation-fraction": 1.0}, ["validation-fraction", "1.0"]),
+        ({"train-fraction": 1.5}, ["train-fraction", "1.5"]),
+    ],
+)
+def test_impossible_requests_name_value_and_choices(changes, words):
+    with pytest.raises(ValueError) as error:
+        Federation(defaults() | changes)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_standardised_training_inputs_have_mean_zero_and_deviation_one():
+    fed = federation(partition="iid", num_clients=4, standardize=True)
+    inputs = np.concatenate(
+        [fed.share(i).everything[:][0].numpy().ravel() for i in np.flatnonzero(~fed.novel)]
+    )
+    assert inputs.mean() == pytest.approx(0, abs=1e-4)
+    assert inputs.std() == pytest.approx(1, abs=1e-4)
+
+
+def test_inputs_lie_in_the_unit_interval_by_default():
+    x, y = federation(partition="iid").share(0).everything[:]
+    assert x.shape[1:] == (1, 8, 8)
+    assert (x.min().item(), x.max().item()) == (0.0, 1.0)
+    assert y.dtype.is_floating_point is False
+
+
+def test_a_saved_share_is_the_share(tmp_path):
+    fed = federation(partition="iid", standardize=True)
+    share = fed.share(3)
+    share.save(tmp_path, fed.info)
+    loaded, info = type(share).load(tmp_path)
+    assert (info.shape, info.num_classes, loaded.novel) == ((1, 8, 8), 10, share.novel)
+    for part in ("train", "validation"):
+        for mine, theirs in zip(getattr(share, part)[:], getattr(loaded, part)[:], strict=True):
+            assert mine.equal(theirs)
+    with pytest.raises(ValueError, match="data-path"):
+        type(share).load(tmp_path / "nothing")
