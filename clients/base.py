@@ -51,10 +51,10 @@ class Client(NumPyClient):
         local_epochs: int = 0,
         batch_size: int = 64,
         device: str = "cpu",
-        network: str = "",
+        model_name: str = "",
     ) -> None:
         self.model, self.share, self.device = model.to(device), share, device
-        self.network = network  # the model's name, told to the server
+        self.model_name = model_name  # the model's name, told to the server
         self.client, self.seed = client, seed
         self.initial = model_arrays(model) if initial is None else initial
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
@@ -113,7 +113,7 @@ class Client(NumPyClient):
             "client": self.client,
             "novel": self.share.novel,
             "num-examples": len(self.share.everything if self.share.novel else self.share.train),
-            "model": self.network,
+            "model": self.model_name,
         }
 
     # What methods call

@@ -53,7 +53,7 @@ def make_client(context: Context, method: str) -> Client:
         method=method,
         client=client_id,
         initial=initial,
-        network=str(config["model"]),
+        model_name=str(config["model"]),
         device=_device(str(config["device"])),
     )
 

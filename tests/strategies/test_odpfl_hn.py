@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.clientapp import ClientApp
+from tiny import federate, share
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -15,7 +16,6 @@ from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from partitions.datasets import Info
 from strategies.odpfl_hn import ODPFLHN
-from tests.tiny import federate, share
 
 INFO = Info("tiny", (6,), 3, "")
 ETA = 0.1
