@@ -20,6 +20,7 @@ from clients.odpfl_hn import ODPFLHNClient
 from clients.perfedavg import PerFedAvgClient
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.pfedme import PFedMeClient
+from clients.pfl import PFLClient, PFLSampledClient
 from clients.preference import GlobalClient, GlobalPlusClient
 from clients.scaffold import ScaffoldClient
 from clients.tent import TENTClient
@@ -35,6 +36,7 @@ from strategies.lgfedavg import LGFedAvg
 from strategies.odpfl_hn import ODPFLHN
 from strategies.pfedhn import PFedHN
 from strategies.pfedme import PFedMe
+from strategies.pfl import PFL, PFLNearest
 from strategies.preference import CentralAdam, PFedKM
 from strategies.scaffold import Scaffold
 
@@ -176,6 +178,27 @@ METHODS = {
         "Amosy et al., 2023",
         "pFedHN whose embeddings an encoder of unlabeled inputs provides",
         "adapted",
+    ),
+    "pfl-sampled": Method(
+        PFL,
+        PFLSampledClient,
+        "Amosy et al., 2023",
+        "a random training client's personal model",
+        "global",
+    ),
+    "pfl-nearest": Method(
+        PFLNearest,
+        PFLClient,
+        "Amosy et al., 2023",
+        "the personal model of the training client with the most similar inputs",
+        "adapted",
+    ),
+    "pfl-ensemble": Method(
+        PFL,
+        PFLClient,
+        "Amosy et al., 2023",
+        "the mean logits of all personal models",
+        "global",
     ),
     "fedtta": Method(
         FedTTA,

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
+from strategies.distances import a_distances
 from strategies.f1 import f1_scores
 
 POLL_SECONDS = 0.5
@@ -78,7 +79,8 @@ class PersonalizedStrategy(Strategy):
     ends the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with
     each round's report; `privacy` protects updates before they are aggregated. `saved` are the
     server's arrays of a former run, from which this one goes on; with 0 rounds it is only
-    evaluated. With `only_model` the roster is cut to the clients whose network has that name.
+    evaluated. With `only_model` the roster is cut to the clients whose network has that name. With
+    `bound` evaluations report the empirical terms of ODPFL-HN's generalization bound as well.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -101,6 +103,7 @@ class PersonalizedStrategy(Strategy):
         on_round: Callable[[dict[str, Any]], None] | None = None,
         saved: Arrays | None = None,
         only_model: str = "",
+        bound: bool = False,
         privacy: Protection | None = None,
     ) -> None:
         if not 0 < fraction_train <= 1:
@@ -116,7 +119,8 @@ class PersonalizedStrategy(Strategy):
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
         self.seed, self.wait, self.on_round, self.privacy = seed, wait, on_round, privacy
-        self.saved, self.only_model = saved, only_model
+        self.saved, self.only_model, self.bound = saved, only_model, bound
+        self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
@@ -318,7 +322,8 @@ class PersonalizedStrategy(Strategy):
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
         nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
-        settings = ConfigRecord(dict(config) | {"server-round": server_round})
+        extra = {"server-round": server_round} | ({"bound": True} if self.bound else {})
+        settings = ConfigRecord(dict(config) | extra)
         self._sent = self._messages("evaluate", payloads, settings)
         return [message for message, _ in self._sent]
 
@@ -331,12 +336,23 @@ class PersonalizedStrategy(Strategy):
         if self._sent:
             self.evaluation = self._receive(self._sent, replies, {})
             metrics = self._evaluation_metrics()
+            if self.bound:
+                self._add_distance(metrics)
             self._report["evaluation"] = dict(metrics)
             if self._dropped:
                 self._report["evaluation-dropped"] = dict(self._dropped)
         if self.on_round is not None:
             self.on_round(self._report)
         return metrics
+
+    def _add_distance(self, metrics: MetricRecord) -> None:
+        """`novel-half-distance`: mean ½ d̂ between novel and training clients' inputs."""
+        novel = [node for node in self.nodes if node.novel]
+        if self._distance is None and novel:
+            distances = a_distances(self.exchange, novel, self.training_nodes())
+            self._distance = float(np.nanmean(distances)) / 2
+        if self._distance is not None:
+            metrics["novel-half-distance"] = self._distance
 
     def _evaluation_metrics(self) -> MetricRecord:
         """`train-…` and `novel-…` means of every number that clients reported, and the sem."""

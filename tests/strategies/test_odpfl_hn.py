@@ -72,18 +72,20 @@ def test_the_three_exchanges_are_one_step_on_the_end_to_end_gradient():
         assert error < 1e-10 or (step - g).norm() < 1e-14, name
 
 
-@pytest.fixture
-def small():
-    changes = {"method": "odpfl-hn", "num-clients": 6, "local-steps": 2, "evaluate-every": 1}
-    return defaults() | changes
+SETTINGS = {"method": "odpfl-hn", "num-clients": 6, "local-steps": 2, "evaluate-every": 1}
 
 
-def test_two_phase_training_freezes_the_encoder_and_then_tunes_the_hypernetwork(small):
+def go(**changes):
+    """Run SETTINGS with `changes` in process; returns the result and the grid."""
+    return federate(**SETTINGS | changes)
+
+
+def test_two_phase_training_freezes_the_encoder_and_then_tunes_the_hypernetwork():
     """Of 3 rounds the last is the second phase: γ and the embeddings stay, φ moves."""
 
     def arrays(rounds, fine_tune):
         phases = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": fine_tune}
-        return from_record(federate(small, rounds=rounds, **phases)[0].arrays)
+        return from_record(go(rounds=rounds, **phases)[0].arrays)
 
     first, before, after = arrays(1, 0), arrays(2, 0), arrays(3, 1)
     assert len(group(before, "embedding")) == 3
@@ -93,18 +95,18 @@ def test_two_phase_training_freezes_the_encoder_and_then_tunes_the_hypernetwork(
     assert any((first[n] != before[n]).any() for n in first if n.startswith("encoder/"))
 
 
-def test_a_private_novel_client_is_asked_once(small):
+def test_a_private_novel_client_is_asked_once():
     private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.dp-epsilon": 1.0}
-    result, _ = federate(small, rounds=3, **private)
+    result, _ = go(rounds=3, **private)
     shown = [r for r, m in result.evaluate_metrics_clientapp.items() if "novel-accuracy" in m]
     assert shown == [3]
 
 
-def test_a_saved_run_goes_on_where_it_ended(small, tmp_path):
+def test_a_saved_run_goes_on_where_it_ended(tmp_path):
     """Evaluated in a later run of no rounds, the model gives the saved run's numbers."""
     folder = {"output-dir": str(tmp_path), "evaluate-every": 2, "rounds": 2}
-    first, _ = federate(small, **folder)
-    again, _ = federate(small, rounds=0, **{"from-dir": str(tmp_path)})
+    first, _ = go(**folder)
+    again, _ = go(rounds=0, **{"from-dir": str(tmp_path)})
     numbers = dict(first.evaluate_metrics_clientapp[2])
     assert dict(again.evaluate_metrics_clientapp[0]) == numbers
 

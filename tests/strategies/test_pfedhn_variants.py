@@ -17,10 +17,12 @@ from strategies.pfedhn import PFedHN
 SIZES = {"s": {"w": np.zeros((2, 2))}, "l": {"w": np.zeros((3, 4)), "b": np.zeros(3)}}  # float64
 
 
-@pytest.fixture
-def small():
-    changes = {"method": "pfedhn", "num-clients": 6, "local-steps": 2, "evaluate-every": 1}
-    return defaults() | changes
+SETTINGS = {"method": "pfedhn", "num-clients": 6, "local-steps": 2, "evaluate-every": 1}
+
+
+def go(**changes):
+    """Run SETTINGS with `changes` in process; returns the result and the grid."""
+    return federate(**SETTINGS | changes)
 
 
 def test_clients_of_different_sizes_train_one_trunk():
@@ -54,38 +56,36 @@ def test_a_size_that_nobody_knows_is_refused():
         strategy.broadcast({}, [Node(4, 4, properties={"model": "xl"})])
 
 
-def test_sizes_are_dealt_by_configuration(small):
-    result, grid = federate(small, rounds=1, **{"client-models": "small,medium,big"})
+def test_sizes_are_dealt_by_configuration():
+    result, grid = go(rounds=1, **{"client-models": "small,medium,big"})
     shapes = {a.numpy().shape for n, a in result.arrays.items() if "heads" in n and "weight" in n}
     assert len(grid.contexts) == 6
     assert {(100 * 64, 100), (200 * 64, 100), (400 * 64, 100)} <= shapes
 
 
-def test_another_method_runs_with_the_clients_of_one_size(small):
+def test_another_method_runs_with_the_clients_of_one_size():
     sizes = {"client-models": "small,medium", "only-model": "small"}
-    result, _ = federate(small, method="fedavg", rounds=1, **sizes)
+    result, _ = go(method="fedavg", rounds=1, **sizes)
     evaluated = dict(result.evaluate_metrics_clientapp[1])
     assert result.arrays["layers.0.weight"].numpy().shape == (100, 64)
     assert evaluated["train-clients"] + evaluated["novel-clients"] == 3
 
 
-def test_a_fixed_descriptor_is_the_class_proportions_and_is_not_learnt(small):
+def test_a_fixed_descriptor_is_the_class_proportions_and_is_not_learnt():
     import partitions
 
     fixed = {"pfedhn.descriptor": "class-proportions"}
-    v = group(from_record(federate(small, rounds=2, **fixed)[0].arrays), "embedding")
-    federation = partitions.federation(small)
+    v = group(from_record(go(rounds=2, **fixed)[0].arrays), "embedding")
+    federation = partitions.federation(defaults() | SETTINGS)
     for client, proportions in v.items():
         _, y = federation.share(int(client)).train[:]
         np.testing.assert_allclose(proportions, np.bincount(y, minlength=10) / len(y), rtol=1e-6)
     assert len(v) == 3
 
 
-def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork(small):
-    before, after = (
-        from_record(federate(small, rounds=2, **{"novel-rounds": n})[0].arrays) for n in (0, 2)
-    )
-    one = from_record(federate(small, rounds=2, **{"novel-rounds": 1})[0].arrays)
+def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork():
+    before, after = (from_record(go(rounds=2, **{"novel-rounds": n})[0].arrays) for n in (0, 2))
+    one = from_record(go(rounds=2, **{"novel-rounds": 1})[0].arrays)
     assert before.keys() < after.keys()
     for name in before:
         np.testing.assert_array_equal(after[name], before[name])
@@ -94,13 +94,13 @@ def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork(smal
     assert all((after[name] != one[name]).any() for name in new)
 
 
-def test_the_same_novel_rounds_run_on_a_saved_model(small, tmp_path):
+def test_the_same_novel_rounds_run_on_a_saved_model(tmp_path):
     """Rounds 3 and 4 after two of training equal rounds 1 and 2 of a later run but for the
     batches, which the round's number draws: so with all samples in one batch the same bits."""
     whole = {"batch-size": 10**4, "evaluate-every": 9, "novel-rounds": 2}
-    here, _ = federate(small, rounds=2, **whole)
-    federate(small, rounds=2, **whole | {"novel-rounds": 0, "output-dir": str(tmp_path)})
-    later, _ = federate(small, rounds=0, **whole | {"from-dir": str(tmp_path)})
+    here, _ = go(rounds=2, **whole)
+    go(rounds=2, **whole | {"novel-rounds": 0, "output-dir": str(tmp_path)})
+    later, _ = go(rounds=0, **whole | {"from-dir": str(tmp_path)})
     numbers = [dict(r.evaluate_metrics_clientapp[n]) for r, n in ((here, 4), (later, 2))]
     assert numbers[0].keys() == numbers[1].keys() >= {"novel-accuracy"}
     for name, array in from_record(here.arrays).items():
@@ -117,8 +117,8 @@ class Leaving(InProcessGrid):
         return [i for i in self.contexts if i not in away]
 
 
-def test_clients_join_and_leave_and_find_their_own_embedding(small):
-    config = small | {"train-fraction": 1.0, "rounds": 3, "evaluate-every": 9}
+def test_clients_join_and_leave_and_find_their_own_embedding():
+    config = defaults() | SETTINGS | {"train-fraction": 1.0, "rounds": 3, "evaluate-every": 9}
     grid = Leaving.simulation(app, config, 6)
     seen = []
 
@@ -145,9 +145,13 @@ def test_clients_join_and_leave_and_find_their_own_embedding(small):
     assert not torch.equal(second[0], third[0])  # back, and learning on from its own
 
 
-def test_the_personal_classifier_has_the_clients_own_classes(small):
-    config = small | {"method": "pfedhn-pc", "pfedhn-pc.local-classes": True, "rounds": 2}
-    result, grid = federate(config)
+def test_the_personal_classifier_has_the_clients_own_classes():
+    config = (
+        defaults()
+        | SETTINGS
+        | {"method": "pfedhn-pc", "pfedhn-pc.local-classes": True, "rounds": 2}
+    )
+    result, grid = go(**config)
     assert not any("head." in name for name in result.arrays)
     heads = [state["personal/head.weight"] for state in states(grid, "pfedhn-pc").values()]
     assert [head.shape for head in heads] == [(2, 200)] * 3
