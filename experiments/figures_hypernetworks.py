@@ -45,9 +45,8 @@ def tsne(run: Path, out: Path, attribute: str = "") -> None:
 
     config = configuration(run)
     found = descriptors(config, read_arrays(run))
-    flat = TSNE(random_state=0, perplexity=min(30, (len(found) - 1) / 3)).fit_transform(
-        np.stack(list(found.values()))
-    )
+    plane = TSNE(init="random", random_state=0, perplexity=min(30, (len(found) - 1) / 3))
+    flat = plane.fit_transform(np.stack(list(found.values())))
     federation = partitions.federation(with_public(config, str(config["method"])))
     shares = [federation.share(client) for client in found]
     figure, axis = plt.subplots(figsize=(6, 5))

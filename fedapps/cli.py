@@ -20,6 +20,7 @@ from fedapps.config import (
     run_folder,
     saved_configuration,
 )
+from fedapps.files import read_arrays
 from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
 from fedapps.table import Display, results_table
@@ -62,6 +63,7 @@ def run(
             raise ValueError(f"--jobs is {jobs}; it must be at least 1")
         config, named_methods, named_seeds = _experiment(arguments or [], from_)
         config["bound"] = bound or config["bound"]
+        config["from-dir"] = str(from_.resolve()) if from_ else config["from-dir"]
         names = _words(methods or named_methods or MAIN_JOB)
         for name in names:
             check(override(config, {"method": name}))
@@ -69,7 +71,9 @@ def run(
         work = make_jobs(config, names, numbers, output)
         if from_ is not None:
             for job in work:
-                job.config["from-dir"] = str(run_folder(from_, job.name))
+                folder = run_folder(from_, job.name)
+                read_arrays(folder)  # refuses a folder that holds no model
+                job.config["from-dir"] = str(folder)
     except (ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(2) from error

@@ -1,0 +1,45 @@
+"""``fedapps run --from`` and ``--bound``."""
+
+import json
+
+from fedapps.cli import cli
+
+from typer.testing import CliRunner  # isort: skip
+
+SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
+
+
+def fedapps(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_novel_labeled_clients_join_a_saved_model(tmp_path):
+    first, later = tmp_path / "first", tmp_path / "later"
+    told = fedapps("run", "--methods", "pfedhn,fedavg", *SMALL, "--output", first)
+    assert "cannot without labels" in told
+    more = ["--engine", "in-process", "--output", later, "--methods", "pfedhn", "novel-rounds=2"]
+    assert "cannot without labels" not in fedapps("run", "--from", first, *more)
+    summary = json.loads((later / "pfedhn-seed0" / "summary.json").read_text())
+    before = json.loads((first / "pfedhn-seed0" / "summary.json").read_text())
+    assert summary["rounds"] == 2
+    assert summary["novel"]["clients"] == 3
+    assert summary["train"]["accuracy"] == before["train"]["accuracy"]  # φ is frozen
+
+
+def test_the_bounds_columns_add_up(tmp_path):
+    told = fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path, "--bound")
+    assert "êrr + ½ d̂" in told
+    summary = json.loads((tmp_path / "fedavg-seed0" / "summary.json").read_text())
+    terms = summary["train"]["training_error"], summary["novel"]["half_distance"]
+    assert f"{terms[0]:.3f} │ {terms[1]:.3f} │ {sum(terms):.3f}" in told
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    assert "holds no finished run" in fedapps("run", "--from", tmp_path, *SMALL, code=2)
+    fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path)
+    other = fedapps(
+        "run", "--from", tmp_path, "--methods", "pfedhn", "--engine", "in-process", code=2
+    )
+    assert "model.safetensors" in other
