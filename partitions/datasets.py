@@ -1,15 +1,11 @@
 """name → dataset as tensors, loaded once per process.
 
-Image datasets come from ``data-dir`` (or $FEDAPPS_DATA_DIR) in their official files or in the
-`datasets` library's form, else from the Hugging Face hub. They are converted once to uint8
-arrays in a cache folder ($FEDAPPS_CACHE_DIR) and memory-mapped from there, so that all
-processes of a machine share one copy."""
+Datasets come from ``data-dir`` (or $FEDAPPS_DATA_DIR) in their official files or in the
+`datasets` library's form, else from the Hugging Face hub. They are converted once and
+memory-mapped from a cache folder, so that all processes of a machine share one copy."""
 
-import hashlib
-import json
 import os
-import shutil
-import tempfile
+import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,10 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partitions import hub, idx
-from partitions.raw import Raw
-
-VERSION = 1  # of the cache's form
+from partitions.cache import cached, fingerprint
+from partitions.readers import hub, idx
+from partitions.readers.cifar import cifar
+from partitions.readers.federated_vision import federated_vision
+from partitions.readers.femnist import CLASSES as CHARACTERS
+from partitions.readers.femnist import read_femnist
+from partitions.readers.omniglot import read_omniglot
+from partitions.readers.raw import Raw
+from partitions.readers.stl10 import read_stl10
+from partitions.readers.yahoo import CLASSES as TOPICS
+from partitions.readers.yahoo import read_yahoo
 
 
 @dataclass(frozen=True)
@@ -36,47 +39,76 @@ class Info:
     hub: str = ""  # canonical name on the hub
     read: Callable[[Path], Raw | None] | None = field(default=None, compare=False, repr=False)
     scale: float = 255.0  # largest value of an input as stored
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # names, as far as they are known without the files
     columns: tuple[str, ...] = ()  # natural columns
     num_types: int = 0  # kinds of inputs that users may prefer, if labels are users' tastes
+    files: str = ""  # the official files, for people
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Inputs x (n, *shape) as stored and labels y (n,) int64; rows < `num_train` are the
-    official training split."""
+    official training split. `classes` names the labels."""
 
     info: Info
     x: Tensor
     y: Tensor
     num_train: int
     columns: dict[str, np.ndarray]
+    classes: tuple[str, ...] = ()
 
 
+def _digits(folder: Path) -> Raw:
+    from sklearn.datasets import load_digits
+
+    images = load_digits()
+    x = images.images.astype(np.uint8)[:, None]
+    return Raw(x, images.target, 1437)  # no official split: the last fifth is for tests (ours)
+
+
+_IDX = "{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
+_CLOTHING = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_OBJECTS = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_ANIMALS = (*("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"),)
 DATASETS = {
-    "digits": Info("digits", (1, 8, 8), 10, "1 797 digits of scikit-learn, embedded", scale=16.0),
-    "mnist": Info("mnist", (1, 28, 28), 10, "70 000 digits", "ylecun/mnist", idx.read_mnist),
-    "fashion-mnist": Info(
-        "fashion-mnist",
-        (1, 28, 28),
-        10,
-        "70 000 pieces of clothing",
-        "zalando-datasets/fashion_mnist",
-        idx.read_mnist,
-        classes=(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ),
-    ),
-}
+    entry.name: entry
+    for entry in (
+        Info("digits", (1, 8, 8), 10, "1 797 digits of scikit-learn, embedded", scale=16.0,
+             classes=tuple(string.digits)),
+        Info("mnist", (1, 28, 28), 10, "70 000 digits", "ylecun/mnist", idx.read_mnist,
+             classes=tuple(string.digits), files=_IDX),
+        Info("fashion-mnist", (1, 28, 28), 10, "70 000 pieces of clothing",
+             "zalando-datasets/fashion_mnist", idx.read_mnist, classes=_CLOTHING, files=_IDX),
+        Info("cifar10", (3, 32, 32), 10, "60 000 photographs", "uoft-cs/cifar10", cifar(10),
+             classes=_OBJECTS, files="cifar-10-batches-py/ or cifar-10-python.tar.gz"),
+        Info("cifar100", (3, 32, 32), 100, "60 000 photographs, 20 superclasses",
+             "uoft-cs/cifar100", cifar(100), columns=("coarse",),
+             files="cifar-100-python/ or cifar-100-python.tar.gz"),
+        Info("femnist", (1, 28, 28), 62, "characters by writer (LEAF)", "flwrlabs/femnist",
+             read_femnist, classes=CHARACTERS, columns=("writer",),
+             files="LEAF's {train,test}/*.json, or emnist-byclass-*-ubyte[.gz] without writers"),
+        Info("omniglot", (1, 28, 28), 1623, "1 623 characters of 50 alphabets",
+             read=read_omniglot, columns=("alphabet",),
+             files="images_background/ and images_evaluation/, or their .zip"),
+        Info("stl10", (3, 96, 96), 10, "13 000 photographs, CIFAR-10-like classes",
+             read=read_stl10, classes=_ANIMALS, files="stl10_binary/ or stl10_binary.tar.gz"),
+        Info("inaturalist", (1280,), 1203, "MobileNetV2 features of species by place",
+             read=federated_vision("cell"), scale=1.0, columns=("cell",),
+             files="federated_train*.csv, test.csv, iNaturalist 2017's images and json"),
+        Info("landmarks", (1280,), 2028, "MobileNetV2 features of landmarks by author",
+             read=federated_vision("author"), scale=1.0, columns=("author",),
+             files="federated_train.csv, test.csv, Landmarks v2's images"),
+        Info("yahoo-answers", (768,), 10, "BERT features of questions and answers",
+             "community-datasets/yahoo_answers_topics", read_yahoo, scale=1.0, classes=TOPICS,
+             files="train.csv and test.csv"),
+    )
+}  # fmt: skip
 
 
 def info(name: str) -> Info:
@@ -94,97 +126,67 @@ def load(name: str, data_dir: str = "") -> Dataset:
     return _load(name, root)
 
 
+def source(name: str, data_dir: str = "") -> str:
+    """Where `load` would take the dataset from: "embedded", a folder, or "hub …"."""
+    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    if name == "digits":
+        return "embedded"
+    folder = Path(root) / info(name).name
+    return str(folder) if root and folder.is_dir() else f"hub {info(name).hub or '(no copy)'}"
+
+
 @cache
 def _load(name: str, root: str) -> Dataset:
     entry = info(name)
     if name == "digits":
-        return _checked(entry, _digits(), "scikit-learn")
-    folder = Path(root) / name if root else None
-    if folder is not None and folder.is_dir():
-        target = _cache_dir() / f"{name}-{_fingerprint(folder)}"
-        if not target.is_dir():
-            raw = hub.read_folder(folder) or (entry.read(folder) if entry.read else None)
-            if raw is None:
-                raise ValueError(f"{folder} holds neither {name}'s files nor a datasets folder")
-            _store(_checked(entry, raw, str(folder)), target)
-    else:
-        target = _cache_dir() / f"{name}-hub"
-        if not target.is_dir():
-            _store(_checked(entry, _from_hub(entry, root), entry.hub), target)
-    return _mapped(entry, target)
+        return _checked(entry, _digits(Path()), "scikit-learn")
+    folder = Path(root) / name
+    if root and folder.is_dir():
+        raw = cached(f"{name}-{fingerprint(folder)}", lambda: _from_folder(entry, folder))
+        return _checked(entry, raw, str(folder))
+    return _checked(entry, cached(f"{name}-hub", lambda: _from_hub(entry, root)), entry.hub)
+
+
+def _from_folder(entry: Info, folder: Path) -> Raw:
+    raw = entry.read(folder) if entry.read else None
+    raw = raw or hub.read_folder(folder, entry.shape, entry.columns)
+    if raw is None:
+        raise ValueError(
+            f"{folder} holds neither {entry.name}'s files ({entry.files}) nor a datasets folder"
+        )
+    _checked(entry, raw, str(folder))
+    return raw
 
 
 def _from_hub(entry: Info, root: str) -> Raw:
     try:
-        return hub.read_hub(entry.hub)
+        if not entry.hub:
+            raise FileNotFoundError("the hub has no canonical copy")
+        raw = hub.read_hub(entry.hub, Path(root), entry.shape, entry.columns)
     except (OSError, ValueError, ImportError) as error:
         where = f"{root}/{entry.name}" if root else f"<data-dir>/{entry.name}"
         raise ValueError(
             f"dataset {entry.name!r} was not found. Give it in one of three ways: its official "
-            f"files in {where} (set data-dir or FEDAPPS_DATA_DIR); a folder of the datasets "
-            f"library there (save_to_disk or parquet); or a network that reaches the hub for "
-            f"{entry.hub!r} ({type(error).__name__})"
+            f"files in {where} (set data-dir or FEDAPPS_DATA_DIR): {entry.files}; a folder of the "
+            f"datasets library there (save_to_disk or parquet); or a network that reaches the hub "
+            f"for {entry.hub!r} ({type(error).__name__}: {error})"
         ) from error
+    _checked(entry, raw, entry.hub)
+    return raw
 
 
-def _checked(entry: Info, raw: Raw, source: str) -> Dataset:
+def _checked(entry: Info, raw: Raw, origin: str) -> Dataset:
     """The raw arrays as a dataset; ValueError if shapes or labels are not the dataset's."""
-    x = raw.x.reshape(len(raw.x), *entry.shape) if raw.x.ndim == len(entry.shape) else raw.x
-    if x.shape[1:] != entry.shape:
-        raise ValueError(f"{source}: inputs of shape {x.shape[1:]}, {entry.name} has {entry.shape}")
-    if len(x) != len(raw.y):
-        raise ValueError(f"{source}: {len(x)} inputs, but {len(raw.y)} labels")
-    if len(raw.y) and not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
+    if raw.x.shape[1:] != entry.shape:
         raise ValueError(
-            f"{source}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}"
+            f"{origin}: inputs of shape {raw.x.shape[1:]}, {entry.name} has {entry.shape}"
         )
-    y = torch.from_numpy(raw.y.astype(np.int64))
-    return Dataset(entry, torch.from_numpy(np.ascontiguousarray(x)), y, raw.num_train, raw.columns)
-
-
-def _digits() -> Raw:
-    from sklearn.datasets import load_digits
-
-    images = load_digits()
-    x = images.images.astype(np.uint8)[:, None]
-    return Raw(x, images.target, len(x))
-
-
-def _cache_dir() -> Path:
-    folder = os.environ.get("FEDAPPS_CACHE_DIR") or Path.home() / ".cache" / "fedapps"
-    return Path(folder)
-
-
-def _fingerprint(folder: Path) -> str:
-    """Changes when a file of the folder does."""
-    files = sorted(f for f in folder.rglob("*") if f.is_file())
-    stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    return hashlib.blake2b(json.dumps([VERSION, stats]).encode(), digest_size=8).hexdigest()
-
-
-def _store(dataset: Dataset, target: Path) -> None:
-    """Write the arrays beside `target`, then rename; of two writers the first one wins."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent))
-    np.save(temporary / "x.npy", dataset.x.numpy())
-    np.save(temporary / "y.npy", dataset.y.numpy())
-    for column, values in dataset.columns.items():
-        np.save(temporary / f"column-{column}.npy", values)
-    (temporary / "meta.json").write_text(json.dumps({"num_train": dataset.num_train}))
-    try:
-        temporary.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
-        shutil.rmtree(temporary)
-
-
-def _mapped(entry: Info, folder: Path) -> Dataset:
-    """The stored arrays; x is memory-mapped copy-on-write, its pages shared by all processes."""
-    x = np.load(folder / "x.npy", mmap_mode="c")
-    columns = {
-        f.stem.removeprefix("column-"): np.load(f) for f in sorted(folder.glob("column-*.npy"))
-    }
-    meta = json.loads((folder / "meta.json").read_text())
-    y = torch.from_numpy(np.load(folder / "y.npy"))
-    return Dataset(entry, torch.from_numpy(x), y, meta["num_train"], columns)
+    if len(raw.x) != len(raw.y) or not len(raw.y):
+        raise ValueError(f"{origin}: {len(raw.x)} inputs, but {len(raw.y)} labels")
+    if not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
+        raise ValueError(
+            f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}"
+        )
+    x, y = torch.from_numpy(np.ascontiguousarray(raw.x)), torch.from_numpy(raw.y.astype(np.int64))
+    classes = raw.classes or entry.classes
+    return Dataset(entry, x, y, raw.num_train, raw.columns, classes)

@@ -9,7 +9,8 @@ from partitions.partitioner import RowsPartitioner
 
 
 class NaturalPartitioner(RowsPartitioner):
-    """Random values of `column` among those with at least `min_samples` samples, one a client.
+    """Random values of `column` among those with at least `min_samples` samples, one a client;
+    rows without a value are nobody's.
 
     ValueError if there are fewer of them than clients, or no such column."""
 
@@ -24,7 +25,7 @@ class NaturalPartitioner(RowsPartitioner):
         values, inverse, counts = np.unique(
             self.column(self._column), return_inverse=True, return_counts=True
         )
-        eligible = np.flatnonzero(counts >= self._least)
+        eligible = np.flatnonzero((counts >= self._least) & (values.astype(str) != ""))
         if len(eligible) < self.num_partitions:
             raise ValueError(
                 f"num-clients is {self.num_partitions}, but only {len(eligible)} values of "

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partitions.raw import Raw
+from partitions.readers.raw import Raw
 
 UNSIGNED_BYTE = 0x08
 
@@ -28,15 +28,21 @@ def read_idx(path: Path) -> np.ndarray:
 
 def read_mnist(folder: Path) -> Raw | None:
     """The four files of MNIST's form, training samples first; None if they are not there."""
+    return read_pairs(folder, ("train", "t10k"))
+
+
+def read_pairs(folder: Path, splits: tuple[str, str]) -> Raw | None:
+    """`<split>-images-idx3-ubyte` and `<split>-labels-idx1-ubyte` of a training and a test split,
+    each plain or gzip; None if one is not there."""
     parts = []
     for kind in ("images-idx3", "labels-idx1"):
-        for split in ("train", "t10k"):
+        for split in splits:
             found = [f for f in folder.glob(f"{split}-{kind}-ubyte*") if f.suffix in ("", ".gz")]
             if not found:
                 return None
             parts.append(read_idx(sorted(found)[0]))
     x_train, x_test, y_train, y_test = parts
-    for x, y, split in ((x_train, y_train, "train"), (x_test, y_test, "t10k")):
+    for x, y, split in ((x_train, y_train, splits[0]), (x_test, y_test, splits[1])):
         if len(x) != len(y):
             raise ValueError(f"{folder}: {len(x)} {split} images, but {len(y)} labels")
     x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])

@@ -1,0 +1,85 @@
+"""Datasets converted once, and mapped from there by every process of a machine.
+
+The folder is $FEDAPPS_CACHE_DIR, else ~/.cache/fedapps; an entry is a safetensors file and what
+does not fit into it."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+from partitions.readers.raw import Raw
+
+VERSION = 2  # of the cache's form and of what readers give
+DATA, META = "data.safetensors", "meta.json"
+
+
+def cache_dir() -> Path:
+    """The cache's folder."""
+    return Path(os.environ.get("FEDAPPS_CACHE_DIR") or Path.home() / ".cache" / "fedapps")
+
+
+def fingerprint(folder: Path) -> str:
+    """Changes when a file of the folder does: its path, size or time."""
+    files = sorted(f for f in folder.rglob("*") if f.is_file())
+    stats = [(str(f.resolve()), (s := f.stat()).st_size, s.st_mtime_ns) for f in files]
+    return hashlib.blake2b(json.dumps([VERSION, stats]).encode(), digest_size=8).hexdigest()
+
+
+def cached(key: str, read: Callable[[], Raw]) -> Raw:
+    """The entry `key`, read and written first if it is not there; its arrays are memory-mapped.
+
+    Processes that come at once may each read; the first one's entry stays and serves all. Where
+    the folder cannot be written, the arrays stay in memory, with a warning."""
+    target = cache_dir() / key
+    if not target.is_dir():
+        raw = read()
+        try:
+            _store(raw, target)
+        except OSError as error:
+            logging.getLogger(__name__).warning(
+                "no dataset can be kept in %s (%s), so every process holds its own; set "
+                "FEDAPPS_CACHE_DIR", target.parent, error,
+            )  # fmt: skip
+            return raw
+    return _mapped(target)
+
+
+def _store(raw: Raw, target: Path) -> None:
+    """Write the arrays beside `target`, then rename; of two writers the first one wins."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}."))
+    try:
+        arrays = {"x": np.ascontiguousarray(raw.x), "y": raw.y.astype(np.int64)}
+        names = {}
+        for column, values in raw.columns.items():
+            unique, arrays[f"column.{column}"] = np.unique(values, return_inverse=True)
+            names[column] = unique.tolist()
+        save_file(arrays, temporary / DATA)
+        meta = {"num_train": raw.num_train, "classes": raw.classes, "columns": names}
+        (temporary / META).write_text(json.dumps(meta), "utf-8")
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _mapped(target: Path) -> Raw:
+    """The stored arrays, mapped copy-on-write: nobody writes, so processes share their pages."""
+    arrays = {name: tensor.numpy() for name, tensor in load_file(target / DATA).items()}
+    meta = json.loads((target / META).read_text("utf-8"))
+    columns = {
+        name: np.array(values)[arrays[f"column.{name}"]] for name, values in meta["columns"].items()
+    }
+    return Raw(arrays["x"], arrays["y"], meta["num_train"], columns, tuple(meta["classes"]))

@@ -1,0 +1,101 @@
+"""Datasets in the `datasets` library's form: a local folder, or the Hugging Face hub."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partitions.features import bert, mobilenet_v2
+from partitions.readers.raw import Raw, concatenate
+
+IMAGES, TEXTS = ("image", "img"), ("question_title", "question_content", "best_answer", "text")
+LABELS = ("label", "labels", "fine_label", "character", "topic", "class")
+TRAIN, TEST = ("train", "training"), ("test", "validation")
+COLUMNS = {  # natural column → its names in the wild
+    "coarse": ("coarse", "coarse_label"),
+    "writer": ("writer", "writer_id"),
+    "alphabet": ("alphabet",),
+    "author": ("author", "user_id"),
+    "cell": ("cell", "user_id"),
+}
+
+
+def read_folder(folder: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw | None:
+    """A folder of ``save_to_disk`` or of parquet files; None if it is neither."""
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        import datasets
+
+        return _read(datasets.load_from_disk(str(folder)), folder, shape, columns)
+    files: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*.parquet")):  # data/train-00000-of-00001 or train/0000
+        name = path.stem if path.parent in (folder, folder / "data") else path.parent.name
+        files.setdefault(name.split("-")[0].lower(), []).append(str(path))
+    if not files:
+        return None
+    import datasets
+
+    return _read(datasets.load_dataset("parquet", data_files=files), folder, shape, columns)
+
+
+def read_hub(name: str, root: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw:
+    """The dataset `name` of the hub; OSError or ValueError if it cannot be reached."""
+    import datasets
+
+    return _read(datasets.load_dataset(name), root / name, shape, columns)
+
+
+def _read(loaded: Any, source: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw:
+    """Inputs and labels of the train split, then those of the test split."""
+    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    train, test = ([s for s in names if s in splits][:1] for names in (TRAIN, TEST))
+    if not train:
+        raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
+    parts = [_split(splits[s], source, shape, columns, s in TRAIN) for s in train + test]
+    feature = splits[train[0]].features[_column(splits[train[0]], LABELS, source)]
+    raw = concatenate(parts)
+    return Raw(raw.x, raw.y, raw.num_train, raw.columns, tuple(getattr(feature, "names", ())))
+
+
+def _split(
+    split: Any, source: Path, shape: tuple[int, ...], columns: Sequence[str], train: bool
+) -> Raw:
+    if shape == (768,):
+        texts = [name for name in TEXTS if name in split.column_names]
+        x = bert([" ".join(filter(None, row.values())) for row in split.select_columns(texts)],
+                 source.parent)  # fmt: skip
+    else:
+        images = split.select_columns([name := _column(split, IMAGES, source)])
+        pictures = (row[name] for row in images)
+        if shape == (1280,):
+            rgb = (picture.convert("RGB") for picture in pictures)
+            x = mobilenet_v2(rgb, len(split), source.parent)
+        else:
+            x = np.empty((len(split), *shape), np.uint8)
+            for row, picture in enumerate(pictures):
+                x[row] = _array(picture, shape, f"{source}, row {row}")
+    natural = {
+        name: np.asarray(split[_column(split, COLUMNS[name], source)][:])
+        for name in columns
+        if any(known in split.column_names for known in COLUMNS[name])
+    }
+    y = np.asarray(split[_column(split, LABELS, source)][:])
+    return Raw(x, y, len(y) if train else 0, natural)
+
+
+def _column(split: Any, names: Sequence[str], source: Path) -> str:
+    for name in names:
+        if name in split.column_names:
+            return name
+    raise ValueError(f"{source}: none of the columns {names} among {split.column_names}")
+
+
+def _array(picture: Any, shape: tuple[int, ...], where: str) -> np.ndarray:
+    """A picture, or nested lists (H, W) or (H, W, C), as (C, H, W) uint8."""
+    if hasattr(picture, "convert"):
+        picture = picture.convert("L" if shape[0] == 1 else "RGB")
+    array = np.asarray(picture, dtype=np.uint8)
+    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    if array.shape != shape:
+        raise ValueError(f"{where}: image of shape {array.shape}, not {shape}")
+    return array

@@ -1,0 +1,66 @@
+"""A dataset as read from its source."""
+
+import hashlib
+import logging
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Inputs x (n, …) and labels y (n,), the `num_train` training samples first."""
+
+    x: np.ndarray
+    y: np.ndarray
+    num_train: int
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()  # names, where the files have them
+
+
+def concatenate(parts: list[Raw]) -> Raw:
+    """Parts of a dataset in order, the first ones its training split as far as they say so."""
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in
+               parts[0].columns}  # fmt: skip
+    return Raw(
+        np.concatenate([part.x for part in parts]),
+        np.concatenate([part.y for part in parts]),
+        sum(part.num_train for part in parts),
+        columns,
+        parts[0].classes,
+    )
+
+
+def files_of(folder: Path, base: str, archive: str, probe: str) -> Callable[[str], bytes] | None:
+    """How to get a file's bytes: from `folder`/`base`, from `folder` if `probe` lies there, or
+    from the tar `archive`; None if there is none of them. A missing file raises ValueError."""
+    place = folder if (folder / probe).is_file() else folder / base
+
+    def from_folder(name: str) -> bytes:
+        if not (place / name).is_file():
+            raise ValueError(f"{place} has no file {name}")
+        return (place / name).read_bytes()
+
+    def from_archive(name: str) -> bytes:
+        try:
+            with tarfile.open(folder / archive) as tar:
+                member = tar.extractfile(f"{base}/{name}")
+                return member.read() if member else b""
+        except (KeyError, EOFError, OSError, tarfile.TarError, zlib.error) as error:
+            raise ValueError(f"{folder / archive}: no whole file {name} ({error})") from error
+
+    if place.is_dir():
+        return from_folder
+    return from_archive if (folder / archive).is_file() else None
+
+
+def is_official(data: bytes, md5: str, name: str) -> bool:
+    """Whether the bytes have the official checksum; a warning if not."""
+    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if found != md5:
+        logging.getLogger(__name__).warning("%s: md5 %s, not the official %s", name, found, md5)
+    return found == md5

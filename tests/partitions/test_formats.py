@@ -1,0 +1,238 @@
+"""Each dataset in its official form goes through the real loader, a partition and FedAvg."""
+
+import importlib.util
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedapps.client_app import app
+from fedapps.config import defaults
+from fedapps.grid import InProcessGrid
+from fedapps.server_app import run
+from partitions import datasets, features
+
+_spec = importlib.util.spec_from_file_location(
+    "miniatures", Path(__file__).with_name("miniatures.py")
+)
+miniatures = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(miniatures)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
+    datasets._load.cache_clear()
+    yield
+    datasets._load.cache_clear()
+
+
+@pytest.fixture
+def random_extractors(monkeypatch):
+    """MobileNetV2 and BERT with random weights; BERT's vocabulary is the miniature's words."""
+    from torchvision.models import mobilenet_v2
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    images = mobilenet_v2().eval()
+    config = BertConfig(
+        vocab_size=200, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    texts = BertModel(config).eval()
+
+    def tokenizer(batch, **options):
+        assert options["truncation"]
+        assert options["max_length"] == 128
+        rows = [
+            torch.tensor([1, *(ord(letter) for letter in text if letter < "~")]) for text in batch
+        ]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+    monkeypatch.setattr(features, "mobilenet_network", lambda data_dir: images)
+    monkeypatch.setattr(features, "bert_network", lambda data_dir: (tokenizer, texts))
+    return images, tokenizer, texts
+
+
+def three_rounds(tmp_path, dataset, partition, clients=4, **changes):
+    """FedAvg over a dataset of `tmp_path`; every client takes part."""
+    named = {f"partition.{key.replace('_', '-')}": value for key, value in changes.items()}
+    config = defaults() | named | {
+        "dataset": dataset, "data-dir": str(tmp_path), "partition": partition,
+        "num-clients": clients, "rounds": 3, "local-steps": 2, "batch-size": 8, "model": "mlp",
+        "evaluate-every": 1,
+    }  # fmt: skip
+    folder = tmp_path / "results"
+    config["output-dir"] = str(folder)
+    run(InProcessGrid.simulation(app, config, clients), config, "in-process")
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len(json.loads((folder / "summary.json").read_text())["per_client"]) == clients
+
+
+def check_arrays(data, x, y, num_train):
+    assert np.array_equal(data.x.numpy(), x)
+    assert np.array_equal(data.y.numpy(), y)
+    assert data.num_train == num_train
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx_pairs(tmp_path, suffix):
+    x, y = miniatures.idx_pairs(tmp_path / "fashion-mnist", suffix=suffix)
+    data = datasets.load("fashion-mnist", str(tmp_path))
+    check_arrays(data, x, y, 100)
+    assert data.classes[9] == "Ankle boot"
+    three_rounds(tmp_path, "fashion-mnist", "class-fraction", 5)
+
+
+@pytest.mark.parametrize("number", [10, 100])
+def test_cifar(tmp_path, monkeypatch, number):
+    x, y = miniatures.cifar(tmp_path / f"cifar{number}", number, monkeypatch)
+    data = datasets.load(f"cifar{number}", str(tmp_path))
+    check_arrays(data, x, y, 1000 if number == 10 else 300)
+    assert data.classes[number - 1] == f"class {number - 1}"
+    if number == 100:
+        assert data.columns["coarse"].tolist() == [f"super {i % 20:02}" for i in y]
+        three_rounds(tmp_path, "cifar100", "coarse", 20)
+    else:
+        three_rounds(tmp_path, "cifar10", "corrupted", blur=1.0)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
+def test_an_unverified_pickle_is_never_opened(tmp_path, monkeypatch, damage):
+    miniatures.cifar(tmp_path / "cifar10", 10, monkeypatch)
+    file = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3"
+    content = file.read_bytes()
+    damaged = content[:-9] if damage == "truncated" else content[:-1] + b"!"
+    file.write_bytes(damaged)
+    if damage == "missing":
+        file.unlink()
+    opened, real = [], pickle.loads
+    monkeypatch.setattr(pickle, "loads", lambda data, **_: opened.append(data) or real(data, **_))
+    with pytest.raises(ValueError, match=r"data_batch_3"):
+        datasets.load("cifar10", str(tmp_path))
+    assert opened
+    assert damaged not in opened
+
+
+def test_cifar_from_its_archive(tmp_path, monkeypatch):
+    import tarfile
+
+    x, y = miniatures.cifar(tmp_path / "made", 10, monkeypatch)
+    (tmp_path / "cifar10").mkdir()
+    with tarfile.open(tmp_path / "cifar10" / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "made" / "cifar-10-batches-py", "cifar-10-batches-py")
+    check_arrays(datasets.load("cifar10", str(tmp_path)), x, y, 1000)
+    archive = tmp_path / "cifar10" / "cifar-10-python.tar.gz"
+    archive.write_bytes(archive.read_bytes()[:5000])
+    datasets._load.cache_clear()
+    with pytest.raises(ValueError, match=r"cifar-10-python\.tar\.gz: no whole file"):
+        datasets.load("cifar10", str(tmp_path))
+
+
+def test_stl10(tmp_path, caplog):
+    x, y = miniatures.stl10(tmp_path / "stl10")
+    check_arrays(datasets.load("stl10", str(tmp_path)), x, y, 60)
+    assert "train_X.bin: md5" in caplog.text  # a miniature is not the official file
+    three_rounds(tmp_path, "stl10", "iid")
+    file = tmp_path / "stl10" / "stl10_binary" / "test_X.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+    datasets._load.cache_clear()
+    with pytest.raises(ValueError, match=r"test_X\.bin is truncated"):
+        datasets.load("stl10", str(tmp_path))
+
+
+def test_femnist_of_leaf(tmp_path):
+    x, y = miniatures.leaf(tmp_path / "femnist")
+    data = datasets.load("femnist", str(tmp_path))
+    check_arrays(data, x, y, 240)
+    assert sorted(set(data.columns["writer"])) == [f"f{i:04}_00" for i in range(12)]
+    three_rounds(tmp_path, "femnist", "natural", 6)
+    file = tmp_path / "femnist" / "test" / "all_data_1_niid_0_keep_0_test_9.json"
+    content = json.loads(file.read_text())
+    content["user_data"]["f0001_00"]["y"][0] = 62
+    file.write_text(json.dumps(content))
+    datasets._load.cache_clear()
+    with pytest.raises(ValueError, match=r"test_9\.json: labels .*62 lie outside 0…61"):
+        datasets.load("femnist", str(tmp_path))
+    file.write_text(file.read_text()[:-50])
+    with pytest.raises(ValueError, match=r"test_9\.json is truncated"):
+        datasets.load("femnist", str(tmp_path))
+
+
+def test_femnist_of_emnist_is_turned_and_dark_on_light(tmp_path):
+    splits = ("emnist-byclass-train", "emnist-byclass-test")
+    x, y = miniatures.idx_pairs(tmp_path / "femnist", splits, classes=62)
+    check_arrays(datasets.load("femnist", str(tmp_path)), 255 - x.transpose(0, 1, 3, 2), y, 620)
+
+
+def test_omniglot(tmp_path):
+    miniatures.omniglot(tmp_path / "omniglot")
+    data = datasets.load("omniglot", str(tmp_path))
+    assert tuple(data.x.shape) == (72, 1, 28, 28)
+    assert np.bincount(data.y.numpy()).tolist() == [6] * 12
+    assert data.classes[0] == "Greek/character01"
+    assert set(data.columns["alphabet"]) == {"Greek", "Latin", "Sanskrit", "Manx"}
+    # a drawing of 20·c rows of ink from column 30 + d to 60: its share of 105×105 in [0, 1]
+    drawing = data.x[data.y == 1][2].float() / 255
+    assert drawing.mean().item() == pytest.approx(40 * 28 / 105**2, rel=0.02)
+    three_rounds(tmp_path, "omniglot", "natural", 4, test_fraction=0.15)
+    (tmp_path / "omniglot/images_evaluation/Manx/character01/1_00.png").write_bytes(b"\x89PNG")
+    datasets._load.cache_clear()
+    with pytest.raises(ValueError, match=r"1_00\.png is truncated"):
+        datasets.load("omniglot", str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "column"), [("inaturalist", "cell"), ("landmarks", "author")])
+def test_federated_vision(tmp_path, random_extractors, name, column):
+    miniatures.federated_vision(tmp_path / name, name == "inaturalist")
+    data = datasets.load(name, str(tmp_path))
+    assert (tuple(data.x.shape), data.x.dtype, data.num_train) == ((27, 1280), torch.float32, 24)
+    assert data.y.tolist() == [i % 3 for i in range(27)]
+    assert data.columns[column].tolist() == [f"user {i % 4}" for i in range(24)] + [""] * 3
+    three_rounds(tmp_path, name, "natural")
+    next((tmp_path / name).rglob("*.jpg")).unlink()
+    datasets._load.cache_clear()
+    with pytest.raises(ValueError, match=r"federated_train\.csv: no image of 1 ids"):
+        datasets.load(name, str(tmp_path))
+
+
+def test_image_features_are_what_the_classifier_sees(random_extractors):
+    """The network's output is its last layer's of the features: W f + b."""
+    from PIL import Image
+    from torchvision.models import MobileNet_V2_Weights
+
+    network = random_extractors[0]
+    pictures = [Image.fromarray(miniatures.images(1, 60, 70, 3, seed=s)[0]) for s in range(3)]
+    found = torch.from_numpy(features.mobilenet_v2(pictures, 3, Path()))
+    transform = MobileNet_V2_Weights.IMAGENET1K_V1.transforms()
+    with torch.inference_mode():
+        expected = network(torch.stack([transform(picture) for picture in pictures]))
+        assert torch.allclose(network.classifier(found), expected, atol=1e-5)
+
+
+def test_damaged_weights_are_not_used(tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / features.MOBILENET).write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=r"mobilenet_v2-b0353104\.pth is truncated"):
+        features.mobilenet_network(tmp_path)
+
+
+def test_yahoo_answers(tmp_path, random_extractors):
+    miniatures.yahoo(tmp_path / "yahoo-answers")
+    data = datasets.load("yahoo-answers", str(tmp_path))
+    assert (tuple(data.x.shape), data.num_train) == ((100, 768), 80)
+    assert data.y.tolist() == [i % 10 for i in range(80)] + [i % 10 for i in range(20)]
+    _, tokenizer, network = random_extractors
+    tokens = tokenizer(["why 7? because 7"], truncation=True, max_length=128)
+    with torch.inference_mode():  # a text alone has the features it has in a padded batch
+        assert torch.allclose(data.x[7], network(**tokens).last_hidden_state[0, 0], atol=1e-5)
+    three_rounds(tmp_path, "yahoo-answers", "dirichlet", alpha=10.0)
+    file = tmp_path / "yahoo-answers" / "test.csv"
+    file.write_text(file.read_text() + '"11","a","b","c"\n')
+    datasets._load.cache_clear()
+    with pytest.raises(ValueError, match=r"test\.csv, row 21: no class 1…10"):
+        datasets.load("yahoo-answers", str(tmp_path))
