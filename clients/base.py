@@ -17,7 +17,7 @@ from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.sgd import batches, sgd
 from partitions.datasets import Info
 from partitions.seeds import seed_of
-from partitions.shares import Samples, Share
+from partitions.shares import SUB_POPULATION, Samples, Share
 
 Config = dict[str, Any]
 Metrics = dict[str, Any]
@@ -33,6 +33,7 @@ class Client(NumPyClient):
     which runs `local_epochs` passes if > 0, else `local_steps` mini-batches of `batch_size`."""
 
     personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
+    needs_public = False  # True: learns from public samples, which no client owns
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
 
     def __init__(
@@ -66,7 +67,7 @@ class Client(NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info) -> nn.Module:
+    def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
         """The method's whole network around the target network `model`; by default just that.
 
         Keyword arguments that an override adds are filled from the method's settings. Called
@@ -157,20 +158,22 @@ class Client(NumPyClient):
         )
 
     def fit_locally(self, config: Config, **options: Any) -> float:
-        """Local SGD on `loss`; returns the mean loss.
+        """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
 
-        `options` are `parameters` (default: all), `rows` (default: this round's mini-batches) and
-        those of `sgd`."""
+        `options` replace what `sgd` is called with: parameters, samples, rows, loss, lr, …"""
         self.model.train()
         settings: dict[str, Any] = {
+            "parameters": self.model.parameters(),
+            "samples": self.share.train,
+            "loss": self.loss,
             "lr": self.lr,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
         } | options
-        parameters = settings.pop("parameters", self.model.parameters())
-        samples = self.share.train.to(self.device)
-        rows = settings.pop("rows") if "rows" in settings else self.rows(config)
-        return sgd(parameters, samples, rows, self.loss, **settings)
+        settings["samples"] = settings["samples"].to(self.device)
+        if "rows" not in settings:
+            settings["rows"] = self.rows(config)
+        return sgd(**settings)
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
         """Put the accuracy of `samples` under `key`; returns mean loss and labeled count."""
@@ -183,7 +186,11 @@ class Client(NumPyClient):
         if not count:
             return 0.0, 0
         logits, y = logits[labeled], y[labeled]
-        metrics[key] = float((logits.argmax(1) == y).float().mean())
+        predicted = logits.argmax(1)
+        metrics[key] = float((predicted == y).float().mean())
+        if SUB_POPULATION in self.share.attributes:  # TN, FP, FN, TP of a user with a taste
+            metrics["counts"] = torch.bincount(2 * y + predicted, minlength=4).tolist()
+            metrics[SUB_POPULATION] = int(self.share.attributes[SUB_POPULATION])
         return float(F.cross_entropy(logits, y)), count
 
     # Flower's contract

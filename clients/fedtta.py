@@ -8,7 +8,7 @@ any number n of samples is the step that was meta-learnt; normalisation layers u
 of the inputs at hand, in training and in adaptation; the un-adapted model is no candidate of
 FedTTA++, since it is often over-confident."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from clients.tent import batch_statistics, entropy
 from partitions.datasets import Info
 from partitions.shares import Samples
 
-Parameters = dict[str, Tensor]
+Parameters = Mapping[str, Tensor]
 
 
 def kl(student: Tensor, teacher: Tensor) -> Tensor:
@@ -36,9 +36,10 @@ def kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """The model after `number` adaptation steps: its logits (n, C), ℓ_per and mean entropy."""
+    """The model after `number` adaptation steps: ψ, its logits (n, C), ℓ_per and entropy."""
 
     number: int
+    parameters: Parameters
     logits: Tensor
     personalization: float
     entropy: float
@@ -133,12 +134,12 @@ class FedTTAClient(Client):
         source, inner = psi, z
         if self.first_order:
             source = {name: nn.Parameter(p.detach()) for name, p in psi.items()}
-            inner = functional_call(self.base, source | self.buffers(), (x,))
+            inner = functional_call(self.base, {**source, **self.buffers()}, (x,))
         # The factor −η_inner stands inside the gradient: two passes over all weights less.
         descent = -self.inner_lr * self.personalization(inner)
         steps = torch.autograd.grad(descent, list(source.values()), create_graph=True)
         psi_tilde = {name: p + step for (name, p), step in zip(psi.items(), steps, strict=True)}
-        return z, functional_call(self.base, psi_tilde | self.buffers(), (x,))
+        return z, functional_call(self.base, {**psi_tilde, **self.buffers()}, (x,))
 
     def personalization(self, z: Tensor) -> Tensor:
         """ℓ_per = ‖g(Z; φ)‖₂, Eq. (2), times √(batch-size / n) for n samples."""
@@ -178,7 +179,7 @@ class FedTTAClient(Client):
         psi: Parameters = dict(self.base.named_parameters())
         for number in range(count + 1):
             z, ell, gradient = self.evaluate_at(psi, x, differentiate=number < count)
-            yield Step(number, z, ell, float(entropy(z)))
+            yield Step(number, psi, z, ell, float(entropy(z)))
             with torch.no_grad():
                 psi = {name: p - self.inner_lr * gradient[name] for name, p in psi.items()}
 
@@ -191,7 +192,7 @@ class FedTTAClient(Client):
         gradient = {name: torch.zeros_like(p) for name, p in psi.items()}
         for batch in x.tensor_split(-(-len(x) // self.adapt_batch_size)):
             with torch.set_grad_enabled(differentiate):
-                z = functional_call(self.base, psi | self.buffers(), (batch,))
+                z = functional_call(self.base, {**psi, **self.buffers()}, (batch,))
                 s = self.adaptation(z).square().sum()
             if differentiate:
                 for name, g in zip(psi, torch.autograd.grad(s, list(psi.values())), strict=True):

@@ -115,12 +115,15 @@ def check(config: Config) -> None:
     from flwr.app import Context, RecordDict
 
     from fedapps.client_app import make_client
-    from fedapps.server_app import check_run
+    from fedapps.server_app import check_privacy, check_run
 
     method = check_method(config["method"])
     check_run(config)
-    node = {"partition-id": 0, "num-partitions": config["num-clients"]}
-    make_client(Context(0, 0, node, RecordDict(), config), method)
+    check_privacy(config, method)
+    dealt = len(str(config["client-models"]).split(","))
+    for client in range(min(dealt, int(config["num-clients"]))):
+        node = {"partition-id": client, "num-partitions": config["num-clients"]}
+        make_client(Context(0, 0, node, RecordDict(), config), method)
     construct(METHODS[method].strategy, config=config, method=method)
 
 
@@ -160,6 +163,7 @@ def _methods() -> list[dict[str, Any]]:
             "paper": method.paper,
             "line": method.line,
             "novel clients": method.novel or "no",
+            "privacy": ", ".join(method.dp) or "no",
             "own client": method.client is not Client,
         }
         for name, method in METHODS.items()

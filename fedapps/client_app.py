@@ -10,11 +10,13 @@ from torch import nn
 import partitions
 from clients.arrays import Arrays, model_arrays
 from clients.base import Client
-from clients.models import build_model
+from clients.models import build_model, sized
+from clients.privacy import private
 from fedapps.bridge import answer
 from fedapps.config import Config, check_method, construct, keywords, settings
 from fedapps.methods import METHODS
 from partitions.datasets import Info
+from partitions.federation import DEFAULT_PUBLIC
 from partitions.shares import Share
 
 torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
@@ -39,8 +41,9 @@ def make_client(context: Context, method: str) -> Client:
                 f'with --federation-config "num-supernodes={expected} client-resources-num-cpus=1"'
                 f' or set --run-config "num-clients={count}"'
             )
-        federation = partitions.federation(config)
+        federation = partitions.federation(with_public(config, method))
         share, info = federation.share(client_id), federation.info
+    config["model"] = client_model(config, method, client_id, str(node.get("model", "")))
     model, initial = method_model(method, config, info)
     return construct(
         METHODS[method].client,
@@ -52,6 +55,28 @@ def make_client(context: Context, method: str) -> Client:
         initial=initial,
         device=_device(str(config["device"])),
     )
+
+
+def with_public(config: Config, method: str) -> Config:
+    """The configuration whose federation keeps public samples if the method needs some."""
+    key = "partition.public-samples"
+    return config | {
+        key: config[key] or (DEFAULT_PUBLIC if METHODS[method].client.needs_public else 0)
+    }
+
+
+def client_model(config: Config, method: str, client: int, own: str = "") -> str:
+    """The network of a client: its node's `own`, else the one that client-models deals it.
+
+    Raises ValueError if the method's model does not stay on the client, so that all must have
+    the same."""
+    dealt = [name.strip() for name in str(config["client-models"]).split(",") if name.strip()]
+    if not own and not dealt:
+        return str(config["model"])
+    if METHODS[method].client.personal != ("",):
+        able = ", ".join(name for name, m in METHODS.items() if m.client.personal == ("",))
+        raise ValueError(f"{method!r} needs one model for all clients; their own have: {able}")
+    return sized(str(config["model"]), own or dealt[client % len(dealt)])
 
 
 @lru_cache(maxsize=8)
@@ -98,7 +123,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 app.query()(_answer)
-app.train()(_answer)
+app.train(mods=[private])(_answer)
 app.evaluate()(_answer)
 for _exchange in sorted({e for m in METHODS.values() for e in m.client.exchanges}):
     _category, _, _action = _exchange.partition(".")

@@ -5,27 +5,34 @@ from dataclasses import dataclass
 from clients.afl import AFLClient
 from clients.base import Client
 from clients.fedadg import FedADGClient
+from clients.fedembed import FedEmbedClient
 from clients.fedma import FedMAClient
+from clients.fedmd import FedMDClient, HeteroTENTClient
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.fedrep import FedRepClient
 from clients.fedsr import FedSRClient
 from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.heterofedtta import HeteroFedTTAClient
 from clients.lgfedavg import LGFedAvgClient
 from clients.local import LocalClient
 from clients.perfedavg import PerFedAvgClient
 from clients.pfedme import PFedMeClient
+from clients.preference import GlobalClient, GlobalPlusClient
 from clients.scaffold import ScaffoldClient
 from clients.tent import TENTClient
 from strategies.afl import AFL
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg
+from strategies.fedembed import FedEmbed
 from strategies.fedgma import FedGMA
 from strategies.fedma import FedMA
+from strategies.fedmd import FedMD, HeteroFedTTA
 from strategies.fedtta import FedTTA
 from strategies.lgfedavg import LGFedAvg
 from strategies.pfedhn import PFedHN
 from strategies.pfedme import PFedMe
+from strategies.preference import CentralAdam, PFedKM
 from strategies.scaffold import Scaffold
 
 
@@ -34,15 +41,20 @@ class Method:
     """A method: its server half, its client half, where it comes from.
 
     `novel` says what an unlabeled novel client gets: "global" (the global model), "adapted" (a
-    model of its own) or "" (nothing: the method cannot serve it)."""
+    model of its own) or "" (nothing: the method cannot serve it). `dp` names
+    the kinds of differential privacy that it can keep: "local" where a train reply is the trained
+    model under the names that were sent, "central" where the server takes the users' plain mean
+    too."""
 
     strategy: type[PersonalizedStrategy]
     client: type[Client]
     paper: str
     line: str
     novel: str = ""
+    dp: tuple[str, ...] = ()
 
 
+BOTH = ("local", "central")
 METHODS = {
     "local": Method(FedAvg, LocalClient, "–", "every client alone"),
     "fedavg": Method(
@@ -51,6 +63,7 @@ METHODS = {
         "McMahan et al., AISTATS 2017",
         "one global model, mean weighted by samples",
         "global",
+        dp=BOTH,
     ),
     "fedprox": Method(
         FedAvg,
@@ -58,6 +71,7 @@ METHODS = {
         "Li et al., MLSys 2020",
         "FedAvg with a proximal term on the client",
         "global",
+        dp=BOTH,
     ),
     "scaffold": Method(
         Scaffold,
@@ -102,13 +116,18 @@ METHODS = {
         "global",
     ),
     "fedper": Method(
-        FedAvg, FedPerClient, "Arivazhagan et al., 2019", "shared body, personal head"
+        FedAvg,
+        FedPerClient,
+        "Arivazhagan et al., 2019",
+        "shared body, personal head",
+        dp=BOTH,
     ),
     "fedrep": Method(
         FedAvg,
         FedRepClient,
         "Collins et al., ICML 2021",
         "FedPer that trains the head first, then the body",
+        dp=BOTH,
     ),
     "lg-fedavg": Method(
         LGFedAvg,
@@ -127,6 +146,7 @@ METHODS = {
         PFedMeClient,
         "Dinh et al., NeurIPS 2020",
         "personal models near the global one, found by labeled steps",
+        dp=BOTH,
     ),
     "tent": Method(
         FedAvg,
@@ -161,5 +181,54 @@ METHODS = {
         "Ye et al., UPFL, 2023",
         "FedTTA-Prox that adapts until the entropy stops falling",
         "adapted",
+    ),
+    "fedmd": Method(
+        FedMD,
+        FedMDClient,
+        "Li and Wang, 2019",
+        "any architectures; logits on a public set are averaged and distilled",
+        "global",
+    ),
+    "heterotent": Method(
+        FedMD,
+        HeteroTENTClient,
+        "Ye et al., UPFL, 2023",
+        "TENT inside FedMD, for any architectures",
+        "adapted",
+    ),
+    "heterofedtta": Method(
+        HeteroFedTTA,
+        HeteroFedTTAClient,
+        "Ye et al., UPFL, 2023",
+        "FedTTA inside FedMD, for any architectures",
+        "adapted",
+    ),
+    "fedembed": Method(
+        FedEmbed,
+        FedEmbedClient,
+        "Silva et al., 2022",
+        "personal embeddings, heads of sub-populations; needs the preference partition",
+        dp=BOTH,
+    ),
+    "global": Method(
+        CentralAdam,
+        GlobalClient,
+        "Silva et al., 2022",
+        "one head for users with conflicting labels; needs the preference partition",
+        dp=BOTH,
+    ),
+    "global+": Method(
+        CentralAdam,
+        GlobalPlusClient,
+        "Silva et al., 2022",
+        "global, conditioned on personal embeddings; needs the preference partition",
+        dp=BOTH,
+    ),
+    "pfedkm": Method(
+        PFedKM,
+        GlobalClient,
+        "Tang et al., 2021",
+        "heads shared within clusters of gradients; needs the preference partition",
+        dp=("local",),
     ),
 }

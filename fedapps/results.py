@@ -90,8 +90,16 @@ class Recorder:
                 for way in ("down", "up")
             },
             "seconds": time.monotonic() - self._started,
+            **({"privacy": told} if (told := _privacy(self.rounds[-1])) else {}),
             "dropped_replies": sum(sum(r.get("dropped", {}).values()) for r in self.rounds),
         }
+
+
+def _privacy(report: dict[str, Any]) -> dict[str, float]:
+    """ε spent so far, at which δ, with which noise multiplier; {} without privacy."""
+    names = ("epsilon", "delta", "noise-multiplier")
+    found = {name: report[f"dp-{name}"] for name in names if f"dp-{name}" in report}
+    return {name.replace("-", "_"): value for name, value in found.items()}
 
 
 def _result(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str, Any]:
@@ -116,6 +124,11 @@ def _result(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str,
                 "role": "novel" if update.node.novel else "train",
                 "accuracy": update.metrics.get("accuracy"),
                 "examples": update.num_examples,
+            }
+            | {
+                key.replace("-", "_"): update.metrics[key]
+                for key in ("sub-population", "head")
+                if key in update.metrics
             }
             for update in strategy.evaluation
         },

@@ -8,13 +8,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
+import partitions
 from clients.arrays import to_record
 from fedapps.client_app import method_model
 from fedapps.config import Config, check_method, construct, defaults, override
 from fedapps.methods import METHODS
 from fedapps.results import Recorder
-from partitions.datasets import info
 from strategies.base import PersonalizedStrategy
+from strategies.privacy import Privacy
 
 app = ServerApp()
 
@@ -52,8 +53,9 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     config = override(defaults(), config)
     method = check_method(config["method"])
     check_run(config)
+    privacy = check_privacy(config, method)
     entry = METHODS[method]
-    _, initial = method_model(method, config, info(str(config["dataset"])))
+    _, initial = method_model(method, config, partitions.task(config))
     shared = {name: a for name, a in initial.items() if not entry.client.is_personal(name)}
     output = str(config["output-dir"])
     recorder = Recorder(config, engine, Path(output) if output else None)
@@ -64,6 +66,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         min_available_nodes=int(config["num-clients"]),
         evaluate_novel=bool(entry.novel),
         on_round=lambda report: recorder.record(report, strategy),
+        privacy=privacy,
     )
     with recorder:
         return strategy.start(
@@ -72,6 +75,18 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
             num_rounds=int(config["rounds"]),
             train_config=ConfigRecord({"method": method}),
         )
+
+
+def check_privacy(config: Config, method: str) -> Privacy | None:
+    """The run's differential privacy, None without. Raises ValueError for bad settings, and for
+    a kind of privacy that the method cannot keep."""
+    privacy: Privacy = construct(Privacy, config=config, method=method)
+    if privacy.mode == "none":
+        return None
+    if privacy.mode not in METHODS[method].dp:
+        able = [name for name, entry in METHODS.items() if privacy.mode in entry.dp]
+        raise ValueError(f"{method} cannot keep dp {privacy.mode!r}; able: {', '.join(able)}")
+    return privacy
 
 
 def check_run(config: Config) -> None:

@@ -75,6 +75,11 @@ def results_table(jobs: Sequence[Job]) -> Table:
         table.add_column(column, justify="left" if column == "method" else "right")
     table.add_column("MB down", justify="right")
     table.add_column("MB up", justify="right")
+    summaries_of = {job.name: {} if job.error else job.summary() for job in jobs}
+    scored = any("f1" in s.get("train", {}) for s in summaries_of.values())
+    private = any("privacy" in s for s in summaries_of.values())
+    for name in ["F1"] * scored + ["ε"] * private:
+        table.add_column(name, justify="right")
     for method, group in groupby(jobs, key=lambda job: job.method):
         summaries = [s for job in group if not job.error and (s := job.summary())]
         if not summaries:
@@ -89,6 +94,8 @@ def results_table(jobs: Sequence[Job]) -> Table:
             f"{np.mean([s['seconds'] for s in summaries]):.0f}",
             f"{np.mean([m['down'] for m in megabytes]):.3f}",
             f"{np.mean([m['up'] for m in megabytes]):.3f}",
+            *([_f1(summaries)] if scored else []),
+            *([_epsilon(summaries)] if private else []),
         )
     table.caption = (
         "training clients: validation accuracy; novel clients: all their samples, "
@@ -96,6 +103,21 @@ def results_table(jobs: Sequence[Job]) -> Table:
         + "; MB per client and round"
     )
     return table
+
+
+def _f1(summaries: Sequence[dict[str, Any]]) -> str:
+    """Mean over sub-populations of macro F1, ± standard deviation over seeds."""
+    values = [s["train"]["f1"] for s in summaries if "f1" in s["train"]]
+    if not values:
+        return "–"
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
+
+
+def _epsilon(summaries: Sequence[dict[str, Any]]) -> str:
+    """The largest ε(δ) over seeds."""
+    told = [s["privacy"] for s in summaries if "privacy" in s]
+    return f"{max(t['epsilon'] for t in told):.2f} ({told[0]['delta']:g})" if told else "∞"
 
 
 def _seeds(jobs: Sequence[Job]) -> int:

@@ -1,5 +1,6 @@
 """Which samples belong to which client."""
 
-from partitions.federation import Federation, federation
+from partitions.chosen import federation, task
+from partitions.federation import Federation
 
-__all__ = ["Federation", "federation"]
+__all__ = ["Federation", "federation", "task"]

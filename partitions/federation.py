@@ -1,6 +1,5 @@
 """A dataset dealt to clients: roles, and each client's share, cut once and kept."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from partitions.registry import Config, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
-KEYS = ("dataset", "data-dir", "partition", "num-clients", "train-fraction", "standardize", "seed")
+DEFAULT_PUBLIC = -1  # of public samples: 5000, at most a sixth of the data
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
@@ -34,9 +33,11 @@ class Federation:
         rule = entry.make(config, self.novel)
         self._change = entry.change(config, self.novel) if entry.change else None
         hidden = int(config["partition.public-samples"])
-        if hidden < 0:
+        if hidden < DEFAULT_PUBLIC:
             raise ValueError(f"partition.public-samples is {hidden}; it must be at least 0")
         self.dataset = dataset or load(str(config["dataset"]), str(config["data-dir"]))
+        if hidden == DEFAULT_PUBLIC:
+            hidden = min(5000, len(self.dataset.y) // 6)
         self.info: Info = self.dataset.info
         if self.num_clients > len(self.dataset.y) - hidden:
             raise ValueError(
@@ -156,14 +157,3 @@ def _fractions(config: Config) -> dict[str, float]:
             f"{found['test']} leave nothing to train on"
         )
     return found
-
-
-def federation(config: Config) -> Federation:
-    """The federation that `config` describes, one object per process for equal settings."""
-    relevant = {k: v for k, v in config.items() if k in KEYS or k.startswith("partition.")}
-    return _federation(tuple(sorted(relevant.items())))
-
-
-@cache
-def _federation(items: tuple[tuple[str, str | int | float | bool], ...]) -> Federation:
-    return Federation(dict(items))

@@ -137,6 +137,22 @@ def _subsampling(config: Config, novel: np.ndarray) -> Change:
     return Subsampling(novel, float(config["partition.keep-fraction"]), int(config["seed"]))
 
 
+def _preference(config: Config, novel: np.ndarray) -> Any:
+    from partitions.preference import PreferencePartitioner, apportion
+
+    counts = apportion(
+        str(config["partition.shares"]), len(novel), info(str(config["dataset"])).num_classes
+    )
+    seed = seed_of(int(config["seed"]), "sub-populations")
+    preferred = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    return PreferencePartitioner(
+        preferred.tolist(),
+        int(config["partition.samples-per-user"]),
+        int(config["partition.test-per-user"]),
+        _seed(config),
+    )
+
+
 def _seed(config: Config) -> int:
     return seed_of(int(config["seed"]), "partition") % 2**32  # flwr-datasets wants 32 bits
 
@@ -184,8 +200,13 @@ PARTITIONS = {
         ("base", "keep-fraction"),
         _subsampling,
     ),
+    "preference": Partition(
+        _preference,
+        "users prefer one type each and label by it (FedEmbed)",
+        ("shares", "samples-per-user", "test-per-user"),
+    ),
 }
-BASES = [name for name, rule in PARTITIONS.items() if rule.change is None]
+BASES = [n for n, rule in PARTITIONS.items() if rule.change is None and n != "preference"]
 
 
 def partition(name: str) -> Partition:

@@ -11,6 +11,7 @@ from torch import Tensor
 from partitions.datasets import Info
 
 Rows = Tensor | slice
+SUB_POPULATION = "sub-population"  # attribute of a share: the type that its user prefers
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -20,9 +20,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
+from strategies.f1 import f1_scores
 
 POLL_SECONDS = 0.5
 CHOICES = ("skip", "stop")
+LABELS = {"sub-population", "head"}  # metrics that name a group: no mean of them is told
 
 
 @dataclass(frozen=True, order=True)
@@ -45,15 +47,36 @@ class Update:
     metrics: dict[str, Any]
 
 
+class Protection(Protocol):
+    """Differential privacy of a run, see `strategies.privacy.Privacy`."""
+
+    poisson: bool
+
+    def settings(self) -> dict[str, Any]:
+        """What train messages tell the clients."""
+        ...
+
+    def protect(
+        self, updates: Sequence[Update], sent: Sequence[Arrays], round_: int, users: int
+    ) -> list[Update]:
+        """The updates to aggregate in place of those that came."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """What of the budget is spent."""
+        ...
+
+
 class PersonalizedStrategy(Strategy):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
     `fraction_train` of the training nodes is sampled each round, once `min_available_nodes` have
     connected (waiting at most `wait` seconds). Every `evaluate_every` rounds, and after the last,
-    all nodes are evaluated; novel ones only if `evaluate_novel`. A reply that is an error, lacks
-    or invents names, has wrong shapes or dtypes, or is not finite is dropped, counted and logged;
-    with `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer
-    than `min_valid_replies` valid ones. `on_round` is called with each round's report.
+    `fraction_evaluate` of the nodes is evaluated; novel ones only if `evaluate_novel`. A reply
+    that is an error, lacks or invents names, has wrong shapes or dtypes, or is not finite is
+    dropped, counted and logged; with `on_client_failure` = "stop" the first such training reply
+    ends the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with
+    each round's report; `privacy` protects updates before they are aggregated.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -63,6 +86,7 @@ class PersonalizedStrategy(Strategy):
         self,
         *,
         fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
         min_available_nodes: int = 1,
         evaluate_every: int = 1,
         evaluate_novel: bool = True,
@@ -71,17 +95,21 @@ class PersonalizedStrategy(Strategy):
         seed: int = 0,
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        privacy: Protection | None = None,
     ) -> None:
         if not 0 < fraction_train <= 1:
             raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
+        if not 0 < fraction_evaluate <= 1:
+            raise ValueError(f"fraction-evaluate is {fraction_evaluate}; it must lie in (0, 1]")
         if evaluate_every < 1:
             raise ValueError(f"evaluate-every is {evaluate_every}; it must be at least 1")
         if on_client_failure not in CHOICES:
             raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
-        self.fraction_train, self.min_available_nodes = fraction_train, min_available_nodes
+        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        self.min_available_nodes = min_available_nodes
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
-        self.seed, self.wait, self.on_round = seed, wait, on_round
+        self.seed, self.wait, self.on_round, self.privacy = seed, wait, on_round, privacy
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
@@ -150,8 +178,21 @@ class PersonalizedStrategy(Strategy):
         nodes = self.training_nodes()
         if not nodes:
             raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
-        count = max(1, round(self.fraction_train * len(nodes)))
+        if self.privacy is not None and self.privacy.poisson:
+            return self._toss(nodes)
+        return self._draw("sample", nodes, self.fraction_train)
+
+    def _toss(self, nodes: Sequence[Node]) -> list[Node]:
+        """Each node by a coin of its own; again if nobody is drawn."""
         generator = np.random.default_rng(seed_of(self.seed, "sample", self.round))
+        while not (chosen := generator.random(len(nodes)) < self.fraction_train).any():
+            continue
+        return [node for node, one in zip(nodes, chosen, strict=True) if one]
+
+    def _draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
+        """A share of the nodes by the generator of (seed, purpose, round), by client id."""
+        count = max(1, round(fraction * len(nodes)))
+        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]
 
     # Flower's contract
@@ -189,7 +230,8 @@ class PersonalizedStrategy(Strategy):
         self._update_roster()
         nodes = self.sample()
         self._payloads = self.broadcast(self.arrays, nodes)
-        settings = ConfigRecord(dict(config) | {"server-round": server_round})
+        asked = self.privacy.settings() if self.privacy else {}
+        settings = ConfigRecord(dict(config) | {"server-round": server_round} | asked)
         self._sent = self._messages("train", self._payloads, settings)
         self._report = {"round": server_round, "sampled": len(nodes)}
         return [message for message, _ in self._sent]
@@ -209,6 +251,10 @@ class PersonalizedStrategy(Strategy):
                 f"min-valid-replies is {self.min_valid_replies}; "
                 f"dropped by cause: {dict(self._dropped)}"
             )
+        if self.privacy is not None:
+            sent = [self._payloads[update.node] for update in updates]
+            users = len(self.training_nodes())
+            updates = self.privacy.protect(updates, sent, server_round, users)
         self.arrays = self.aggregate(self.arrays, updates)
         self._stop_on_failure()  # in an exchange that aggregate made
         dropped = dict(self._dropped)
@@ -219,6 +265,8 @@ class PersonalizedStrategy(Strategy):
             "dropped": dropped,
             "megabytes": {way: n / clients / 1e6 for way, n in self._bytes.items()},
         } | self.report()
+        if self.privacy is not None:
+            self._report |= self.privacy.report()
         metrics = MetricRecord({"valid-replies": len(updates)})
         if self._report["loss"] is not None:
             metrics["loss"] = self._report["loss"]
@@ -247,6 +295,7 @@ class PersonalizedStrategy(Strategy):
         self._update_roster()
         self._dropped = Counter()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
+        nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
         settings = ConfigRecord(dict(config) | {"server-round": server_round})
         self._sent = self._messages("evaluate", payloads, settings)
@@ -273,7 +322,7 @@ class PersonalizedStrategy(Strategy):
         metrics = MetricRecord()
         for role, novel in (("train", False), ("novel", True)):
             group = [u for u in self.evaluation if u.node.novel == novel]
-            for key in sorted({key for u in group for key in u.metrics}):
+            for key in sorted({key for u in group for key in u.metrics} - LABELS):
                 values = [u.metrics[key] for u in group if key in u.metrics]
                 if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
                     metrics[f"{role}-{key}"] = float(np.mean(values))
@@ -282,6 +331,8 @@ class PersonalizedStrategy(Strategy):
                         if novel and len(values) > 1:
                             sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
                             metrics["novel-sem"] = sem
+        for key, value in f1_scores(self.evaluation).items():
+            metrics[key] = value
         return metrics
 
     # Arrays, roster, messages

@@ -5,14 +5,14 @@ import pytest
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
+import partitions
 from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
-from fedapps.client_app import app, make_client, method_model
+from fedapps.client_app import app, make_client, method_model, with_public
 from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.server_app import run
-from partitions.datasets import info
 
 EVERY = pytest.mark.parametrize("method", METHODS)
 
@@ -42,8 +42,17 @@ class Watched(InProcessGrid):
         return reply
 
 
+TASTES = {
+    "partition": "preference",
+    "fedembed.embedding-dim": 8,
+    "global+.embedding-dim": 8,
+    **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
+}
+NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)  # data of their own
+
+
 def go(method, config, client_app=app, grid=InProcessGrid):
-    config = config | {"method": method}
+    config = config | {"method": method} | NEEDS.get(method, {})
     grid = grid.simulation(client_app, config, config["num-clients"])
     return run(grid, config, "in-process"), grid
 
@@ -91,7 +100,8 @@ def wrong_shape(message, reply):
 def test_personal_names_never_travel_and_evaluation_changes_nothing(method, config):
     _, grid = go(method, config, grid=Watched)
     client = METHODS[method].client
-    _, initial = method_model(method, config | {"method": method}, info("digits"))
+    own = config | {"method": method} | NEEDS.get(method, {})
+    _, initial = method_model(method, own, partitions.task(own))
     personal = {name for name in initial if client.is_personal(name)}
     travelled = {
         name.rpartition("/")[2]
@@ -150,13 +160,11 @@ def test_too_few_valid_replies_stop_the_run(method, config):
 
 def test_novel_labels_reach_nothing_but_the_count(config, monkeypatch):
     """With the novel clients' labels replaced, every number but theirs stays the same."""
-    import partitions
-
     for method, entry in METHODS.items():
         if not entry.novel:
             continue
         before = go(method, config)[0]
-        federation = partitions.federation(config)
+        federation = partitions.federation(with_public(config, method))
         novel = [federation.share(i) for i in np.flatnonzero(federation.novel)]
         kept = federation.dataset.y.clone()
         for share in novel:

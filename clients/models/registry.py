@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from clients.models.networks import MLP, ConvNet, LeNet
+from clients.models.preference import PreferenceNet
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,20 @@ class Model:
 MODELS = {
     "mlp": Model(MLP, "784-200-200-C, ReLU; any input (FedTTA)"),
     "mlp-small": Model(partial(MLP, hidden=(100,)), "one hidden layer of 100 (pFedHN, MNIST)"),
+    "mlp-big": Model(partial(MLP, hidden=(400, 400)), "two hidden layers of 400"),
     "convnet": Model(ConvNet, "two 5×5 convolutions 32/64, fc 512 (FedTTA)"),
     "convnet-small": Model(partial(ConvNet, widths=(16, 32)), "16/32 (HeteroFedTTA)"),
     "convnet-big": Model(partial(ConvNet, widths=(64, 128)), "64/128 (HeteroFedTTA)"),
     "lenet": Model(LeNet, "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"),
     "lenet-small": Model(partial(LeNet, k=8), "8/16 (pFedHN, size S)"),
     "lenet-big": Model(partial(LeNet, k=32), "32/64 (pFedHN, size L)"),
+    "preference-net": Model(PreferenceNet, "two 5×5 convolutions 16/32, fc 128 (FedEmbed)"),
 }
+
+
+def sized(model: str, size: str) -> str:
+    """The name of the network `size` ("small", "medium" or "big" of `model`, or any other name)."""
+    return {"small": f"{model}-small", "medium": model, "big": f"{model}-big"}.get(size, size)
 
 
 def build_model(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:

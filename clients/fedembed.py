@@ -1,0 +1,192 @@
+"""FedEmbed client (Silva et al., 2022, Algorithm 1, lines 6-21).
+
+Three losses and their gradient paths: CE of the user's sub-population head to Θ_e, Θ_k, v_u; CE
+of the type head to Θ_e, Θ_t, v_u; CE of the global head to Θ_g and v_u alone, by a
+stop-gradient at the encoder. The embedding v_u persists on the client and is never sent, save by
+prototypical users, who are volunteers. Settled here (ours): the triplet loss descends by SGD,
+sample by sample; with *personal* assignment the head stays with its user; with more
+sub-populations than types, head k is one of type k mod T."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.arrays import Arrays, group
+from clients.base import Config, Metrics
+from clients.preference import EMBEDDING, GlobalPlusClient, enclose
+from partitions.datasets import Info
+from partitions.seeds import seed_of
+from partitions.shares import SUB_POPULATION
+from partitions.users import RANK
+
+ASSIGNMENTS = ("prototype", "som", "personal", "type")
+
+
+def check_assignment(name: str) -> str:
+    """`name` if it is an assignment; ValueError with the choices otherwise."""
+    if name not in ASSIGNMENTS:
+        raise ValueError(f"unknown fedembed.assignment {name!r}; known: {', '.join(ASSIGNMENTS)}")
+    return name
+
+
+def distances(v: np.ndarray, centers: np.ndarray) -> np.ndarray:
+    """‖v − c_k‖ (K,) for the embedding v (d,) and centers (K, d)."""
+    return np.linalg.norm(centers - v, axis=1)
+
+
+def triplet_step(
+    v: np.ndarray, p_k: np.ndarray, p_n: np.ndarray, margin: float, lr: float
+) -> np.ndarray:
+    """v − lr ∂/∂v max(0, ‖v − p_k‖² − ‖v − p_n‖² + α), Eq. (1); the gradient is 2(p_n − p_k)."""
+    active = ((v - p_k) ** 2).sum() - ((v - p_n) ** 2).sum() + margin > 0
+    return v - lr * 2 * (p_n - p_k) if active else v
+
+
+class FedEmbedClient(GlobalPlusClient):
+    """A user with a personal embedding and the head of its sub-population.
+
+    The first `prototypical_users` of every sub-population volunteer their embeddings; `margin` is
+    α and `triplet_lr` the rate of the triplet loss."""
+
+    personal = (EMBEDDING, "own.")
+    exchanges = ("query.prototype", "query.som", "train.assign")
+
+    def __init__(
+        self,
+        *args: Any,
+        assignment: str = "prototype",
+        prototypical_users: int = 1,
+        margin: float = 1.0,
+        triplet_lr: float = 0.05,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self.assignment = check_assignment(assignment)
+        if prototypical_users < 1 or margin < 0 or triplet_lr <= 0:
+            raise ValueError(
+                f"fedembed.prototypical-users is {prototypical_users}, margin {margin}, "
+                f"triplet-lr {triplet_lr}; they must be >= 1, >= 0 and > 0"
+            )
+        self.prototypical_users = prototypical_users
+        self.margin, self.triplet_lr = margin, triplet_lr
+        self.preferred = int(self.share.attributes[SUB_POPULATION])
+
+    @classmethod
+    def build(
+        cls,
+        base: nn.Module,
+        info: Info,
+        *,
+        model: str = "preference-net",
+        seed: int = 0,
+        embedding_dim: int = 16,
+        assignment: str = "prototype",
+        sub_populations: int = 0,
+        type_head: bool = True,
+    ) -> nn.Module:
+        """Encoder, K sub-population heads (0: one per type), global head and type head."""
+        heads = sub_populations or info.num_types
+        if heads < info.num_types:
+            raise ValueError(
+                f"fedembed.sub-populations is {sub_populations}; it must be 0 or at least the "
+                f"{info.num_types} types"
+            )
+        own, types = check_assignment(assignment) == "personal", info.num_types * type_head
+        net = enclose(info, model, seed, embedding_dim, heads, own=own, num_types=types)
+        net.types = info.num_types  # type: ignore[assignment]
+        return net
+
+    def losses(self, x: Tensor, y: Tensor, types: Tensor) -> dict[str, Tensor]:
+        """CE of head k, of the global head behind a stop-gradient, and of the type head."""
+        net = self.model
+        features = net.features(x)
+        inputs = net.conditioned(features)
+        assert net.global_head is not None
+        losses = {
+            "head": F.cross_entropy(net.head(self.k)(inputs), y),
+            "global": F.cross_entropy(net.global_head(net.conditioned(features.detach())), y),
+        }
+        if net.type_head is not None:
+            losses["type"] = F.cross_entropy(net.type_head(inputs), types)
+        return losses
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Local pass on the head that the last assignment gave; the true one's with `type`."""
+        self.k = self.preferred if self.assignment == "type" else int(self.state.get("head", 0))
+        return super().train(arrays, config)
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """Scores of the user's head; ``head`` tells which it was."""
+        told = group(arrays, "assignment")
+        self.k = self.preferred if self.assignment == "type" else 0
+        if told:
+            self.k = int(told["heads"][distances(self.embedding(), told["centers"]).argmin()])
+        shared = {n: a for n, a in arrays.items() if not n.startswith("assignment/")}
+        loss, n, metrics = super().score(shared, config)
+        return loss, n, metrics | {"head": self.k}
+
+    def properties(self) -> Config:
+        """Volunteers tell the sub-population that they are prototypical of."""
+        told = super().properties()
+        group_of_volunteers = int(self.share.attributes[RANK]) // self.prototypical_users
+        k = self.preferred + group_of_volunteers * self.types
+        if self.assignment == "prototype" and not self.share.novel and k < len(self.model.heads):
+            told["prototype"] = k
+        return told
+
+    @property
+    def types(self) -> int:
+        """T, the number of types."""
+        return int(self.model.types)  # type: ignore[arg-type]
+
+    # Further messages
+
+    def prototype(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """A volunteer's embedding. Raises ValueError if the user did not volunteer."""
+        if "prototype" not in self.properties():
+            raise ValueError("this user is not a prototypical one: its embedding stays here")
+        return {"prototype": self.embedding().copy()}, {}
+
+    def som(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """SOM update (K, d) and similarity score (K,) for the own embedding.
+
+        ``pull`` (K, K) holds rate × neighbourhood of each node with each other."""
+        nodes, v = arrays["nodes"], self.embedding()
+        distance = distances(v, nodes)
+        pull = arrays["pull"][distance.argmin()]
+        return {"update": pull[:, None] * (v - nodes), "score": -distance}, {}
+
+    def assign(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """Choose the head before a local pass.
+
+        Prototypes: triplet steps, then the nearest one; returns nothing. SOM: the best matching
+        new node; returns one-hot (old, new) counts (K, K)."""
+        if "old" in arrays:
+            v = self.embedding()
+            old, new = (int(distances(v, arrays[name]).argmin()) for name in ("old", "new"))
+            self.state["head"] = np.array(new)
+            overlap = np.zeros((len(arrays["old"]),) * 2, np.int64)
+            overlap[old, new] = 1
+            return {"overlap": overlap}, {}
+        centers, heads = arrays["centers"], arrays["heads"]
+        if self.assignment == "prototype":
+            self.state[f"personal/{EMBEDDING}"] = self.pulled(centers, heads, config)
+        self.state["head"] = np.array(heads[distances(self.embedding(), centers).argmin()])
+        return {}, {}
+
+    def pulled(self, centers: np.ndarray, heads: np.ndarray, config: Config) -> np.ndarray:
+        """v_u after one triplet step per positive sample, p_n drawn from the other types."""
+        v, mine = self.embedding(), heads % self.types == self.preferred
+        if not mine.any() or mine.all():
+            return v
+        generator = np.random.default_rng(
+            seed_of(self.seed, "triplet", int(config.get("server-round", 0)), self.client)
+        )
+        samples = self.typed(self.share.train)
+        positives = int(samples[:][1].sum())
+        for n in generator.choice(np.flatnonzero(~mine), positives):
+            p_k = centers[mine][distances(v, centers[mine]).argmin()]
+            v = triplet_step(v, p_k, centers[n], self.margin, self.triplet_lr)
+        return v.astype(np.float32)

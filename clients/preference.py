@@ -1,0 +1,134 @@
+"""Clients of users with tastes: local Adam on one head, with or without a personal embedding.
+
+The baselines *Global* and *Global+* of FedEmbed (section 4.1), and the client of PFedKM. The
+optimizer is Adam with its library defaults, fresh in each round; the embedding has a learning
+rate of its own (ours). The server sees the trained parameters, hence their change."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.arrays import Arrays
+from clients.base import Client, Config, Metrics
+from clients.models import build_model
+from clients.models.preference import EmbeddingNet
+from partitions.datasets import Info
+from partitions.seeds import seed_of
+from partitions.shares import Samples
+from partitions.users import PreferredSamples
+
+EMBEDDING = "embedding"
+
+
+def enclose(info: Info, model: str, seed: int, dim: int, heads: int, **options: Any) -> nn.Module:
+    """The registered network `model` as the encoder of an `EmbeddingNet`."""
+    channels, *sides = info.shape
+    shape = (channels + bool(dim), *sides)
+    encoder = build_model(model, shape, info.num_classes, seed)
+    return EmbeddingNet(encoder, info.shape, dim=dim, heads=heads, **options)
+
+
+class GlobalClient(Client):
+    """One head for all users, no embedding."""
+
+    model: EmbeddingNet
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not isinstance(self.share.train, PreferredSamples):
+            raise ValueError("this method needs users with tastes: set partition to 'preference'")
+        self.k = 0  # the head in use
+
+    @classmethod
+    def build(
+        cls, base: nn.Module, info: Info, *, model: str = "preference-net", seed: int = 0
+    ) -> nn.Module:
+        """Encoder and one head."""
+        return enclose(info, model, seed, 0, 1)
+
+    def losses(self, x: Tensor, y: Tensor, types: Tensor) -> dict[str, Tensor]:
+        """The local losses by name, mean over the batch; they are summed."""
+        return {"head": F.cross_entropy(self.model(x, self.k), y)}
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Adam on the sum of the losses; heads not in use come back as they were sent."""
+        self.load(arrays)
+        loss = self.adam(config)
+        return self.arrays(), len(self.share.train), {"loss": loss}
+
+    def adam(self, config: Config) -> float:
+        """One Adam step per mini-batch of this round; returns the mean loss of the user's head."""
+        self.model.train()
+        optimizer = torch.optim.Adam(self.groups(), lr=self.lr, weight_decay=self.weight_decay)
+        samples, total, rows = self.typed(self.share.train), 0.0, self.rows(config)
+        for index in rows:
+            x, y = samples[index]
+            losses = self.losses(x, y, samples.types(index))
+            optimizer.zero_grad()
+            torch.stack(list(losses.values())).sum().backward()
+            optimizer.step()
+            total += float(losses["head"].detach())
+        return total / max(len(rows), 1)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return [{"params": list(self.model.parameters())}]
+
+    def typed(self, samples: Samples) -> PreferredSamples:
+        """The samples on the client's device, their types at hand."""
+        moved = samples.to(self.device)
+        assert isinstance(moved, PreferredSamples)
+        return moved
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, 2) of the user's head."""
+        with torch.no_grad():
+            return self.model(x, self.k)
+
+
+class GlobalPlusClient(GlobalClient):
+    """One head for all users, conditioned on a personal embedding v_u that never leaves."""
+
+    personal: tuple[str, ...] = (EMBEDDING,)
+
+    def __init__(self, *args: Any, embedding_lr: float = 0.01, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if embedding_lr < 0:
+            raise ValueError(f"embedding-lr is {embedding_lr}; it must not be negative")
+        self.embedding_lr = embedding_lr
+
+    @classmethod
+    def build(
+        cls,
+        base: nn.Module,
+        info: Info,
+        *,
+        model: str = "preference-net",
+        seed: int = 0,
+        embedding_dim: int = 16,
+    ) -> nn.Module:
+        """Encoder and one head, both conditioned on the embedding."""
+        return enclose(info, model, seed, embedding_dim, 1, global_head=False)
+
+    def load(self, arrays: Arrays) -> None:
+        """Set the model; an embedding that has not been trained yet is uniform in [0, 1)."""
+        self.embedding()
+        super().load(arrays)
+
+    def embedding(self) -> Any:
+        """v_u (dim,), from the state or drawn by the user's own seed."""
+        key = f"personal/{EMBEDDING}"
+        if key not in self.state:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, EMBEDDING, self.client))
+            v = torch.rand(self.model.dim, generator=generator)
+            self.state[key] = v.numpy()
+        return self.state[key]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The embedding apart, at a rate of its own."""
+        named: Mapping[str, nn.Parameter] = dict(self.model.named_parameters())
+        others = [p for name, p in named.items() if name != EMBEDDING]
+        return [{"params": others}, {"params": [named[EMBEDDING]], "lr": self.embedding_lr}]

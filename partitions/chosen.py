@@ -1,0 +1,29 @@
+"""From a configuration to its federation, and to the task that its networks have."""
+
+from functools import cache
+
+from partitions.datasets import Info, info
+from partitions.federation import Federation
+from partitions.registry import Config
+from partitions.users import PreferenceFederation, preference_info
+
+KEYS = ("dataset", "data-dir", "partition", "num-clients", "train-fraction", "standardize", "seed")
+OWN = {"preference": PreferenceFederation}  # rules whose federation is of its own kind
+
+
+def federation(config: Config) -> Federation:
+    """The federation that `config` describes, one object per process for equal settings."""
+    relevant = {k: v for k, v in config.items() if k in KEYS or k.startswith("partition.")}
+    return _federation(tuple(sorted(relevant.items())))
+
+
+def task(config: Config) -> Info:
+    """What the network is to do: the dataset's task, or the one that the partition makes of it."""
+    known = info(str(config["dataset"]))
+    return preference_info(known) if config["partition"] == "preference" else known
+
+
+@cache
+def _federation(items: tuple[tuple[str, str | int | float | bool], ...]) -> Federation:
+    config = dict(items)
+    return OWN.get(str(config["partition"]), Federation)(config)

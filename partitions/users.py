@@ -1,0 +1,97 @@
+"""Users with tastes: shares of a dataset under the preference partition."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partitions.datasets import Dataset, Info, load
+from partitions.federation import Federation
+from partitions.registry import Config, partition
+from partitions.shares import SUB_POPULATION, Rows, Samples, Share
+
+RANK = "rank"  # attribute of a share: the user's place in its sub-population, from 0
+
+
+@dataclass(frozen=True)
+class PreferredSamples(Samples):
+    """Samples whose stored labels are types; a user that prefers `preferred` labels them.
+
+    ``samples[rows]`` gives (x, y) with y 1 where the type is the preferred one, else 0."""
+
+    preferred: int = 0
+
+    def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        x, types = super().__getitem__(rows)
+        return x, (types == self.preferred).long()
+
+    def types(self, rows: Rows) -> Tensor:
+        """The types (n,) of those samples; they do not depend on the user."""
+        return self.y[self.index[rows]]
+
+    def to(self, device: str | torch.device) -> "PreferredSamples":
+        """The samples on `device`."""
+        if self.x.device == torch.device(device):
+            return self
+        moved = super().to(device)
+        return replace(self, x=moved.x, y=moved.y, index=moved.index)
+
+
+class PreferenceFederation(Federation):
+    """Users of a dataset's types; a share's attributes name its sub-population.
+
+    `partition.shares` gives the sub-populations' shares of the users, comma-separated, in the
+    types' order; empty: equal ones. There is no validation part."""
+
+    def __init__(self, config: Config) -> None:
+        import datasets
+
+        self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
+        self.novel = self._roles(float(config["train-fraction"]))
+        self.rule = partition("preference").make(config, self.novel)
+        self.dataset: Dataset = load(str(config["dataset"]), str(config["data-dir"]))
+        self.info: Info = preference_info(self.dataset.info)
+        types = self.dataset.y[: self.dataset.num_train].numpy()
+        self.rule.dataset = datasets.Dataset.from_dict({"label": types})
+        self.preferred = np.asarray(self.rule.preferred)
+        self._rank = np.zeros(self.num_clients, dtype=int)
+        for kind in np.unique(self.preferred):
+            mine = self.preferred == kind
+            self._rank[mine] = np.arange(mine.sum())
+        self._drawn: dict[int, Tensor] = {}
+        self._mean, self._std = self._moments() if config["standardize"] else (0.0, 1.0)
+
+    def share(self, client: int) -> Share:
+        """The user's data. Raises ValueError for an id out of range."""
+        if not 0 <= client < self.num_clients:
+            raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
+        if client not in self._drawn:
+            self._drawn[client] = torch.from_numpy(self.rule.rows(client))
+        rows, cut = self._drawn[client], self.rule.parts["train"]
+        attributes: dict[str, float | int | str] = {
+            SUB_POPULATION: int(self.preferred[client]),
+            RANK: int(self._rank[client]),
+        }
+        return Share(
+            self._of(client, rows[:cut]),
+            self._of(client, rows[:0]),
+            self._of(client, rows[cut:]),
+            self._of(client, rows),
+            bool(self.novel[client]),
+            attributes,
+        )
+
+    def _of(self, client: int, index: Tensor) -> PreferredSamples:
+        data, scale = self.dataset, (self.dataset.info.scale, self._mean, self._std)
+        return PreferredSamples(data.x, data.y, index, *scale, int(self.preferred[client]))
+
+    def _moments(self) -> tuple[float, float]:
+        """Mean and deviation of the training split's inputs, over all pixels."""
+        x = self.dataset.x[: self.dataset.num_train].double() / self.dataset.info.scale
+        return float(x.mean()), float(x.std())
+
+
+def preference_info(info: Info) -> Info:
+    """What a network sees of the dataset: a binary task over inputs of `num_types` types."""
+    return replace(info, num_classes=2, num_types=info.num_classes)

@@ -1,0 +1,118 @@
+"""FedEmbed server (Silva et al., 2022, Algorithm 1): heads of sub-populations, and who uses which.
+
+The mean change over all participants drives a central Adam; the server does not learn who uses
+which head. *Prototype*: the volunteers' embeddings, asked for anew each round, travel to the
+users. *SOM*: the map travels; users return an update and a score for each node, and after the
+update one-hot (old, new) counts, by which new nodes take over heads. Rows of the map are kept in
+the order of the heads, so that no head ever moves. Settled here (ours): a map's update tells of
+the embedding, and so do prototypes of volunteers; neither is covered by the privacy budget, which
+is that of the model's updates."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays, prefixed
+from clients.fedembed import check_assignment
+from partitions.seeds import seed_of
+from strategies import som
+from strategies.base import Node
+from strategies.preference import CentralAdam, Schedule
+
+
+class FedEmbed(CentralAdam):
+    """Assigns heads by `assignment`, then trains encoder and heads of the sampled users."""
+
+    def __init__(
+        self,
+        *,
+        assignment: str = "prototype",
+        embedding_dim: int = 16,
+        som_rate: float = 0.5,
+        som_rate_end: float = 0.05,
+        som_radius: float = 1.5,
+        som_radius_end: float = 0.3,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.assignment, self.dim = check_assignment(assignment), embedding_dim
+        self.schedule = Schedule(som_rate, som_rate_end, som_radius, som_radius_end)
+        self.centers = np.zeros((0, embedding_dim), np.float32)  # prototypes, or the map's nodes
+        self.heads = np.zeros(0, np.int64)  # the head of each center
+        self.positions = np.zeros((0, 2))  # of the map's nodes on its grid
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The map's nodes start where embeddings do: uniform in [0, 1)."""
+        count = len({name.split(".")[1] for name in arrays if name.startswith("heads.")})
+        if self.assignment == "som":
+            generator = np.random.default_rng(seed_of(self.seed, "som"))
+            self.centers = generator.random((count, self.dim)).astype(np.float32)
+            self.heads, self.positions = np.arange(count), som.grid(count)
+        return super().initialize(arrays)
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model, with prototypes or map for a user to find its head by."""
+        if self.assignment == "prototype":
+            self._refresh()
+        return dict.fromkeys(nodes, arrays | prefixed("assignment", self._told()))
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model, to the users who chose a head in an exchange before."""
+        if self.assignment == "prototype":
+            self._refresh()
+            replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
+            nodes = [reply.node for reply in replies]
+        elif self.assignment == "som":
+            nodes = self._organize(nodes)
+        return dict.fromkeys(nodes, arrays)
+
+    def _told(self) -> Arrays:
+        """What users find their head by; nothing with `personal` and `type`."""
+        if self.assignment in ("personal", "type"):
+            return {}
+        return {"centers": self.centers, "heads": self.heads}
+
+    def _refresh(self) -> None:
+        """Prototypes: per sub-population the mean embedding of its present volunteers."""
+        volunteers = [n for n in self.training_nodes() if "prototype" in n.properties]
+        like: dict[Node, Arrays] = {
+            n: {"prototype": np.zeros(self.dim, np.float32)} for n in volunteers
+        }
+        replies = self.exchange("query.prototype", {n: {} for n in volunteers}, like=like)
+        told: dict[int, list[np.ndarray]] = {}
+        for reply in replies:
+            told.setdefault(int(reply.node.properties["prototype"]), []).append(
+                reply.arrays["prototype"]
+            )
+        if not told:
+            raise RuntimeError("no prototypical user answered; choose another fedembed.assignment")
+        self.heads = np.array(sorted(told))
+        self.centers = np.stack([np.mean(told[k], axis=0) for k in sorted(told)])
+
+    def _organize(self, nodes: Sequence[Node]) -> list[Node]:
+        """One federated update of the map; new nodes take over the heads of old ones."""
+        progress = self.round / max(self.num_rounds, 1)
+        pull = self.schedule.pull(self.positions, progress).astype(np.float32)
+        like: Arrays = {"update": self.centers, "score": self.centers[:, 0]}
+        told: Arrays = {"nodes": self.centers, "pull": pull}
+        replies = self.exchange(
+            "query.som", dict.fromkeys(nodes, told), like=dict.fromkeys(nodes, like)
+        )
+        old, new = self.centers, self.centers
+        if replies:
+            updates = [reply.arrays["update"] for reply in replies]
+            scores = [reply.arrays["score"] for reply in replies]
+            new = som.federated_step(old, updates, scores)
+        counts = np.zeros((len(old), len(old)), np.int64)
+        nodes, told, like = [r.node for r in replies], {"old": old, "new": new}, {"overlap": counts}
+        replies = self.exchange(
+            "train.assign", dict.fromkeys(nodes, told), like=dict.fromkeys(nodes, like)
+        )
+        counts = sum((reply.arrays["overlap"] for reply in replies), counts)
+        order = som.successors(counts)
+        self.centers, self.positions = new[order], self.positions[order]
+        if (order != np.arange(len(order))).any():  # users chose by the order before
+            nodes = [reply.node for reply in replies]
+            replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
+        return [reply.node for reply in replies]

@@ -1,0 +1,55 @@
+"""FedMD's server (Li and Wang, 2019, Algorithm 1): the mean of the clients' logits on a public set.
+
+It holds logits and no model. HeteroFedTTA (Ye et al., UPFL, Algorithm 2) has two sets of them."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays
+from strategies.base import PersonalizedStrategy, Update
+
+CLASSES, SAMPLES = "classes", "public-samples"  # what a client tells of its logits
+
+
+class FedMD(PersonalizedStrategy):
+    """F(D_p) ← (1/N) Σ_i f_i(D_p); the first round's clients get no consensus.
+
+    Logits of another shape than most training clients told are dropped. They travel as float16
+    if `float16`; the mean is taken in float32."""
+
+    sets: tuple[str, ...] = ("logits",)
+
+    def __init__(self, *, float16: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.dtype = np.dtype(np.float16 if float16 else np.float32)
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """Nothing but logits, be it of an earlier run."""
+        return {name: a for name, a in arrays.items() if name in self.sets}
+
+    def expected(self, sent: Arrays) -> Arrays | None:
+        """Logits (m, C) for each set, m and C as most training clients told them."""
+        told = [
+            n.properties for n in self.training_nodes() if {SAMPLES, CLASSES} <= n.properties.keys()
+        ]
+        if not told:
+            raise RuntimeError("no client told the shape of its public logits; FedMD needs its own")
+        shapes = Counter((int(p[SAMPLES]), int(p[CLASSES])) for p in told)
+        shape = min(shapes, key=lambda one: (-shapes[one], one))
+        return dict.fromkeys(self.sets, np.empty(shape, self.dtype))
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The plain mean of each set of logits."""
+        consensus = {}
+        for name in self.sets:
+            mean = np.mean([u.arrays[name].astype(np.float32) for u in updates], axis=0)
+            consensus[name] = mean.astype(self.dtype)
+        return consensus
+
+
+class HeteroFedTTA(FedMD):
+    """The consensus of the base and of the personalized models, Algorithm 2, Aggregate."""
+
+    sets = ("logits/base", "logits/personalized")

@@ -1,0 +1,56 @@
+"""Self-organizing map (Kohonen, 1990): a grid of nodes in the space of what is clustered.
+
+Pure maths on arrays: nodes (K, d), positions (K, 2) on the grid. The federated update is
+FedEmbed's (section 3.3.1): each node follows the one user whose embedding is most like it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+
+def grid(count: int) -> np.ndarray:
+    """Positions (count, 2) on a grid of rows × columns = count, as square as there is one."""
+    rows = max(r for r in range(1, int(count**0.5) + 1) if count % r == 0)
+    return np.stack(np.divmod(np.arange(count), count // rows), 1).astype(float)
+
+
+def decayed(start: float, end: float, progress: float) -> float:
+    """start (end / start)^progress: exponential decay over progress in [0, 1]."""
+    return float(start * (end / start) ** progress)
+
+
+def neighbourhood(positions: np.ndarray, radius: float) -> np.ndarray:
+    """h (K, K) = exp(−‖r_i − r_j‖² / (2 radius²)) for the grid positions r."""
+    square = ((positions[:, None] - positions[None]) ** 2).sum(-1)
+    return np.exp(-square / (2 * radius**2))
+
+
+def best_matching(values: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """Index (n,) of the nearest node for values (n, d)."""
+    square = (nodes**2).sum(1) - 2 * values @ nodes.T  # + ‖v‖², the same for all nodes
+    return square.argmin(1)
+
+
+def step(nodes: np.ndarray, value: np.ndarray, pull: np.ndarray) -> np.ndarray:
+    """Kohonen's step: m_i + pull[c, i] (v − m_i), c the best matching node of v (d,)."""
+    c = best_matching(value[None], nodes)[0]
+    return nodes + pull[c][:, None] * (value - nodes)
+
+
+def federated_step(
+    nodes: np.ndarray, updates: Sequence[np.ndarray], scores: Sequence[np.ndarray]
+) -> np.ndarray:
+    """m_i + the update (K, d) of the user whose score (K,) is best at node i; ties: the first."""
+    best = np.stack(scores).argmax(0)
+    return nodes + np.stack(updates)[best, np.arange(len(nodes))]
+
+
+def successors(overlap: np.ndarray) -> np.ndarray:
+    """For each old node the new one that takes over its head: most users in common in total.
+
+    `overlap` (K, K) counts users by (old, new) node; solved by the Hungarian method. Of equally
+    good assignments the one with the most nodes that stay in place is taken."""
+    stay = np.eye(len(overlap)) / (2 * len(overlap))  # less than one user in sum
+    _, new = linear_sum_assignment(overlap + stay, maximize=True)
+    return new

@@ -1,0 +1,237 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import partitions
+from clients.fedembed import FedEmbedClient, distances, triplet_step
+from clients.models import build_model
+from clients.models.preference import EmbeddingNet, PreferenceNet
+from clients.preference import GlobalClient, GlobalPlusClient
+from fedapps.config import defaults
+
+CONFIG = defaults() | {"partition": "preference", "num-clients": 20, "train-fraction": 1.0}
+DIM = 8
+
+
+def client(cls=FedEmbedClient, number=0, build=None, **options):
+    federation = partitions.federation(CONFIG)
+    info = federation.info
+    torch.manual_seed(0)
+    build = {} if cls is GlobalClient else {"embedding_dim": DIM} | (build or {})
+    if "assignment" in options:
+        build["assignment"] = options["assignment"]
+    net = cls.build(None, info, **build)
+    options = {"lr": 0.001, "local_epochs": 5, "batch_size": 20} | options
+    return cls(net, federation.share(number), client=number, seed=7, **options)
+
+
+def moved(one, name):
+    """Names of the parameters that get a gradient from the loss `name` alone."""
+    one.load({})
+    x, y = one.share.train[:]
+    one.model.zero_grad(set_to_none=True)
+    one.losses(x, y, one.share.train.types(slice(None)))[name].backward()
+    return {n for n, p in one.model.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+ENCODER = {f"encoder.{layer}.{kind}" for layer in ("conv1", "conv2", "fc")
+           for kind in ("weight", "bias")}  # fmt: skip
+
+
+def head(name):
+    return {f"{name}.weight", f"{name}.bias"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "names"),
+    [
+        ("head", ENCODER | head("heads.3") | {"embedding"}),
+        ("type", ENCODER | head("type_head") | {"embedding"}),
+        ("global", head("global_head") | {"embedding"}),
+    ],
+)
+def test_each_loss_moves_exactly_its_parameters(loss, names):
+    one = client(assignment="type")
+    one.k = 3
+    assert moved(one, loss) == names
+
+
+def test_losses_are_the_cross_entropies_of_the_three_heads():
+    one = client()
+    one.load({})
+    x, y = one.share.train[:]
+    types = one.share.train.types(slice(None))
+    one.k = 2
+    losses = one.losses(x, y, types)
+    net, v = one.model, torch.from_numpy(one.embedding())
+    channel = torch.zeros(20, 1, 8, 8)
+    channel[:, 0] = torch.diag(v)  # 8 × 8 images and 8 entries
+    features = net.encoder.features(torch.cat([x, channel], 1))
+    inputs = torch.cat([features, v.expand(20, DIM)], 1)
+    assert losses["head"].item() == pytest.approx(F.cross_entropy(net.heads[2](inputs), y).item())
+    assert losses["type"].item() == pytest.approx(
+        F.cross_entropy(net.type_head(inputs), types).item()
+    )
+    assert losses["global"].item() == pytest.approx(
+        F.cross_entropy(net.global_head(inputs), y).item()
+    )
+
+
+def test_embedding_is_padded_to_the_image_and_its_gradient_is_right():
+    """Finite differences in float64 of the head's loss in one entry of v."""
+    net = EmbeddingNet(PreferenceNet((2, 12, 10), 2), (1, 12, 10), dim=3, heads=1).double()
+    torch.manual_seed(1)
+    x, y = torch.rand(4, 1, 12, 10, dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+    with torch.no_grad():
+        net.embedding.copy_(torch.tensor([0.3, 0.6, 0.9]))
+    F.cross_entropy(net(x), y).backward()
+    values = []
+    for h in (1e-6, -1e-6):
+        with torch.no_grad():
+            net.embedding[1] = 0.6 + h
+            values.append(F.cross_entropy(net(x), y).item())
+    assert net.embedding.grad[1].item() == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
+
+
+def test_embedding_larger_than_the_image_is_refused():
+    with pytest.raises(ValueError, match="embedding-dim is 9"):
+        client(build={"embedding_dim": 9})
+
+
+def test_large_images_are_pooled_to_the_grid():
+    net = build_model("preference-net", (1, 50, 94), 2, 0)
+    assert net.fc.in_features == 32 * 7 * 7
+    assert net(torch.rand(2, 1, 50, 94)).shape == (2, 2)
+
+
+def test_unused_heads_come_back_exactly_as_sent():
+    one = client(assignment="type", number=5)
+    shared = {n: a for n, a in one.initial.items() if not one.is_personal(n)}
+    reply, n, _ = one.train(shared, {"server-round": 1})
+    assert n == 20
+    k = one.share.attributes["sub-population"]
+    for name, array in reply.items():
+        used = not name.startswith("heads.") or name.startswith(f"heads.{k}.")
+        assert (array != shared[name]).any() == used, name
+    assert "embedding" not in reply
+    assert "personal/embedding" in one.state
+
+
+def test_embedding_is_drawn_by_the_user_and_persists():
+    one, other = client(number=1), client(number=2)
+    v = one.embedding()
+    assert v.shape == (DIM,)
+    assert 0 <= v.min() <= v.max() < 1
+    assert (v != other.embedding()).any()
+    shared = {n: a for n, a in one.initial.items() if not one.is_personal(n)}
+    one.train(shared, {"server-round": 1})
+    later = client(number=1)
+    later.state = one.state
+    assert (later.embedding() == one.state["personal/embedding"]).all()
+    assert (later.embedding() != v).any()
+
+
+def test_adam_steps_are_the_librarys():
+    """First step of Adam: every entry moves by lr · g / (|g| + eps), about lr against its sign."""
+    one = client(GlobalClient, local_epochs=0, local_steps=1, lr=0.01)
+    reply, _, _ = one.train(dict(one.initial), {"server-round": 1})
+    change = reply["heads.0.bias"] - one.initial["heads.0.bias"]
+    assert np.abs(change) == pytest.approx([0.01, 0.01], rel=1e-3)
+    assert change[0] == pytest.approx(-change[1])
+
+
+def test_embedding_has_a_rate_of_its_own():
+    one = client(GlobalPlusClient, local_epochs=0, local_steps=1, lr=0.0, embedding_lr=0.05)
+    v = one.embedding().copy()
+    shared = {n: a for n, a in one.initial.items() if n != "embedding"}
+    reply, _, _ = one.train(shared, {"server-round": 1})
+    assert all((reply[n] == shared[n]).all() for n in reply)
+    assert np.abs(one.embedding() - v) == pytest.approx([0.05] * DIM, rel=1e-3)
+
+
+def test_triplet_step_by_hand():
+    """v = (1, 0), p_k = (0, 0), p_n = (0, 1), α = 1: 1 − 2 + 1 = 0 is not active; from α = 1.5
+    on the gradient is 2 (p_n − p_k) = (0, 2), so lr 0.1 gives (1, −0.2)."""
+    v, p_k, p_n = np.array([1.0, 0.0]), np.array([0.0, 0.0]), np.array([0.0, 1.0])
+    assert triplet_step(v, p_k, p_n, 1.0, 0.1).tolist() == [1, 0]
+    assert triplet_step(v, p_k, p_n, 1.5, 0.1) == pytest.approx([1, -0.2])
+
+
+def test_triplet_step_follows_the_gradient_of_eq_1():
+    generator = np.random.default_rng(0)
+    v, p_k, p_n = generator.random((3, 5))
+    leaf = torch.from_numpy(v.copy()).requires_grad_()
+    one, two = ((leaf - torch.from_numpy(p)).square().sum() for p in (p_k, p_n))
+    (one - two + 9).clamp(min=0).backward()
+    assert triplet_step(v, p_k, p_n, 9.0, 0.3) == pytest.approx(v - 0.3 * leaf.grad.numpy())
+
+
+def prototypes():
+    generator = np.random.default_rng(3)
+    centers = generator.random((10, DIM)).astype(np.float32)
+    return {"centers": centers, "heads": np.arange(10)}
+
+
+def test_prototype_assignment_pulls_the_user_to_its_own_types_prototype():
+    one = client(number=4, triplet_lr=0.1)
+    told, k = prototypes(), one.share.attributes["sub-population"]
+    before = distances(one.embedding(), told["centers"])
+    reply, _ = one.assign(told, {"server-round": 1})
+    after = distances(one.embedding(), told["centers"])
+    assert reply == {}
+    assert after[k] < before[k]
+    assert int(one.state["head"]) == after.argmin() == k
+
+
+def test_som_reply_by_hand():
+    """v = (1, 2), nodes (0, 0) and (1, 1): distances √5 and 1, so node 1 is best; its pulls 0.25
+    and 0.5 of v − m: (0.25, 0.5) and (0, 0.5)."""
+    one = client(assignment="som")
+    one.state["personal/embedding"] = np.array([1.0, 2.0])
+    nodes, pull = np.array([[0.0, 0.0], [1.0, 1.0]]), np.array([[0.5, 0.1], [0.25, 0.5]])
+    reply, _ = one.som({"nodes": nodes, "pull": pull}, {})
+    assert reply["score"] == pytest.approx([-(5**0.5), -1])
+    assert reply["update"].tolist() == [[0.25, 0.5], [0, 0.5]]
+    overlap, _ = one.assign({"old": nodes, "new": nodes[::-1]}, {})
+    assert overlap["overlap"].tolist() == [[0, 0], [1, 0]]
+    assert int(one.state["head"]) == 0
+
+
+def test_volunteers_are_the_first_users_of_each_sub_population():
+    told = {}
+    for number in range(20):
+        one = client(number=number)
+        kind, rank = (one.share.attributes[key] for key in ("sub-population", "rank"))
+        told[kind, rank] = one.properties().get("prototype")
+        if rank:
+            with pytest.raises(ValueError, match="not a prototypical one"):
+                one.prototype({}, {})
+        else:
+            assert (one.prototype({}, {})[0]["prototype"] == one.embedding()).all()
+    assert told == {(k, r): (k if r == 0 else None) for k in range(10) for r in range(2)}
+
+
+def test_more_sub_populations_than_types():
+    """20 heads for 10 types: the second users stand for heads 10 … 19."""
+    told = set()
+    for number in range(20):
+        one = client(number=number, build={"sub_populations": 20})
+        told.add(one.properties()["prototype"])
+    assert told == set(range(20))
+    with pytest.raises(ValueError, match="at least the 10 types"):
+        client(build={"sub_populations": 5})
+
+
+def test_personal_head_stays():
+    one = client(assignment="personal")
+    assert {"own.weight", "own.bias", "embedding"} == {n for n in one.initial if one.is_personal(n)}
+    assert moved(one, "head") == ENCODER | head("own") | {"embedding"}
+
+
+def test_unknown_assignment_and_wrong_partition_are_named():
+    with pytest.raises(ValueError, match="'best'; known: prototype"):
+        client(build={"assignment": "best"})
+    plain = partitions.federation(defaults()).share(0)
+    with pytest.raises(ValueError, match="set partition to 'preference'"):
+        GlobalClient(client(GlobalClient).model, plain)

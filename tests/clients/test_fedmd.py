@@ -1,0 +1,240 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clients.arrays import from_record
+from clients.fedmd import FedMDClient, HeteroTENTClient
+from clients.heterofedtta import HeteroFedTTAClient
+from clients.models import build_model
+from clients.models.adaptable import Adaptable
+from fedapps.client_app import app, client_model, with_public
+from fedapps.config import defaults
+from fedapps.grid import InProcessGrid
+from fedapps.server_app import run
+from partitions import federation
+from partitions.datasets import Info
+from partitions.shares import Samples, Share
+from strategies.base import Node, Update
+from strategies.fedmd import FedMD, HeteroFedTTA
+
+INFO = Info("test", (3,), 4, "")
+
+
+def share(n=12, public=10, novel=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n + public, 3, generator=generator)
+    y = torch.randint(4, (n + public,), generator=generator)
+    own, common = (
+        Samples(x, y, rows, scale=1.0) for rows in torch.arange(n + public).split([n, public])
+    )
+    return Share(own, own, None, own, novel, public=common if public else None)
+
+
+def client(cls=FedMDClient, model="mlp-small", **options):
+    data = {key: options.pop(key) for key in ("n", "public", "novel") if key in options}
+    net = cls.build(build_model(model, (3,), 4, seed=0), INFO)
+    return cls(net, share(**data), local_steps=2, batch_size=4, **options)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.8])
+def test_equation_14_by_hand(weight):
+    """f(x) = w x at x = 1, w = (ln 3, 0), g(z) = z₁ − z₂, η_inner = ½ ln 3: p = (¾, ¼) and
+    ψ̃ = (½ ln 3, ½ ln 3), p̃ = (½, ½). Teachers q = (½, ½) and q̃ = (¾, ¼):
+
+    KL(p̃‖q̃) = ½ ln ⅔ + ½ ln 2 and KL(p‖q) = ¾ ln 1.5 + ¼ ln ½."""
+    base, adaptation = nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        base.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
+        adaptation.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    student = HeteroFedTTAClient(
+        Adaptable(base, adaptation),
+        share(),
+        inner_lr=math.log(3) / 2,
+        batch_size=1,
+        base_weight=weight,
+    )
+    teacher = {
+        "logits/base": torch.tensor([[0.0, 0.0]]),
+        "logits/personalized": torch.tensor([[math.log(3), 0.0]]),
+    }
+    personalized = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+    plain = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    loss = student.distillation(torch.ones(1, 1), teacher).item()
+    assert loss == pytest.approx(personalized + weight * plain, rel=1e-5)
+
+
+def test_digest_losses_by_hand():
+    """Zero weights, logits 0: |0 − 2| over two equal entries is 2; KL((½,½)‖(¾,¼)) as above."""
+    model = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    one, data = torch.ones(1, 1), share()
+    mae = FedMDClient(model, data).distillation(one, {"logits": torch.tensor([[2.0, -2.0]])})
+    assert mae.item() == 2.0
+    kl = FedMDClient(model, data, digest_loss="kl")
+    told = kl.distillation(one, {"logits": torch.tensor([[3.0, 1.0]]).log()}).item()
+    assert told == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+
+
+@pytest.mark.parametrize("float16", [False, True])
+def test_a_round_returns_logits_alone_and_keeps_the_model(float16):
+    one = client(float16=float16)
+    reply, n, metrics = one.train({}, {"server-round": 1})
+    assert n == 12 and metrics.keys() == {"loss"}
+    assert reply.keys() == {"logits"} and reply["logits"].shape == (10, 4)
+    assert reply["logits"].dtype == (np.float16 if float16 else np.float32)
+    kept = {name.removeprefix("personal/") for name in one.state}
+    assert kept == set(one.initial)
+    again, _, metrics = one.train(reply, {"server-round": 2})
+    assert metrics.keys() == {"loss", "digest-loss"}
+    assert not np.array_equal(again["logits"], reply["logits"])
+
+
+def test_digesting_brings_the_model_to_the_consensus():
+    teacher, student = client(), client(digest_epochs=200, lr=0.05)
+    consensus, _, _ = teacher.train({}, {"server-round": 1})
+    student.load({})
+    before = (student.communicate()["logits"].numpy() - consensus["logits"]) ** 2
+    student.digest(consensus, {}, 200)
+    after = (student.communicate()["logits"].numpy() - consensus["logits"]) ** 2
+    assert after.mean() < 0.3 * before.mean()
+
+
+@pytest.mark.parametrize("cls", [FedMDClient, HeteroTENTClient, HeteroFedTTAClient])
+def test_a_novel_client_digests_when_scored_and_keeps_nothing(cls):
+    consensus, _, _ = client(cls).train({}, {"server-round": 1})
+    novel = client(cls, novel=True, novel_digest_epochs=3)
+    told = novel.score(consensus, {"server-round": 1})
+    assert novel.state == {}
+    assert novel.score(consensus, {"server-round": 1}) == told
+    assert novel.score({}, {"server-round": 1}) != told
+
+
+@pytest.mark.parametrize("adapt_on", ["public", "own"])
+def test_public_logits_of_both_models(adapt_on):
+    """ "own": f(D_p; ψ̃) with ψ̃ of the training inputs; "public": each batch adapts for itself."""
+    one = client(HeteroFedTTAClient, adapt_on=adapt_on)
+    one.load({})
+    told = one.communicate()
+    public = one.public
+    torch.testing.assert_close(told["logits/base"], one.base(public).detach())
+    if adapt_on == "public":
+        expected = torch.cat([one.adapt(x)[1] for x in public.split(4)]).detach()
+    else:
+        ell = one.personalization(one.base(one.share.train[:][0]))
+        steps = torch.autograd.grad(ell, list(one.base.parameters()))
+        with torch.no_grad():
+            for p, step in zip(one.base.parameters(), steps, strict=True):
+                p.sub_(one.inner_lr * step)
+        expected = one.base(public).detach()
+    torch.testing.assert_close(told["logits/personalized"], expected)
+
+
+def test_adaptation_networks_by_size():
+    """Table 3: 32, 64 and 128 units for small, medium and big."""
+    for name, width in (("convnet-small", 32), ("convnet", 64), ("convnet-big", 128)):
+        net = HeteroFedTTAClient.build(build_model(name, (1, 8, 8), 10, 0), INFO)
+        assert net.adaptation[0].out_features == width
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match=r"partition\.public-samples"):
+        client(public=0)
+    with pytest.raises(ValueError, match=r"'mse'.*kl"):
+        client(digest_loss="mse")
+    with pytest.raises(ValueError, match="digest-epochs is 0"):
+        client(digest_epochs=0)
+    with pytest.raises(ValueError, match=r"base-weight is -1"):
+        client(HeteroFedTTAClient, base_weight=-1)
+    with pytest.raises(ValueError, match=r"'all'.*public"):
+        client(HeteroFedTTAClient, adapt_on="all")
+
+
+def nodes(*shapes):
+    told = [{"public-samples": m, "classes": c} for m, c in shapes]
+    return [Node(i, i, properties=p) for i, p in enumerate(told)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_consensus_is_the_mean_of_the_logits(dtype):
+    """(1 + 4) / 2 and (2 − 2) / 2, whatever the sample counts are."""
+    strategy = FedMD(float16=dtype is np.float16)
+    replies = [
+        Update(Node(i, i), {"logits": np.array([z], dtype)}, n, {})
+        for i, (z, n) in enumerate([([1, 2], 9), ([4, -2], 1)])
+    ]
+    consensus = strategy.aggregate({}, replies)["logits"]
+    assert consensus.tolist() == [[2.5, 0.0]] and consensus.dtype == dtype
+
+
+def test_logits_must_have_the_shape_that_most_clients_told():
+    strategy = HeteroFedTTA(float16=True)
+    strategy.nodes = nodes((5, 3), (7, 3), (5, 3))
+    expected = strategy.expected({})
+    assert {name: (a.shape, a.dtype) for name, a in expected.items()} == {
+        "logits/base": ((5, 3), np.float16),
+        "logits/personalized": ((5, 3), np.float16),
+    }
+    strategy.nodes = [Node(1, 1)]
+    with pytest.raises(RuntimeError, match="public logits"):
+        strategy.expected({})
+
+
+class Watched(InProcessGrid):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.names: set[str] = set()
+
+    def _deliver(self, message):
+        reply = super()._deliver(message)
+        for one in (message, reply):
+            for record in one.content.array_records.values() if one.has_content() else ():
+                self.names |= from_record(record).keys()
+        return reply
+
+
+def test_architectures_mix_and_only_logits_travel():
+    """Small, medium and big in one federation; node 0 gives its own choice."""
+    config = defaults() | {"method": "heterofedtta", "num-clients": 6, "rounds": 2}
+    config |= {"local-steps": 1, "client-models": "small,medium,big", "evaluate-every": 2}
+    config |= {"heterofedtta.novel-digest-epochs": 1}
+    configs = [{"partition-id": i, "num-partitions": 6} for i in range(6)]
+    configs[0]["model"] = "convnet-small"
+    grid = Watched(app, config, configs)
+    result = run(grid, config, "in-process")
+    assert grid.names == {"logits/base", "logits/personalized"}
+    public = len(federation(with_public(config, "heterofedtta")).public)
+    assert {a.numpy().shape for a in result.arrays.values()} == {(public, 10)}
+    sizes = {
+        sum(a.numpy().size for a in record.values())
+        for context in grid.contexts.values()
+        for record in context.state.array_records.values()
+    }
+    assert len(sizes) >= 2
+
+
+def test_models_are_dealt_by_client_and_need_a_personal_model():
+    config = defaults() | {"client-models": "small, medium, lenet", "model": "convnet"}
+    dealt = [client_model(config, "fedmd", i) for i in range(4)]
+    assert dealt == ["convnet-small", "convnet", "lenet", "convnet-small"]
+    assert client_model(config, "fedmd", 0, "big") == "convnet-big"
+    assert client_model(defaults(), "fedavg", 3) == "mlp"
+    with pytest.raises(ValueError, match=r"'fedavg'.*fedmd"):
+        client_model(config, "fedavg", 0)
+
+
+def test_public_samples_belong_to_nobody(tmp_path):
+    fed = federation(defaults() | {"partition.public-samples": 200})
+    owned = [set(fed.share(i).everything.index.tolist()) for i in range(fed.num_clients)]
+    public = set(fed.public.index.tolist())
+    assert len(public) == 200 and not public & set.union(*owned)
+    fed.share(3).save(tmp_path, fed.info)
+    loaded, _ = Share.load(tmp_path)
+    assert torch.equal(loaded.public[:][0], fed.public[:][0])
+    total = len(fed.dataset.y)
+    assert len(federation(defaults() | {"partition.public-samples": -1}).public) == total // 6
+    assert federation(defaults()).public is None
+    with pytest.raises(ValueError, match="public-samples is -2"):
+        federation(defaults() | {"partition.public-samples": -2})

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+
+import partitions
+from fedapps.config import defaults
+from partitions.preference import apportion
+
+
+def users(**changes):
+    config = defaults() | {"partition": "preference", "num-clients": 40, "train-fraction": 1.0}
+    return partitions.federation(config | {k.replace("_", "-"): v for k, v in changes.items()})
+
+
+def test_labels_say_whether_the_type_is_the_users():
+    federation = users()
+    assert federation.info.num_classes == 2
+    assert federation.info.num_types == 10
+    for client in range(40):
+        share = federation.share(client)
+        kind = share.attributes["sub-population"]
+        for part, count in ((share.train, 20), (share.test, 10)):
+            rows = slice(None)
+            _, y = part[rows]
+            assert (y == (part.types(rows) == kind)).all()
+            assert len(y) == count
+            assert int(y.sum()) == count // 2
+            assert len(part.index.unique()) == count
+        assert len(share.validation) == 0
+        assert len(share.everything) == 30
+
+
+def test_no_sample_is_trained_on_by_one_user_and_tests_another():
+    federation = users(num_clients=300)
+    shares = [federation.share(i) for i in range(300)]
+    trained = {int(r) for s in shares for r in s.train.index}
+    tested = {int(r) for s in shares for r in s.test.index}
+    assert not trained & tested
+
+
+def test_users_are_dealt_by_the_shares_and_ranked_within_their_sub_population():
+    """0.25, 0.15, 4 × 0.1 and 4 × 0.05 of 40 users: 10, 6, 4, 4, 4, 4, 2, 2, 2, 2."""
+    shares = "0.25,0.15,0.1,0.1,0.1,0.1,0.05,0.05,0.05,0.05"
+    federation = users(**{"partition.shares": shares})
+    assert np.bincount(federation.preferred).tolist() == [10, 6, 4, 4, 4, 4, 2, 2, 2, 2]
+    found = sorted(
+        (a["sub-population"], a["rank"])
+        for a in (federation.share(i).attributes for i in range(40))
+    )
+    assert found[:11] == [(0, r) for r in range(10)] + [(1, 0)]
+
+
+def test_apportion_gives_the_largest_remainders_the_rest():
+    """0.5, 0.3, 0.2 of 7: 3.5, 2.1, 1.4, floors 3, 2, 1; the one left goes to 0.5."""
+    assert apportion("0.5,0.3,0.2", 7, 3).tolist() == [4, 2, 1]
+    assert apportion("", 9, 3).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("text", ["0.5,0.5", "0.5,0.3,0.3", "1.2,-0.1,-0.1", "a,b,c"])
+def test_bad_shares_are_named(text):
+    with pytest.raises(ValueError, match="shares is"):
+        apportion(text, 9, 3)
+
+
+def test_parts_that_cannot_be_halved_are_refused():
+    with pytest.raises(ValueError, match="test-per-user 5"):
+        users(**{"partition.test-per-user": 5})
+
+
+def test_many_users_share_one_copy_of_the_data():
+    federation = users(num_clients=9000)
+    one, other = federation.share(0), federation.share(8999)
+    assert one.train.x.data_ptr() == other.test.x.data_ptr()
+    again = federation.share(0)
+    assert again.train.index.equal(one.train.index)

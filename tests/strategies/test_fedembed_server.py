@@ -1,0 +1,194 @@
+import numpy as np
+import pytest
+
+from clients.arrays import from_record
+from fedapps.client_app import app
+from fedapps.config import defaults
+from fedapps.grid import InProcessGrid
+from fedapps.server_app import run
+from strategies.base import Node, Update
+from strategies.f1 import f1_scores, macro_f1
+from strategies.fedembed import FedEmbed
+from strategies.preference import CentralAdam, PFedKM, Schedule
+
+SMALL = defaults() | {
+    "partition": "preference",
+    "num-clients": 20,
+    "train-fraction": 1.0,
+    "fraction-train": 0.5,
+    "rounds": 2,
+    "evaluate-every": 2,
+    "fedembed.embedding-dim": 8,
+    "fedembed.local-epochs": 1,
+    "global+.embedding-dim": 8,
+    "pfedkm.local-epochs": 1,
+    "local-steps": 2,
+    "fedrep.head-epochs": 1,
+}
+
+
+def updates(*values, name="a"):
+    return [
+        Update(Node(i, i), {name: np.array(v, np.float32)}, 20, {}) for i, v in enumerate(values)
+    ]
+
+
+def test_central_adam_takes_its_first_step_along_the_mean_change():
+    """x = (1, 1), mean y = (1.5, 1): the first Adam step is lr · sign of the change, 0 for none."""
+    strategy = CentralAdam(server_lr=0.1)
+    x = strategy.initialize({"a": np.ones(2, np.float32)})
+    new = strategy.aggregate(x, updates([1, 1], [2, 1]))
+    assert new["a"] == pytest.approx([1.1, 1.0])
+
+
+def test_central_adams_second_step_by_hand():
+    """Gradients −0.5 then −0.1 (β 0.9, 0.999): m̂ = (0.1·(−0.1) + 0.9·0.1·(−0.5)) / 0.19 = −0.28947,
+    v̂ = (0.001·0.01 + 0.999·0.001·0.25) / 0.001999 = 0.129940; step 0.1·0.28947/0.360472."""
+    strategy = CentralAdam(server_lr=0.1)
+    x = strategy.initialize({"a": np.zeros(1, np.float32)})
+    x = strategy.aggregate(x, updates([0.5]))
+    new = strategy.aggregate(x, updates(x["a"] + 0.1))
+    assert new["a"] == pytest.approx(x["a"] + 0.080304, abs=1e-5)
+
+
+def test_all_participants_share_in_the_mean_of_a_head():
+    """One of four users moved the head by 1: the gradient that Adam gets is −1/4."""
+    strategy = CentralAdam()
+    x = strategy.initialize({"a": np.zeros(1, np.float32)})
+    strategy.aggregate(x, updates([1], [0], [0], [0]))
+    assert strategy._parameters["a"].grad.tolist() == [-0.25]
+
+
+def test_pfedkm_tells_users_apart_by_their_change():
+    """Users 0, 1 move the encoder by +1, users 2, 3 by −1: two clusters, heads of their own."""
+    strategy = PFedKM(sub_populations=2, som_radius=0.3, seed=1)
+    strategy.round, strategy.num_rounds = 1, 1
+    start = {"encoder.a": np.zeros(4, np.float32), "heads.0.weight": np.zeros(1, np.float32)}
+    arrays = strategy.initialize(start)
+    assert set(arrays) == {"encoder.a", "heads.0.weight", "heads.1.weight"}
+    moves = (1, 1, -1, -1)
+    replies = [
+        Update(
+            Node(i, i),
+            {
+                "encoder.a": np.full(4, m, np.float32),
+                "heads.0.weight": np.array([m], np.float32),
+            },
+            20,
+            {},
+        )
+        for i, m in enumerate(moves)
+    ]
+    strategy.gradients = np.array([[1.0] * 5, [-1.0] * 5], np.float32)
+    new = strategy.aggregate(arrays, replies)
+    assert [strategy.cluster[i] for i in range(4)] == [0, 0, 1, 1]
+    assert new["heads.0.weight"][0] > 0 > new["heads.1.weight"][0]
+    assert new["encoder.a"].tolist() == [0] * 4
+    sent = strategy.personalize(new, [Node(0, 0), Node(3, 3)])
+    assert sent[Node(3, 3)]["heads.0.weight"] is new["heads.1.weight"]
+
+
+def test_schedule_must_fall():
+    with pytest.raises(ValueError, match="som-rate falls"):
+        Schedule(0.1, 0.5, 1.0, 0.5)
+
+
+def test_rows_of_the_map_follow_the_heads():
+    """Everybody goes from old node 0 to new node 1 and back: the rows change places."""
+    strategy = FedEmbed(assignment="som", embedding_dim=2)
+    strategy.initialize({f"heads.{k}.bias": np.zeros(2, np.float32) for k in range(2)})
+    asked = []
+
+    def exchange(action, payloads, like=None):
+        asked.append(action)
+        replies = []
+        for node in payloads:
+            if action == "query.som":
+                arrays = {"update": np.ones((2, 2)), "score": np.zeros(2)}
+            else:
+                arrays = {"overlap": np.array([[0, 3], [2, 0]])}
+            replies.append(Update(node, arrays, 1, {}))
+        return replies
+
+    strategy.exchange = exchange
+    old, positions = strategy.centers, strategy.positions
+    strategy.num_rounds = 1
+    assert strategy._organize([Node(0, 1)]) == [Node(0, 1)]
+    assert strategy.centers == pytest.approx(old[::-1] + 1)
+    assert (strategy.positions == positions[::-1]).all()
+    assert asked == ["query.som", "train.assign", "train.assign"]
+
+
+def test_macro_f1_by_hand():
+    """TN 3, FP 1, FN 2, TP 4: F1 of 1 is 8 / 11, of 0 is 6 / 9; mean 0.69697."""
+    assert macro_f1(np.array([3, 1, 2, 4])) == pytest.approx((8 / 11 + 6 / 9) / 2)
+    assert macro_f1(np.array([5, 0, 5, 0])) == pytest.approx(1 / 3)
+
+
+def test_f1_is_pooled_within_sub_populations_and_then_averaged():
+    told = [([2, 0, 0, 2], 4), ([1, 1, 2, 2], 4), ([5, 0, 5, 0], 7), (None, 7)]
+    replies = [
+        Update(Node(i, i), {}, 1, {"counts": c, "sub-population": k} if c else {})
+        for i, (c, k) in enumerate(told)
+    ]
+    scores = f1_scores(replies)
+    assert scores["train-f1-4"] == pytest.approx((8 / 11 + 6 / 9) / 2)
+    assert scores["train-f1"] == pytest.approx((scores["train-f1-4"] + 1 / 3) / 2)
+    assert f1_scores(replies[3:]) == {}
+
+
+class Watched(InProcessGrid):
+    def _deliver(self, message):
+        self.__dict__.setdefault("seen", []).append(message)
+        reply = super()._deliver(message)
+        self.seen.append(reply)
+        return reply
+
+
+@pytest.mark.parametrize("assignment", ["prototype", "som", "personal", "type"])
+def test_no_message_holds_an_embedding_but_a_volunteers(assignment):
+    config = SMALL | {"method": "fedembed", "fedembed.assignment": assignment}
+    grid = Watched.simulation(app, config, 20)
+    result = run(grid, config, "in-process")
+    embeddings = []
+    for context in grid.contexts.values():
+        for record in context.state.array_records.values():
+            embeddings.append(from_record(record)["personal/embedding"])
+    assert len(embeddings) >= 10
+    volunteered = 0
+    for message in grid.seen:
+        assert not message.has_error()
+        for record in message.content.array_records.values():
+            for name, array in from_record(record).items():
+                volunteered += name == "prototype"
+                assert "embedding" not in name
+                if name in ("prototype", "centers", "assignment/centers"):
+                    continue
+                assert not any(np.isin(v, array).all() for v in embeddings)
+    assert (volunteered > 0) == (assignment == "prototype")
+    assert 0 <= result.evaluate_metrics_clientapp[2]["train-f1"] <= 1
+
+
+@pytest.mark.parametrize("mode", ["local", "central"])
+@pytest.mark.parametrize("method", ["fedembed", "fedrep", "pfedme", "pfedkm"])
+def test_private_runs_keep_their_clip_and_tell_their_budget(method, mode):
+    private = {"dp": mode, "dp-noise-multiplier": 1.0, "dp-clip": 0.01, "dp-generator": "seeded"}
+    config = SMALL | private | {"method": method, "model": "preference-net"}
+    grid = Watched.simulation(app, config, 20)
+    if (method, mode) == ("pfedkm", "central"):
+        with pytest.raises(ValueError, match="pfedkm cannot keep dp 'central'; able: fedavg"):
+            run(grid, config, "in-process")
+        return
+    run(grid, config | {"output-dir": ""}, "in-process")
+    trained = [m for m in grid.seen if m.metadata.message_type == "train" and m.has_content()]
+    replies = {m.metadata.reply_to_message_id: m for m in trained if m.metadata.reply_to_message_id}
+    assert len(replies) >= 8
+    for sent in trained:
+        reply = replies.get(sent.metadata.message_id)
+        if reply is None:
+            continue
+        x = from_record(next(iter(sent.content.array_records.values())))
+        y = from_record(next(iter(reply.content.array_records.values())))
+        change = np.concatenate([(y[n].astype(float) - x[n]).ravel() for n in x])
+        expected = 0.01 if mode == "central" else 0.01 * np.sqrt(len(change))
+        assert np.linalg.norm(change) == pytest.approx(expected, rel=0.05)

@@ -1,0 +1,17 @@
+"""Every shipped experiment names known keys, methods and seeds."""
+
+import pytest
+
+from fedapps.config import check_method, defaults, experiments, override, read_experiment
+from fedapps.server_app import check_run
+
+
+@pytest.mark.parametrize("name", sorted(experiments()))
+def test_a_shipped_experiment_is_valid(name):
+    changes, methods, seeds = read_experiment(name)
+    config = override(defaults(), changes)
+    check_run(config)
+    named = [check_method(method) for method in methods.split(",")]
+    assert len(set(named)) == len(named)
+    assert all(seed.isdigit() for seed in seeds.split(",") if seed)
+    assert read_experiment(f"{name}.toml") == (changes, methods, seeds)
