@@ -2,13 +2,15 @@
 
 from functools import cache
 
+from partitions.cross import CrossFederation
 from partitions.datasets import Info, info
 from partitions.federation import Federation
 from partitions.registry import Config
 from partitions.users import PreferenceFederation, preference_info
 
 KEYS = ("dataset", "data-dir", "partition", "num-clients", "train-fraction", "standardize", "seed")
-OWN = {"preference": PreferenceFederation}  # rules whose federation is of its own kind
+# rules whose federation is of its own kind
+OWN = {"preference": PreferenceFederation, "cross-dataset": CrossFederation}
 
 
 def federation(config: Config) -> Federation:

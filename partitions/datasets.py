@@ -135,6 +135,15 @@ def source(name: str, data_dir: str = "") -> str:
     return str(folder) if root and folder.is_dir() else f"hub {info(name).hub or '(no copy)'}"
 
 
+def reread(name: str, data_dir: str = "") -> Dataset:
+    """The dataset from its files, past the cache. Errors as `load`."""
+    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    entry, folder = info(name), Path(root) / name
+    if name != "digits" and root and folder.is_dir():
+        return _checked(entry, _from_folder(entry, folder), str(folder))
+    return _load(name, root)
+
+
 @cache
 def _load(name: str, root: str) -> Dataset:
     entry = info(name)

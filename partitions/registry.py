@@ -200,13 +200,19 @@ PARTITIONS = {
         ("base", "keep-fraction"),
         _subsampling,
     ),
+    "cross-dataset": Partition(
+        _base,
+        "a base rule; novel clients hold another dataset with the same classes (ODPFL-HN)",
+        ("base", "novel-dataset"),
+    ),
     "preference": Partition(
         _preference,
         "users prefer one type each and label by it (FedEmbed)",
         ("shares", "samples-per-user", "test-per-user"),
     ),
 }
-BASES = [n for n, rule in PARTITIONS.items() if rule.change is None and n != "preference"]
+COMPOSED = ("cross-dataset", "preference")  # rules whose federation is of its own kind
+BASES = [n for n, rule in PARTITIONS.items() if rule.change is None and n not in COMPOSED]
 
 
 def partition(name: str) -> Partition:

@@ -4,10 +4,14 @@ import torch
 
 from clients.arrays import Arrays
 from fedapps.client_app import app
+from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from fedapps.server_app import run
 from partitions.shares import Samples, Share
 from strategies.base import Node, Update
+
+# Six clients of the embedded digits, two rounds, every one evaluated.
+SMALL = defaults() | {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 
 
 def share(x, y, *, validation=None):
@@ -24,9 +28,9 @@ def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
     return Update(Node(client, client), arrays, n, metrics)
 
 
-def federate(config, **changes):
-    """Run `config` with `changes` in process; returns the result and the grid with its nodes."""
-    config = config | changes
+def federate(**changes):
+    """Run SMALL with `changes` in process; returns the result and the grid with its nodes."""
+    config = SMALL | changes
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
     return run(grid, config, "in-process"), grid
 

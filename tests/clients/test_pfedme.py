@@ -72,10 +72,10 @@ def test_server_by_hand(beta, expected):
     assert after["weight"].item() == pytest.approx(expected)
 
 
-def test_theta_survives_rounds_without_its_client(config):
+def test_theta_survives_rounds_without_its_client():
     settings = {"method": "pfedme", "num-clients": 10, "fraction-train": 0.4}
-    early = states(federate(config, **settings, rounds=1)[1], "pfedme")
-    late = states(federate(config, **settings, rounds=2)[1], "pfedme")
+    early = states(federate(**settings, rounds=1)[1], "pfedme")
+    late = states(federate(**settings, rounds=2)[1], "pfedme")
     kept = [n for n in early if all((early[n][k] == late[n][k]).all() for k in early[n])]
     assert len(early) == 2 and kept and len(late) > 2
 

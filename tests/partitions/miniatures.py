@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
@@ -54,7 +55,8 @@ def cifar(folder: Path, number: int, monkeypatch) -> Arrays:
         else:
             batch |= {"fine_labels": y[rows].tolist(), "coarse_labels": (y[rows] % 20).tolist()}
         sums[name] = _pickled(place / name, batch)
-    names = {table.meta["key"]: [f"class {i}" for i in range(number)]}
+    classes = [f"class {i}" for i in range(number)] if number == 100 else OBJECTS.split()
+    names = {table.meta["key"]: classes}
     names |= {"coarse_label_names": [f"super {i:02}" for i in range(20)]} if number == 100 else {}
     meta = table.meta | {"md5": _pickled(place / table.meta["filename"], names)}
     monkeypatch.setattr(table, "meta", meta)

@@ -13,7 +13,8 @@ from fedapps.client_app import app
 from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from fedapps.server_app import run
-from partitions import datasets, features
+from partitions import datasets, features, federation
+from partitions.cross import CrossFederation, translated
 
 _spec = importlib.util.spec_from_file_location(
     "miniatures", Path(__file__).with_name("miniatures.py")
@@ -93,7 +94,7 @@ def test_cifar(tmp_path, monkeypatch, number):
     x, y = miniatures.cifar(tmp_path / f"cifar{number}", number, monkeypatch)
     data = datasets.load(f"cifar{number}", str(tmp_path))
     check_arrays(data, x, y, 1000 if number == 10 else 300)
-    assert data.classes[number - 1] == f"class {number - 1}"
+    assert data.classes[9] == ("truck" if number == 10 else "class 9")
     if number == 100:
         assert data.columns["coarse"].tolist() == [f"super {i % 20:02}" for i in y]
         three_rounds(tmp_path, "cifar100", "coarse", 20)
@@ -236,3 +237,51 @@ def test_yahoo_answers(tmp_path, random_extractors):
     datasets._load.cache_clear()
     with pytest.raises(ValueError, match=r"test\.csv, row 21: no class 1…10"):
         datasets.load("yahoo-answers", str(tmp_path))
+
+
+def test_novel_clients_of_another_dataset(tmp_path, monkeypatch):
+    """STL-10's nine classes that CIFAR-10 has under CIFAR-10's numbers, 32×32, no monkeys."""
+    miniatures.cifar(tmp_path / "cifar10", 10, monkeypatch)
+    miniatures.stl10(tmp_path / "stl10")
+    config = defaults() | {
+        "dataset": "cifar10", "data-dir": str(tmp_path), "partition": "cross-dataset",
+        "partition.base": "iid", "num-clients": 6, "standardize": True,
+    }  # fmt: skip
+    fed = federation(config)
+    assert isinstance(fed, CrossFederation)
+    found = {False: [], True: []}
+    for client in range(6):
+        share = fed.share(client)
+        assert share.novel == fed.novel[client]
+        assert share.attributes["dataset"] == ("stl10" if share.novel else "cifar10")
+        found[share.novel].append(share.everything[:])
+    assert sum(len(y) for _, y in found[False]) == 1200
+    x, y = (torch.cat(part) for part in zip(*found[True], strict=True))
+    assert tuple(x.shape) == (90, 3, 32, 32)
+    assert torch.bincount(y, minlength=10).tolist() == [10, 10, 10, 10, 10, 10, 0, 10, 10, 10]
+    x, _ = (torch.cat(part) for part in zip(*found[False], strict=True))
+    assert x.mean().item() == pytest.approx(0, abs=1e-3)
+    three_rounds(tmp_path, "cifar10", "cross-dataset", base="iid")
+    with pytest.raises(ValueError, match=r"novel-dataset is 'digits' with inputs \(1, 8, 8\)"):
+        federation(config | {"partition.novel-dataset": "digits"})
+    with pytest.raises(ValueError, match="base is 'cross-dataset'; known: iid"):
+        federation(config | {"partition.base": "cross-dataset"})
+
+
+def test_classes_are_matched_by_name():
+    """Of (car, monkey, cat) a car is class 1 of (cat, automobile), a monkey none."""
+    grey = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 1, 8, 8) * 40
+    other = datasets.Dataset(
+        datasets.Info("other", (1, 8, 8), 3, ""), grey, torch.arange(6) % 3, 4, {},
+        ("car", "monkey", "cat"),
+    )  # fmt: skip
+    to = datasets.Dataset(
+        datasets.Info("to", (1, 4, 4), 2, "", scale=16.0), grey[:, :, :4, :4], torch.zeros(6), 6,
+        {}, ("cat", "automobile"),
+    )  # fmt: skip
+    both = translated(other, to)
+    assert both.y.tolist() == [1, 0, 1, 0]
+    assert both.num_train == 3
+    assert tuple(both.x.shape) == (4, 1, 4, 4)
+    # 0, 80, 120, 200 of 255 are 0, 5, 8, 13 of 16
+    assert both.x[:, 0, 2, 2].tolist() == [0, 5, 8, 13]

@@ -201,7 +201,7 @@ def test_public_samples_are_nobodys(toy, divide, held, seed, count):
         ({"partition": "corrupted", "partition_blur": -1.0}, "blur is -1.0"),
         ({"partition": "corrupted", "partition_base": "rotated"}, "'rotated'; known: iid, shards"),
         ({"partition": "subsampled", "partition_keep_fraction": 0.0}, "keep-fraction is 0.0"),
-        ({"partition_public_samples": -1}, "public-samples is -1"),
+        ({"partition_public_samples": -2}, "public-samples is -2"),
         ({"partition_public_samples": 1790}, "num-clients is 20, more than the 7 samples"),
         ({"partition_test_fraction": 0.9}, "leave nothing to train on"),
         ({"partition": "class-fraction", "num_clients": 900}, "fewer than 2 samples"),

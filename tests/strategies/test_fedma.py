@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.clientapp import ClientApp
-from tiny import federate, share, update
+from tiny import SMALL, federate, share, update
 from torch import nn
 
 from clients.arrays import from_record, model_arrays, prefixed
@@ -83,10 +83,10 @@ def test_each_client_gets_its_own_neurons_back(name):
     assert {n: a.shape for n, a in stranger.items()} == {n: a.shape for n, a in own.items()}
 
 
-def test_growth_stays_within_its_bound_over_rounds(config):
+def test_growth_stays_within_its_bound_over_rounds():
     settings = {"model": "convnet-small", "rounds": 3, "fedma.new-neuron-cost": 0.0}
     settings["fedma.max-growth"] = 1.25
-    result, _ = federate(config, method="fedma", **settings)
+    result, _ = federate(method="fedma", **settings)
     arrays = from_record(result.arrays)
     widths = {name: len(a) for name, a in arrays.items() if name.endswith("bias")}
     assert widths == {"conv1.bias": 20, "conv2.bias": 40, "fc.bias": 640, "head.bias": 10}
@@ -118,8 +118,8 @@ def failing_when_retraining():
     ("setting", "message"),
     [({"on-client-failure": "stop"}, "a client failed"), ({"min-valid-replies": 3}, "2 valid")],
 )
-def test_a_client_that_fails_to_retrain_is_left_out_and_counted(config, setting, message):
-    config = config | {"method": "fedma", "model": "mlp-small", "rounds": 1}
+def test_a_client_that_fails_to_retrain_is_left_out_and_counted(setting, message):
+    config = SMALL | {"method": "fedma", "model": "mlp-small", "rounds": 1}
     grid = InProcessGrid.simulation(failing_when_retraining(), config, 6)
     metrics = run(grid, config).train_metrics_clientapp[1]
     assert metrics["valid-replies"] == 3 and metrics["dropped-error"] == 1

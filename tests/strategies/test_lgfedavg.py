@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import federate, share, states
+from tiny import SMALL, federate, share, states
 
 from clients.arrays import from_record, group
 from clients.lgfedavg import LGFedAvgClient
@@ -26,9 +26,9 @@ class Watched(InProcessGrid):
         return reply
 
 
-def test_names_on_the_wire_in_both_phases(config):
+def test_names_on_the_wire_in_both_phases():
     """Two rounds of FedAvg, then the body once down to each client and never up again."""
-    config = config | {"method": "lg-fedavg", "rounds": 4, "lg-fedavg.fedavg-rounds": 2}
+    config = SMALL | {"method": "lg-fedavg", "rounds": 4, "lg-fedavg.fedavg-rounds": 2}
     grid = Watched.simulation(app, config, 6)
     grid.names = {}
     run(grid, config, "in-process")
@@ -46,10 +46,10 @@ def test_names_on_the_wire_in_both_phases(config):
     assert grid.names["evaluate", "down", 4] == [HEAD] * 3
 
 
-def test_the_body_starts_from_fedavgs_and_then_parts(config):
+def test_the_body_starts_from_fedavgs_and_then_parts():
     settings = {"lg-fedavg.fedavg-rounds": 2}
-    result, grid = federate(config, method="lg-fedavg", rounds=4, **settings)
-    fedavg = from_record(federate(config, method="fedavg", rounds=2)[0].arrays)
+    result, grid = federate(method="lg-fedavg", rounds=4, **settings)
+    fedavg = from_record(federate(method="fedavg", rounds=2)[0].arrays)
     arrays = from_record(result.arrays)
     bodies = [group(state, "personal") for state in states(grid, "lg-fedavg").values()]
     assert len(bodies) == 3
@@ -61,9 +61,9 @@ def test_the_body_starts_from_fedavgs_and_then_parts(config):
     assert not np.array_equal(arrays["head.weight"], fedavg["head.weight"])
 
 
-def test_a_client_late_to_the_second_phase_starts_from_fedavgs_body(config):
+def test_a_client_late_to_the_second_phase_starts_from_fedavgs_body():
     """One of three clients a round: each is sent the body when its turn first comes."""
-    config = config | {"method": "lg-fedavg", "rounds": 6, "fraction-train": 0.34}
+    config = SMALL | {"method": "lg-fedavg", "rounds": 6, "fraction-train": 0.34}
     config |= {"lg-fedavg.fedavg-rounds": 1}
     grid = Watched.simulation(app, config, 6)
     grid.names = {}

@@ -93,9 +93,9 @@ def test_zero_control_variates_and_one_local_step_are_fedavg():
         assert not np.allclose(array, start[name])
 
 
-def test_c_is_the_mean_of_all_c_i_under_partial_participation(config):
+def test_c_is_the_mean_of_all_c_i_under_partial_participation():
     result, grid = federate(
-        config, method="scaffold", **{"num-clients": 10, "rounds": 3, "fraction-train": 0.4}
+        method="scaffold", **{"num-clients": 10, "rounds": 3, "fraction-train": 0.4}
     )
     c_i = [group(state, "control") for state in states(grid, "scaffold").values()]
     assert 2 < len(c_i) <= 5  # some were sampled, never all five at once
@@ -106,10 +106,10 @@ def test_c_is_the_mean_of_all_c_i_under_partial_participation(config):
         assert np.abs(array).max() > 0
 
 
-def test_c_i_survives_rounds_without_its_client(config):
+def test_c_i_survives_rounds_without_its_client():
     settings = {"method": "scaffold", "num-clients": 10, "fraction-train": 0.4}
-    early = states(federate(config, **settings, rounds=1)[1], "scaffold")
-    late = states(federate(config, **settings, rounds=2)[1], "scaffold")
+    early = states(federate(**settings, rounds=1)[1], "scaffold")
+    late = states(federate(**settings, rounds=2)[1], "scaffold")
     kept = [
         node
         for node in early

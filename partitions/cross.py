@@ -1,0 +1,86 @@
+"""Training clients of one dataset, novel clients of another with the same classes.
+
+ODPFL-HN, section 6.8: CIFAR-10 to STL-10. The other dataset's inputs are resized to the first
+one's, its classes matched by name, and those without a counterpart left out: STL-10 has monkeys,
+and no frogs. Both are dealt by the base rule (ours)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partitions.datasets import Dataset, Info, info, load
+from partitions.federation import Federation
+from partitions.registry import BASES, Config
+from partitions.shares import Share
+
+SAME = {"car": "automobile"}  # names of one thing
+CHUNK = 1000  # images that are resized at once
+
+
+class CrossFederation(Federation):
+    """Training clients hold ``dataset``, novel ones ``partition.novel-dataset``.
+
+    Raises ValueError if the two have no class in common, or other numbers of channels."""
+
+    def __init__(self, config: Config) -> None:
+        base = str(config["partition.base"])
+        if base not in BASES:
+            raise ValueError(f"partition.base is {base!r}; known: {', '.join(BASES)}")
+        self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
+        self.novel = self._roles(float(config["train-fraction"]))
+        data_dir = str(config["data-dir"])
+        known = info(str(config["dataset"])), info(str(config["partition.novel-dataset"]))
+        if known[0].shape[:-2] != known[1].shape[:-2] or len(known[0].shape) != 3:
+            raise ValueError(
+                f"partition.novel-dataset is {known[1].name!r} with inputs {known[1].shape}; "
+                f"{known[0].name} has {known[0].shape}"
+            )
+        self.dataset = load(known[0].name, data_dir)
+        self.info: Info = self.dataset.info
+        other = translated(load(known[1].name, data_dir), self.dataset)
+        self._of: list[Federation | None] = []
+        for dataset, role in ((self.dataset, ~self.novel), (other, self.novel)):
+            own: Config = {"partition": base, "num-clients": int(role.sum()), "train-fraction": 1.0}
+            self._of.append(Federation({**config, **own}, dataset) if role.any() else None)
+        self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
+        train, others = self._of
+        assert train is not None  # there is a training client
+        self.public = train.public
+        if others is not None:  # its inputs are standardised as the training clients' are
+            others._mean, others._std = train._mean, train._std
+
+    def share(self, client: int) -> Share:
+        """The client's data. Raises ValueError for an id out of range."""
+        if not 0 <= client < self.num_clients:
+            raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
+        novel = bool(self.novel[client])
+        federation = self._of[novel]
+        assert federation is not None  # its role has this client
+        share = federation.share(int(self._place[client]))
+        attributes = {**share.attributes, "dataset": federation.dataset.info.name}
+        parts = (share.train, share.validation, share.test, share.everything)
+        return Share(*parts, novel, attributes, self.public)
+
+
+def translated(other: Dataset, to: Dataset) -> Dataset:
+    """`other` with the inputs' size and the labels of `to`; only classes that both have."""
+    names = [SAME.get(name, name) for name in to.classes]
+    label = [names.index(n) if (n := SAME.get(c, c)) in names else -1 for c in other.classes]
+    y = torch.tensor(label)[other.y]
+    rows = torch.nonzero(y >= 0)[:, 0]
+    if not len(rows):
+        raise ValueError(f"{other.info.name} and {to.info.name} have no class in common")
+    factor = to.info.scale / other.info.scale
+    x = torch.cat([_resized(other.x[r], to.info.shape[-2:], factor) for r in rows.split(CHUNK)])
+    columns = {name: values[rows.numpy()] for name, values in other.columns.items()}
+    num_train = int((rows < other.num_train).sum())
+    known = Info(other.info.name, to.info.shape, to.info.num_classes, "", scale=to.info.scale)
+    return Dataset(known, x, y[rows], num_train, columns, to.classes)
+
+
+def _resized(x: Tensor, size: tuple[int, ...], factor: float) -> Tensor:
+    """Images (n, C, H, W) of another size, bilinear with antialiasing, and their values scaled."""
+    from torchvision.transforms.v2 import functional
+
+    x = x if x.shape[-2:] == size else functional.resize(x, list(size), antialias=True)
+    return x if factor == 1 else (x.float() * factor).round().to(x.dtype)

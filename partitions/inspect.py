@@ -1,0 +1,115 @@
+"""What people want to know of a dataset and of a partition before they train on it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import datasets as hf
+import numpy as np
+from scipy.stats import entropy
+
+from partitions.datasets import Dataset, load, reread, source
+from partitions.federation import Federation
+from partitions.partitioner import RowsPartitioner
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A dataset's facts: where it comes from, sizes, and how often each class occurs."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_train: int
+    num_test: int
+    class_counts: dict[str, int]
+    columns: dict[str, int]  # natural column → number of values
+
+
+def summary(name: str, data_dir: str = "", check: bool = False) -> Summary:
+    """Facts of the dataset, read anew from its source if `check`.
+
+    Errors: ValueError as `partitions.datasets.load`; a file that is not the official one but
+    harmless gives a warning in the log."""
+    data: Dataset = reread(name, data_dir) if check else load(name, data_dir)
+    counts = np.bincount(data.y.numpy(), minlength=data.info.num_classes)
+    names = [*data.classes, *map(str, range(len(data.classes), len(counts)))]
+    return Summary(
+        name,
+        source(name, data_dir),
+        data.info.shape,
+        str(data.x.dtype).removeprefix("torch."),
+        data.num_train,
+        len(data.y) - data.num_train,
+        dict(zip(names, counts.tolist(), strict=True)),
+        {column: len(np.unique(values)) for column, values in data.columns.items()},
+    )
+
+
+def export(federation: Federation, folder: Path) -> list[Path]:
+    """One directory per client for nodes that read only their own: `data-path` in a node's
+    configuration. Returns the directories, by client."""
+    digits = len(str(federation.num_clients - 1))
+    paths = [folder / f"client-{i:0{digits}}" for i in range(federation.num_clients)]
+    for client, path in enumerate(paths):
+        federation.share(client).save(path, federation.info)
+    return paths
+
+
+def class_counts(federation: Federation) -> np.ndarray:
+    """Samples of each class that each client holds, (num_clients, num_classes)."""
+    shares = (federation.share(client) for client in range(federation.num_clients))
+    labels = (share.everything[:][1].numpy() for share in shares)
+    return np.stack([np.bincount(y, minlength=federation.info.num_classes) for y in labels])
+
+
+def distances(counts: np.ndarray, novel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each novel client's distance to the nearest training client, by class proportions.
+
+    Total variation ½ Σ_c |p_c − q_c| (pFedHN, 5.3), and D_KL(p ‖ q) in nats (ODPFL-HN, 6.7) with
+    one sample added to each class of both (ours), since q_c may be zero. (num_novel,) each."""
+    p, q = counts[novel] / counts[novel].sum(1, keepdims=True), counts[~novel].astype(float)
+    q /= q.sum(1, keepdims=True)
+    variation = np.abs(p[:, None] - q[None]).sum(2) / 2
+    divergence = entropy(counts[novel][:, None] + 1, counts[~novel][None] + 1, axis=2)
+    return variation.min(1), divergence.min(1)
+
+
+class _Labels(RowsPartitioner):
+    """Clients' labels alone, as flwr-datasets' figure wants them."""
+
+    def __init__(self, counts: np.ndarray) -> None:
+        super().__init__(len(counts))
+        self._ends = np.cumsum(counts.sum(1))
+        labels = [np.repeat(np.arange(counts.shape[1]), row) for row in counts]
+        self.dataset = hf.Dataset.from_dict({"label": np.concatenate(labels)})
+
+    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+        """The clients' stretches, in order."""
+        return np.split(np.arange(len(labels)), self._ends[:-1])
+
+
+def figure(federation: Federation) -> "Figure":
+    """Samples per class and client, training clients on the left, novel ones on the right, with
+    the novel clients' mean distances in the title."""
+    from flwr_datasets.visualization import plot_label_distributions
+    from matplotlib.figure import Figure
+
+    counts, novel = class_counts(federation), federation.novel
+    title = {False: f"{(~novel).sum()} training clients", True: f"{novel.sum()} novel clients"}
+    if novel.any():
+        variation, divergence = distances(counts, novel)
+        title[True] += f", nearest: TV {variation.mean():.2f}, KL {divergence.mean():.2f}"
+    roles = [role for role in (False, True) if (novel == role).any()]
+    picture = Figure(figsize=(8 * len(roles), 5), layout="constrained")
+    for role, axis in zip(roles, picture.subplots(1, len(roles), squeeze=False)[0], strict=True):
+        plot_label_distributions(
+            _Labels(counts[novel == role]), "label", axis=axis, title=title[role],
+            verbose_labels=False, legend=federation.info.num_classes <= 20,
+        )  # fmt: skip
+        axis.set_xlabel("client")
+    return picture
