@@ -8,7 +8,7 @@ import os
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ from partitions.readers.raw import Raw
 from partitions.readers.stl10 import read_stl10
 from partitions.readers.yahoo import CLASSES as TOPICS
 from partitions.readers.yahoo import read_yahoo
+from partitions.voices import VERSION as MADE
+from partitions.voices import generate
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Info:
     line: str
     hub: str = ""  # canonical name on the hub
     read: Callable[[Path], Raw | None] | None = field(default=None, compare=False, repr=False)
+    make: Callable[[], Raw] | None = field(default=None, compare=False, repr=False)  # synthesis
     scale: float = 255.0  # largest value of an input as stored
     classes: tuple[str, ...] = ()  # names, as far as they are known without the files
     columns: tuple[str, ...] = ()  # natural columns
@@ -107,6 +110,10 @@ DATASETS = {
         Info("yahoo-answers", (768,), 10, "BERT features of questions and answers",
              "community-datasets/yahoo_answers_topics", read_yahoo, scale=1.0, classes=TOPICS,
              files="train.csv and test.csv"),
+        Info("voices", (1, 200, 375), 20, "synthesised speech, 20 voices, spectrograms (FedEmbed)",
+             make=partial(generate, 200, 375, 20, 150)),
+        Info("voices-small", (1, 40, 75), 20, "voices at a fifth of the resolution",
+             make=partial(generate, 40, 75, 20, 60)),
     )
 }  # fmt: skip
 
@@ -127,10 +134,12 @@ def load(name: str, data_dir: str = "") -> Dataset:
 
 
 def source(name: str, data_dir: str = "") -> str:
-    """Where `load` would take the dataset from: "embedded", a folder, or "hub …"."""
+    """Where `load` would take the dataset from: "embedded", "synthesised", a folder, "hub …"."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     if name == "digits":
         return "embedded"
+    if info(name).make is not None:
+        return "synthesised"
     folder = Path(root) / info(name).name
     return str(folder) if root and folder.is_dir() else f"hub {info(name).hub or '(no copy)'}"
 
@@ -149,6 +158,8 @@ def _load(name: str, root: str) -> Dataset:
     entry = info(name)
     if name == "digits":
         return _checked(entry, _digits(Path()), "scikit-learn")
+    if entry.make is not None:
+        return _checked(entry, cached(f"{name}-made-{MADE}", entry.make), "synthesis")
     folder = Path(root) / name
     if root and folder.is_dir():
         raw = cached(f"{name}-{fingerprint(folder)}", lambda: _from_folder(entry, folder))

@@ -1,0 +1,142 @@
+"""FedEmbed's figures and its table by prevalence: ``python -m experiments.figures_fedembed …``.
+
+``voices OUT.png``, ``confusion RUN OUT.png``, ``prevalence RUN``, and ``embeddings OUT.png
+[EXPERIMENT.toml] key=value …``, where RUN is the folder of one method's run. The last one trains
+twice in process, with and without the type head, and looks into the users' states: a simulation's
+experimenter may do that, nobody else can."""
+
+import json
+import logging
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib
+import numpy as np
+import typer
+from matplotlib import pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+from fedapps.config import Config, defaults, override, parse_override, read_experiment
+
+matplotlib.use("Agg")
+cli = typer.Typer(help="FedEmbed's figures.", no_args_is_help=True, add_completion=False)
+
+
+@cli.command()
+def voices(out: Path, shown: int = 6) -> None:
+    """Spectrograms of one text by a few voices."""
+    from partitions import voices as speech
+
+    figure, axes = plt.subplots(2, shown // 2, figsize=(10, 4.5), sharex=True, sharey=True)
+    extent = (0.0, speech.SECONDS, 0.0, speech.RATE / 2000)
+    for number, axis in enumerate(axes.flat):
+        voice = speech.voices(20)[number]
+        level = speech.spectrogram(voice, speech.text(0), 375, np.random.default_rng(0))
+        axis.imshow(level, origin="lower", aspect="auto", extent=extent, cmap="magma")
+        axis.set_title(f"voice {number}: {voice.pitch:.0f} Hz", fontsize=9)
+    figure.supxlabel("seconds")
+    figure.supylabel("kHz")
+    save(figure, out)
+
+
+@cli.command()
+def confusion(run: Path, out: Path) -> None:
+    """True sub-population against assigned head, shares of each sub-population's users."""
+    figure, axis = plt.subplots(figsize=(4.5, 4))
+    image = axis.imshow(confusion_of(read(run)), vmin=0, vmax=1, cmap="Blues")
+    axis.set(xlabel="assigned head", ylabel="sub-population")
+    figure.colorbar(image)
+    save(figure, out)
+
+
+@cli.command()
+def prevalence(run: Path) -> None:
+    """F1 by the sub-populations' share of the users."""
+    table = Table("share of users", "sub-populations", "mean F1", "deviation")
+    for share, scores in sorted(by_prevalence(read(run)).items(), reverse=True):
+        cells = (f"{np.mean(scores):.3f}", f"{np.std(scores):.3f}")
+        table.add_row(f"{100 * share:.0f} %", str(len(scores)), *cells)
+    Console().print(table)
+
+
+@cli.command()
+def embeddings(
+    out: Path,
+    arguments: Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")] = None,
+) -> None:
+    """t-SNE of the users' embeddings, trained with and without the type head."""
+    from sklearn.manifold import TSNE
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    config = override(defaults(), {"method": "fedembed", "partition": "preference"})
+    for argument in arguments or []:
+        changes = read_experiment(argument)[0] if argument.endswith(".toml") else None
+        config = override(config, changes or dict([parse_override(argument)]))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4))
+    for axis, head in zip(axes, (True, False), strict=True):
+        v, kinds = trained(config | {"fedembed.type-head": head})
+        flat = TSNE(random_state=0, perplexity=min(30, len(v) - 1)).fit_transform(v)
+        axis.scatter(*flat.T, c=kinds, cmap="tab20", s=6)
+        axis.set_title("with type head" if head else "without type head")
+        axis.set(xticks=[], yticks=[])
+    save(figure, out)
+
+
+def read(run: Path) -> dict[str, Any]:
+    """A run's summary with its configuration under ``config``."""
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    return summary | {"config": tomllib.loads((run / "config.toml").read_text("utf-8"))}
+
+
+def confusion_of(summary: dict[str, Any]) -> np.ndarray:
+    """Confusion matrix (types, heads), rows divided by their sums; ValueError without heads."""
+    from sklearn.metrics import confusion_matrix
+
+    users = [user for user in summary["per_client"].values() if "head" in user]
+    if not users:
+        raise ValueError("nobody told its head: only fedembed's runs have this figure")
+    true, head = ([user[key] for user in users] for key in ("sub_population", "head"))
+    return confusion_matrix(true, head, normalize="true")
+
+
+def by_prevalence(summary: dict[str, Any]) -> dict[float, list[float]]:
+    """F1 of the sub-populations by their share of the users, rounded to whole percents."""
+    users = [user["sub_population"] for user in summary["per_client"].values()]
+    found = defaultdict(list)
+    for kind in sorted(set(users)):
+        share = round(users.count(kind) / len(users), 2)
+        found[share].append(summary["train"][f"f1_{kind}"])
+    return dict(found)
+
+
+def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings (users, d) of all users after a run, and their sub-populations (users,)."""
+    from clients.arrays import from_record
+    from fedapps.client_app import app, make_client
+    from fedapps.grid import InProcessGrid
+    from fedapps.server_app import run
+
+    grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
+    run(grid, config, "in-process")
+    v, kinds = [], []
+    for context in grid.contexts.values():
+        client = make_client(context, "fedembed")
+        for record in context.state.array_records.values():
+            client.state = from_record(record)
+        v.append(client.embedding())  # type: ignore[attr-defined]
+        kinds.append(client.share.attributes["sub-population"])
+    return np.stack(v), np.array(kinds)
+
+
+def save(figure: Any, out: Path) -> None:
+    """Write the figure and close it."""
+    figure.tight_layout()
+    figure.savefig(out, dpi=60, pil_kwargs={"optimize": True})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    cli()
