@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clients.adaptation import kl
 from clients.arrays import Arrays, model_arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
-from clients.fedtta import kl
 from clients.sgd import batches
 from clients.tent import TENTClient, batch_statistics
 from partitions.seeds import seed_of

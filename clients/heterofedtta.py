@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.adaptation import kl
 from clients.fedmd import FedMDClient, Logits
-from clients.fedtta import FedTTAClient, kl
+from clients.fedtta import FedTTAClient
 from clients.models.adaptable import Adaptable, Adaptation
 from clients.models.networks import ConvNet
 from clients.tent import batch_statistics

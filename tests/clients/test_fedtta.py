@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from clients.adaptation import kl
 from clients.base import UNLABELED, Client
-from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient, kl
+from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
 from clients.models.adaptable import Adaptable, Adaptation
 from partitions.shares import Samples, Share
 from strategies.base import Node, Update
