@@ -1,0 +1,81 @@
+"""The one copy of a dataset that a machine's processes share."""
+
+import importlib.util
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from partitions import cache, datasets
+
+_spec = importlib.util.spec_from_file_location(
+    "miniatures", Path(__file__).with_name("miniatures.py")
+)
+miniatures = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(miniatures)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
+    datasets._load.cache_clear()
+    yield
+    datasets._load.cache_clear()
+
+
+def test_the_second_process_maps_the_first_ones_copy(tmp_path, monkeypatch):
+    x, y = miniatures.idx_pairs(tmp_path / "mnist")
+    datasets.load("mnist", str(tmp_path))
+    datasets._load.cache_clear()
+    monkeypatch.setattr(datasets, "_from_folder", None)  # reading the files again would fail
+    data = datasets.load("mnist", str(tmp_path))
+    assert np.array_equal(data.x.numpy(), x)
+    assert np.array_equal(data.y.numpy(), y)
+    where = data.x.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(word, 16) for word in line.split()[0].split("-"))
+        if start <= where < end:
+            assert str(tmp_path / "cache") in line  # a file's pages, not memory of our own
+            return
+    pytest.fail("the inputs lie in no mapping")
+
+
+def test_columns_and_names_survive(tmp_path):
+    miniatures.leaf(tmp_path / "femnist")
+    raw = datasets._from_folder(datasets.info("femnist"), tmp_path / "femnist")
+    kept = cache.cached("femnist-x", lambda: raw)
+    assert kept.columns["writer"].tolist() == raw.columns["writer"].tolist()
+    assert kept.classes == raw.classes
+    assert kept.num_train == raw.num_train
+
+
+def _size(folder: str) -> int:
+    torch.set_num_threads(1)
+    return len(datasets.load("mnist", folder).y)
+
+
+def test_processes_that_come_at_once(tmp_path):
+    """Three processes race for one entry: each sees the whole dataset, nothing else is left."""
+    miniatures.idx_pairs(tmp_path / "mnist")
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.map(_size, [str(tmp_path)] * 3, chunksize=1) == [200] * 3
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, caplog):
+    miniatures.idx_pairs(tmp_path / "mnist")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert _size(str(tmp_path)) == 200
+    assert "set FEDAPPS_CACHE_DIR" in caplog.text
+
+
+def test_a_failed_read_leaves_nothing(tmp_path):
+    miniatures.idx_pairs(tmp_path / "mnist")
+    file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte is truncated"):
+        datasets.load("mnist", str(tmp_path))
+    assert not (tmp_path / "cache").exists()
