@@ -17,8 +17,7 @@ from clients.models import build_model
 from clients.models.preference import EmbeddingNet
 from partitions.datasets import Info
 from partitions.seeds import seed_of
-from partitions.shares import Samples
-from partitions.users import PreferredSamples
+from partitions.shares import PreferredSamples, Samples
 
 EMBEDDING = "embedding"
 

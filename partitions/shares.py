@@ -1,7 +1,7 @@
 """What one client owns: rows of tensors that all clients of a process share."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -59,6 +59,30 @@ def _moved(tensor: Tensor, device: str) -> Tensor:
 
 
 @dataclass(frozen=True)
+class PreferredSamples(Samples):
+    """Samples whose stored labels are types; a user that prefers `preferred` labels them.
+
+    ``samples[rows]`` gives (x, y) with y 1 where the type is the preferred one, else 0."""
+
+    preferred: int = 0
+
+    def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        x, types = super().__getitem__(rows)
+        return x, (types == self.preferred).long()
+
+    def types(self, rows: Rows) -> Tensor:
+        """The types (n,) of those samples; they do not depend on the user."""
+        return self.y[self.index[rows]]
+
+    def to(self, device: str | torch.device) -> "PreferredSamples":
+        """The samples on `device`."""
+        if self.x.device == torch.device(device):
+            return self
+        moved = super().to(device)
+        return replace(self, x=moved.x, y=moved.y, index=moved.index)
+
+
+@dataclass(frozen=True)
 class Share:
     """One client's data. A novel client is scored on `everything`; `test` is there only where
     the partition gives test samples. `attributes` describe the client, for figures. `public`
@@ -110,7 +134,11 @@ class Share:
         scaling = (meta["scale"], meta["mean"], meta["std"])
 
         def samples(x: Tensor, y: Tensor, index: Tensor | None = None) -> Samples:
-            return Samples(x, y, torch.arange(len(y)) if index is None else index, *scaling)
+            index = torch.arange(len(y)) if index is None else index
+            if meta["num_types"]:  # y are types, which the client labels by its taste
+                preferred = int(meta["attributes"][SUB_POPULATION])
+                return PreferredSamples(x, y, index, *scaling, preferred)
+            return Samples(x, y, index, *scaling)
 
         x, y = arrays["x"], arrays["y"]
         parts = {name: samples(x, y, arrays[name]) for name in PARTS if name in arrays}

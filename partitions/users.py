@@ -1,6 +1,6 @@
 """Users with tastes: shares of a dataset under the preference partition."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,33 +9,9 @@ from torch import Tensor
 from partitions.datasets import Dataset, Info, load
 from partitions.federation import Federation
 from partitions.registry import Config, partition
-from partitions.shares import SUB_POPULATION, Rows, Samples, Share
+from partitions.shares import SUB_POPULATION, PreferredSamples, Share
 
 RANK = "rank"  # attribute of a share: the user's place in its sub-population, from 0
-
-
-@dataclass(frozen=True)
-class PreferredSamples(Samples):
-    """Samples whose stored labels are types; a user that prefers `preferred` labels them.
-
-    ``samples[rows]`` gives (x, y) with y 1 where the type is the preferred one, else 0."""
-
-    preferred: int = 0
-
-    def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        x, types = super().__getitem__(rows)
-        return x, (types == self.preferred).long()
-
-    def types(self, rows: Rows) -> Tensor:
-        """The types (n,) of those samples; they do not depend on the user."""
-        return self.y[self.index[rows]]
-
-    def to(self, device: str | torch.device) -> "PreferredSamples":
-        """The samples on `device`."""
-        if self.x.device == torch.device(device):
-            return self
-        moved = super().to(device)
-        return replace(self, x=moved.x, y=moved.y, index=moved.index)
 
 
 class PreferenceFederation(Federation):

@@ -4,6 +4,7 @@ import pytest
 import partitions
 from fedapps.config import defaults
 from partitions.preference import apportion
+from partitions.shares import Share
 
 
 def users(**changes):
@@ -72,3 +73,15 @@ def test_many_users_share_one_copy_of_the_data():
     assert one.train.x.data_ptr() == other.test.x.data_ptr()
     again = federation.share(0)
     assert again.train.index.equal(one.train.index)
+
+
+def test_exported_share_keeps_its_taste(tmp_path):
+    federation = users()
+    share = federation.share(7)
+    share.save(tmp_path, federation.info)
+    again, info = Share.load(tmp_path)
+    assert (info.num_classes, info.num_types) == (2, 10)
+    for part in ("train", "test", "everything"):
+        one, two = getattr(share, part), getattr(again, part)
+        assert all(a.equal(b) for a, b in zip(one[:], two[:], strict=True))
+        assert one.types(slice(None)).equal(two.types(slice(None)))

@@ -1,0 +1,119 @@
+"""FedTTA's Figure 2: what happens to a novel client as its model adapts step by step.
+
+``python -m experiments.traces RUN [--client 3] [--steps 50] [--output traces.pdf]`` reads the
+folder of a finished ``fedtta``, ``fedtta-prox`` or ``fedtta++`` run and draws accuracy, ℓ_per and
+prediction entropy against the step, for one novel client or (by default) the mean of all."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file
+
+import partitions
+from clients.adaptation import Adapting
+from fedapps.client_app import make_client
+from fedapps.config import Config, defaults, override
+from fedapps.methods import METHODS
+
+PANELS = ("accuracy", "ℓ_per", "entropy")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Accuracy, ℓ_per and entropy (nats) of one client before and after each step, (E + 1,)."""
+
+    client: int
+    accuracy: np.ndarray
+    personalization: np.ndarray
+    entropy: np.ndarray
+
+
+def trace(config: Config, arrays: dict[str, np.ndarray], client: int, steps: int) -> Trace:
+    """`steps` adaptation steps of novel client `client` from the server's `arrays`.
+
+    Raises ValueError if the method does not adapt by FedTTA's steps."""
+    method = str(config["method"])
+    if not issubclass(METHODS[method].client, Adapting) or METHODS[method].client.personal:
+        able = ", ".join(
+            name
+            for name, entry in METHODS.items()
+            if issubclass(entry.client, Adapting) and not entry.client.personal
+        )
+        raise ValueError(f"{method!r} has no adaptation steps to trace; known: {able}")
+    node = {"partition-id": client, "num-partitions": config["num-clients"]}
+    one = make_client(Context(0, 0, node, RecordDict(), config), method)
+    assert isinstance(one, Adapting)
+    one.load(arrays)
+    x, y = one.share.everything.to(one.device)[:]
+    told = [
+        (float((step.logits.argmax(1) == y).float().mean()), step.personalization, step.entropy)
+        for step in one.steps(x, steps)
+    ]
+    return Trace(client, *np.array(told).T)
+
+
+def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
+    """Traces of one novel client of a run's folder, or of all of them."""
+    content = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    known = defaults()
+    config = override(known, {key: value for key, value in content.items() if key in known})
+    novel = np.flatnonzero(partitions.federation(config).novel).tolist()
+    if client is not None and client not in novel:
+        raise ValueError(f"client {client} is not novel; novel are {novel}")
+    arrays = load_file(folder / "model.safetensors")
+    return [trace(config, arrays, i, steps) for i in (novel if client is None else [client])]
+
+
+def draw(found: list[Trace], output: Path) -> None:
+    """Three panels beside each other; the mean over clients, and the step of least entropy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    stacked = [
+        np.stack([getattr(t, name) for t in found])
+        for name in ("accuracy", "personalization", "entropy")
+    ]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
+    least = int(stacked[2].mean(0)[1:].argmin()) + 1
+    for axis, values, label in zip(axes, stacked, PANELS, strict=True):
+        axis.plot(values.mean(0))
+        axis.axvline(least, linestyle=":", color="grey")
+        axis.set(xlabel="adaptation step", ylabel=label)
+    who = f"client {found[0].client}" if len(found) == 1 else f"mean of {len(found)} novel clients"
+    figure.suptitle(f"{who}; dotted: least entropy")
+    figure.savefig(output)
+    plt.close(figure)
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    client: Annotated[int | None, typer.Option(help="A novel client; default: all.")] = None,
+    steps: Annotated[int, typer.Option(help="Adaptation steps.")] = 50,
+    output: Annotated[Path, typer.Option(help="Figure to write.")] = Path("traces.pdf"),
+) -> None:
+    """Draw the figure and print the means over clients at a few steps."""
+    found = traces(run, client, steps)
+    draw(found, output)
+    for step in sorted({0, 1, 2, 3, 5, 10, 20, steps} & set(range(steps + 1))):
+        means = [
+            float(np.mean([values[step] for values in column]))
+            for column in zip(
+                *((t.accuracy, t.personalization, t.entropy) for t in found), strict=True
+            )
+        ]
+        print(
+            f"step {step:3d}  "
+            + "  ".join(f"{n} {v:.4f}" for n, v in zip(PANELS, means, strict=True))
+        )
+    print(f"figure: {output}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from experiments.traces import draw, trace, traces
+from fedapps.client_app import app
+from fedapps.grid import InProcessGrid
+from fedapps.server_app import run
+from partitions import federation
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    from fedapps.config import defaults
+
+    folder = tmp_path_factory.mktemp("run")
+    config = defaults() | {"method": "fedtta++", "num-clients": 6, "rounds": 2, "local-steps": 3}
+    config["output-dir"] = str(folder)
+    run(InProcessGrid.simulation(app, config, 6), config, "in-process")
+    return config, folder
+
+
+def test_a_trace_agrees_with_the_reported_evaluation(finished):
+    """Step 0 is the un-adapted model; the step of least entropy is FedTTA++'s prediction."""
+    import json
+
+    config, folder = finished
+    report = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["evaluation"]
+    found = traces(folder, None, 50)
+    assert [t.client for t in found] == np.flatnonzero(federation(config).novel).tolist()
+    assert np.mean([t.accuracy[0] for t in found]) == pytest.approx(report["novel-base-accuracy"])
+    assert np.mean([t.entropy[0] for t in found]) == pytest.approx(report["novel-entropy-before"])
+    for one in found:
+        assert one.accuracy.shape == one.personalization.shape == one.entropy.shape == (51,)
+
+
+def test_the_figure_is_drawn_for_one_client(finished, tmp_path):
+    config, folder = finished
+    client = int(np.flatnonzero(federation(config).novel)[0])
+    one = traces(folder, client, 3)
+    assert len(one) == 1 and one[0].client == client
+    draw(one, tmp_path / "traces.pdf")
+    assert (tmp_path / "traces.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_training_clients_and_other_methods_are_refused(finished):
+    config, folder = finished
+    client = int(np.flatnonzero(~federation(config).novel)[0])
+    with pytest.raises(ValueError, match=f"client {client} is not novel"):
+        traces(folder, client, 3)
+    arrays = load_file(folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"'fedavg'.*fedtta"):
+        trace(config | {"method": "fedavg"}, arrays, 0, 3)
