@@ -4,6 +4,7 @@ Flower's ``NumPyClient`` contract at the rim, named arrays inside. A method over
 of `personal`, `loss`, `train` and `score`; the class as it stands is FedAvg's client
 (McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate)."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
+from clients.domain import half
 from clients.sgd import batches, sgd
 from partitions.datasets import Info
 from partitions.seeds import seed_of
@@ -51,8 +53,10 @@ class Client(NumPyClient):
         local_epochs: int = 0,
         batch_size: int = 64,
         device: str = "cpu",
+        model_name: str = "",
     ) -> None:
         self.model, self.share, self.device = model.to(device), share, device
+        self.model_name = model_name  # the model's name, told to the server
         self.client, self.seed = client, seed
         self.initial = model_arrays(model) if initial is None else initial
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
@@ -103,6 +107,10 @@ class Client(NumPyClient):
             loss, labeled = self._score("accuracy", self.share.validation, metrics)
             if self.share.test is not None:
                 self._score("test-accuracy", self.share.test, metrics)
+            if config.get("bound"):
+                fitted: Metrics = {}
+                self._score("accuracy", self.share.train, fitted)
+                metrics["training-error"] = 1 - fitted["accuracy"]
         return loss, labeled, metrics
 
     def properties(self) -> Config:
@@ -111,7 +119,17 @@ class Client(NumPyClient):
             "client": self.client,
             "novel": self.share.novel,
             "num-examples": len(self.share.everything if self.share.novel else self.share.train),
+            "model": self.model_name,
+            "input-size": math.prod(self.share.everything.x.shape[1:]),
         }
+
+    def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """Its half of the linear classifiers ``weights`` that tell its inputs from others'; its
+        label is the config's ``side``. See `clients.domain`."""
+        samples = self.share.everything if self.share.novel else self.share.train
+        weights = torch.from_numpy(arrays["weights"])
+        seed = seed_of(self.seed, "domain", self.client)
+        return half(samples.to(self.device), weights, float(config["side"]), seed), {}
 
     # What methods call
 

@@ -17,6 +17,8 @@ from fedapps.config import (
     override,
     parse_override,
     read_experiment,
+    run_folder,
+    saved_configuration,
 )
 from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
@@ -44,6 +46,11 @@ def run(
     gpus_per_client: Annotated[float, typer.Option(help="Share of a GPU per client.")] = 0.0,
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="Folder of finished runs to start from; 0 rounds if not set."),
+    ] = None,
+    bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
 ) -> None:
     """Train methods and compare them on training and novel clients."""
     console = Console()
@@ -53,12 +60,16 @@ def run(
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
         if jobs < 1:
             raise ValueError(f"--jobs is {jobs}; it must be at least 1")
-        config, named_methods, named_seeds = _experiment(arguments or [])
+        config, named_methods, named_seeds = _experiment(arguments or [], from_)
+        config["bound"] = bound or config["bound"]
         names = _words(methods or named_methods or MAIN_JOB)
         for name in names:
             check(override(config, {"method": name}))
         numbers = [_whole(word) for word in _words(seeds or named_seeds or str(config["seed"]))]
         work = make_jobs(config, names, numbers, output)
+        if from_ is not None:
+            for job in work:
+                job.config["from-dir"] = str(run_folder(from_, job.name))
     except (ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(2) from error
@@ -127,9 +138,14 @@ def check(config: Config) -> None:
     construct(METHODS[method].strategy, config=config, method=method)
 
 
-def _experiment(arguments: list[str]) -> tuple[Config, str, str]:
-    """Configuration, methods and seeds from an experiment's file and key=value overrides."""
+def _experiment(arguments: list[str], saved: Path | None) -> tuple[Config, str, str]:
+    """Configuration, methods and seeds from an experiment's file and key=value overrides.
+
+    On top of the configuration of the runs in the folder `saved`, if there is one."""
     config, methods, seeds = defaults(), "", ""
+    if saved is not None:
+        config, methods, seeds = saved_configuration(saved)
+        config["rounds"] = 0
     files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
     if len(files) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(files)}")

@@ -14,7 +14,7 @@ from clients.models import build_model, sized
 from clients.privacy import private
 from fedapps.bridge import answer
 from fedapps.config import Config, check_method, construct, keywords, settings
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, Method
 from partitions.datasets import Info
 from partitions.federation import DEFAULT_PUBLIC
 from partitions.shares import Share
@@ -53,6 +53,7 @@ def make_client(context: Context, method: str) -> Client:
         method=method,
         client=client_id,
         initial=initial,
+        model_name=str(config["model"]),
         device=_device(str(config["device"])),
     )
 
@@ -68,15 +69,26 @@ def with_public(config: Config, method: str) -> Config:
 def client_model(config: Config, method: str, client: int, own: str = "") -> str:
     """The network of a client: its node's `own`, else the one that client-models deals it.
 
-    Raises ValueError if the method's model does not stay on the client, so that all must have
-    the same."""
-    dealt = [name.strip() for name in str(config["client-models"]).split(",") if name.strip()]
+    Raises ValueError if all clients of the method must have the same, unless the run is that of
+    one model's clients (only-model)."""
+    dealt = client_models(config)
     if not own and not dealt:
         return str(config["model"])
-    if METHODS[method].client.personal != ("",):
-        able = ", ".join(name for name, m in METHODS.items() if m.client.personal == ("",))
+    if not config["only-model"] and not _any_model(METHODS[method]):
+        able = ", ".join(name for name, m in METHODS.items() if _any_model(m))
         raise ValueError(f"{method!r} needs one model for all clients; their own have: {able}")
-    return sized(str(config["model"]), own or dealt[client % len(dealt)])
+    return sized(str(config["model"]), own) if own else dealt[client % len(dealt)]
+
+
+def client_models(config: Config) -> list[str]:
+    """The names of the networks that client-models deals."""
+    words = str(config["client-models"]).split(",")
+    return [sized(str(config["model"]), word.strip()) for word in words if word.strip()]
+
+
+def _any_model(method: Method) -> bool:
+    """Whether its clients' networks may differ: the strategy serves all, or they stay there."""
+    return method.strategy.any_model or method.client.personal == ("",)
 
 
 @lru_cache(maxsize=8)

@@ -76,6 +76,26 @@ def read_experiment(name: str) -> tuple[dict[str, Any], str, str]:
     return dict(flatten_dict(content)), methods, seeds
 
 
+def run_folder(folder: Path, name: str) -> Path:
+    """The folder of the run `name` (``<method>-seed<seed>``): `folder` itself, or in it."""
+    folder = folder.resolve()
+    return folder if (folder / "config.toml").is_file() else folder / name
+
+
+def saved_configuration(folder: Path) -> tuple[Config, str, str]:
+    """Configuration, methods and seeds of the run, or of the runs, that `folder` holds.
+
+    Of several runs the first one's configuration counts. Raises ValueError if there is none."""
+    files = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
+    if not files:
+        raise ValueError(f"{folder} holds no finished run")
+    found = [tomllib.loads((f / "config.toml").read_text("utf-8")) for f in files]
+    config = {key: value for key, value in found[0].items() if key != "versions"}
+    methods, seeds = (dict.fromkeys(str(one[key]) for one in found) for key in ("method", "seed"))
+    config = override(defaults(), config | {"output-dir": "", "from-dir": ""})
+    return config, ",".join(methods), ",".join(seeds)
+
+
 def parse_override(argument: str) -> tuple[str, Value]:
     """``key=value`` with a TOML value; a word without quotes is a text."""
     key, separator, text = argument.partition("=")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from clients.arrays import Arrays
 
@@ -25,3 +25,16 @@ def write_text(path: Path, text: str) -> None:
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Named arrays as safetensors."""
     write_bytes(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+
+
+def read_arrays(folder: Path) -> Arrays:
+    """The model that a run left in its folder. Raises ValueError if there is none."""
+    file = folder / MODEL
+    if not file.is_file():
+        raise ValueError(
+            f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>"
+        )
+    return load_file(file)
+
+
+MODEL = "model.safetensors"

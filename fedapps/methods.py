@@ -16,8 +16,11 @@ from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
 from clients.heterofedtta import HeteroFedTTAClient
 from clients.lgfedavg import LGFedAvgClient
 from clients.local import LocalClient
+from clients.odpfl_hn import ODPFLHNClient
 from clients.perfedavg import PerFedAvgClient
+from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.pfedme import PFedMeClient
+from clients.pfl import PFLClient, PFLSampledClient
 from clients.preference import GlobalClient, GlobalPlusClient
 from clients.scaffold import ScaffoldClient
 from clients.tent import TENTClient
@@ -30,8 +33,10 @@ from strategies.fedma import FedMA
 from strategies.fedmd import FedMD, HeteroFedTTA
 from strategies.fedtta import FedTTA
 from strategies.lgfedavg import LGFedAvg
+from strategies.odpfl_hn import ODPFLHN
 from strategies.pfedhn import PFedHN
 from strategies.pfedme import PFedMe
+from strategies.pfl import PFL, PFLNearest
 from strategies.preference import CentralAdam, PFedKM
 from strategies.scaffold import Scaffold
 
@@ -157,9 +162,43 @@ METHODS = {
     ),
     "pfedhn": Method(
         PFedHN,
-        Client,
+        PFedHNClient,
         "Shamsian et al., ICML 2021",
         "a hypernetwork on the server generates every client's model",
+    ),
+    "pfedhn-pc": Method(
+        PFedHN,
+        PFedHNPCClient,
+        "Shamsian et al., ICML 2021",
+        "pFedHN whose classifiers stay on the clients",
+    ),
+    "odpfl-hn": Method(
+        ODPFLHN,
+        ODPFLHNClient,
+        "Amosy et al., 2023",
+        "pFedHN whose embeddings an encoder of unlabeled inputs provides",
+        "adapted",
+    ),
+    "pfl-sampled": Method(
+        PFL,
+        PFLSampledClient,
+        "Amosy et al., 2023",
+        "a random training client's personal model",
+        "global",
+    ),
+    "pfl-nearest": Method(
+        PFLNearest,
+        PFLClient,
+        "Amosy et al., 2023",
+        "the personal model of the training client with the most similar inputs",
+        "adapted",
+    ),
+    "pfl-ensemble": Method(
+        PFL,
+        PFLClient,
+        "Amosy et al., 2023",
+        "the mean logits of all personal models",
+        "global",
     ),
     "fedtta": Method(
         FedTTA,

@@ -28,6 +28,7 @@ class Recorder:
         self.rounds: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self._best: dict[str, Any] = {}
+        self._phase = 0
         self._started = time.monotonic()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,8 @@ class Recorder:
         self.rounds.append(report)
         if "evaluation" in report:
             result = _result(report, strategy)
+            if strategy.phase != self._phase:
+                self._phase, self._best = strategy.phase, {}
             accuracy = result["train"]["accuracy"]
             best = self._best.get("train", {}).get("accuracy")
             if not self._best or best is None or (accuracy is not None and accuracy > best):

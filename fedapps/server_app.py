@@ -9,9 +9,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 import partitions
-from clients.arrays import to_record
-from fedapps.client_app import method_model
-from fedapps.config import Config, check_method, construct, defaults, override
+from clients.arrays import Arrays, to_record
+from clients.models import sized
+from fedapps.client_app import client_models, method_model
+from fedapps.config import Config, accepted, check_method, construct, defaults, override
+from fedapps.files import read_arrays
 from fedapps.methods import METHODS
 from fedapps.results import Recorder
 from strategies.base import PersonalizedStrategy
@@ -55,8 +57,9 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     check_run(config)
     privacy = check_privacy(config, method)
     entry = METHODS[method]
-    _, initial = method_model(method, config, partitions.task(config))
-    shared = {name: a for name, a in initial.items() if not entry.client.is_personal(name)}
+    only = sized(str(config["model"]), str(config["only-model"])) if config["only-model"] else ""
+    shared = shared_arrays(config, method, only or str(config["model"]))
+    sizes = {name: shared_arrays(config, method, name) for name in client_models(config)}
     output = str(config["output-dir"])
     recorder = Recorder(config, engine, Path(output) if output else None)
     strategy: PersonalizedStrategy = construct(
@@ -66,7 +69,10 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         min_available_nodes=int(config["num-clients"]),
         evaluate_novel=bool(entry.novel),
         on_round=lambda report: recorder.record(report, strategy),
+        saved=read_arrays(Path(str(config["from-dir"]))) if config["from-dir"] else None,
         privacy=privacy,
+        only_model=only,
+        **({"models": sizes} if sizes and "models" in accepted(entry.strategy) else {}),
     )
     with recorder:
         return strategy.start(
@@ -75,6 +81,12 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
             num_rounds=int(config["rounds"]),
             train_config=ConfigRecord({"method": method}),
         )
+
+
+def shared_arrays(config: Config, method: str, model: str) -> Arrays:
+    """The initial arrays of the method's network around `model` that are not personal."""
+    _, initial = method_model(method, config | {"model": model}, partitions.task(config))
+    return {n: a for n, a in initial.items() if not METHODS[method].client.is_personal(n)}
 
 
 def check_privacy(config: Config, method: str) -> Privacy | None:
@@ -91,12 +103,15 @@ def check_privacy(config: Config, method: str) -> Privacy | None:
 
 def check_run(config: Config) -> None:
     """Raise ValueError for common keys that are out of range."""
-    for key in ("rounds", "num-clients", "batch-size", "evaluate-every"):
-        if int(config[key]) < 1:
-            raise ValueError(f"{key} is {config[key]}; it must be at least 1")
+    least = {"num-clients": 1, "batch-size": 1, "evaluate-every": 1}
+    least["rounds"] = 0 if config["from-dir"] else 1  # a saved model may only be evaluated
+    for key, bound in least.items():
+        if int(config[key]) < bound:
+            raise ValueError(f"{key} is {config[key]}; it must be at least {bound}")
     for key in ("local-steps", "local-epochs", "lr", "momentum", "weight-decay"):
         if float(config[key]) < 0:
             raise ValueError(f"{key} is {config[key]}; it must not be negative")
-    output = str(config["output-dir"])
-    if output and not Path(output).is_absolute():
-        raise ValueError(f"output-dir is {output!r}; it must be an absolute path")
+    for key in ("output-dir", "from-dir"):
+        folder = str(config[key])
+        if folder and not Path(folder).is_absolute():
+            raise ValueError(f"{key} is {folder!r}; it must be an absolute path")

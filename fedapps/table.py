@@ -78,24 +78,27 @@ def results_table(jobs: Sequence[Job]) -> Table:
     summaries_of = {job.name: {} if job.error else job.summary() for job in jobs}
     scored = any("f1" in s.get("train", {}) for s in summaries_of.values())
     private = any("privacy" in s for s in summaries_of.values())
-    for name in ["F1"] * scored + ["ε"] * private:
+    bounded = any(_terms(s) for s in summaries_of.values())
+    for name in ["F1"] * scored + ["ε"] * private + ["êrr", "½ d̂", "êrr + ½ d̂"] * bounded:
         table.add_column(name, justify="right")
     for method, group in groupby(jobs, key=lambda job: job.method):
         summaries = [s for job in group if not job.error and (s := job.summary())]
         if not summaries:
             table.add_row(method, "[red]failed[/red]")
             continue
+        served = METHODS[method].novel or any(s["novel"] for s in summaries)
         megabytes = [s["megabytes_per_client_round"] for s in summaries]
         table.add_row(
             method,
             _accuracy([s["train"] for s in summaries]),
-            _accuracy([s["novel"] for s in summaries]) if METHODS[method].novel else NOT_SERVED,
+            _accuracy([s["novel"] for s in summaries]) if served else NOT_SERVED,
             str(summaries[0]["rounds"]),
             f"{np.mean([s['seconds'] for s in summaries]):.0f}",
             f"{np.mean([m['down'] for m in megabytes]):.3f}",
             f"{np.mean([m['up'] for m in megabytes]):.3f}",
             *([_f1(summaries)] if scored else []),
             *([_epsilon(summaries)] if private else []),
+            *(_bound(summaries) if bounded else []),
         )
     table.caption = (
         "training clients: validation accuracy; novel clients: all their samples, "
@@ -118,6 +121,22 @@ def _epsilon(summaries: Sequence[dict[str, Any]]) -> str:
     """The largest ε(δ) over seeds."""
     told = [s["privacy"] for s in summaries if "privacy" in s]
     return f"{max(t['epsilon'] for t in told):.2f} ({told[0]['delta']:g})" if told else "∞"
+
+
+def _terms(summary: dict[str, Any]) -> tuple[float, float] | None:
+    """êrr_z(H) on the training clients' samples and mean ½ d̂ to the novel clients, if told."""
+    error = (summary.get("train") or {}).get("training_error")
+    distance = (summary.get("novel") or {}).get("half_distance")
+    return None if error is None or distance is None else (error, distance)
+
+
+def _bound(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """Means over seeds of the bound's empirical terms and of their sum."""
+    told = [terms for s in summaries if (terms := _terms(s))]
+    if not told:
+        return ["–"] * 3
+    error, distance = np.mean(told, axis=0)
+    return [f"{error:.3f}", f"{distance:.3f}", f"{error + distance:.3f}"]
 
 
 def _seeds(jobs: Sequence[Job]) -> int:

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
+from strategies.distances import a_distances
 from strategies.f1 import f1_scores
 
 POLL_SECONDS = 0.5
@@ -76,11 +77,16 @@ class PersonalizedStrategy(Strategy):
     that is an error, lacks or invents names, has wrong shapes or dtypes, or is not finite is
     dropped, counted and logged; with `on_client_failure` = "stop" the first such training reply
     ends the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with
-    each round's report; `privacy` protects updates before they are aggregated.
+    each round's report; `privacy` protects updates before they are aggregated. `saved` are the
+    server's arrays of a former run, from which this one goes on; with 0 rounds it is only
+    evaluated. With `only_model` the roster is cut to the clients whose network has that name. With
+    `bound` evaluations report the empirical terms of ODPFL-HN's generalization bound as well.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
+    any_model = False  # True: it serves clients whose networks differ
+    phase = 0  # the best round of a run is sought in its last phase
 
     def __init__(
         self,
@@ -95,6 +101,9 @@ class PersonalizedStrategy(Strategy):
         seed: int = 0,
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        saved: Arrays | None = None,
+        only_model: str = "",
+        bound: bool = False,
         privacy: Protection | None = None,
     ) -> None:
         if not 0 < fraction_train <= 1:
@@ -110,6 +119,8 @@ class PersonalizedStrategy(Strategy):
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
         self.seed, self.wait, self.on_round, self.privacy = seed, wait, on_round, privacy
+        self.saved, self.only_model, self.bound = saved, only_model, bound
+        self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
@@ -131,6 +142,14 @@ class PersonalizedStrategy(Strategy):
     def initialize(self, arrays: Arrays) -> Arrays:
         """The server's arrays at the start, from the initial model's arrays."""
         return arrays
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """The server's arrays at the start: the initialised `arrays` as a former run `saved` them.
+
+        Raises ValueError if it saved other names."""
+        if other := sorted(saved.keys() ^ arrays.keys()):
+            raise ValueError(f"the saved arrays do not fit; missing or unknown: {other[:5]}")
+        return dict(saved)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model that each node gets, be it a training or a novel one."""
@@ -216,6 +235,12 @@ class PersonalizedStrategy(Strategy):
         self._config = dict(options.get("train_config") or {})
         options["evaluate_config"] = options.get("evaluate_config") or ConfigRecord(self._config)
         result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
+        if not num_rounds:
+            self._report = {"round": 0}
+            asked = self.configure_evaluate(0, initial_arrays, options["evaluate_config"], grid)
+            replies = grid.send_and_receive(asked, timeout=timeout)
+            if (metrics := self.aggregate_evaluate(0, replies)) is not None:
+                result.evaluate_metrics_clientapp[0] = metrics
         result.arrays = to_record(self.arrays)
         return result
 
@@ -297,7 +322,8 @@ class PersonalizedStrategy(Strategy):
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
         nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
-        settings = ConfigRecord(dict(config) | {"server-round": server_round})
+        extra = {"server-round": server_round} | ({"bound": True} if self.bound else {})
+        settings = ConfigRecord(dict(config) | extra)
         self._sent = self._messages("evaluate", payloads, settings)
         return [message for message, _ in self._sent]
 
@@ -310,12 +336,23 @@ class PersonalizedStrategy(Strategy):
         if self._sent:
             self.evaluation = self._receive(self._sent, replies, {})
             metrics = self._evaluation_metrics()
+            if self.bound:
+                self._add_distance(metrics)
             self._report["evaluation"] = dict(metrics)
             if self._dropped:
                 self._report["evaluation-dropped"] = dict(self._dropped)
         if self.on_round is not None:
             self.on_round(self._report)
         return metrics
+
+    def _add_distance(self, metrics: MetricRecord) -> None:
+        """`novel-half-distance`: mean ½ d̂ between novel and training clients' inputs."""
+        novel = [node for node in self.nodes if node.novel]
+        if self._distance is None and novel:
+            distances = a_distances(self.exchange, novel, self.training_nodes())
+            self._distance = float(np.nanmean(distances)) / 2
+        if self._distance is not None:
+            metrics["novel-half-distance"] = self._distance
 
     def _evaluation_metrics(self) -> MetricRecord:
         """`train-…` and `novel-…` means of every number that clients reported, and the sem."""
@@ -343,6 +380,8 @@ class PersonalizedStrategy(Strategy):
             return
         arrays = from_record(record)
         self.arrays = self.initialize(arrays)
+        if self.saved is not None:
+            self.arrays, self.saved = self.restore(self.arrays, self.saved), None
         self._given, self._record = record, record if self.arrays is arrays else None
 
     def _update_roster(self) -> None:
@@ -363,6 +402,8 @@ class PersonalizedStrategy(Strategy):
                     + (f"; one said: {failures[0]}" if failures else "")
                 )
             time.sleep(POLL_SECONDS)
+        if self.only_model:
+            self.nodes = [n for n in self.nodes if n.properties.get("model") == self.only_model]
         clients = Counter(node.client for node in self.nodes)
         if twice := [client for client, count in clients.items() if count > 1]:
             raise RuntimeError(f"client ids {twice} are claimed by more than one node each")

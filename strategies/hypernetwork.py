@@ -12,9 +12,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 class Hypernetwork(nn.Module):
     """h(v; φ): a fully connected trunk, then one linear head per array of the target network.
 
-    `shapes` are the arrays to generate; the input v has `embedding_dim` entries. With
-    `hidden_layers` = 0 there is no trunk: θ = W v + b, or θ = W v without `bias`. `spectral`
-    normalises every linear layer's largest singular value to 1."""
+    `shapes` are the arrays to generate; the input v has `embedding_dim` entries. Arrays of several
+    target networks share the trunk under names ``<network>/<array>``. With `hidden_layers` = 0
+    there is no trunk: θ = W v + b, or θ = W v without `bias`. `spectral` normalises every linear
+    layer's largest singular value to 1."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Hypernetwork(nn.Module):
         layers: list[nn.Module] = []
         width = embedding_dim
         for _ in range(hidden_layers):
-            layers += [normalise(nn.Linear(width, hidden_dim)), nn.ReLU()]
+            layers += [normalise(nn.Linear(width, hidden_dim, bias=bias)), nn.ReLU()]
             width = hidden_dim
         self.trunk = nn.Sequential(*layers)
         self.heads = nn.ModuleList(
@@ -40,10 +41,13 @@ class Hypernetwork(nn.Module):
             for shape in self.shapes.values()
         )
 
-    def forward(self, v: Tensor) -> dict[str, Tensor]:
-        """Arrays (m, *shape) by name, for m embeddings v (m, embedding_dim)."""
+    def forward(self, v: Tensor, network: str = "") -> dict[str, Tensor]:
+        """Arrays (m, *shape) by name, for m embeddings v (m, embedding_dim); with `network` those
+        of that target network alone."""
         features = self.trunk(v)
+        start = f"{network}/" if network else ""
         return {
-            name: head(features).view(len(v), *shape)
+            name.removeprefix(start): head(features).view(len(v), *shape)
             for (name, shape), head in zip(self.shapes.items(), self.heads, strict=True)
+            if name.startswith(start)
         }

@@ -1,34 +1,44 @@
 """pFedHN (Shamsian et al., ICML 2021, Algorithm 1): a hypernetwork generates every client's model.
 
 Driven by named arrays alone, so any Flower client takes part that trains the weights it is sent
-and returns them under the same names. Departs from the paper: Algorithm 1 prints the opposite
+and returns them under the same names; a client whose properties name a ``model`` of `models` is
+sent that network's weights (section 5.2). Departs from the paper: Algorithm 1 prints the opposite
 sign of the update; the surrogate ½‖θ̃_i − h(v_i; φ)‖² fixes it as written here. Any number of
 clients a round: φ follows the mean of their gradients, each v_i its own. Arrays that are not
 floating point (counters) are averaged, not generated."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
-from clients.arrays import Arrays, prefixed, to_tensors
+from clients.arrays import Arrays, group, prefixed, to_tensors
 from partitions.seeds import seed_of
 from strategies.base import Node, PersonalizedStrategy, Update
 from strategies.fedavg import weighted_mean
 from strategies.hypernetwork import Hypernetwork
 
 OPTIMIZERS = ("sgd", "adam")
+DESCRIPTORS = ("learnt", "class-proportions")
 
 
 class PFedHN(PersonalizedStrategy):
     """θ_i = h(v_i; φ); the server descends on φ and v_i by one vector–Jacobian product.
 
     `embedding_dim` 0 means 1 + ⌊n/4⌋ for n training clients; `embedding_lr` 0 means
-    `server_lr`. Gradients are clipped jointly at norm `clip_norm` (0: never)."""
+    `server_lr`. Gradients are clipped jointly at norm `clip_norm` (0: never). `hidden_layers` 0
+    without `bias` is the linear hypernetwork θ_i = W v_i. With `descriptor` = "class-proportions"
+    v_i is what the client tells, and only φ is learnt. After the run's rounds come `novel_rounds`
+    in which φ is frozen and labeled novel clients learn their v_i (section 5.3). `models` are the
+    arrays of the target networks by name, where clients differ in size."""
 
     keeps_arrays = True
+    any_model = True
 
     def __init__(
         self,
@@ -36,134 +46,246 @@ class PFedHN(PersonalizedStrategy):
         embedding_dim: int = 0,
         hidden_dim: int = 100,
         hidden_layers: int = 3,
+        bias: bool = True,
         spectral_norm: bool = False,
+        descriptor: str = "learnt",
         server_optimizer: str = "sgd",
         server_lr: float = 0.01,
         embedding_lr: float = 0.0,
         server_momentum: float = 0.9,
         server_weight_decay: float = 0.001,
         clip_norm: float = 50.0,
+        novel_rounds: int = 0,
+        models: Mapping[str, Arrays] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         if server_optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown server-optimizer {server_optimizer!r}; known: {OPTIMIZERS}")
-        self.embedding_dim = embedding_dim
-        self.hidden_dim, self.hidden_layers, self.spectral = (
-            hidden_dim,
-            hidden_layers,
-            spectral_norm,
-        )
+        if descriptor not in DESCRIPTORS:
+            raise ValueError(f"unknown descriptor {descriptor!r}; known: {DESCRIPTORS}")
+        for key, value in (
+            ("embedding-dim", embedding_dim),
+            ("hidden-layers", hidden_layers),
+            ("novel-rounds", novel_rounds),
+            ("server-lr", server_lr),
+            ("clip-norm", clip_norm),
+        ):
+            if value < 0:
+                raise ValueError(f"{key} is {value}; it must not be negative")
+        self.embedding_dim, self.descriptor = embedding_dim, descriptor
+        self._shape = {"hidden_dim": hidden_dim, "hidden_layers": hidden_layers, "bias": bias}
+        self._shape["spectral"] = spectral_norm
         self.server_optimizer, self.server_lr = server_optimizer, server_lr
         self.embedding_lr = embedding_lr or server_lr
         self.server_momentum, self.server_weight_decay = server_momentum, server_weight_decay
-        self.clip_norm = clip_norm
+        self.clip_norm, self.novel_rounds, self.models = clip_norm, novel_rounds, models or {}
         self.embeddings: dict[int, nn.Parameter] = {}  # v_i by client id
         self.hypernetwork: Hypernetwork | None = None  # h(·; φ)
-        self._optimizer: torch.optim.Optimizer
-        self._theta: dict[str, Tensor] = {}  # θ of this round's clients, graph kept
-        self._nodes: list[Node] = []
+        self.optimizer: torch.optim.Optimizer
+        self._generated: list[tuple[list[Node], dict[str, Tensor]]] = []  # graph kept
+
+    # Where a descriptor comes from
+
+    def meet(self, nodes: Sequence[Node]) -> list[Node]:
+        """Give every node its v_i; returns those that have one.
+
+        Learnt ones start at N(0, I) when the client is first seen; a client that left and came
+        back finds its own. Fixed ones are asked from the clients once."""
+        new = [node for node in nodes if node.client not in self.embeddings]
+        if self.descriptor == "learnt":
+            for node in new:
+                generator = torch.Generator().manual_seed(
+                    seed_of(self.seed, "embedding", node.client)
+                )
+                self._remember(node.client, torch.randn(self._dim(), generator=generator))
+        elif new:
+            for update in self.exchange("query.describe", {node: {} for node in new}):
+                told = to_tensors(update.arrays)["descriptor"]
+                self.embedding_dim = self.embedding_dim or len(told)
+                if told.shape == (self.embedding_dim,):
+                    self._remember(update.node.client, told)
+        return [node for node in nodes if node.client in self.embeddings]
+
+    def embedding(self, client: int) -> Tensor:
+        """v_i (embedding_dim,) of a client that was met."""
+        return self.embeddings[client]
+
+    def _remember(self, client: int, v: Tensor) -> None:
+        learnt = self.descriptor == "learnt"
+        network = self.network()
+        v = v.to(next(network.parameters()).dtype)
+        self.embeddings[client] = nn.Parameter(v, requires_grad=learnt)
+        if learnt:
+            own = {"params": [self.embeddings[client]], "lr": self.embedding_lr}
+            self.optimizer.add_param_group(own)
+
+    # The strategy's contract
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """Keep the target network's arrays as the template of what is generated."""
-        self.template = {n: a for n, a in arrays.items() if a.dtype.kind == "f"}
-        self.counters = {n: a for n, a in arrays.items() if a.dtype.kind != "f"}
+        """Keep the target networks' arrays as templates of what is generated."""
+        templates = dict(self.models) or {"": arrays}
+        self.templates = {m: {n: a for n, a in t.items() if _real(a)} for m, t in templates.items()}
+        self.counters = {
+            m: {n: a for n, a in t.items() if not _real(a)} for m, t in templates.items()
+        }
         return arrays
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """φ and the embeddings of a former run."""
+        v = to_tensors(group(saved, "embedding"))
+        if not v:
+            raise ValueError(f"the saved arrays hold no embedding; their names: {list(saved)[:5]}")
+        self.embedding_dim = len(next(iter(v.values())))
+        self.network().load_state_dict(to_tensors(group(saved, "hypernetwork")))
+        for client, embedding in v.items():
+            self._remember(int(client), embedding.clone())
+        return self.server_arrays()
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        **options: Any,
+    ) -> Result:
+        """Run `num_rounds` rounds, then the novel rounds."""
+        self._last_training_round = num_rounds
+        return super().start(
+            grid, initial_arrays, num_rounds + self.novel_rounds, timeout, **options
+        )
+
+    @property
+    def frozen(self) -> bool:
+        """Whether this round's clients are the novel ones, and φ is frozen."""
+        return bool(self.novel_rounds) and self.round > self._last_training_round
+
+    def sample(self) -> list[Node]:
+        """Training clients; in the novel rounds all novel clients."""
+        if not self.frozen:
+            return super().sample()
+        self.phase, self.evaluate_novel = 1, True
+        return [node for node in self.nodes if node.novel]
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ) for every node."""
         with torch.no_grad():
-            return self._named(self.generate(nodes), nodes)
+            nodes = self.meet(nodes)
+            self.network().eval()
+            return {
+                node: model
+                for name, own in self._by_model(nodes).items()
+                for node, model in self._named(self.generate(own, name), own, name).items()
+            }
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ), with the graph kept for the vector–Jacobian product."""
-        self._nodes, self._theta = list(nodes), self.generate(nodes)
-        return self._named(self._theta, nodes)
+        nodes = self.meet(nodes)
+        self.network().train().requires_grad_(not self.frozen)
+        self._generated = []
+        payloads: dict[Node, Arrays] = {}
+        for name, own in self._by_model(nodes).items():
+            theta = self.generate(own, name)
+            self._generated.append((own, theta))
+            payloads |= self._named(theta, own, name)
+        return payloads
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """g_φ = mean_i (∂θ_i/∂φ)ᵀ(θ_i − θ̃_i), g_v = (∂θ_i/∂v_i)ᵀ(θ_i − θ̃_i); descend."""
-        assert self.hypernetwork is not None
         replies = {update.node: update for update in updates}
-        difference = {name: torch.zeros_like(theta) for name, theta in self._theta.items()}
-        for row, node in enumerate(self._nodes):
-            if node in replies:
-                for name, trained in to_tensors(replies[node].arrays).items():
-                    if name in difference:
-                        difference[name][row] = self._theta[name][row].detach() - trained
-        self._optimizer.zero_grad()
-        torch.autograd.backward(list(self._theta.values()), list(difference.values()))
-        for parameter in self.hypernetwork.parameters():
+        network = self.network()
+        self.optimizer.zero_grad()
+        for nodes, theta in self._generated:
+            difference = {name: torch.zeros_like(t) for name, t in theta.items()}
+            for row, node in enumerate(nodes):
+                if node in replies:
+                    for name, trained in to_tensors(replies[node].arrays).items():
+                        if name in difference:
+                            difference[name][row] = theta[name][row].detach() - trained
+            torch.autograd.backward(list(theta.values()), list(difference.values()))
+        for parameter in network.parameters():
             if parameter.grad is not None:
                 parameter.grad /= len(updates)
-        absent = [node for node in self._nodes if node not in replies]
-        for node in absent:  # without a reply there is no gradient, hence no momentum or decay
-            self.embeddings[node.client].grad = None
+        for nodes, _ in self._generated:  # without a reply no gradient, hence no momentum or decay
+            for node in nodes:
+                if node not in replies and node.client in self.embeddings:
+                    self.embeddings[node.client].grad = None
         if self.clip_norm > 0:
-            nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
-        self._optimizer.step()
-        self._theta = {}
-        if self.counters:
-            counts = [{n: u.arrays[n] for n in self.counters} for u in updates]
-            self.counters = weighted_mean(counts, [u.num_examples for u in updates])
+            learnt = [*network.parameters(), *self.embeddings.values()]
+            nn.utils.clip_grad_norm_(learnt, self.clip_norm)
+        self.optimizer.step()
+        self._generated = []
+        self._average_counters(updates)
         return self.server_arrays()
 
-    def generate(self, nodes: Sequence[Node]) -> dict[str, Tensor]:
-        """h(v_i; φ) for the nodes' embeddings: arrays (m, *shape) by name."""
-        network = self.hypernetwork or self._build()
-        return network(torch.stack([self.embedding(node.client) for node in nodes]))
+    # The hypernetwork
 
-    def embedding(self, client: int) -> nn.Parameter:
-        """v_i ~ N(0, I) when the client is first seen, later the one that was learnt."""
-        if client not in self.embeddings:
-            generator = torch.Generator().manual_seed(seed_of(self.seed, "embedding", client))
-            v = nn.Parameter(torch.randn(self.embedding_dim, generator=generator))
-            self.embeddings[client] = v
-            self._optimizer.add_param_group({"params": [v], "lr": self.embedding_lr})
-        return self.embeddings[client]
+    def generate(self, nodes: Sequence[Node], model: str = "") -> dict[str, Tensor]:
+        """h(v_i; φ) for nodes of one target network: arrays (m, *shape) by name."""
+        return self.network()(torch.stack([self.embedding(n.client) for n in nodes]), model)
+
+    def network(self) -> Hypernetwork:
+        """The hypernetwork; the first call initialises it by the run's seed."""
+        if self.hypernetwork is None:
+            shapes = {
+                f"{model}/{name}" if model else name: array.shape
+                for model, template in self.templates.items()
+                for name, array in template.items()
+            }
+            one = next(iter(next(iter(self.templates.values())).values()))
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of(self.seed, "hypernetwork"))
+                self.hypernetwork = Hypernetwork(shapes, self._dim(), **self._shape)  # type: ignore[arg-type]
+            self.hypernetwork.to(torch.from_numpy(np.zeros(0, one.dtype)).dtype)
+            self.optimizer = self._optimizer(self.hypernetwork.parameters(), self.server_lr)
+        return self.hypernetwork
 
     def server_arrays(self) -> Arrays:
         """φ as ``hypernetwork/…`` and the embeddings as ``embedding/<client>``, memory shared."""
-        assert self.hypernetwork is not None
-        own = {n: t.detach().numpy() for n, t in self.hypernetwork.state_dict().items()}
+        own = {n: t.detach().numpy() for n, t in self.network().state_dict().items()}
         v = {str(client): v.detach().numpy() for client, v in self.embeddings.items()}
         return prefixed("hypernetwork", own) | prefixed("embedding", v)
 
-    def _build(self) -> Hypernetwork:
-        """The hypernetwork, initialised by the run's seed, and the server's optimizer."""
+    def _dim(self) -> int:
         self.embedding_dim = self.embedding_dim or 1 + len(self.training_nodes()) // 4
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(self.seed, "hypernetwork"))
-            self.hypernetwork = Hypernetwork(
-                {name: a.shape for name, a in self.template.items()},
-                self.embedding_dim,
-                self.hidden_dim,
-                self.hidden_layers,
-                spectral=self.spectral,
-            )
-        if self.server_optimizer == "sgd":
-            self._optimizer = torch.optim.SGD(
-                self.hypernetwork.parameters(),
-                lr=self.server_lr,
-                momentum=self.server_momentum,
-                weight_decay=self.server_weight_decay,
-            )
-        else:
-            self._optimizer = torch.optim.Adam(
-                self.hypernetwork.parameters(),
-                lr=self.server_lr,
-                weight_decay=self.server_weight_decay,
-            )
-        return self.hypernetwork
+        return self.embedding_dim
 
-    def _parameters(self) -> Iterable[nn.Parameter]:
-        assert self.hypernetwork is not None
-        yield from self.hypernetwork.parameters()
-        yield from self.embeddings.values()
+    def _optimizer(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
+        decay = self.server_weight_decay
+        if self.server_optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
+        return torch.optim.SGD(parameters, lr=lr, momentum=self.server_momentum, weight_decay=decay)
 
-    def _named(self, theta: dict[str, Tensor], nodes: Sequence[Node]) -> dict[Node, Arrays]:
+    def _by_model(self, nodes: Sequence[Node]) -> dict[str, list[Node]]:
+        """The nodes by their target network. Raises ValueError for one that is none of `models`."""
+        groups: dict[str, list[Node]] = {}
+        for node in nodes:
+            name = str(node.properties.get("model", "")) if self.models else ""
+            if name not in self.templates:
+                raise ValueError(
+                    f"client {node.client} has model {name!r}; known: {', '.join(self.models)}"
+                )
+            groups.setdefault(name, []).append(node)
+        return groups
+
+    def _named(
+        self, theta: dict[str, Tensor], nodes: Sequence[Node], model: str
+    ) -> dict[Node, Arrays]:
         """Row i of every array as node i's model."""
         rows = {name: np.asarray(t.detach().numpy()) for name, t in theta.items()}
         return {
-            node: {name: array[i] for name, array in rows.items()} | self.counters
+            node: {name: array[i] for name, array in rows.items()} | self.counters[model]
             for i, node in enumerate(nodes)
         }
+
+    def _average_counters(self, updates: list[Update]) -> None:
+        for model, counters in self.counters.items():
+            own = [u for u in updates if not self.models or u.node.properties["model"] == model]
+            if counters and own:
+                counts = [{n: u.arrays[n] for n in counters} for u in own]
+                self.counters[model] = weighted_mean(counts, [u.num_examples for u in own])
+
+
+def _real(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f"

@@ -1,0 +1,30 @@
+"""One client's half of a federated linear domain classifier (Ben-David et al., NeurIPS 2006).
+
+The classifier tells two clients' inputs apart. Its weights come from the server; the client
+answers with gradients and error counts, so that no input leaves it."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.arrays import Arrays, to_numpy
+from partitions.shares import Samples
+
+
+def half(samples: Samples, weights: Tensor, side: float, seed: int) -> Arrays:
+    """`gradient` (p, f + 1) of the mean logistic loss on one half of the inputs, and `error` (p,),
+    the share that is misclassified of the other half, for p classifiers of f inputs and a bias.
+
+    `side` is the label, 0 or 1. Inputs are centred at 1/2 where they lie in [0, 1]: a shift that
+    any two clients share changes no distance."""
+    x = samples[:][0].flatten(1) - 0.5
+    x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    fit, held_out = x[order].tensor_split(2)
+    w = weights.to(x.device).requires_grad_()
+    logits = fit @ w.T
+    target = torch.full_like(logits, side)
+    loss = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(0).sum()
+    (gradient,) = torch.autograd.grad(loss, w)
+    wrong = (held_out @ w.detach().T > 0).float() != side
+    return to_numpy({"gradient": gradient, "error": wrong.float().mean(0)})

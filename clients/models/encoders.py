@@ -1,0 +1,232 @@
+"""Client encoders g(·; γ): inputs (n, *shape), in whatever order → their descriptor (d,).
+
+Amosy et al., On-Demand Unlabeled Personalized Federated Learning: section 4 and supplement C.
+Images go through convolutions like the target network's; other inputs, and images whose target
+network has none, through fully connected layers of 500. Where the text leaves open how the pooled
+units of all layers make one descriptor: they are concatenated, two fully connected layers follow.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+POOLED = 200  # units that are pooled after each convolution: half by mean, half by maximum
+WIDTH = 500  # of fully connected layers for features
+INNER = (120, 84)  # fully connected layers after the convolutions, as LeNet's
+Shape = tuple[int, ...]
+
+
+class Encoder(nn.Module):
+    """What all encoders are: forward gives the descriptor (d,) of inputs x (n, *shape), by a last
+    linear layer `out`."""
+
+    out: nn.Linear
+
+    def sensitivity(self, n: int) -> float:
+        """Δ: the most that replacing one of n inputs moves the descriptor, in Euclidean norm.
+
+        Raises ValueError where no bound is known."""
+        raise ValueError(
+            f"encoder {NAMES[type(self)]!r} has no bounded sensitivity, so it cannot be made "
+            f"private; with dp-epsilon use encoder 'ds-sphere'"
+        )
+
+
+class MeanMax(nn.Module):
+    """fc `units`; the first half is mean-, the other max-pooled over the set: (n, …) → (units,)."""
+
+    def __init__(self, width: int, units: int) -> None:
+        super().__init__()
+        self.fc, self.by_mean = nn.Linear(width, units), units // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pooled units of x (n, …), flattened per sample."""
+        h = F.relu(self.fc(x.flatten(1)))
+        return torch.cat([h[:, : self.by_mean].mean(0), h[:, self.by_mean :].amax(0)])
+
+
+class DeepSets(Encoder):
+    """`ds` (Zaheer et al., 2017): a pooled layer after each convolution, or fc 500 for features."""
+
+    def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
+        super().__init__()
+        self.convolutions = _convolutions(target)
+        sizes = _sizes(self.convolutions, shape)
+        widths = INNER if self.convolutions else (WIDTH,)
+        units = POOLED if self.convolutions else WIDTH
+        self.pools = nn.ModuleList(MeanMax(size, units) for size in sizes)
+        self.fc = _fully_connected((units * len(sizes), *widths))
+        self.out = nn.Linear(widths[-1], dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """g({x}; γ)."""
+        layers = [x]
+        for convolution in self.convolutions:
+            layers.append(_pool(F.relu(convolution(layers[-1]))))
+        pooled = layers[1:] or layers
+        h = torch.cat([pool(h) for pool, h in zip(self.pools, pooled, strict=True)])
+        return self.out(self.fc(h))
+
+
+class DeepSymmetricSets(Encoder):
+    """`dss` (Maron et al., 2020): every layer is L1(x_j) + L2(Σ_k x_k / n), then mean and max."""
+
+    def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
+        super().__init__()
+        self.siamese = _convolutions(target)
+        self.aggregated = _convolutions(target)
+        self.images = bool(self.siamese)
+        if self.images:
+            self.pool = MeanMax(_sizes(self.siamese, shape)[-1], POOLED)
+            self.fc, self.out = _fully_connected((POOLED, *INNER)), nn.Linear(INNER[-1], dim)
+            return
+        width = torch.Size(shape).numel()
+        self.siamese, self.aggregated = (nn.ModuleList([nn.Linear(width, WIDTH)]) for _ in range(2))
+        self.pool = MeanMax(WIDTH, WIDTH)
+        self.fc, self.out = _fully_connected((WIDTH, WIDTH)), nn.Linear(WIDTH, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """g({x}; γ)."""
+        x = x if self.images else x.flatten(1)
+        for one, every in zip(self.siamese, self.aggregated, strict=True):
+            x = F.relu(one(x) + every(x.mean(0, keepdim=True)))
+            x = _pool(x) if self.images else x
+        return self.out(self.fc(self.pool(x)))
+
+
+class SetTransformer(Encoder):
+    """`st` (Lee et al., 2019): features of each sample, two induced self-attention blocks,
+    pooling by multi-head attention, a linear layer."""
+
+    def __init__(
+        self,
+        target: nn.Module,
+        shape: Shape,
+        dim: int,
+        *,
+        width: int = 128,
+        heads: int = 4,
+        inducing: int = 16,
+    ) -> None:
+        super().__init__()
+        self.convolutions = _convolutions(target)
+        self.embed = nn.Linear(_sizes(self.convolutions, shape)[-1], width)
+        self.points = nn.ParameterList(
+            nn.Parameter(nn.init.xavier_uniform_(torch.empty(count, width)))
+            for count in (inducing, inducing, 1)
+        )
+        self.blocks = nn.ModuleList(AttentionBlock(width, heads) for _ in range(5))
+        self.out = nn.Linear(width, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """g({x}; γ)."""
+        for convolution in self.convolutions:
+            x = _pool(F.relu(convolution(x)))
+        h = F.relu(self.embed(x.flatten(1)))
+        first, second, seed = self.points
+        h = self.blocks[1](h, self.blocks[0](first, h))  # ISAB(h) = MAB(h, MAB(I, h))
+        h = self.blocks[3](h, self.blocks[2](second, h))
+        return self.out(self.blocks[4](seed, h)[0])
+
+
+class AttentionBlock(nn.Module):
+    """MAB(x, y) = h + rFF(h), h = x + Multihead(x, y, y); x (a, width), y (b, width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads)
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """(a, width)."""
+        h = x + self.attention(x, y, y, need_weights=False)[0]
+        return h + F.relu(self.fc(h))
+
+
+class SphereDeepSets(Encoder):
+    """`ds-sphere`: DeepSets of bounded sensitivity (Lemma 2): φ on the unit sphere, mean pooling,
+    ψ(z) = √d z, which gives the descriptor's entries the scale of pFedHN's embeddings."""
+
+    def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
+        super().__init__()
+        self.convolutions = _convolutions(target)
+        self.fc = _fully_connected((_sizes(self.convolutions, shape)[-1], WIDTH))
+        self.out = nn.Linear(WIDTH, dim)
+        self.lipschitz = dim**0.5  # L_ψ
+
+    def forward(self, x: Tensor) -> Tensor:
+        """ψ(1/n Σ_j φ(x_j))."""
+        for convolution in self.convolutions:
+            x = _pool(F.relu(convolution(x)))
+        return self.lipschitz * F.normalize(self.out(self.fc(x.flatten(1))), dim=1).mean(0)
+
+    def sensitivity(self, n: int) -> float:
+        """Δ = 2 L_ψ B_φ / n with B_φ = 1, Lemma 2; rounding in float32 is not counted."""
+        return 2 * self.lipschitz / n
+
+
+ENCODERS: dict[str, Callable[[nn.Module, Shape, int], Encoder]] = {
+    "ds": DeepSets,
+    "dss": DeepSymmetricSets,
+    "st": SetTransformer,
+    "ds-sphere": SphereDeepSets,
+}
+NAMES = {build: name for name, build in ENCODERS.items()}
+
+
+def build_encoder(name: str, target: nn.Module, shape: Shape, dim: int) -> Encoder:
+    """The encoder `name` for a target network and its inputs' shape.
+
+    Raises ValueError for an unknown name or a dimension below 1."""
+    if name not in ENCODERS:
+        raise ValueError(f"unknown encoder {name!r}; known: {', '.join(ENCODERS)}")
+    if dim < 1:
+        raise ValueError(f"a descriptor of {dim} entries; it must have at least 1")
+    return ENCODERS[name](target, tuple(shape), dim)
+
+
+class Described(nn.Module):
+    """A target network and the encoder of its client's inputs."""
+
+    def __init__(self, target: nn.Module, encoder: Encoder) -> None:
+        super().__init__()
+        self.target, self.encoder = target, encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The target network's logits (n, C)."""
+        return self.target(x)
+
+
+def _convolutions(target: nn.Module) -> nn.ModuleList:
+    """New convolutions of the sizes of the target network's."""
+    return nn.ModuleList(
+        nn.Conv2d(m.in_channels, m.out_channels, m.kernel_size, padding=m.padding)  # type: ignore[arg-type]
+        for m in target.modules()
+        if isinstance(m, nn.Conv2d)
+    )
+
+
+def _pool(x: Tensor) -> Tensor:
+    """Max-pooling by 2, as in the target networks, while there is room."""
+    return F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x
+
+
+def _sizes(convolutions: nn.ModuleList, shape: Shape) -> list[int]:
+    """Values per sample after each convolution and its pooling; without any those of the input."""
+    sizes, x = [], torch.zeros(1, *shape)
+    with torch.no_grad():
+        for convolution in convolutions:
+            x = _pool(convolution(x))
+            sizes.append(x.numel())
+    return sizes or [x.numel()]
+
+
+def _fully_connected(widths: tuple[int, ...]) -> nn.Sequential:
+    """Linear layers of these widths, ReLU after each."""
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers)

@@ -1,0 +1,164 @@
+"""ODPFL-HN client (Amosy et al., On-Demand Unlabeled Personalized Federated Learning, Algorithm 1;
+supplement B and D): describes its inputs by the server's encoder, trains the model it gets, and
+backpropagates to the encoder. Its inputs never leave it.
+
+Departs from the paper: batches of a batched encoding are weighed by their sizes, so that one of
+a mean-pooling encoder equals the encoding in one pass; for ε ≥ 1, where the classic Gaussian
+mechanism does not hold, the noise is that of the analytic one (Balle and Wang, ICML 2018)."""
+
+import math
+from typing import Any
+
+import torch
+from dp_accounting import get_sigma_gaussian
+from torch import Tensor, nn
+
+from clients.arrays import Arrays, to_numpy
+from clients.base import Client, Config, Metrics
+from clients.models.encoders import Described, build_encoder
+from clients.privacy import generator, noised
+from clients.sgd import only
+from partitions.datasets import Info
+from partitions.seeds import seed_of
+
+DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
+
+
+class ODPFLHNClient(Client):
+    """At most `encode_samples` inputs (0: all) make the descriptor, `encode_batch_size` in a pass
+    (0: all in one). With `training` = "two-phase" it fits the encoder to the server's embedding
+    in `encoder_steps` steps of `encoder_local_lr`.
+
+    A novel client with `dp_epsilon` > 0 adds the Gaussian noise of (ε, δ)-differential privacy
+    with respect to replacing one input, drawn by `dp_generator`; a "seeded" one protects only
+    against who does not know the run's seed."""
+
+    exchanges = ("query.encode", "train.backprop")
+
+    def __init__(
+        self,
+        *args: Any,
+        encode_samples: int = 0,
+        encode_batch_size: int = 0,
+        encoder_steps: int = 5,
+        encoder_local_lr: float = 0.01,
+        dp_epsilon: float = 0.0,
+        dp_delta: float = 0.01,
+        dp_generator: str = "system",
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        for key, value in (
+            ("encode-samples", encode_samples),
+            ("encode-batch-size", encode_batch_size),
+            ("encoder-steps", encoder_steps),
+            ("encoder-local-lr", encoder_local_lr),
+            ("dp-epsilon", dp_epsilon),
+        ):
+            if value < 0:
+                raise ValueError(f"{key} is {value}; it must not be negative")
+        if not 0 < dp_delta < 1:
+            raise ValueError(f"dp-delta is {dp_delta}; it must lie between 0 and 1")
+        generator(dp_generator, 0, "dp")  # refuses an unknown one
+        assert isinstance(self.model, Described)
+        self.target, self.encoder = self.model.target, self.model.encoder
+        self.encode_samples, self.encode_batch_size = encode_samples, encode_batch_size
+        self.encoder_steps, self.encoder_local_lr = encoder_steps, encoder_local_lr
+        self.dp_epsilon, self.dp_delta = dp_epsilon, dp_delta
+        self.dp_generator = dp_generator
+        if dp_epsilon:
+            self.encoder.sensitivity(1)  # refuses at once what cannot be bounded
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        info: Info,
+        *,
+        encoder: str = "ds",
+        descriptor_dim: int = 0,
+        num_clients: int = 20,
+        train_fraction: float = 0.5,
+    ) -> nn.Module:
+        """The target network with its encoder; `descriptor_dim` 0 means ⌈N_train/4⌉."""
+        if descriptor_dim < 0:
+            raise ValueError(f"descriptor-dim is {descriptor_dim}; it must not be negative")
+        dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
+        return Described(model, build_encoder(encoder, model, info.shape, dim))
+
+    # The three exchanges
+
+    def encode(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """e_i = g({x}; γ), from labels none; a private novel client adds noise and tells its σ."""
+        self.load(arrays)
+        with torch.no_grad():
+            e, n = self.descriptor(config)
+        if self.dp_epsilon and self.share.novel:
+            sigma = noise_scale(self.encoder.sensitivity(n), self.dp_epsilon, self.dp_delta)
+            counters = int(config.get("server-round", 0)), self.client
+            source = generator(self.dp_generator, self.seed, "dp", *counters)
+            return noised(to_numpy({DESCRIPTOR: e}), sigma, source), {"dp-sigma": sigma}
+        return to_numpy({DESCRIPTOR: e}), {}
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """w̃_i: local SGD from w_i; where an embedding e_i comes along, the encoder is fitted."""
+        names = [name for name in arrays if name != DESCRIPTOR]
+        self.load({name: arrays[name] for name in names})
+        with only(self.model, lambda name: name.startswith("target.")) as parameters:
+            loss = self.fit_locally(config, parameters=parameters)
+        metrics: Metrics = {"loss": loss}
+        if DESCRIPTOR in arrays:
+            metrics["encoder-loss"] = self.fit_encoder(torch.from_numpy(arrays[DESCRIPTOR]), config)
+        trained = to_numpy(self.model.state_dict())
+        return {name: trained[name] for name in names}, len(self.share.train), metrics
+
+    def backprop(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """g_γ = (∂e_i/∂γ)ᵀ g_e, from the inputs and the γ of this round's encoding."""
+        gradient = torch.from_numpy(arrays[DESCRIPTOR]).to(self.device)
+        self.load({name: a for name, a in arrays.items() if name != DESCRIPTOR})
+        self.encoder.zero_grad()
+        e, _ = self.descriptor(config)
+        e.backward(gradient)
+        own = self.encoder.named_parameters(prefix="encoder")
+        return to_numpy({n: p.grad if p.grad is not None else p * 0 for n, p in own}), {}
+
+    # The encoder
+
+    def descriptor(self, config: Config) -> tuple[Tensor, int]:
+        """g({x}; γ) (d,) and the number of inputs behind it; differentiable.
+
+        A generator of (seed, round, client) chooses and splits the inputs."""
+        self.encoder.eval()
+        samples = self.share.everything if self.share.novel else self.share.train
+        samples = samples.to(self.device)
+        n = min(self.encode_samples, len(samples)) if self.encode_samples else len(samples)
+        seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
+        order = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(samples), generator=order)[:n]
+        passes = -(-n // self.encode_batch_size) if self.encode_batch_size else 1
+        e = sum(
+            self.encoder(samples[batch][0]) * (len(batch) / n)
+            for batch in rows.tensor_split(passes)
+        )
+        assert isinstance(e, Tensor)
+        return e, n
+
+    def fit_encoder(self, embedding: Tensor, config: Config) -> float:
+        """SGD on ‖g(S_i; γ) − e_i‖², Eq. (13); returns its value before the first step."""
+        optimizer = torch.optim.SGD(self.encoder.parameters(), lr=self.encoder_local_lr)
+        losses = []
+        for _ in range(self.encoder_steps):
+            loss = (self.descriptor(config)[0] - embedding.to(self.device)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.encoder.parameters(), 1.0)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses[0] if losses else 0.0
+
+
+def noise_scale(sensitivity: float, epsilon: float, delta: float) -> float:
+    """s of N(0, s² I) for (ε, δ)-DP: s² = 2 Δ² ln(1.25/δ)/ε² for ε < 1, else the analytic one's."""
+    if epsilon < 1:
+        return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    return sensitivity * get_sigma_gaussian(epsilon, delta)

@@ -1,0 +1,108 @@
+"""pFedHN's clients (Shamsian et al., ICML 2021, sections 3.2, 3.3 and 5.3).
+
+pFedHN itself needs no client of its own; this one can also describe itself by its class
+proportions, and is scored on held-out samples where novel clients learn from labels.
+pFedHN-PC keeps the classifier ω_i, the last linear layer, on the client."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.arrays import Arrays
+from clients.base import UNLABELED, Client, Config, Metrics
+from partitions.shares import Share
+
+
+class PFedHNClient(Client):
+    """FedAvg's client. With `novel_rounds` > 0 labeled novel clients train as well, so they are
+    scored on the samples that they do not train on."""
+
+    exchanges = ("query.describe",)
+
+    def __init__(self, *args: Any, novel_rounds: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.novel_rounds = novel_rounds
+
+    def describe(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """The fixed descriptor: the class proportions of the training samples, (C,) float32."""
+        counts = torch.bincount(labels(self.share, "train"), minlength=self.num_classes())
+        return {"descriptor": (counts / counts.sum()).float().numpy()}, {}
+
+    def num_classes(self) -> int:
+        """C, from the last linear layer."""
+        head = self.model.head
+        assert isinstance(head, nn.Linear)
+        return head.out_features
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """As every client; a novel one that trains is scored on validation and test samples."""
+        share = self.share
+        try:
+            self.share = replace(share, novel=share.novel and not self.novel_rounds)
+            return super().score(arrays, config)
+        finally:
+            self.share = share
+
+
+class PFedHNPCClient(PFedHNClient):
+    """pFedHN-PC: the classifier is personal, trained with the rest, and kept between rounds.
+
+    With `local_classes` it has one output for each class that the client has samples of, so
+    clients differ in their numbers of classes."""
+
+    personal = ("head.",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        share: Share,
+        *args: Any,
+        local_classes: bool = False,
+        **options: Any,
+    ) -> None:
+        self.classes: Tensor | None = None  # the client's classes, ascending
+        head = model.head
+        assert isinstance(head, nn.Linear)
+        self._num_classes = head.out_features
+        if local_classes:
+            own = labels(share, "everything")
+            self.classes = own[own != UNLABELED].unique()
+            model = deepcopy(model)  # clients of a process share one network
+            model.head = nn.Linear(head.in_features, len(self.classes), bias=head.bias is not None)
+            initial = dict(options.get("initial") or {})
+            for name in [name for name in initial if name.startswith("head.")]:
+                initial[name] = np.ascontiguousarray(initial[name][self.classes.numpy()])
+            options["initial"] = initial or None
+        super().__init__(model, share, *args, **options)
+        if self.classes is not None:
+            self.classes = self.classes.to(self.device)
+
+    def num_classes(self) -> int:
+        """C of the dataset, also where the client's own classifier has fewer outputs."""
+        return self._num_classes
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean cross entropy over the client's own classes."""
+        if self.classes is not None:
+            y = torch.searchsorted(self.classes, y)
+        return F.cross_entropy(self.model(x), y)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C); those of classes that the client has not are −∞."""
+        logits = super().predict(x)
+        if self.classes is None:
+            return logits
+        every = logits.new_full((len(x), self.num_classes()), -torch.inf)
+        every[:, self.classes] = logits
+        return every
+
+
+def labels(share: Share, part: str) -> Tensor:
+    """The labels (n,) of a part of the share; the inputs stay untouched."""
+    samples = getattr(share, part)
+    return samples.y[samples.index].cpu()

@@ -1,0 +1,90 @@
+"""Personal models of others for a client without labels (Amosy et al., section 6.2, baselines).
+
+A training client trains as pFedHN's or FedPer's does, and hands its personal model to whom the
+server says. That a FedPer head leaves its client is what these baselines are about."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.arrays import Arrays, prefixed, to_numpy
+from clients.base import UNLABELED, Client, Config, Metrics
+from partitions.shares import Samples
+
+BASES = ("fedper", "pfedhn")
+HEAD = "head."
+
+
+class PFLClient(Client):
+    """Over `base` = "fedper" the head stays here until it is asked for."""
+
+    exchanges = ("query.export", "query.domain")
+
+    def __init__(self, *args: Any, base: str = "fedper", **options: Any) -> None:
+        super().__init__(*args, **options)
+        if base not in BASES:
+            raise ValueError(f"unknown base {base!r}; known: {BASES}")
+        self.base = base
+        self.others: list[Arrays] = []  # the models that a novel client was sent
+
+    def arrays(self) -> Arrays:
+        """The model as it is shared; FedPer's head goes to the state instead."""
+        own = super().arrays()
+        if self.base == "pfedhn":
+            return own
+        head = {name: a for name, a in own.items() if name.startswith(HEAD)}
+        self.state |= prefixed("personal", head)
+        return {name: a for name, a in own.items() if name not in head}
+
+    def export(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """The whole personal model."""
+        self.load(arrays)
+        return to_numpy(self.model.state_dict()), {}
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """A novel client has models ``<client>/<name>``, each scored, or their mean logits."""
+        if not self.share.novel:
+            return super().score(arrays, config)
+        owners = dict.fromkeys(name.partition("/")[0] for name in arrays)
+        self.others = [
+            {n.partition("/")[2]: a for n, a in arrays.items() if n.partition("/")[0] == owner}
+            for owner in owners
+        ]
+        self.model.eval()
+        metrics: Metrics = {}
+        loss, labeled = self._score("accuracy", self.share.everything, metrics)
+        return loss, labeled, metrics
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C); of a novel client the mean over the models that it was sent."""
+        if not self.share.novel:
+            return super().predict(x)
+        return self.each(x).mean(0)
+
+    def each(self, x: Tensor) -> Tensor:
+        """Logits (models, n, C) of every model that a novel client was sent."""
+        logits = []
+        for other in self.others:
+            self.load(other)
+            logits.append(super().predict(x))
+        return torch.stack(logits)
+
+
+class PFLSampledClient(PFLClient):
+    """PFL-sampled: the expected accuracy of a random training client's model."""
+
+    def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
+        """Mean loss and accuracy over the models, rather than of the mean logits."""
+        if not self.share.novel:
+            return super()._score(key, samples, metrics)
+        x, y = samples.to(self.device)[:]
+        labeled = y != UNLABELED
+        count = int(labeled.sum())
+        if not count:
+            return 0.0, 0
+        logits = self.each(x)[:, labeled]
+        metrics[key] = float((logits.argmax(2) == y[labeled]).float().mean())
+        losses = [float(F.cross_entropy(one, y[labeled])) for one in logits]
+        return sum(losses) / len(losses), count

@@ -1,0 +1,193 @@
+"""ODPFL-HN server (Amosy et al., On-Demand Unlabeled Personalized Federated Learning, Algorithm 1;
+supplement B.2 for two-phase training).
+
+A round exchanges three messages with each client: it encodes its inputs to e_i, trains
+w_i = f(e_i; θ), and backpropagates g_e to the encoder's γ. A novel client, which has no labels,
+encodes and gets its model; evaluation does just that. Departs from the paper: any number of
+clients a round, with the mean of their gradients; the last exchange carries γ once more, so that
+clients need not remember it. A private novel client is asked once in a run, in the last round,
+since every answer spends ε; for its training the run needs no more."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
+from strategies.base import Node, Update
+from strategies.fedavg import mean
+from strategies.pfedhn import PFedHN
+
+TRAININGS = ("end-to-end", "two-phase")
+DESCRIPTOR = "descriptor"
+TARGET, ENCODER = "target.", "encoder."
+OUTPUT = "encoder.out.bias"  # as long as the descriptor
+
+
+class ODPFLHN(PFedHN):
+    """`server_lr` is that of the hypernetwork, `encoder_lr` that of the encoder.
+
+    With `training` = "two-phase" the hypernetwork first learns with free embeddings, to which the
+    clients fit the encoder; in the last `fine_tune_rounds` the encoder is frozen, and the
+    hypernetwork is tuned on its descriptors. The other settings are pFedHN's."""
+
+    any_model = False  # the encoder follows the target network's convolutions
+
+    def __init__(
+        self,
+        *,
+        encoder_lr: float = 0.5,
+        training: str = "end-to-end",
+        fine_tune_rounds: int = 10,
+        dp_epsilon: float = 0.0,
+        server_lr: float = 0.5,
+        server_momentum: float = 0.0,
+        server_weight_decay: float = 0.0,
+        clip_norm: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            server_lr=server_lr,
+            server_momentum=server_momentum,
+            server_weight_decay=server_weight_decay,
+            clip_norm=clip_norm,
+            **options,
+        )
+        if training not in TRAININGS:
+            raise ValueError(f"unknown training {training!r}; known: {TRAININGS}")
+        if encoder_lr < 0 or fine_tune_rounds < 0:
+            raise ValueError(
+                f"encoder-lr {encoder_lr} and fine-tune-rounds {fine_tune_rounds} must not be "
+                f"negative"
+            )
+        self.encoder_lr, self.training = encoder_lr, training
+        self.fine_tune_rounds, self.private = fine_tune_rounds, dp_epsilon > 0
+        self.gamma: dict[str, nn.Parameter] = {}
+        self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
+        self._serves_novel = self.evaluate_novel
+        self._sigmas: list[float] = []
+
+    # The strategy's contract
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The target network is the template; the encoder's arrays are γ."""
+        target = {n: a for n, a in arrays.items() if n.startswith(TARGET)}
+        encoder = {n: a for n, a in arrays.items() if n.startswith(ENCODER)}
+        if not target or OUTPUT not in encoder:
+            raise ValueError(f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}")
+        super().initialize(target)
+        self.gamma = {n: nn.Parameter(t.clone()) for n, t in to_tensors(encoder).items()}
+        self._encoder_optimizer = self._optimizer(self.gamma.values(), self.encoder_lr)
+        self.embedding_dim = encoder[OUTPUT].shape[0]
+        return self.server_arrays()
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """φ, γ and, of two-phase training, the embeddings of a former run."""
+        self.network().load_state_dict(to_tensors(group(saved, "hypernetwork")))
+        encoder = group(saved, "encoder")
+        with torch.no_grad():
+            for name, parameter in self.gamma.items():
+                parameter.copy_(torch.from_numpy(encoder[name]))
+        for client, embedding in to_tensors(group(saved, "embedding")).items():
+            self._remember(int(client), embedding.clone())
+        return self.server_arrays()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As always, but private novel clients are only asked in the last round."""
+        last = server_round == self.num_rounds
+        self.evaluate_novel = self._serves_novel and (last or not self.private)
+        return super().configure_evaluate(server_round, arrays, config, grid)
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """w_i = f(e_i; θ) for the nodes that encoded; with free embeddings also e_i and γ."""
+        self.phase = 0 if self.free or self.training != "two-phase" else 1
+        payloads = super().broadcast(arrays, nodes)
+        if not self.free:
+            return payloads
+        gamma = self._gamma()
+        return {
+            node: model | gamma | to_numpy({DESCRIPTOR: self.embeddings[node.client]})
+            for node, model in payloads.items()
+        }
+
+    def expected(self, sent: Arrays) -> Arrays:
+        """What was sent, but for the embedding."""
+        return {name: a for name, a in sent.items() if name != DESCRIPTOR}
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """Descend on θ by g_θ, then on γ by the mean of the clients' g_γ = (∂e_i/∂γ)ᵀ g_e."""
+        super().aggregate(arrays, updates)
+        if self.free:
+            encoders = [
+                {n: a for n, a in u.arrays.items() if n.startswith(ENCODER)} for u in updates
+            ]
+            with torch.no_grad():
+                for name, array in mean(encoders).items():
+                    self.gamma[name].copy_(torch.from_numpy(array))
+        elif self.training == "end-to-end":
+            self._descend_on_encoder([update.node for update in updates])
+        return self.server_arrays()
+
+    def report(self) -> dict[str, float]:
+        """The largest σ of the noise that private novel clients said they added."""
+        return {"dp-sigma": max(self._sigmas)} if self._sigmas else {}
+
+    # Descriptors
+
+    @property
+    def free(self) -> bool:
+        """Whether training clients have free embeddings: phase one of two-phase training."""
+        return (
+            self.training == "two-phase" and self.round <= self.num_rounds - self.fine_tune_rounds
+        )
+
+    def meet(self, nodes: Sequence[Node]) -> list[Node]:
+        """Let the nodes encode; returns those that did."""
+        own = [node for node in nodes if self.free and not node.novel]
+        self.descriptors = {}
+        gamma = self._gamma()
+        payloads = {node: gamma for node in nodes if node not in own}
+        like = {DESCRIPTOR: np.zeros(self.embedding_dim, gamma[OUTPUT].dtype)}
+        for update in self.exchange("query.encode", payloads, like=dict.fromkeys(payloads, like)):
+            e = torch.from_numpy(update.arrays[DESCRIPTOR].copy())
+            self.descriptors[update.node.client] = e.requires_grad_(self.training == "end-to-end")
+            if "dp-sigma" in update.metrics:
+                self._sigmas.append(float(update.metrics["dp-sigma"]))
+        met = {node.client for node in super().meet(own)} | self.descriptors.keys()
+        return [node for node in nodes if node.client in met]
+
+    def embedding(self, client: int) -> Tensor:
+        """The client's descriptor, or its free embedding."""
+        if client in self.descriptors:
+            return self.descriptors[client]
+        return super().embedding(client)
+
+    def server_arrays(self) -> Arrays:
+        """``hypernetwork/…``, ``encoder/…`` and free embeddings, memory shared."""
+        gamma = {name: p.detach().numpy() for name, p in self.gamma.items()}
+        return super().server_arrays() | prefixed("encoder", gamma)
+
+    def _gamma(self) -> Arrays:
+        return to_numpy(self.gamma)
+
+    def _descend_on_encoder(self, nodes: Sequence[Node]) -> None:
+        gamma = self._gamma()
+        payloads = {}
+        for node in nodes:
+            g_e = self.descriptors[node.client].grad
+            assert g_e is not None
+            payloads[node] = gamma | to_numpy({DESCRIPTOR: g_e})
+        replies = self.exchange("train.backprop", payloads, like=dict.fromkeys(payloads, gamma))
+        if not replies:
+            return
+        for name, gradient in mean([reply.arrays for reply in replies]).items():
+            self.gamma[name].grad = torch.from_numpy(gradient)
+        if self.clip_norm > 0:
+            nn.utils.clip_grad_norm_(self.gamma.values(), self.clip_norm)
+        self._encoder_optimizer.step()

@@ -1,0 +1,118 @@
+"""Personal models for a novel client without labels: sampled, nearest, ensemble (Amosy et al.,
+section 6.2; Ye et al., section 4.1), over personal models from FedPer or pFedHN.
+
+PFL-sampled: the accuracy of a random training client's model, in expectation. PFL-nearest: the
+model of the training client at the smallest A-distance. PFL-ensemble: the mean of all models'
+logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays, prefixed
+from clients.pfl import BASES, HEAD
+from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.distances import a_distances
+from strategies.fedavg import FedAvg
+from strategies.pfedhn import PFedHN
+
+
+class PFL(PersonalizedStrategy):
+    """Trains as `base` = "fedper" or "pfedhn" does, the latter with `server_lr` and the other
+    settings of `PFedHN`; a novel client gets all personal models, ``<client>/<name>``."""
+
+    def __init__(
+        self,
+        *,
+        base: str = "fedper",
+        embedding_dim: int = 0,
+        hidden_dim: int = 100,
+        hidden_layers: int = 3,
+        server_lr: float = 0.01,
+        server_momentum: float = 0.9,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if base not in BASES:
+            raise ValueError(f"unknown base {base!r}; known: {BASES}")
+        self.base: PersonalizedStrategy = FedAvg(seed=self.seed)
+        if base == "pfedhn":
+            self.base = PFedHN(
+                seed=self.seed,
+                embedding_dim=embedding_dim,
+                hidden_dim=hidden_dim,
+                hidden_layers=hidden_layers,
+                server_lr=server_lr,
+                server_momentum=server_momentum,
+            )
+        self.keeps_arrays = self.base.keeps_arrays
+        self._heads_stay = base == "fedper"
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The base's; FedPer's without the head."""
+        self.whole = arrays
+        if self._heads_stay:
+            arrays = {name: a for name, a in arrays.items() if not name.startswith(HEAD)}
+        return self.base.initialize(arrays)
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """The base's."""
+        return self.base.restore(arrays, saved)
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The base's."""
+        return self._updated_base().broadcast(arrays, nodes)
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The base's."""
+        return self._updated_base().aggregate(arrays, updates)
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The base's model for training clients, the personal models of all for novel ones."""
+        training = [node for node in nodes if not node.novel]
+        payloads = self._updated_base().personalize(arrays, training)
+        novel = [node for node in nodes if node.novel]
+        return payloads | (self.offer(arrays, novel) if novel else {})
+
+    def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
+        """The personal models that each novel client gets."""
+        return dict.fromkeys(novel, self.personal_models(arrays))
+
+    def personal_models(self, arrays: Arrays) -> Arrays:
+        """``<client>/<name>`` of every training client that hands out its model."""
+        sent = self._updated_base().personalize(arrays, self.training_nodes())
+        found: Arrays = {}
+        for update in self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole)):
+            found |= prefixed(str(update.node.client), update.arrays)
+        return found
+
+    def _updated_base(self) -> PersonalizedStrategy:
+        self.base.nodes, self.base.round = self.nodes, self.round
+        return self.base
+
+
+class PFLNearest(PFL):
+    """A novel client gets the model of the nearest training client, in A-distance."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._nearest: dict[int, int] = {}  # training client by novel client; inputs do not change
+
+    def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
+        """The nearest training client's model, among those that handed it out."""
+        models = self.personal_models(arrays)
+        new = [node for node in novel if node.client not in self._nearest]
+        if new:
+            training = self.training_nodes()
+            distances = a_distances(self.exchange, new, training)
+            for node, row in zip(new, distances, strict=True):
+                if np.isfinite(row).any():
+                    self._nearest[node.client] = training[int(np.nanargmin(row))].client
+        offers = {}
+        for node in novel:
+            start = f"{self._nearest.get(node.client)}/"
+            own = {name: a for name, a in models.items() if name.startswith(start)}
+            if own:
+                offers[node] = own
+        return offers

@@ -1,0 +1,105 @@
+"""Encoders: invariance to the order of the inputs, shapes, bounded sensitivity."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clients.models import build_model
+from clients.models.encoders import ENCODERS, MeanMax, build_encoder
+
+IMAGES = ("lenet", (1, 16, 16)), ("convnet", (3, 8, 8))
+FEATURES = ("mlp", (1, 8, 8)), ("mlp", (7,))
+
+
+def make(name, model, shape, dim=5):
+    torch.manual_seed(0)
+    target = build_model(model, shape, 10, 0)
+    return build_encoder(name, target, shape, dim).double()
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("model", "shape"), [*IMAGES, *FEATURES])
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_the_order_of_the_inputs_does_not_matter(name, model, shape, data):
+    n = data.draw(st.integers(1, 6))
+    order = data.draw(st.permutations(range(n)))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    x = torch.rand(n, *shape, generator=generator, dtype=torch.float64)
+    encoder = make(name, model, shape)
+    with torch.no_grad():
+        e, permuted = encoder(x), encoder(x[order])
+    assert e.shape == (5,)
+    torch.testing.assert_close(permuted, e, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("model", "shape"), [IMAGES[0], FEATURES[1]])
+def test_every_input_and_every_weight_counts(name, model, shape):
+    """The gradient reaches all of γ and, for the mean of a set, each of its inputs."""
+    encoder = make(name, model, shape)
+    x = torch.rand(4, *shape, dtype=torch.float64, requires_grad=True)
+    encoder(x).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
+    assert (x.grad.flatten(1).abs().sum(1) > 0).all()
+
+
+def test_deep_sets_pools_half_by_mean_and_half_by_maximum():
+    """The layer the identity: (1, 2), (3, 5) → mean of column 0, maximum of column 1."""
+    pool = MeanMax(2, 2)
+    with torch.no_grad():
+        pool.fc.weight.copy_(torch.eye(2))
+        pool.fc.bias.zero_()
+    assert pool(torch.tensor([[1.0, 2.0], [3.0, 5.0]])).tolist() == [2.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["ds", "dss", "st"])
+def test_an_encoder_without_a_bound_says_so(name):
+    with pytest.raises(ValueError, match=rf"'{name}' has no bounded sensitivity.*ds-sphere"):
+        make(name, "mlp", (7,)).sensitivity(10)
+
+
+@pytest.mark.parametrize("n", [1, 3, 10])
+def test_neighbouring_sets_never_differ_by_more_than_the_sensitivity(n):
+    """The worst case is antipodal: the bound 2 L_ψ / n is reached when φ(x) = −φ(x')."""
+    encoder = make("ds-sphere", "mlp", (7,))
+    rest = torch.rand(n - 1, 7, dtype=torch.float64)
+    other = torch.rand(1, 7, dtype=torch.float64)
+    one = other.clone().requires_grad_()
+    adversary = torch.optim.Adam([one], lr=0.05)
+
+    def moved():
+        return (encoder(torch.cat([rest, one])) - encoder(torch.cat([rest, other]))).norm()
+
+    with torch.no_grad():
+        one += 0.01
+    for _ in range(100):  # look for the neighbour that moves the descriptor most
+        adversary.zero_grad()
+        (-moved()).backward()
+        adversary.step()
+    assert float(moved().detach()) <= encoder.sensitivity(n) * (1 + 1e-12)
+    assert float(moved().detach()) > 0.2 * encoder.sensitivity(n)  # bad neighbours were found
+
+
+def test_the_sensitivity_bound_is_attained():
+    """φ(x) = (sgn x, 0, …): antipodal neighbours move the mean by exactly 2 √d / n."""
+    encoder = make("ds-sphere", "mlp", (1,), dim=4)
+    with torch.no_grad():
+        for p in encoder.parameters():
+            p.zero_()
+        encoder.fc[0].weight[0, 0], encoder.fc[0].weight[1, 0] = 1.0, -1.0  # relu(x), relu(−x)
+        encoder.out.weight[0, 0], encoder.out.weight[0, 1] = 1.0, -1.0
+        x = torch.tensor([[2.0], [3.0], [0.5], [1.0]], dtype=torch.float64)
+        y = x.clone()
+        y[3] = -7.0
+        assert encoder.sensitivity(4) == 2 * 4**0.5 / 4
+        assert float((encoder(x) - encoder(y)).norm()) == pytest.approx(encoder.sensitivity(4))
+
+
+def test_bad_settings_name_the_choices():
+    target = build_model("mlp", (7,), 10, 0)
+    with pytest.raises(ValueError, match="'dss2'; known: ds, dss, st, ds-sphere"):
+        build_encoder("dss2", target, (7,), 4)
+    with pytest.raises(ValueError, match="at least 1"):
+        build_encoder("ds", target, (7,), 0)

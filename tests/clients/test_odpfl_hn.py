@@ -1,0 +1,165 @@
+"""ODPFL-HN's client: one encoding in two passes, privacy of a novel client."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, norm
+
+from clients.arrays import to_numpy
+from clients.models import build_model
+from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient, noise_scale
+from partitions.datasets import Info
+from partitions.shares import Samples, Share
+
+INFO = Info("tiny", (6,), 3, "")
+DIM = 4
+
+
+def share(n=9, novel=False):
+    generator = torch.Generator().manual_seed(1)
+    samples = Samples(
+        torch.rand(n, 6, generator=generator),
+        torch.randint(3, (n,), generator=generator),
+        torch.arange(n),
+        scale=1.0,
+    )
+    return Share(samples, samples, None, samples, novel)
+
+
+def client(encoder="ds", novel=False, double=False, n=9, **options):
+    torch.manual_seed(0)
+    target = build_model("mlp-small", (6,), 3, 0)
+    model = ODPFLHNClient.build(target, INFO, encoder=encoder, descriptor_dim=DIM)
+    if double:
+        model.double()
+        model.encoder.register_forward_pre_hook(lambda _, x: (x[0].double(),))
+    return ODPFLHNClient(model, share(n, novel), client=3, **options)
+
+
+def gamma(of):
+    return to_numpy(dict(of.model.encoder.named_parameters(prefix="encoder")))
+
+
+@pytest.mark.parametrize("options", [{}, {"encode_samples": 5}, {"encode_batch_size": 4}])
+@pytest.mark.parametrize("encoder", ["ds", "dss", "st", "ds-sphere"])
+def test_backprop_is_the_gradient_of_this_rounds_encoding(encoder, options):
+    """⟨g_γ, d⟩ against central differences of ⟨g_e, encode(γ + t d)⟩, for a random direction d.
+
+    That also shows that both passes see the same inputs, where a random part of them is used."""
+    one = client(encoder, double=True, **options)
+    rng = np.random.default_rng(0)
+    now, g_e, config = gamma(one), rng.normal(size=DIM), {"server-round": 7}
+    g_gamma, _ = one.backprop(now | {DESCRIPTOR: g_e}, config)
+    direction = {name: rng.normal(size=a.shape) for name, a in now.items()}
+
+    def at(t):
+        moved = {name: a + t * direction[name] for name, a in now.items()}
+        return float(g_e @ one.encode(moved, config)[0][DESCRIPTOR])
+
+    slope = (at(1e-8) - at(-1e-8)) / 2e-8
+    assert sum((g_gamma[n] * direction[n]).sum() for n in now) == pytest.approx(slope, rel=1e-5)
+
+
+def test_batched_encoding_of_a_mean_equals_the_encoding_in_one_pass():
+    whole, batched = (client("ds-sphere", double=True, encode_batch_size=b) for b in (0, 4))
+    e, b = (c.encode(gamma(c), {"server-round": 1})[0][DESCRIPTOR] for c in (whole, batched))
+    np.testing.assert_allclose(b, e, rtol=1e-12)
+
+
+def test_training_leaves_the_encoder_alone_and_replies_with_the_target_alone():
+    one = client()
+    sent = {n: a for n, a in one.initial.items() if n.startswith("target.")}
+    reply, n, _ = one.train(sent, {"server-round": 1})
+    assert reply.keys() == sent.keys()
+    assert n == 9
+    assert any((reply[name] != sent[name]).any() for name in sent)
+    for name, array in gamma(one).items():
+        np.testing.assert_array_equal(array, one.initial[name])
+
+
+def test_with_an_embedding_the_encoder_is_fitted_to_it():
+    one = client(encoder_steps=400, encoder_local_lr=0.01)
+    embedding = np.array([1.0, -2.0, 0.5, 0.0], np.float32)
+    reply, _, metrics = one.train(one.initial | {DESCRIPTOR: embedding}, {"server-round": 1})
+    e = one.encode({n: a for n, a in reply.items() if n.startswith("encoder.")}, {})[0]
+    assert np.square(e[DESCRIPTOR] - embedding).sum() < 1e-2 * metrics["encoder-loss"]
+
+
+def test_labels_play_no_part_in_the_descriptor():
+    one, other = client(novel=True), client(novel=True)
+    other.share.everything.y.fill_(0)
+    np.testing.assert_array_equal(
+        one.encode(gamma(one), {})[0][DESCRIPTOR], other.encode(gamma(other), {})[0][DESCRIPTOR]
+    )
+
+
+# Differential privacy
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3, 0.99])
+def test_small_epsilon_is_the_classic_mechanism(epsilon):
+    """s² = 2 Δ² ln(1.25/δ)/ε², with Δ = 0.5, δ = 0.01: s = 0.5·√(2·4.828314)/ε."""
+    assert noise_scale(0.5, epsilon, 0.01) == pytest.approx(0.5 * 3.107512 / epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 3.0, 10.0])
+def test_large_epsilon_is_the_analytic_mechanism(epsilon):
+    """δ = Φ(Δ/2s − εs/Δ) − e^ε Φ(−Δ/2s − εs/Δ), Balle and Wang, Theorem 8."""
+    delta, ratio = 0.01, noise_scale(0.5, epsilon, 0.01) / 0.5
+    found = norm.cdf(1 / (2 * ratio) - epsilon * ratio) - math.exp(epsilon) * norm.cdf(
+        -1 / (2 * ratio) - epsilon * ratio
+    )
+    assert found == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+def test_the_noise_has_the_scale_that_is_reported(epsilon):
+    """Σ (noise/σ)² over 4 · 1500 entries is χ² distributed; a two-sided test at 1e-6."""
+    plain = client("ds-sphere", novel=True)
+    private = client("ds-sphere", novel=True, dp_epsilon=epsilon, dp_generator="seeded")
+    exact = plain.encode(gamma(plain), {})[0][DESCRIPTOR]
+    replies = [private.encode(gamma(private), {"server-round": r}) for r in range(1500)]
+    sigma = replies[0][1]["dp-sigma"]
+    assert sigma == noise_scale(2 * DIM**0.5 / 9, epsilon, 0.01)
+    noise = np.array([e[DESCRIPTOR] - exact for e, _ in replies], np.float64) / sigma
+    low, high = chi2.ppf([5e-7, 1 - 5e-7], noise.size)
+    assert low < np.square(noise).sum() < high
+    assert abs(noise.mean()) < 5 / math.sqrt(noise.size)
+
+
+def test_the_systems_noise_does_not_repeat_and_seeded_noise_does():
+    def draws(kind):
+        one = client("ds-sphere", novel=True, dp_epsilon=1.0, dp_generator=kind)
+        return [one.encode(gamma(one), {"server-round": 1})[0][DESCRIPTOR] for _ in range(2)]
+
+    assert (draws("system")[0] != draws("system")[1]).any()
+    np.testing.assert_array_equal(*draws("seeded"))
+
+
+def test_training_clients_add_no_noise():
+    plain, one = (client("ds-sphere", dp_epsilon=e) for e in (0.0, 0.1))
+    np.testing.assert_array_equal(
+        one.encode(gamma(one), {})[0][DESCRIPTOR], plain.encode(gamma(plain), {})[0][DESCRIPTOR]
+    )
+
+
+@pytest.mark.parametrize("encoder", ["ds", "dss", "st"])
+def test_an_unbounded_encoder_is_refused(encoder):
+    with pytest.raises(ValueError, match="no bounded sensitivity"):
+        client(encoder, novel=True, dp_epsilon=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dp_epsilon": -1.0}, "dp-epsilon is -1.0"),
+        ({"dp_delta": 0.0}, "dp-delta is 0.0"),
+        ({"dp_generator": "none"}, "'none'; known"),
+        ({"encode_batch_size": -1}, "encode-batch-size is -1"),
+    ],
+)
+def test_bad_settings_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        client(**options)

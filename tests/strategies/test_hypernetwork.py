@@ -1,0 +1,81 @@
+"""The linear hypernetwork against PCA; variants of the hypernetwork."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import subspace_angles
+from torch import nn
+
+from clients.arrays import to_record
+from clients.base import Client
+from partitions.shares import Samples, Share
+from strategies.base import Node, Update
+from strategies.hypernetwork import Hypernetwork
+from strategies.pfedhn import PFedHN
+
+D, K, N = 4, 2, 5  # entries of θ, of v, clients
+
+
+class Regression(Client):
+    """A linear regressor θ with the loss ‖Xθ − y‖², in float64; labels number the targets."""
+
+    def loss(self, x, y):
+        return (self.model(x.double())[:, 0] - self.targets[y]).square().sum()
+
+
+def clients(rng):
+    """Clients whose XᵀX = I, and their own least-squares solutions Xᵀy, of decaying spread."""
+    made, solutions = [], []
+    for i in range(N):
+        x = torch.from_numpy(np.linalg.qr(rng.normal(size=(10, D)))[0].astype(np.float32))
+        exact = x.double().numpy()
+        y = exact @ (rng.normal(size=D) * 2.0 ** -np.arange(D)) + 0.01 * rng.normal(size=10)
+        samples = Samples(x, torch.arange(10), torch.arange(10), scale=1.0)
+        model = nn.Sequential(nn.Linear(D, 1, bias=False)).double()
+        share = Share(samples, samples, None, samples, False)
+        made.append(Regression(model, share, client=i, lr=0.25, local_steps=1, batch_size=10))
+        made[-1].targets = torch.from_numpy(y)
+        solutions.append(np.linalg.lstsq(exact, y, rcond=None)[0])
+    return made, np.array(solutions)
+
+
+def test_the_linear_hypernetwork_finds_the_clients_principal_components():
+    """Proposition 1: the optimal W spans the top-k principal components of the clients' own
+    solutions θ̄_i (not centred), and W v_i is the projection of θ̄_i on them."""
+    made, solutions = clients(np.random.default_rng(0))
+    strategy = PFedHN(
+        embedding_dim=K, hidden_layers=0, bias=False, server_lr=1.0, server_momentum=0.9,
+        server_weight_decay=0.0, clip_norm=0.0,
+    )  # fmt: skip
+    strategy._take(to_record({"0.weight": np.zeros((1, D))}))
+    nodes = [Node(i, i) for i in range(N)]
+    for _ in range(300):
+        sent = strategy.broadcast({}, nodes)
+        replies = [c.train(sent[node], {})[0] for c, node in zip(made, nodes, strict=True)]
+        strategy.aggregate({}, [Update(n, r, 1, {}) for n, r in zip(nodes, replies, strict=True)])
+    components = np.linalg.svd(solutions)[2][:K].T
+    w = strategy.network().heads[0].weight.detach().numpy()
+    assert subspace_angles(w, components).max() < 1e-3
+    theta = strategy.personalize({}, nodes)
+    found = np.array([theta[node]["0.weight"][0] for node in nodes])
+    np.testing.assert_allclose(found, solutions @ components @ components.T, atol=1e-3)
+
+
+def test_spectral_normalisation_bounds_every_layer():
+    torch.manual_seed(0)
+    network = Hypernetwork({"w": (3, 4)}, 5, 8, 2, spectral=True)
+    for _ in range(50):
+        network(torch.ones(1, 5))  # power iteration goes on in training
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
+    assert len(layers) == 3
+    for layer in layers:
+        largest = torch.linalg.matrix_norm(layer.weight.detach(), 2)
+        assert float(largest) == pytest.approx(1.0, abs=1e-2)
+
+
+def test_networks_of_several_sizes_share_the_trunk_and_have_heads_of_their_own():
+    network = Hypernetwork({"s/w": (2, 2), "l/w": (4, 4), "l/b": (4,)}, 3)
+    v = torch.ones(2, 3)
+    small, large = network(v, "s"), network(v, "l")
+    assert {n: tuple(t.shape) for n, t in small.items()} == {"w": (2, 2, 2)}
+    assert {n: tuple(t.shape) for n, t in large.items()} == {"w": (2, 4, 4), "b": (2, 4)}

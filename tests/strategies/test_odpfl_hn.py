@@ -1,0 +1,118 @@
+"""ODPFL-HN's three exchanges against the end-to-end gradient; its two phases; private clients."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+from tiny import federate, share
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from clients.arrays import from_record, group, model_arrays, to_record
+from clients.models import build_model
+from clients.odpfl_hn import ODPFLHNClient
+from fedapps.bridge import answer
+from fedapps.config import defaults
+from fedapps.grid import InProcessGrid
+from partitions.datasets import Info
+from strategies.odpfl_hn import ODPFLHN
+
+INFO = Info("tiny", (6,), 3, "")
+ETA = 0.1
+
+
+def data(client):
+    rng = np.random.default_rng(client)
+    return rng.random((8, 6), np.float32), rng.integers(0, 3, 8)
+
+
+def model():
+    """In float64; inputs come as float32 and are converted exactly."""
+    torch.manual_seed(0)
+    target = build_model("mlp-small", (6,), 3, 0)
+    built = ODPFLHNClient.build(target, INFO, encoder="ds", descriptor_dim=4).double()
+    for part in (built.target, built.encoder):
+        part.register_forward_pre_hook(lambda _, x: (x[0].double(),))
+    return built
+
+
+def make_client(context, method):
+    number = int(context.node_config["partition-id"])
+    options = {"lr": ETA, "local_steps": 1, "batch_size": 8}  # one step on all samples
+    return ODPFLHNClient(model(), share(*data(number)), client=number, **options)
+
+
+def test_the_three_exchanges_are_one_step_on_the_end_to_end_gradient():
+    """One local step gives w − w̃ = η ∇_w L, so φ and γ move by −lr·η·∇ mean_i L_i(f(g(x_i)))."""
+    app = ClientApp()
+    for register in (app.query(), app.train(), app.query("encode"), app.train("backprop")):
+        register(lambda message, context: answer(message, context, make_client))
+    settings = {"server_lr": 2.0, "encoder_lr": 3.0, "clip_norm": 0.0, "evaluate_every": 9}
+    initial = to_record(model_arrays(model()))
+    strategy, twin = (ODPFLHN(hidden_dim=7, **settings) for _ in range(2))
+    grid = InProcessGrid.simulation(app, defaults(), 3)
+    app.evaluate()(lambda message, context: answer(message, context, make_client))
+    after = from_record(strategy.start(grid, initial, 1).arrays)
+
+    twin._take(initial)
+    phi, gamma = dict(twin.network().named_parameters()), twin.gamma
+    net, loss = model(), 0.0
+    for client in range(3):
+        x, y = map(torch.from_numpy, data(client))
+        e = functional_call(
+            net.encoder, {n.removeprefix("encoder."): p for n, p in gamma.items()}, (x,)
+        )
+        w = {n.removeprefix("target."): t[0] for n, t in twin.network()(e[None]).items()}
+        loss = loss + ETA * F.cross_entropy(functional_call(net.target, w, (x,)), y) / 3
+    gradients = torch.autograd.grad(loss, [*phi.values(), *gamma.values()])
+    named = [f"hypernetwork/{n}" for n in phi] + [f"encoder/{n}" for n in gamma]
+    for name, p, g in zip(named, [*phi.values(), *gamma.values()], gradients, strict=True):
+        step = (p.detach() - torch.from_numpy(after[name])) / (2.0 if name[0] == "h" else 3.0)
+        error = (step - g).norm() / g.norm().clamp(min=1e-12)
+        assert error < 1e-10 or (step - g).norm() < 1e-14, name
+
+
+SETTINGS = {"method": "odpfl-hn", "num-clients": 6, "local-steps": 2, "evaluate-every": 1}
+
+
+def go(**changes):
+    """Run SETTINGS with `changes` in process; returns the result and the grid."""
+    return federate(**SETTINGS | changes)
+
+
+def test_two_phase_training_freezes_the_encoder_and_then_tunes_the_hypernetwork():
+    """Of 3 rounds the last is the second phase: γ and the embeddings stay, φ moves."""
+
+    def arrays(rounds, fine_tune):
+        phases = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": fine_tune}
+        return from_record(go(rounds=rounds, **phases)[0].arrays)
+
+    first, before, after = arrays(1, 0), arrays(2, 0), arrays(3, 1)
+    assert len(group(before, "embedding")) == 3
+    for name in before:
+        same = np.array_equal(before[name], after[name])
+        assert same == (not name.startswith("hypernetwork/")), name
+    assert any((first[n] != before[n]).any() for n in first if n.startswith("encoder/"))
+
+
+def test_a_private_novel_client_is_asked_once():
+    private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.dp-epsilon": 1.0}
+    result, _ = go(rounds=3, **private)
+    shown = [r for r, m in result.evaluate_metrics_clientapp.items() if "novel-accuracy" in m]
+    assert shown == [3]
+
+
+def test_a_saved_run_goes_on_where_it_ended(tmp_path):
+    """Evaluated in a later run of no rounds, the model gives the saved run's numbers."""
+    folder = {"output-dir": str(tmp_path), "evaluate-every": 2, "rounds": 2}
+    first, _ = go(**folder)
+    again, _ = go(rounds=0, **{"from-dir": str(tmp_path)})
+    numbers = dict(first.evaluate_metrics_clientapp[2])
+    assert dict(again.evaluate_metrics_clientapp[0]) == numbers
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="'one'; known"):
+        ODPFLHN(training="one")
+    with pytest.raises(ValueError, match="encoder-lr -1"):
+        ODPFLHN(encoder_lr=-1.0)

@@ -1,0 +1,185 @@
+"""pFedHN: sizes, fixed descriptors, novel labeled clients, joins and leaves, saved models."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import federate, share, states
+
+from clients.arrays import from_record, group, to_record
+from clients.pfedhn import PFedHNPCClient
+from fedapps.client_app import app
+from fedapps.config import defaults
+from fedapps.grid import InProcessGrid
+from fedapps.server_app import run
+from strategies.base import Node, Update
+from strategies.pfedhn import PFedHN
+
+SIZES = {"s": {"w": np.zeros((2, 2))}, "l": {"w": np.zeros((3, 4)), "b": np.zeros(3)}}  # float64
+
+
+SETTINGS = {"method": "pfedhn", "num-clients": 6, "local-steps": 2, "evaluate-every": 1}
+
+
+def go(**changes):
+    """Run SETTINGS with `changes` in process; returns the result and the grid."""
+    return federate(**SETTINGS | changes)
+
+
+def test_clients_of_different_sizes_train_one_trunk():
+    """One step of plain SGD on the surrogate Σ_i ½‖θ̃_i − h(v_i; φ)‖², here by autograd; φ takes
+    the mean over clients, and the head of a size only its clients' part of it."""
+    plain = {"server_momentum": 0.0, "server_weight_decay": 0.0, "clip_norm": 0.0}
+    strategy = PFedHN(embedding_dim=3, hidden_dim=5, hidden_layers=1, models=SIZES, **plain)
+    strategy._take(to_record(SIZES["s"]))
+    nodes = [Node(i, i, properties={"model": m}) for i, m in enumerate(["s", "l", "s"])]
+    sent = strategy.broadcast({}, nodes)
+    assert [sent[node].keys() for node in nodes] == [{"w"}, {"w", "b"}, {"w"}]
+    rng = np.random.default_rng(0)
+    trained = [{n: a + rng.normal(size=a.shape) for n, a in sent[node].items()} for node in nodes]
+    phi = dict(strategy.network().named_parameters())
+    loss = 0.0
+    for node, reply in zip(nodes, trained, strict=True):
+        theta = strategy.generate([node], node.properties["model"])
+        for name, array in reply.items():
+            loss = loss + 0.5 * (torch.from_numpy(array) - theta[name][0]).square().sum()
+    gradients = torch.autograd.grad(loss, list(phi.values()))
+    expected = [(p - 0.01 / 3 * g).detach() for p, g in zip(phi.values(), gradients, strict=True)]
+    strategy.aggregate({}, [Update(n, t, 1, {}) for n, t in zip(nodes, trained, strict=True)])
+    for after, want in zip(phi.values(), expected, strict=True):
+        torch.testing.assert_close(after.detach(), want, rtol=1e-10, atol=1e-14)
+
+
+def test_a_size_that_nobody_knows_is_refused():
+    strategy = PFedHN(embedding_dim=2, models=SIZES)
+    strategy._take(to_record(SIZES["s"]))
+    with pytest.raises(ValueError, match="client 4 has model 'xl'; known: s, l"):
+        strategy.broadcast({}, [Node(4, 4, properties={"model": "xl"})])
+
+
+def test_sizes_are_dealt_by_configuration():
+    result, grid = go(rounds=1, **{"client-models": "small,medium,big"})
+    shapes = {a.numpy().shape for n, a in result.arrays.items() if "heads" in n and "weight" in n}
+    assert len(grid.contexts) == 6
+    assert {(100 * 64, 100), (200 * 64, 100), (400 * 64, 100)} <= shapes
+
+
+def test_another_method_runs_with_the_clients_of_one_size():
+    sizes = {"client-models": "small,medium", "only-model": "small"}
+    result, _ = go(method="fedavg", rounds=1, **sizes)
+    evaluated = dict(result.evaluate_metrics_clientapp[1])
+    assert result.arrays["layers.0.weight"].numpy().shape == (100, 64)
+    assert evaluated["train-clients"] + evaluated["novel-clients"] == 3
+
+
+def test_a_fixed_descriptor_is_the_class_proportions_and_is_not_learnt():
+    import partitions
+
+    fixed = {"pfedhn.descriptor": "class-proportions"}
+    v = group(from_record(go(rounds=2, **fixed)[0].arrays), "embedding")
+    federation = partitions.federation(defaults() | SETTINGS)
+    for client, proportions in v.items():
+        _, y = federation.share(int(client)).train[:]
+        np.testing.assert_allclose(proportions, np.bincount(y, minlength=10) / len(y), rtol=1e-6)
+    assert len(v) == 3
+
+
+def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork():
+    before, after = (from_record(go(rounds=2, **{"novel-rounds": n})[0].arrays) for n in (0, 2))
+    one = from_record(go(rounds=2, **{"novel-rounds": 1})[0].arrays)
+    assert before.keys() < after.keys()
+    for name in before:
+        np.testing.assert_array_equal(after[name], before[name])
+    new = sorted(after.keys() - before.keys())
+    assert len(new) == 3
+    assert all((after[name] != one[name]).any() for name in new)
+
+
+def test_the_same_novel_rounds_run_on_a_saved_model(tmp_path):
+    """Rounds 3 and 4 after two of training equal rounds 1 and 2 of a later run but for the
+    batches, which the round's number draws: so with all samples in one batch the same bits."""
+    whole = {"batch-size": 10**4, "evaluate-every": 9, "novel-rounds": 2}
+    here, _ = go(rounds=2, **whole)
+    go(rounds=2, **whole | {"novel-rounds": 0, "output-dir": str(tmp_path)})
+    later, _ = go(rounds=0, **whole | {"from-dir": str(tmp_path)})
+    numbers = [dict(r.evaluate_metrics_clientapp[n]) for r, n in ((here, 4), (later, 2))]
+    assert numbers[0].keys() == numbers[1].keys() >= {"novel-accuracy"}
+    for name, array in from_record(here.arrays).items():
+        np.testing.assert_allclose(from_record(later.arrays)[name], array, atol=1e-6)
+
+
+class Leaving(InProcessGrid):
+    """Node 1 is away in the second of three rounds, node 2 joins in the second."""
+
+    rounds = 0
+
+    def get_node_ids(self):
+        away = {1} if self.rounds == 2 else {2} if self.rounds == 1 else set()
+        return [i for i in self.contexts if i not in away]
+
+
+def test_clients_join_and_leave_and_find_their_own_embedding():
+    config = defaults() | SETTINGS | {"train-fraction": 1.0, "rounds": 3, "evaluate-every": 9}
+    grid = Leaving.simulation(app, config, 6)
+    seen = []
+
+    class Spy(PFedHN):
+        def _update_roster(self):
+            grid.rounds = self.round
+            self.min_available_nodes = 5
+            super()._update_roster()
+
+        def aggregate(self, arrays, updates):
+            result = super().aggregate(arrays, updates)
+            seen.append({c: v.detach().clone() for c, v in self.embeddings.items()})
+            return result
+
+    from fedapps.client_app import method_model
+    from partitions.datasets import info
+
+    _, initial = method_model("pfedhn", config, info("digits"))
+    Spy(embedding_dim=2).start(grid, to_record(initial), 3, train_config=None)
+    first, second, third = seen
+    assert first.keys() == {0, 2, 3, 4, 5}
+    assert second.keys() == third.keys() == set(range(6))
+    assert torch.equal(first[0], second[0])  # away
+    assert not torch.equal(second[0], third[0])  # back, and learning on from its own
+
+
+def test_the_personal_classifier_has_the_clients_own_classes():
+    config = (
+        defaults()
+        | SETTINGS
+        | {"method": "pfedhn-pc", "pfedhn-pc.local-classes": True, "rounds": 2}
+    )
+    result, grid = go(**config)
+    assert not any("head." in name for name in result.arrays)
+    heads = [state["personal/head.weight"] for state in states(grid, "pfedhn-pc").values()]
+    assert [head.shape for head in heads] == [(2, 200)] * 3
+
+
+def test_logits_of_foreign_classes_are_minus_infinity():
+    """Classes 1 and 4 of 6: two outputs, put back at their places."""
+    from clients.models import build_model
+
+    one = PFedHNPCClient(
+        build_model("mlp-small", (3,), 6, 0),
+        share(np.ones((4, 3), np.float32), [4, 1, 1, 4]),
+        local_classes=True,
+    )
+    logits = one.predict(torch.ones(2, 3))
+    assert logits.shape == (2, 6)
+    assert torch.isinf(logits[:, [0, 2, 3, 5]]).all()
+    torch.testing.assert_close(logits[:, [1, 4]], one.model(torch.ones(2, 3)))
+    expected = -logits[:1, [1, 4]].log_softmax(1)[0, 1]
+    torch.testing.assert_close(one.loss(torch.ones(1, 3), torch.tensor([4])), expected)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="'rmsprop'; known"):
+        PFedHN(server_optimizer="rmsprop")
+    with pytest.raises(ValueError, match="'given'; known"):
+        PFedHN(descriptor="given")
+    with pytest.raises(ValueError, match="novel-rounds is -1"):
+        PFedHN(novel_rounds=-1)
+    with pytest.raises(ValueError, match="holds no model"):
+        run(None, defaults() | {"method": "pfedhn", "from-dir": "/nowhere"})

@@ -1,0 +1,129 @@
+"""Personal models for novel clients; A-distances; the bound's terms."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import federate
+
+from clients.domain import half
+from fedapps.config import defaults
+from partitions.shares import Samples
+from strategies.base import Node, Update
+from strategies.distances import a_distances
+
+SETTINGS = {"num-clients": 6, "local-steps": 4, "rounds": 2, "evaluate-every": 2}
+
+
+def go(**changes):
+    """Run SETTINGS with `changes` in process; returns the result and the grid."""
+    return federate(**SETTINGS | changes)
+
+
+def samples(x):
+    return Samples(x, torch.zeros(len(x), dtype=torch.int64), torch.arange(len(x)), scale=1.0)
+
+
+def test_the_gradient_of_half_a_classifier():
+    """Two inputs (1.5), (1.5), label 1, weights (2, −1): logit 2·(1.5 − 0.5) − 1 = 1, the gradient
+    is (σ(1) − 1)·(1, 1); the held-out input is classified right for 1, wrong for 0."""
+    one = samples(torch.tensor([[1.5], [1.5]]))
+    w = torch.tensor([[2.0, -1.0]])
+    found = half(one, w, 1.0, 0)
+    expected = 1 / (1 + np.exp(-1)) - 1
+    np.testing.assert_allclose(found["gradient"], [[expected, expected]], rtol=1e-6)
+    assert (found["error"], half(one, w, 0.0, 0)["error"]) == ([0.0], [1.0])
+
+
+def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
+    """Inputs around 0.2 and 0.8 are told apart without error: 2(1 − 2·0) = 2. Two clients with
+    the same distribution cannot be: err ≈ 1/2."""
+    generator = torch.Generator().manual_seed(0)
+    at = {0: 0.2, 1: 0.8, 2: 0.8}
+    data = {c: samples(m + 0.1 * torch.randn(400, 3, generator=generator)) for c, m in at.items()}
+    nodes = {c: Node(c, c, c == 2, {"input-size": 3}) for c in at}
+
+    def exchange(action, payloads, config, like):
+        assert action == "query.domain"
+        return [
+            Update(
+                n, half(data[n.client], torch.from_numpy(a["weights"]), config["side"], n.id), 1, {}
+            )
+            for n, a in payloads.items()
+        ]
+
+    d = a_distances(exchange, [nodes[2]], [nodes[0], nodes[1]])
+    assert d[0, 0] == 2.0
+    assert d[0, 1] < 0.3
+
+    def silent(action, payloads, config, like):
+        replies = exchange(action, payloads, config, like)
+        return [reply for reply in replies if reply.node.client != 0]
+
+    d = a_distances(silent, [nodes[2]], [nodes[0], nodes[1]])
+    assert np.isnan(d[0, 0])
+    assert d[0, 1] < 0.3
+
+
+@pytest.mark.parametrize("base", ["fedper", "pfedhn"])
+def test_training_clients_get_what_the_base_gives_them(base):
+    """PFL over a base changes nothing about training: the training clients' numbers agree."""
+    same = {"lr": 0.1, "momentum": 0.0, "weight-decay": 0.0}
+    own = {f"pfedhn.{key}": value for key, value in same.items()}
+    one, _ = go(method=base, **same, **own)
+    two, _ = go(method="pfl-ensemble", **same, **{"pfl-ensemble.base": base})
+    numbers = [dict(r.evaluate_metrics_clientapp[2]) for r in (one, two)]
+    assert numbers[0]["train-accuracy"] == numbers[1]["train-accuracy"]
+
+
+def share_right(logits, y):
+    return float((logits.argmax(1) == y).float().mean())
+
+
+def test_ensemble_sampled_and_nearest_by_hand():
+    """With the personal models taken from the clients themselves."""
+    from tiny import states
+
+    import partitions
+    from clients.arrays import from_record, group, to_tensors
+    from clients.models import build_model
+
+    found = {}
+    for name in ("pfl-ensemble", "pfl-sampled", "pfl-nearest"):
+        result, grid = go(method=name)
+        found[name] = result.evaluate_metrics_clientapp[2]["novel-accuracy"]
+    body = to_tensors(from_record(result.arrays))
+    heads = {n: group(s, "personal") for n, s in states(grid, "pfl-nearest").items()}
+    federation = partitions.federation(defaults() | SETTINGS)
+    model = build_model("mlp", (1, 8, 8), 10, 0)
+    novel = [federation.share(int(i)).everything[:] for i in np.flatnonzero(federation.novel)]
+    logits = []
+    for head in heads.values():
+        model.load_state_dict(body | to_tensors(head))
+        with torch.no_grad():
+            logits.append([model(x) for x, _ in novel])
+    accuracy = np.array(
+        [[share_right(z, y) for z, (_, y) in zip(own, novel, strict=True)] for own in logits]
+    )
+    mean = [sum(own[j] for own in logits) / len(logits) for j in range(len(novel))]
+    together = [
+        float((z.argmax(1) == y).float().mean()) for z, (_, y) in zip(mean, novel, strict=True)
+    ]
+    assert len(heads) == 3
+    assert found["pfl-sampled"] == pytest.approx(accuracy.mean(), abs=1e-6)
+    assert found["pfl-ensemble"] == pytest.approx(np.mean(together), abs=1e-6)
+    choices = np.stack(np.meshgrid(*[range(3)] * 3), -1).reshape(-1, 3)
+    possible = [np.mean([accuracy[i, j] for j, i in enumerate(choice)]) for choice in choices]
+    assert min(abs(np.array(possible) - found["pfl-nearest"])) < 1e-6
+
+
+def test_the_bounds_terms_are_reported():
+    """êrr is one minus the accuracy on the training samples; distances lie in [0, 1]."""
+    result, _ = go(method="fedavg", bound=True)
+    numbers = dict(result.evaluate_metrics_clientapp[2])
+    assert 0 <= numbers["train-training-error"] <= 1
+    assert 0 < numbers["novel-half-distance"] <= 1
+    plain, _ = go(method="fedavg")
+    assert (
+        not {"train-training-error", "novel-half-distance"}
+        & plain.evaluate_metrics_clientapp[2].keys()
+    )
