@@ -75,7 +75,8 @@ def translated(other: Dataset, to: Dataset) -> Dataset:
     columns = {name: values[rows.numpy()] for name, values in other.columns.items()}
     num_train = int((rows < other.num_train).sum())
     known = Info(other.info.name, to.info.shape, to.info.num_classes, "", scale=to.info.scale)
-    return Dataset(known, x, y[rows], num_train, columns, to.classes)
+    key = f"{other.key} as {to.key}" if other.key and to.key else ""
+    return Dataset(known, x, y[rows], num_train, columns, to.classes, key)
 
 
 def _resized(x: Tensor, size: tuple[int, ...], factor: float) -> Tensor:

@@ -51,7 +51,7 @@ class Info:
 @dataclass(frozen=True)
 class Dataset:
     """Inputs x (n, *shape) as stored and labels y (n,) int64; rows < `num_train` are the
-    official training split. `classes` names the labels."""
+    official training split. `classes` names the labels; equal `key`s, equal content."""
 
     info: Info
     x: Tensor
@@ -59,6 +59,7 @@ class Dataset:
     num_train: int
     columns: dict[str, np.ndarray]
     classes: tuple[str, ...] = ()
+    key: str = ""
 
 
 def _digits(folder: Path) -> Raw:
@@ -157,14 +158,17 @@ def reread(name: str, data_dir: str = "") -> Dataset:
 def _load(name: str, root: str) -> Dataset:
     entry = info(name)
     if name == "digits":
-        return _checked(entry, _digits(Path()), "scikit-learn")
+        return _checked(entry, _digits(Path()), "scikit-learn", "digits")
     if entry.make is not None:
-        return _checked(entry, cached(f"{name}-made-{MADE}", entry.make), "synthesis")
+        key = f"{name}-made-{MADE}"
+        return _checked(entry, cached(key, entry.make), "synthesis", key)
     folder = Path(root) / name
     if root and folder.is_dir():
-        raw = cached(f"{name}-{fingerprint(folder)}", lambda: _from_folder(entry, folder))
-        return _checked(entry, raw, str(folder))
-    return _checked(entry, cached(f"{name}-hub", lambda: _from_hub(entry, root)), entry.hub)
+        key = f"{name}-{fingerprint(folder)}"
+        raw = cached(key, lambda: _from_folder(entry, folder))
+        return _checked(entry, raw, str(folder), key)
+    key = f"{name}-hub"
+    return _checked(entry, cached(key, lambda: _from_hub(entry, root)), entry.hub, key)
 
 
 def _from_folder(entry: Info, folder: Path) -> Raw:
@@ -195,7 +199,7 @@ def _from_hub(entry: Info, root: str) -> Raw:
     return raw
 
 
-def _checked(entry: Info, raw: Raw, origin: str) -> Dataset:
+def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
     """The raw arrays as a dataset; ValueError if shapes or labels are not the dataset's."""
     if raw.x.shape[1:] != entry.shape:
         raise ValueError(
@@ -209,4 +213,4 @@ def _checked(entry: Info, raw: Raw, origin: str) -> Dataset:
         )
     x, y = torch.from_numpy(np.ascontiguousarray(raw.x)), torch.from_numpy(raw.y.astype(np.int64))
     classes = raw.classes or entry.classes
-    return Dataset(entry, x, y, raw.num_train, raw.columns, classes)
+    return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key)

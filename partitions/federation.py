@@ -1,17 +1,16 @@
 """A dataset dealt to clients: roles, and each client's share, cut once and kept."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from partitions.datasets import Dataset, Info, load
-from partitions.partitioner import TEST, TRAIN, VALIDATION, RowsPartitioner
-from partitions.registry import Config, partition
+from partitions.deals import TEST, TRAIN, VALIDATION, Deal, remembered
+from partitions.registry import Config, Partition, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
 DEFAULT_PUBLIC = -1  # of public samples: 5000, at most a sixth of the data
+DEALT = ("partition", "num-clients", "train-fraction", "seed")  # keys that decide who holds what
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
@@ -30,7 +29,6 @@ class Federation:
         self._fractions = _fractions(config)
         self.novel = self._roles(float(config["train-fraction"]))
         entry = partition(str(config["partition"]))
-        rule = entry.make(config, self.novel)
         self._change = entry.change(config, self.novel) if entry.change else None
         hidden = int(config["partition.public-samples"])
         if hidden < DEFAULT_PUBLIC:
@@ -44,14 +42,17 @@ class Federation:
                 f"num-clients is {self.num_clients}, more than the {len(self.dataset.y) - hidden} "
                 f"samples of {self.info.name}"
             )
-        self._pooled, self._parts = getattr(rule, "pooled", False), self._pools()
-        self._rows = self._deal(rule, hidden)
+        self._parts = self._pools()
+        own = {key: config[key] for key in config if key in DEALT or key.startswith("partition.")}
+        own["partition.public-samples"] = hidden
+        deal = remembered(self.dataset.key, own, lambda: self._deal(entry, config, hidden))
+        self._pooled, self._rows, self._attributes = deal.pooled, deal.rows, deal.attributes
+        if self._change:
+            self._rows = [self._change.rows(i, rows) for i, rows in enumerate(deal.rows)]
         self._check_sizes(str(config["partition"]))
-        own = isinstance(rule, RowsPartitioner)
-        self._attributes = [rule.attributes(i) if own else {} for i in range(self.num_clients)]
         self._mean, self._std = self._moments() if config["standardize"] else (0.0, 1.0)
         self._shares: dict[int, Share] = {}
-        public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(self._hidden))
+        public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(deal.public))
         self.public = public if hidden else None
 
     def share(self, client: int) -> Share:
@@ -83,22 +84,24 @@ class Federation:
         parts[order[: round(self._fractions["validation"] * len(order))]] = VALIDATION
         return parts
 
-    def _deal(self, rule: Any, hidden: int) -> list[np.ndarray]:
+    def _deal(self, entry: Partition, config: Config, hidden: int) -> Deal:
         """Each client's rows by the partitioner, which sees labels, columns and row numbers."""
         import datasets
 
+        from partitions.partitioner import RowsPartitioner
+
+        rule = entry.make(config, self.novel)
         generator = np.random.default_rng(seed_of(self._seed, "rows"))
-        self._hidden, rows = np.split(generator.permutation(len(self.dataset.y)), [hidden])
+        public, rows = np.split(generator.permutation(len(self.dataset.y)), [hidden])
         columns = {name: values[rows] for name, values in self.dataset.columns.items()}
         columns |= {"label": self.dataset.y.numpy()[rows], "row": rows, "part": self._parts[rows]}
         rule.dataset = datasets.Dataset.from_dict(columns)
+        clients = range(self.num_clients)
         if isinstance(rule, RowsPartitioner):
-            parts = (rows[rule.rows(i)] for i in range(self.num_clients))
-        else:
-            parts = (np.asarray(rule.load_partition(i)["row"]) for i in range(self.num_clients))
-        if self._change is None:
-            return list(parts)
-        return [self._change.rows(i, part) for i, part in enumerate(parts)]
+            dealt = [rows[rule.rows(i)] for i in clients]
+            return Deal(dealt, public, rule.pooled, [rule.attributes(i) for i in clients])
+        dealt = [np.asarray(rule.load_partition(i)["row"]) for i in clients]
+        return Deal(dealt, public, False, [{} for _ in clients])
 
     def _check_sizes(self, name: str) -> None:
         if empty := [i for i, rows in enumerate(self._rows) if len(rows) < 2]:

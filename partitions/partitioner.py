@@ -6,7 +6,7 @@ import numpy as np
 from datasets import Dataset
 from flwr_datasets.partitioner import Partitioner
 
-TRAIN, VALIDATION, TEST = 0, 1, 2  # values of the column "part"
+from partitions.deals import TEST, TRAIN, VALIDATION
 
 
 class RowsPartitioner(Partitioner):

@@ -2,13 +2,16 @@
 
 import importlib.util
 import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from partitions import cache, datasets
+from fedapps.config import defaults
+from partitions import Federation, cache, datasets, deals
 
 _spec = importlib.util.spec_from_file_location(
     "miniatures", Path(__file__).with_name("miniatures.py")
@@ -79,3 +82,48 @@ def test_a_failed_read_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte is truncated"):
         datasets.load("mnist", str(tmp_path))
     assert not (tmp_path / "cache").exists()
+
+
+def divide(**changes) -> Federation:
+    named = {k.replace("partition_", "partition.").replace("_", "-"): v for k, v in changes.items()}
+    return Federation(defaults() | named)
+
+
+def test_a_deal_is_remembered_and_the_same(monkeypatch):
+    """The second time flwr-datasets is not asked; another seed or rule is dealt anew."""
+    config = {"num_clients": 6, "partition": "class-fraction", "partition_public_samples": 50}
+    first = divide(**config)
+    monkeypatch.setattr(Federation, "_deal", None)  # dealing again would fail
+    second = divide(**config)
+    for client in range(6):
+        for part in ("train", "validation", "test", "everything", "public"):
+            mine, theirs = (getattr(fed.share(client), part) for fed in (first, second))
+            assert torch.equal(mine.index, theirs.index)
+        assert first.share(client).attributes == second.share(client).attributes
+    for other in ({"seed": 1}, {"partition": "iid"}, {"partition_public_samples": 49}):
+        with pytest.raises(TypeError, match="not callable"):
+            divide(**config | other)
+
+
+def test_a_damaged_deal_is_dealt_again(tmp_path):
+    first = divide(num_clients=4)
+    (file,) = (tmp_path / "cache" / "deals").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    second = divide(num_clients=4)
+    assert torch.equal(first.share(3).everything.index, second.share(3).everything.index)
+
+
+def test_few_deals_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(deals, "MOST", 3)
+    for seed in range(5):
+        divide(num_clients=4, seed=seed)
+    assert len(list((tmp_path / "cache" / "deals").iterdir())) == 3
+
+
+def test_the_second_process_needs_no_flwr_datasets():
+    code = (
+        "import sys; from fedapps.config import defaults; from partitions import federation; "
+        "federation(defaults()).share(0); print('flwr_datasets' in sys.modules)"
+    )
+    seen = [subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)]
+    assert [text.split()[-1] for text in seen] == ["True", "False"]
