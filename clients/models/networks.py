@@ -80,6 +80,55 @@ class LeNet(nn.Module):
         return self.head(self.features(x))
 
 
+class OmniglotLeNet(nn.Module):
+    """Four 3×3 convolutions 16/32/64/64, each with maxpool 2 while there is room → fc 84 → C
+    (pFedHN names the layers, not their sizes)."""
+
+    def __init__(
+        self, shape: Shape, num_classes: int, widths: tuple[int, ...] = (16, 32, 64, 64)
+    ) -> None:
+        super().__init__()
+        channels, height, width = _image(shape, "omniglot-lenet", 8)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise((channels, *widths))
+        )
+        for _ in widths:
+            if min(height, width) > 1:
+                height, width = height // 2, width // 2
+        self.fc = nn.Linear(widths[-1] * height * width, 84)
+        self.head = nn.Linear(84, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, 84) before the head."""
+        for convolution in self.convolutions:
+            x = F.relu(convolution(x))
+            x = F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x
+        return F.relu(self.fc(x.flatten(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        return self.head(self.features(x))
+
+
+class FeatureMLP(nn.Module):
+    """fc 500 → fc 500 → dropout 0.2 → C on precomputed features (ODPFL-HN)."""
+
+    def __init__(self, shape: Shape, num_classes: int, hidden: int = 500, dropout: float = 0.2):
+        super().__init__()
+        self.body = MLP(shape, num_classes, (hidden, hidden))
+        del self.body.head
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(hidden, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, 500) before the head."""
+        return self.dropout(self.body.features(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        return self.head(self.features(x))
+
+
 def _image(shape: Shape, name: str, smallest: int) -> Shape:
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ValueError(

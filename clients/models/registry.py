@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from clients.models.networks import MLP, ConvNet, LeNet
+from clients.models.networks import MLP, ConvNet, FeatureMLP, LeNet, OmniglotLeNet
 from clients.models.preference import PreferenceNet
 
 
@@ -29,6 +29,8 @@ MODELS = {
     "lenet": Model(LeNet, "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"),
     "lenet-small": Model(partial(LeNet, k=8), "8/16 (pFedHN, size S)"),
     "lenet-big": Model(partial(LeNet, k=32), "32/64 (pFedHN, size L)"),
+    "omniglot-lenet": Model(OmniglotLeNet, "four 3×3 convolutions, fc 84 (pFedHN, Omniglot)"),
+    "feature-mlp": Model(FeatureMLP, "two layers of 500, dropout, on features (ODPFL-HN)"),
     "preference-net": Model(PreferenceNet, "two 5×5 convolutions 16/32, fc 128 (FedEmbed)"),
 }
 
