@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedapps import data_cli
 from fedapps.config import (
     Config,
     check_method,
@@ -34,6 +35,8 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+cli.add_typer(data_cli.app)
 
 
 @cli.command()
