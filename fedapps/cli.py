@@ -2,6 +2,8 @@
 
 import json
 import logging
+import signal
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedapps import data_cli
 from fedapps.config import (
     Config,
     check_method,
@@ -25,7 +28,7 @@ from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
 from fedapps.table import Display, results_table
 
-MAIN_JOB = "fedavg,fedper,pfedhn,tent,fedtta++"  # methods of `fedapps run` without arguments
+MAIN_JOB = "fedavg,fedper,tent,pfedhn"  # methods of `fedapps run` without arguments
 
 cli = typer.Typer(
     help="Personalized federated learning on Flower.",
@@ -33,6 +36,8 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+cli.add_typer(data_cli.app)
 
 
 @cli.command()
@@ -55,6 +60,8 @@ def run(
 ) -> None:
     """Train methods and compare them on training and novel clients."""
     console = Console()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         if engine not in ENGINES:

@@ -8,6 +8,7 @@ composed over rounds, for adding or removing a user.
 server: two updates of a user differ by at most 2C, so the mechanism has noise multiplier z/2; it
 is composed over the rounds of the user who took part most often, and sampling hides nothing."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,9 @@ from clients.arrays import Arrays
 from clients.privacy import GENERATORS, NOISE, generator, noised
 from strategies.base import Update
 
+# It warns of every Rényi order whose series does not converge and leaves that order out, which
+# keeps ε an upper bound.
+logging.getLogger("absl").setLevel(logging.ERROR)
 MODES = ("none", "local", "central")
 SMALLEST, LARGEST = 0.05, 1e4  # noise multipliers between which a given ε is sought
 

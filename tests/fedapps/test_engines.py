@@ -21,6 +21,7 @@ from fedapps.superlink import SuperLink, free_port
 from strategies.pfedhn import PFedHN
 
 SMALL = {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 2}
+MARK = os.environ["FEDAPPS_TEST"] = str(os.getpid())  # tells our processes from others' runs
 COMMAND = [str(Path(sys.executable).parent / "fedapps"), "run"]
 
 
@@ -78,11 +79,12 @@ def test_ctrl_c_stops_everything(tmp_path):
 
 
 def leftovers() -> list[str]:
-    """Commands of processes that carry a FLWR_HOME of ours."""
+    """Commands of processes of these tests that carry a FLWR_HOME of ours."""
     found = []
     for process in psutil.process_iter():
         try:
-            if "fedapps-" in process.environ().get("FLWR_HOME", ""):
+            ours = process.environ().get("FEDAPPS_TEST") == MARK
+            if ours and "fedapps-" in process.environ().get("FLWR_HOME", ""):
                 found.append(" ".join(process.cmdline()))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
