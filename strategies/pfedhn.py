@@ -10,7 +10,6 @@ floating point (counters) are averaged, not generated."""
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from clients.arrays import Arrays, group, prefixed, to_tensors
 from partitions.seeds import seed_of
 from strategies.base import Node, PersonalizedStrategy, Update
-from strategies.fedavg import weighted_mean
 from strategies.hypernetwork import Hypernetwork
+from strategies.targets import Targets
 
 OPTIMIZERS = ("sgd", "adam")
 DESCRIPTORS = ("learnt", "class-proportions")
@@ -124,11 +123,7 @@ class PFedHN(PersonalizedStrategy):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """Keep the target networks' arrays as templates of what is generated."""
-        templates = dict(self.models) or {"": arrays}
-        self.templates = {m: {n: a for n, a in t.items() if _real(a)} for m, t in templates.items()}
-        self.counters = {
-            m: {n: a for n, a in t.items() if not _real(a)} for m, t in templates.items()
-        }
+        self.targets = Targets(self.models or {"": arrays})
         return arrays
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
@@ -175,8 +170,8 @@ class PFedHN(PersonalizedStrategy):
             self.network().eval()
             return {
                 node: model
-                for name, own in self._by_model(nodes).items()
-                for node, model in self._named(self.generate(own, name), own, name).items()
+                for name, own in self.targets.by_network(nodes).items()
+                for node, model in self.targets.named(self.generate(own, name), own, name).items()
             }
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
@@ -185,10 +180,10 @@ class PFedHN(PersonalizedStrategy):
         self.network().train().requires_grad_(not self.frozen)
         self._generated = []
         payloads: dict[Node, Arrays] = {}
-        for name, own in self._by_model(nodes).items():
+        for name, own in self.targets.by_network(nodes).items():
             theta = self.generate(own, name)
             self._generated.append((own, theta))
-            payloads |= self._named(theta, own, name)
+            payloads |= self.targets.named(theta, own, name)
         return payloads
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
@@ -216,7 +211,7 @@ class PFedHN(PersonalizedStrategy):
             nn.utils.clip_grad_norm_(learnt, self.clip_norm)
         self.optimizer.step()
         self._generated = []
-        self._average_counters(updates)
+        self.targets.average_counters(updates)
         return self.server_arrays()
 
     # The hypernetwork
@@ -228,16 +223,10 @@ class PFedHN(PersonalizedStrategy):
     def network(self) -> Hypernetwork:
         """The hypernetwork; the first call initialises it by the run's seed."""
         if self.hypernetwork is None:
-            shapes = {
-                f"{model}/{name}" if model else name: array.shape
-                for model, template in self.templates.items()
-                for name, array in template.items()
-            }
-            one = next(iter(next(iter(self.templates.values())).values()))
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed_of(self.seed, "hypernetwork"))
-                self.hypernetwork = Hypernetwork(shapes, self._dim(), **self._shape)  # type: ignore[arg-type]
-            self.hypernetwork.to(torch.from_numpy(np.zeros(0, one.dtype)).dtype)
+                self.hypernetwork = Hypernetwork(self.targets.shapes(), self._dim(), **self._shape)  # type: ignore[arg-type]
+            self.hypernetwork.to(self.targets.dtype)
             self.optimizer = self._optimizer(self.hypernetwork.parameters(), self.server_lr)
         return self.hypernetwork
 
@@ -256,36 +245,3 @@ class PFedHN(PersonalizedStrategy):
         if self.server_optimizer == "adam":
             return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
         return torch.optim.SGD(parameters, lr=lr, momentum=self.server_momentum, weight_decay=decay)
-
-    def _by_model(self, nodes: Sequence[Node]) -> dict[str, list[Node]]:
-        """The nodes by their target network. Raises ValueError for one that is none of `models`."""
-        groups: dict[str, list[Node]] = {}
-        for node in nodes:
-            name = str(node.properties.get("model", "")) if self.models else ""
-            if name not in self.templates:
-                raise ValueError(
-                    f"client {node.client} has model {name!r}; known: {', '.join(self.models)}"
-                )
-            groups.setdefault(name, []).append(node)
-        return groups
-
-    def _named(
-        self, theta: dict[str, Tensor], nodes: Sequence[Node], model: str
-    ) -> dict[Node, Arrays]:
-        """Row i of every array as node i's model."""
-        rows = {name: np.asarray(t.detach().numpy()) for name, t in theta.items()}
-        return {
-            node: {name: array[i] for name, array in rows.items()} | self.counters[model]
-            for i, node in enumerate(nodes)
-        }
-
-    def _average_counters(self, updates: list[Update]) -> None:
-        for model, counters in self.counters.items():
-            own = [u for u in updates if not self.models or u.node.properties["model"] == model]
-            if counters and own:
-                counts = [{n: u.arrays[n] for n in counters} for u in own]
-                self.counters[model] = weighted_mean(counts, [u.num_examples for u in own])
-
-
-def _real(array: np.ndarray) -> bool:
-    return array.dtype.kind == "f"
