@@ -62,7 +62,8 @@ class FedTTAClient(Adapting, Client):
         self.base, self.adaptation = self.model.base, self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
         self.adapted: Metrics = {}  # what the last adaptation tells of itself
-        self._unadapted: Tensor
+        self._unadapted: Tensor  # logits before the last adaptation …
+        self._one_step: Tensor  # … and after its first step
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, adaptation_width: int = 32) -> nn.Module:
@@ -116,6 +117,7 @@ class FedTTAClient(Adapting, Client):
             if step.number == 0:
                 self._unadapted, before = step.logits, step.entropy
             elif best is None or step.entropy < best.entropy:
+                self._one_step = step.logits if best is None else self._one_step
                 best, worse = step, 0
             else:
                 worse += 1
@@ -130,15 +132,16 @@ class FedTTAClient(Adapting, Client):
         return best.logits
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
-        """Also the accuracy of the un-adapted model, the steps taken and the entropies."""
+        """Also the steps taken, the entropies, and the accuracies before and after one step."""
         loss, labeled = super()._score(key, samples, metrics)
         if key == "accuracy" and len(samples):
             metrics |= self.adapted
             if labeled:
                 y = samples.to(self.device)[:][1]
                 known = y != UNLABELED
-                right = self._unadapted.argmax(1)[known] == y[known]
-                metrics["base-accuracy"] = float(right.float().mean())
+                for name, z in {"base": self._unadapted, "one-step": self._one_step}.items():
+                    right = z.argmax(1)[known] == y[known]
+                    metrics[f"{name}-accuracy"] = float(right.float().mean())
         return loss, labeled
 
 

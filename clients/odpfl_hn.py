@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import torch
-from dp_accounting import get_sigma_gaussian
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, to_numpy
@@ -161,4 +160,6 @@ def noise_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """s of N(0, s² I) for (ε, δ)-DP: s² = 2 Δ² ln(1.25/δ)/ε² for ε < 1, else the analytic one's."""
     if epsilon < 1:
         return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    from dp_accounting import get_sigma_gaussian  # here: a slow import that few clients need
+
     return sensitivity * get_sigma_gaussian(epsilon, delta)

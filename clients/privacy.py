@@ -9,11 +9,11 @@ import os
 from typing import Protocol
 
 import numpy as np
+import scipy  # its modules load where they are used
 from flwr.app import Context, Message
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
-from scipy.special import ndtri
 
 from clients.arrays import Arrays, from_record, to_record
 from partitions.seeds import seed_of
@@ -37,7 +37,7 @@ class SystemGenerator:
         """Φ⁻¹ of uniform multiples of 2⁻⁵³, shifted by half a step off 0 and 1."""
         count = int(np.prod(size))
         whole = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
-        return ndtri((whole.astype(float) + 0.5) / 2.0**53).reshape(size)
+        return scipy.special.ndtri((whole.astype(float) + 0.5) / 2.0**53).reshape(size)
 
 
 def generator(name: str, seed: int, purpose: str, *counters: int) -> Normal:

@@ -11,8 +11,6 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from fedapps.config import Config, defaults
 
@@ -96,13 +94,6 @@ def rows() -> Rows:
     ]
 
 
-def main() -> None:
-    """Measure and print."""
-    table = Table("what", "ratio", "bar", "seconds", title="FedEmbed with many users")
-    for what, ratio, bar, took in rows():
-        table.add_row(what, f"{ratio:.2f}", bar, took)
-    Console().print(table)
-
-
 if __name__ == "__main__":
-    main()
+    for row in rows():
+        print(*row, sep="  ")

@@ -44,12 +44,13 @@ def _seconds(client: Client) -> float:
     return time.process_time() - started
 
 
-def row() -> tuple[str, float, str, str]:
+def rows() -> list[tuple[str, float, str, str]]:
     """The benchmark table's row: what, ratio, bar, milliseconds."""
     ratio, fedtta, sgd = step_ratio()
     took = f"{fedtta * 1e3:.2f} / {sgd * 1e3:.2f} ms of processor time"
-    return "FedTTA step / SGD step of the same network", ratio, "3.8", took
+    return [("FedTTA step / SGD step of the same network", ratio, "3.8", took)]
 
 
 if __name__ == "__main__":
-    print(*row(), sep="  ")
+    for row in rows():
+        print(*row, sep="  ")

@@ -1,10 +1,12 @@
-"""Speed, as ratios measured in one run: ``python -m experiments.benchmark``.
+"""Speed and memory, as ratios measured in one run: ``python -m experiments.benchmark [NAME …]``.
 
-Every row compares our code with a hand-written loop of the same steps, on the same data, with
-one thread each, so that it holds on any machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
+FedAvg, in process and on Ray, over hand-written loops of the same steps on the same data with
+one thread each; FedTTA's step and ODPFL-HN's round over FedAvg's; FedEmbed with many users; start
+and memory of the data. Ratios hold on any machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
 
 import logging
 import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from torch.nn import functional as F
 import partitions
 from clients.models import build_model
 from clients.sgd import batches
+from experiments import bench_data, bench_fedembed, bench_fedtta, bench_odpfl
 from fedapps.config import Config, defaults
 from fedapps.jobs import make_jobs, run_in_process, run_jobs
 
@@ -125,16 +128,31 @@ def ray() -> Rows:
     return [(row, ours / loops, "1.20", f"{ours:.2f} / {loops:.2f} a round")]
 
 
-def main() -> None:
-    """Measure every row and print the table."""
+MEASURES = {
+    "in-process": in_process,
+    "ray": ray,
+    "fedtta": bench_fedtta.rows,
+    "odpfl-hn": bench_odpfl.rows,
+    "fedembed": bench_fedembed.rows,
+    "data": bench_data.rows,
+}
+
+
+def main(names: list[str]) -> None:
+    """Measure the named rows, by default all, and print the table."""
+    if unknown := set(names) - MEASURES.keys():
+        raise SystemExit(f"unknown {', '.join(unknown)}; known: {', '.join(MEASURES)}")
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    table = Table("what", "ratio", "bar", "seconds", title="Speed, as ratios in one run")
-    for measure in (in_process, ray):
-        for what, ratio, bar, took in measure():
+    table = Table("what", "ratio", "bar", "seconds", title="Ratios in one run")
+    console = Console()
+    for name in names or MEASURES:
+        with console.status(f"measuring {name}"):
+            measured = MEASURES[name]()
+        for what, ratio, bar, took in measured:
             table.add_row(what, f"{ratio:.2f}", f"≤ {bar}" if bar else "", took)
-    Console().print(table)
+    console.print(table)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

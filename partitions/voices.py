@@ -9,8 +9,7 @@ and noise times the vocal tract's response, in dB. Everything follows from a see
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import ShortTimeFFT
-from scipy.signal.windows import hann
+import scipy  # its modules load where they are used
 
 from partitions.readers.raw import Raw
 from partitions.seeds import seed_of
@@ -95,8 +94,8 @@ def spectrogram(
     semitones = contour + voice.declination * time + generator.normal(0, 0.5)
     phase = np.cumsum(voice.pitch * 2 ** (semitones / 12) / RATE)
     pulses = np.diff(np.floor(phase), prepend=0.0)
-    window = hann(2 * BINS, sym=False)
-    transform = ShortTimeFFT(window, hop, RATE)
+    window = scipy.signal.windows.hann(2 * BINS, sym=False)
+    transform = scipy.signal.ShortTimeFFT(window, hop, RATE)
     source, noise = (
         np.abs(transform.stft(signal, p0=0, p1=frames))[:BINS]
         for signal in (pulses, 0.02 * generator.standard_normal(count))

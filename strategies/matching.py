@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics.pairwise import euclidean_distances
+import scipy  # its modules load where they are used
 
 from clients.arrays import Arrays
 
@@ -125,7 +124,7 @@ def _assign(own: np.ndarray, theta: np.ndarray, epsilon: float, max_width: int) 
     fresh = min(len(own), max_width - len(theta))
     costs = np.tile(epsilon * (1 + np.log(np.arange(1, fresh + 1))), (len(own), 1))
     if len(theta):
-        costs = np.hstack([euclidean_distances(own, theta, squared=True), costs])
-    _, columns = linear_sum_assignment(costs)
+        costs = np.hstack([scipy.spatial.distance.cdist(own, theta, "sqeuclidean"), costs])
+    _, columns = scipy.optimize.linear_sum_assignment(costs)
     opened = np.sort(columns[columns >= len(theta)])  # new neurons get consecutive indices
     return np.where(columns < len(theta), columns, len(theta) + np.searchsorted(opened, columns))

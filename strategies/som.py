@@ -6,7 +6,7 @@ FedEmbed's (section 3.3.1): each node follows the one user whose embedding is mo
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy  # its modules load where they are used
 
 
 def grid(count: int) -> np.ndarray:
@@ -52,5 +52,5 @@ def successors(overlap: np.ndarray) -> np.ndarray:
     `overlap` (K, K) counts users by (old, new) node; solved by the Hungarian method. Of equally
     good assignments the one with the most nodes that stay in place is taken."""
     stay = np.eye(len(overlap)) / (2 * len(overlap))  # less than one user in sum
-    _, new = linear_sum_assignment(overlap + stay, maximize=True)
+    _, new = scipy.optimize.linear_sum_assignment(overlap + stay, maximize=True)
     return new

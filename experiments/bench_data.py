@@ -1,0 +1,144 @@
+"""What data cost a process: ``python -m experiments.bench_data``. Needs MNIST (FEDAPPS_DATA_DIR).
+
+Time from the process's start to its first mini-batch, and the memory of four processes that each
+serve all clients of CIFAR-100 (random images of its size), as Ray's actors do. A page that
+processes share counts once: the sum is that of proportional set sizes (Linux)."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapps.config import Config, defaults
+
+CLIENTS, ACTORS = 100, 4
+LIMIT = 1500  # MB of the four processes together
+Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, seconds or MB
+
+FIRST_BATCH = f"""
+import fedapps.client_app, partitions, resource
+from fedapps.config import defaults
+federation = partitions.federation(defaults() | {{"dataset": "mnist", "num-clients": {CLIENTS}}})
+federation.share(0).train[list(range(64))]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def first_batch(cache: str, program: str = FIRST_BATCH) -> tuple[float, float]:
+    """Seconds from a process's start to its first batch of MNIST, and its peak memory in MB."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"FEDAPPS_CACHE_DIR": cache},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return time.perf_counter() - started, float(done.stdout or 0) / 1024
+
+
+def start() -> Rows:
+    """The first start, which converts the files and deals them, and later ones, over torch's."""
+    with tempfile.TemporaryDirectory() as cache:
+        first, peak = first_batch(cache)
+        later = [first_batch(cache) for _ in range(3)]
+    torch = float(np.median([first_batch("", "import torch")[0] for _ in range(3)]))
+    seconds, memory = np.median(later, axis=0)
+    what = "start to first batch, MNIST, 100 clients"
+    return [
+        (f"{what}, first / import torch", first / torch, "", f"{first:.1f} / {torch:.1f}"),
+        (f"{what}, later / import torch", seconds / torch, "", f"{seconds:.1f} / {torch:.1f}"),
+        ("its peak memory, first / later", peak / memory, "", f"{peak:.0f} / {memory:.0f} MB"),
+    ]
+
+
+def protocol(root: str) -> Config:
+    """CIFAR-100 dealt to 100 clients."""
+    chosen: Config = {"dataset": "cifar100", "data-dir": root, "partition.classes-per-client": 10}
+    return defaults() | chosen | {"num-clients": CLIENTS}
+
+
+def _keep_cifar100(root: str) -> None:
+    """Put random images of CIFAR-100's size where `load` looks for its converted files."""
+    from partitions.cache import cached, fingerprint
+    from partitions.readers.raw import Raw
+
+    folder = Path(root) / "cifar100"
+    folder.mkdir()
+    (folder / "random").touch()
+    generator, count = np.random.default_rng(0), 60_000
+    x = generator.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+    coarse = np.array([f"superclass {i % 20}" for i in range(count)])
+    raw = Raw(x, np.arange(count) % 100, 50_000, {"coarse": coarse})
+    cached(f"cifar100-{fingerprint(folder)}", lambda: raw)
+
+
+def _resident() -> float:
+    """This process's proportional set size in MB."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def _actor(root: str, barrier: Barrier, queue: "Queue[Any]") -> None:
+    """Serve every client once, as an actor of the simulation engine in the course of a run."""
+    import torch
+
+    import fedapps.client_app  # noqa: F401
+    import partitions
+
+    torch.set_num_threads(1)
+    barrier.wait()
+    empty = _resident()
+    barrier.wait()
+    federation = partitions.federation(protocol(root))
+    for client in range(CLIENTS):
+        samples = federation.share(client).everything
+        for rows in torch.arange(len(samples)).split(64):
+            samples[rows]
+    barrier.wait()
+    whole = _resident()
+    barrier.wait()
+    queue.put((empty, whole))
+
+
+def memory() -> Rows:
+    """Memory of four processes with all clients of CIFAR-100, over that without data."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["FEDAPPS_CACHE_DIR"] = root
+        try:
+            _keep_cifar100(root)
+            for count in (1, ACTORS):  # first one alone, which deals, as a run's server does
+                barrier, queue = context.Barrier(count), context.Queue()
+                actors = [
+                    context.Process(target=_actor, args=(root, barrier, queue))
+                    for _ in range(count)
+                ]
+                for actor in actors:
+                    actor.start()
+                empty, whole = np.sum([queue.get(timeout=600) for _ in actors], axis=0)
+                for actor in actors:
+                    actor.join()
+        finally:
+            del os.environ["FEDAPPS_CACHE_DIR"]
+    what = f"memory of {ACTORS} processes, CIFAR-100, {CLIENTS} clients / without data"
+    bar = f"{LIMIT / empty:.2f}"  # so that they stay below LIMIT
+    return [(what, float(whole / empty), bar, f"{whole:.0f} / {empty:.0f} MB")]
+
+
+def rows() -> Rows:
+    """The benchmark table's rows."""
+    return start() + memory()
+
+
+if __name__ == "__main__":
+    for row in rows():
+        print(*row, sep="  ")
