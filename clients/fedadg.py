@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from clients.models.fedadg import Aligned
+from clients.optimizers import SGD
 from partitions.datasets import Info
 
 
@@ -57,11 +58,9 @@ class FedADGClient(Client):
         self.load(arrays)
         self.network.train()
         discriminator, generator = self.network.discriminator, self.network.generator
-        predict = torch.optim.SGD(
-            self.network.predictor(), self.lr, self.momentum, weight_decay=self.weight_decay
-        )
-        discriminate = torch.optim.SGD(discriminator.parameters(), lr=self.adversarial_lr)
-        generate = torch.optim.SGD(generator.parameters(), lr=self.adversarial_lr)
+        predict = SGD(self.network.predictor(), self.lr, self.momentum, self.weight_decay)
+        discriminate = SGD(discriminator.parameters(), self.adversarial_lr)
+        generate = SGD(generator.parameters(), self.adversarial_lr)
         samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
         for index in rows:
             x, y = samples[index]
@@ -93,7 +92,7 @@ class FedADGClient(Client):
         return self.network.discriminator(reference, onehot).square().mean()
 
 
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+def _step(optimizer: SGD, loss: Tensor) -> float:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clients.arrays import Arrays, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.models.encoders import Described, build_encoder
+from clients.optimizers import SGD
 from clients.privacy import generator, noised
 from clients.sgd import only
 from partitions.datasets import Info
@@ -144,7 +145,7 @@ class ODPFLHNClient(Client):
 
     def fit_encoder(self, embedding: Tensor, config: Config) -> float:
         """SGD on ‖g(S_i; γ) − e_i‖², Eq. (13); returns its value before the first step."""
-        optimizer = torch.optim.SGD(self.encoder.parameters(), lr=self.encoder_local_lr)
+        optimizer = SGD(self.encoder.parameters(), self.encoder_local_lr)
         losses = []
         for _ in range(self.encoder_steps):
             loss = (self.descriptor(config)[0] - embedding.to(self.device)).square().sum()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from clients.arrays import Arrays, model_arrays
 from clients.base import Client, Config, Metrics
+from clients.optimizers import SGD
 
 VARIANTS = ("exact", "first-order", "hessian-free")
 Batch = tuple[Tensor, Tensor]
@@ -42,9 +43,7 @@ class PerFedAvgClient(Client):
         """One meta step for each pair of mini-batches; ``loss`` is the mean of F."""
         self.load(arrays)
         self.model.train()
-        optimizer = torch.optim.SGD(
-            self.model.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay
-        )
+        optimizer = SGD(self.model.parameters(), self.lr, self.momentum, self.weight_decay)
         samples, total = self.share.train.to(self.device), 0.0
         inner, outer = self.rows(config, "inner"), self.rows(config)
         for first, second in zip(inner, outer, strict=True):

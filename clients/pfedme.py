@@ -7,11 +7,11 @@ would need labels to find its θ: not served."""
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.base import Client, Config, Metrics
+from clients.optimizers import SGD
 
 
 class PFedMeClient(Client):
@@ -51,12 +51,7 @@ class PFedMeClient(Client):
 
     def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor]) -> float:
         """Move the model's θ to the proximal point of w for the batch; returns the last L(θ)."""
-        optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            self.personal_lr,
-            self.momentum,
-            weight_decay=self.weight_decay,
-        )
+        optimizer = SGD(self.model.parameters(), self.personal_lr, self.momentum, self.weight_decay)
         for _ in range(self.inner_steps):
             optimizer.zero_grad()
             loss = self.loss(x, y)

@@ -15,6 +15,7 @@ from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from clients.models import build_model
 from clients.models.preference import EmbeddingNet
+from clients.optimizers import Adam
 from partitions.datasets import Info
 from partitions.seeds import seed_of
 from partitions.shares import PreferredSamples, Samples
@@ -61,7 +62,7 @@ class GlobalClient(Client):
     def adam(self, config: Config) -> float:
         """One Adam step per mini-batch of this round; returns the mean loss of the user's head."""
         self.model.train()
-        optimizer = torch.optim.Adam(self.groups(), lr=self.lr, weight_decay=self.weight_decay)
+        optimizer = Adam(self.groups(), self.lr, self.weight_decay)
         samples, total, rows = self.typed(self.share.train), 0.0, self.rows(config)
         for index in rows:
             x, y = samples[index]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from clients.optimizers import SGD
 from partitions.shares import Samples
 
 
@@ -40,7 +41,7 @@ def sgd(
 
     `adjust` may change the gradients after the backward pass. Momentum starts fresh."""
     trained = list(parameters)
-    optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    optimizer = SGD(trained, lr, momentum, weight_decay)
     total = torch.zeros(())
     for index in rows:
         x, y = samples[index]

@@ -8,10 +8,10 @@ the last step."""
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clients.base import Client
+from clients.optimizers import SGD
 
 PARAMETERS = ("auto", "all")
 NORMALISATION = (
@@ -58,7 +58,7 @@ class TENTClient(Client):
         """Logits (n, C) of the model adapted to the inputs x, from the weights last loaded."""
         sent = {name: t.clone() for name, t in self.model.state_dict().items()}
         batch_statistics(self.model, len(x) > 1)  # one sample alone has no spread
-        optimizer = torch.optim.SGD(self.trainable(), lr=self.lr)
+        optimizer = SGD(self.trainable(), self.lr)
         for _ in range(self.adapt_steps):
             optimizer.zero_grad()
             entropy(self.model(x)).backward()

@@ -28,7 +28,10 @@ from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
 from fedapps.table import Display, results_table
 
-MAIN_JOB = "fedavg,fedper,tent,pfedhn"  # methods of `fedapps run` without arguments
+MAIN_JOB: Config = {  # what `fedapps run` changes where no method and no experiment is named
+    "method": "fedavg,fedper,tent,fedtta++,pfedhn",
+    "fedtta++.clip-norm": 5.0,  # best of 1 and 5 by validation: 10 clients give φ little to learn
+}
 
 cli = typer.Typer(
     help="Personalized federated learning on Flower.",
@@ -68,10 +71,10 @@ def run(
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
         if jobs < 1:
             raise ValueError(f"--jobs is {jobs}; it must be at least 1")
-        config, named_methods, named_seeds = _experiment(arguments or [], from_)
+        config, named_methods, named_seeds = _experiment(arguments or [], from_, not methods)
         config["bound"] = bound or config["bound"]
         config["from-dir"] = str(from_.resolve()) if from_ else config["from-dir"]
-        names = _words(methods or named_methods or MAIN_JOB)
+        names = _words(methods or named_methods)
         for name in names:
             check(override(config, {"method": name}))
         numbers = [_whole(word) for word in _words(seeds or named_seeds or str(config["seed"]))]
@@ -149,10 +152,11 @@ def check(config: Config) -> None:
     construct(METHODS[method].strategy, config=config, method=method)
 
 
-def _experiment(arguments: list[str], saved: Path | None) -> tuple[Config, str, str]:
+def _experiment(arguments: list[str], saved: Path | None, free: bool) -> tuple[Config, str, str]:
     """Configuration, methods and seeds from an experiment's file and key=value overrides.
 
-    On top of the configuration of the runs in the folder `saved`, if there is one."""
+    On top of the configuration of the runs in the folder `saved`, if there is one; the main job
+    if neither it nor the arguments name methods and the choice is `free`."""
     config, methods, seeds = defaults(), "", ""
     if saved is not None:
         config, methods, seeds = saved_configuration(saved)
@@ -164,6 +168,8 @@ def _experiment(arguments: list[str], saved: Path | None) -> tuple[Config, str, 
         changes, methods, seeds = read_experiment(file)
         config = override(config, changes)
     changes = dict(parse_override(a) for a in arguments if a not in files)
+    if free and not methods and "method" not in changes:
+        changes = MAIN_JOB | changes
     return override(config, changes), str(changes.get("method", methods)), seeds
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from clients.arrays import Arrays, to_numpy
+from clients.optimizers import Adam
 
 Exchange = Callable[..., list[Any]]  # a strategy's `exchange`
 Nodes = Sequence[Any]
@@ -26,7 +27,7 @@ def a_distances(exchange: Exchange, novel: Nodes, training: Nodes) -> np.ndarray
     Clients tell the number of values of an input as their property ``input-size``."""
     width = int(novel[0].properties["input-size"])
     w = nn.Parameter(torch.zeros(len(novel), len(training), width + 1))
-    optimizer = torch.optim.Adam([w], lr=LR)
+    optimizer = Adam([w], LR)
     for _ in range(STEPS):
         sides = _ask(exchange, w, novel, training, "gradient")
         w.grad = torch.from_numpy(np.nan_to_num(sum(sides) / 2))

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, prefixed, to_tensors
+from clients.optimizers import SGD, Adam, Optimizer
 from partitions.seeds import seed_of
 from strategies.base import Node, PersonalizedStrategy, Update
 from strategies.hypernetwork import Hypernetwork
@@ -81,7 +82,7 @@ class PFedHN(PersonalizedStrategy):
         self.clip_norm, self.novel_rounds, self.models = clip_norm, novel_rounds, models or {}
         self.embeddings: dict[int, nn.Parameter] = {}  # v_i by client id
         self.hypernetwork: Hypernetwork | None = None  # h(·; φ)
-        self.optimizer: torch.optim.Optimizer
+        self.optimizer: Optimizer
         self._generated: list[tuple[list[Node], dict[str, Tensor]]] = []  # graph kept
 
     # Where a descriptor comes from
@@ -116,8 +117,7 @@ class PFedHN(PersonalizedStrategy):
         v = v.to(next(network.parameters()).dtype)
         self.embeddings[client] = nn.Parameter(v, requires_grad=learnt)
         if learnt:
-            own = {"params": [self.embeddings[client]], "lr": self.embedding_lr}
-            self.optimizer.add_param_group(own)
+            self.optimizer.add([self.embeddings[client]], self.embedding_lr)
 
     # The strategy's contract
 
@@ -240,8 +240,8 @@ class PFedHN(PersonalizedStrategy):
         self.embedding_dim = self.embedding_dim or 1 + len(self.training_nodes()) // 4
         return self.embedding_dim
 
-    def _optimizer(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
+    def _optimizer(self, parameters: Iterable[Tensor], lr: float) -> Optimizer:
         decay = self.server_weight_decay
         if self.server_optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
-        return torch.optim.SGD(parameters, lr=lr, momentum=self.server_momentum, weight_decay=decay)
+            return Adam(parameters, lr, decay)
+        return SGD(parameters, lr, self.server_momentum, decay)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from clients.arrays import Arrays
+from clients.optimizers import Adam
 from partitions.seeds import seed_of
 from strategies import som
 from strategies.base import Node, PersonalizedStrategy, Update
@@ -26,13 +27,13 @@ class CentralAdam(PersonalizedStrategy):
         if server_lr <= 0:
             raise ValueError(f"server-lr is {server_lr}; it must be positive")
         self.server_lr = server_lr
-        self._optimizer: torch.optim.Optimizer
+        self._optimizer: Adam
         self._parameters: dict[str, nn.Parameter] = {}
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """A fresh optimizer over the arrays."""
         self._parameters = {n: nn.Parameter(torch.from_numpy(a.copy())) for n, a in arrays.items()}
-        self._optimizer = torch.optim.Adam(self._parameters.values(), lr=self.server_lr)
+        self._optimizer = Adam(self._parameters.values(), self.server_lr)
         return arrays
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
