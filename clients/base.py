@@ -234,8 +234,11 @@ class Client(NumPyClient):
 
     def _seed_torch(self, purpose: str, config: Config) -> None:
         """Dropout and noise draw from torch's global generator: the call alone decides it."""
-        counters = int(config.get("server-round", 0)), self.client
-        torch.manual_seed(seed_of(self.seed, purpose, *counters))
+        seed = seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
+        if self.device == "cpu":
+            torch.default_generator.manual_seed(seed)  # manual_seed looks after every other device
+        else:
+            torch.manual_seed(seed)
 
     def _named(self, parameters: NDArrays, config: Config) -> Arrays:
         """Pair the list with ``config["names"]``; without it the model's own order holds."""

@@ -95,7 +95,7 @@ class FedTTAClient(Adapting, Client):
         """Clip the gradients of ψ and of φ, each network apart, to `clip_norm`."""
         if self.clip_norm:
             for network in (self.base, self.adaptation):
-                nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm)
+                nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm, foreach=True)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """CE(f(X; ψ̃), Y) + μ KL(σ(f(X; ψ)) ‖ σ(f(X; ψ_server))), Eq. (13)."""

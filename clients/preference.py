@@ -63,7 +63,7 @@ class GlobalClient(Client):
         """One Adam step per mini-batch of this round; returns the mean loss of the user's head."""
         self.model.train()
         optimizer = Adam(self.groups(), self.lr, self.weight_decay)
-        samples, total, rows = self.typed(self.share.train), 0.0, self.rows(config)
+        samples, total, rows = self.typed(self.share.train).converted(), 0.0, self.rows(config)
         for index in rows:
             x, y = samples[index]
             losses = self.losses(x, y, samples.types(index))

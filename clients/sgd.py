@@ -41,6 +41,8 @@ def sgd(
 
     `adjust` may change the gradients after the backward pass. Momentum starts fresh."""
     trained = list(parameters)
+    if sum(map(len, rows)) >= len(samples):
+        samples = samples.converted()  # once instead of batch by batch
     optimizer = SGD(trained, lr, momentum, weight_decay)
     total = torch.zeros(())
     for index in rows:

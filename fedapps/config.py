@@ -122,12 +122,14 @@ def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in (common | section).items()}
 
 
+@cache
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:
     """The keyword arguments of a function with their defaults."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
+@cache
 def accepted(cls: type) -> dict[str, Any]:
     """The keyword arguments that a class's constructor takes, its bases' included."""
     constructors = [vars(one)["__init__"] for one in cls.__mro__ if "__init__" in vars(one)]

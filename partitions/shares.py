@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -39,6 +40,12 @@ class Samples:
         if self.mean != 0.0:
             x -= self.mean / self.std
         return x, self.y[index]
+
+    def converted(self) -> Self:
+        """The same samples, converted to what ``samples[rows]`` gives once and for all."""
+        x, _ = Samples.__getitem__(self, slice(None))
+        index = torch.arange(len(x), device=x.device)
+        return replace(self, x=x, y=self.y[self.index], index=index, scale=1.0, mean=0.0, std=1.0)
 
     def to(self, device: str | torch.device) -> "Samples":
         """The samples on `device`; each shared tensor is moved there once per process."""

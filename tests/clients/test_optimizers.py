@@ -68,5 +68,7 @@ for method in ("fedavg", "tent", "pfedhn", "fedtta++"):
     run_in_process(config | {"method": method})
 assert "torch._dynamo" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

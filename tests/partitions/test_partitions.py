@@ -4,11 +4,13 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapps.config import defaults
 from partitions import Federation
+from partitions.shares import Samples
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
 seeds = st.integers(0, 10**6)
@@ -178,3 +180,13 @@ def test_a_saved_share_is_the_share(tmp_path):
             assert mine.equal(theirs)
     with pytest.raises(ValueError, match="data-path"):
         type(share).load(tmp_path / "nothing")
+
+
+def test_converted_samples_are_the_same_to_the_bit():
+    """Conversion once and conversion batch by batch agree, standardised or not."""
+    x = torch.arange(24, dtype=torch.uint8).reshape(6, 4)
+    y, rows = torch.arange(6), torch.tensor([2, 0])
+    for mean, std in ((0.0, 1.0), (0.1, 0.3)):
+        samples = Samples(x, y, torch.tensor([5, 1, 3]), mean=mean, std=std)
+        for one, two in zip(samples[rows], samples.converted()[rows], strict=True):
+            assert torch.equal(one, two)
