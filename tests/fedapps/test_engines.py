@@ -122,7 +122,8 @@ def test_pfedhn_with_a_client_that_nobody_here_wrote():
         strategy = PFedHN(
             min_available_nodes=3,
             server_lr=0.05,
-            hidden_dim=16,
+            hidden_dim=32,
+            embedding_dim=8,  # node ids, hence embeddings, are random: enough room for any
             server_weight_decay=0.0,
             evaluate_every=60,
         )
