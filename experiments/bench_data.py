@@ -4,16 +4,12 @@ Time from the process's start to its first mini-batch, and the memory of four pr
 serve all clients of CIFAR-100 (random images of its size), as Ray's actors do. A page that
 processes share counts once: the sum is that of proportional set sizes (Linux)."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -87,51 +83,73 @@ def _resident() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def _actor(root: str, barrier: Barrier, queue: "Queue[Any]") -> None:
-    """Serve every client once, as an actor of the simulation engine in the course of a run."""
+def serve(root: str) -> None:
+    """Serve every client once, as an actor of the simulation engine in the course of a run.
+
+    Tells its memory before and after; at either point it waits for the others."""
     import torch
 
     import fedapps.client_app  # noqa: F401
     import partitions
 
+    def tell() -> None:
+        print("here", flush=True)
+        input()
+        print(_resident(), flush=True)
+        input()
+
     torch.set_num_threads(1)
-    barrier.wait()
-    empty = _resident()
-    barrier.wait()
+    tell()
     federation = partitions.federation(protocol(root))
     for client in range(CLIENTS):
         samples = federation.share(client).everything
         for rows in torch.arange(len(samples)).split(64):
             samples[rows]
-    barrier.wait()
-    whole = _resident()
-    barrier.wait()
-    queue.put((empty, whole))
+    tell()
+
+
+def _told(actors: "list[subprocess.Popen[str]]") -> float:
+    """The actors' memory, summed, when all are at the same point; then they go on."""
+    for actor in actors:
+        assert actor.stdout is not None
+        if not actor.stdout.readline():
+            raise RuntimeError("a process ended early; its error stands above")
+    for actor in actors:
+        print(file=actor.stdin, flush=True)
+    told = 0.0
+    for actor in actors:
+        assert actor.stdout is not None
+        told += float(actor.stdout.readline())
+    for actor in actors:
+        print(file=actor.stdin, flush=True)
+    return told
 
 
 def memory() -> Rows:
     """Memory of four processes with all clients of CIFAR-100, over that without data."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as root:
         os.environ["FEDAPPS_CACHE_DIR"] = root
+        program = f"from experiments.bench_data import serve; serve({root!r})"
         try:
             _keep_cifar100(root)
             for count in (1, ACTORS):  # first one alone, which deals, as a run's server does
-                barrier, queue = context.Barrier(count), context.Queue()
                 actors = [
-                    context.Process(target=_actor, args=(root, barrier, queue))
+                    subprocess.Popen(
+                        [sys.executable, "-c", program],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
                     for _ in range(count)
                 ]
+                empty, whole = _told(actors), _told(actors)
                 for actor in actors:
-                    actor.start()
-                empty, whole = np.sum([queue.get(timeout=600) for _ in actors], axis=0)
-                for actor in actors:
-                    actor.join()
+                    actor.wait()
         finally:
             del os.environ["FEDAPPS_CACHE_DIR"]
     what = f"memory of {ACTORS} processes, CIFAR-100, {CLIENTS} clients / without data"
     bar = f"{LIMIT / empty:.2f}"  # so that they stay below LIMIT
-    return [(what, float(whole / empty), bar, f"{whole:.0f} / {empty:.0f} MB")]
+    return [(what, whole / empty, bar, f"{whole:.0f} / {empty:.0f} MB")]
 
 
 def rows() -> Rows:
