@@ -12,6 +12,9 @@ from torch.nn.utils.parametrizations import spectral_norm
 class Hypernetwork(nn.Module):
     """h(v; φ): a fully connected trunk, then one linear head per array of the target network.
 
+    The trunk's `hidden_layers` ReLU layers end in a linear one, as the authors' code has it: the
+    heads' inputs then take either sign, and clients disturb each other less.
+
     `shapes` are the arrays to generate; the input v has `embedding_dim` entries. Arrays of several
     target networks share the trunk under names ``<network>/<array>``. With `hidden_layers` = 0
     there is no trunk: θ = W v + b, or θ = W v without `bias`. `spectral` normalises every linear
@@ -35,6 +38,8 @@ class Hypernetwork(nn.Module):
         for _ in range(hidden_layers):
             layers += [normalise(nn.Linear(width, hidden_dim, bias=bias)), nn.ReLU()]
             width = hidden_dim
+        if hidden_layers:
+            layers.append(normalise(nn.Linear(width, hidden_dim, bias=bias)))
         self.trunk = nn.Sequential(*layers)
         self.heads = nn.ModuleList(
             normalise(nn.Linear(width, torch.Size(shape).numel(), bias=bias))

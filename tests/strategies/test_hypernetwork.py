@@ -67,7 +67,7 @@ def test_spectral_normalisation_bounds_every_layer():
     for _ in range(50):
         network(torch.ones(1, 5))  # power iteration goes on in training
     layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
-    assert len(layers) == 3
+    assert len(layers) == 4  # two hidden ones, the trunk's linear end, the head
     for layer in layers:
         largest = torch.linalg.matrix_norm(layer.weight.detach(), 2)
         assert float(largest) == pytest.approx(1.0, abs=1e-2)

@@ -108,7 +108,8 @@ def test_a_saved_run_goes_on_where_it_ended(tmp_path):
     first, _ = go(**folder)
     again, _ = go(rounds=0, **{"from-dir": str(tmp_path)})
     numbers = dict(first.evaluate_metrics_clientapp[2])
-    assert dict(again.evaluate_metrics_clientapp[0]) == numbers
+    # read back into other memory, a product may round otherwise
+    assert dict(again.evaluate_metrics_clientapp[0]) == pytest.approx(numbers, rel=1e-6)
 
 
 def test_bad_settings_are_refused():
