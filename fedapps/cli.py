@@ -26,6 +26,7 @@ from fedapps.config import (
 from fedapps.files import read_arrays
 from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
+from fedapps.report import finished_jobs, write_report
 from fedapps.table import Display, results_table
 
 MAIN_JOB: Config = {  # what `fedapps run` changes where no method and no experiment is named
@@ -103,11 +104,25 @@ def run(
         console.print("stopped; the rounds so far are in " + str(output))
         raise typer.Exit(130) from None
     console.print(results_table(work))
-    console.print(f"results: {output}", highlight=False)
+    console.print(f"results: {output}, to look at: {write_report(work, output)}", highlight=False)
     if failed := [job for job in work if job.error]:
         for job in failed:
             console.print(f"[red]{job.name} failed:[/red] {job.error}", highlight=False)
         raise typer.Exit(1)
+
+
+@cli.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that `fedapps run` wrote to.")],
+) -> None:
+    """Write report.html over all runs of a folder: table, curves, clients, settings."""
+    console = Console()
+    try:
+        file = write_report(finished_jobs(folder), folder)
+    except (ValueError, OSError) as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        raise typer.Exit(2) from error
+    console.print(str(file), highlight=False)
 
 
 @cli.command("list")

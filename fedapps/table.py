@@ -1,6 +1,7 @@
 """What a person sees of a run: live progress, and a table at the end."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedapps.jobs import Job
 from fedapps.methods import METHODS
 
 NOT_SERVED = "cannot without labels"
+FAILED = "failed"
 
 
 class Display:
@@ -64,31 +66,34 @@ class Display:
             self._progress.update(task, news="  ".join(news.values()))
 
 
-def results_table(jobs: Sequence[Job]) -> Table:
+@dataclass(frozen=True)
+class Results:
+    """The rows that a table of results shows, one per method."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str
+
+
+def results(jobs: Sequence[Job]) -> Results:
     """One row per method; several seeds as mean ± standard deviation over seeds."""
-    first = jobs[0].config
-    table = Table(
-        title=f"{first['dataset']}, {first['partition']}, {first['num-clients']} clients: "
-        f"accuracy in %, at the round that is best on validation"
-    )
-    for column in ("method", "training clients", "novel clients", "rounds", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    table.add_column("MB down", justify="right")
-    table.add_column("MB up", justify="right")
     summaries_of = {job.name: {} if job.error else job.summary() for job in jobs}
     scored = any("f1" in s.get("train", {}) for s in summaries_of.values())
     private = any("privacy" in s for s in summaries_of.values())
     bounded = any(_terms(s) for s in summaries_of.values())
-    for name in ["F1"] * scored + ["ε"] * private + ["êrr", "½ d̂", "êrr + ½ d̂"] * bounded:
-        table.add_column(name, justify="right")
+    columns = ["method", "training clients", "novel clients", "rounds", "seconds"]
+    columns += ["MB down", "MB up", *["F1"] * scored, *["ε"] * private]
+    columns += ["êrr", "½ d̂", "êrr + ½ d̂"] * bounded
+    rows = []
     for method, group in groupby(jobs, key=lambda job: job.method):
-        summaries = [s for job in group if not job.error and (s := job.summary())]
+        summaries = [s for job in group if (s := summaries_of[job.name])]
         if not summaries:
-            table.add_row(method, "[red]failed[/red]")
+            rows.append([method, FAILED, *[""] * (len(columns) - 2)])
             continue
         served = METHODS[method].novel or any(s["novel"] for s in summaries)
         megabytes = [s["megabytes_per_client_round"] for s in summaries]
-        table.add_row(
+        row = [
             method,
             _accuracy([s["train"] for s in summaries]),
             _accuracy([s["novel"] for s in summaries]) if served else NOT_SERVED,
@@ -96,15 +101,29 @@ def results_table(jobs: Sequence[Job]) -> Table:
             f"{np.mean([s['seconds'] for s in summaries]):.0f}",
             f"{np.mean([m['down'] for m in megabytes]):.3f}",
             f"{np.mean([m['up'] for m in megabytes]):.3f}",
-            *([_f1(summaries)] if scored else []),
-            *([_epsilon(summaries)] if private else []),
-            *(_bound(summaries) if bounded else []),
-        )
-    table.caption = (
+        ]
+        row += [_f1(summaries)] * scored + [_epsilon(summaries)] * private
+        rows.append(row + _bound(summaries) * bounded)
+    first = jobs[0].config
+    return Results(
+        f"{first['dataset']}, {first['partition']}, {first['num-clients']} clients: "
+        "accuracy in %, at the round that is best on validation",
+        columns,
+        rows,
         "training clients: validation accuracy; novel clients: all their samples, "
         + ("± standard deviation over seeds" if _seeds(jobs) > 1 else "± standard error")
-        + "; MB per client and round"
+        + "; MB per client and round",
     )
+
+
+def results_table(jobs: Sequence[Job]) -> Table:
+    """The results as a terminal shows them."""
+    shown = results(jobs)
+    table = Table(title=shown.title, caption=shown.caption)
+    for column in shown.columns:
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for row in shown.rows:
+        table.add_row(*(f"[red]{cell}[/red]" if cell == FAILED else cell for cell in row))
     return table
 
 

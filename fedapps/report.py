@@ -1,0 +1,164 @@
+"""The HTML report of a folder of runs: the table, learning curves, clients one by one, settings.
+
+One file that needs no other and no network: figures are drawn by matplotlib into the page."""
+
+import io
+import json
+import tomllib
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedapps.config import Config, defaults
+from fedapps.files import write_text
+from fedapps.jobs import Job
+from fedapps.table import results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "report.html"
+ROLES = {"train": "training clients", "novel": "novel clients"}
+OF_THE_RUN = {"method", "seed", "output-dir", "versions"}  # settings that the page shows elsewhere
+BLACK = {"color": "black"}
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0 } caption { caption-side: bottom; color: #555 }
+th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right }
+th:first-child, td:first-child { text-align: left } .error { color: #b00 }
+svg { max-width: 100%; height: auto } code { background: #f4f4f4; padding: 0 .2rem }
+"""
+
+
+def finished_jobs(folder: Path) -> list[Job]:
+    """The runs ``<method>-seed<seed>`` that `folder` holds. Raises ValueError if there is none."""
+    jobs = []
+    for file in folder.glob("*-seed*/summary.json"):
+        config = tomllib.loads((file.parent / "config.toml").read_text("utf-8"))
+        error = json.loads(file.read_text("utf-8")).get("error", "")
+        jobs.append(Job(config["method"], config["seed"], config, file.parent, error))
+    if not jobs:
+        raise ValueError(f"{folder} holds no runs; name the folder that `fedapps run` wrote to")
+    return sorted(jobs, key=lambda job: (job.method, job.seed))
+
+
+def write_report(jobs: Sequence[Job], folder: Path) -> Path:
+    """Write the report of the runs to `folder`; returns the file."""
+    shown = results(jobs)
+    reports = {job.name: _rounds(job) for job in jobs}
+    parts = [
+        f"<h1>{escape(shown.title)}</h1>",
+        _table(shown.columns, shown.rows, shown.caption),
+        *(f'<p class="error">{escape(f"{j.name} failed: {j.error}")}</p>' for j in jobs if j.error),
+    ]
+    if any("evaluation" in report for rounds in reports.values() for report in rounds):
+        parts += ["<h2>By round</h2>", _svg(curves(jobs, reports))]
+    if any(job.summary().get("per_client") for job in jobs):
+        parts += ["<h2>Clients one by one, at the best round</h2>", _svg(clients(jobs))]
+    parts += ["<h2>Settings</h2>", *_settings(jobs)]
+    head = f'<meta charset="utf-8"><title>{escape(shown.title)}</title><style>{STYLE}</style>'
+    page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
+    write_text(folder / NAME, page)
+    return folder / NAME
+
+
+def curves(jobs: Sequence[Job], reports: dict[str, list[dict[str, Any]]]) -> "Figure":
+    """Accuracy of training and of novel clients by round, the mean over seeds and their range.
+
+    F1 where a method is scored by that alone."""
+    figure, axes = _axes()
+    for colour, (method, group) in enumerate(groupby(jobs, key=lambda job: job.method)):
+        runs = [reports[job.name] for job in group]
+        for role, axis in axes.items():
+            told: dict[int, list[float]] = {}
+            for report in (r for rounds in runs for r in rounds):
+                numbers = report.get("evaluation", {})
+                score = numbers.get(f"{role}-accuracy", numbers.get(f"{role}-f1"))
+                if score is not None:
+                    told.setdefault(report["round"], []).append(100 * score)
+            if told:
+                x, values = sorted(told), [told[n] for n in sorted(told)]
+                low, high = map(min, values), map(max, values)
+                mean = [float(np.mean(v)) for v in values]
+                axis.plot(x, mean, color=f"C{colour}", marker=".", label=method)
+                axis.fill_between(x, list(low), list(high), color=f"C{colour}", alpha=0.2)
+    for axis in axes.values():
+        axis.set_xlabel("round")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        if axis.lines:
+            axis.legend()
+    return figure
+
+
+def clients(jobs: Sequence[Job]) -> "Figure":
+    """Each client's accuracy as a dot, quartiles as a box; all seeds together."""
+    figure, axes = _axes()
+    names = list(dict.fromkeys(job.method for job in jobs))
+    for role, axis in axes.items():
+        for place, method in enumerate(names):
+            told = [
+                100 * client["accuracy"]
+                for job in jobs
+                if job.method == method
+                for client in job.summary().get("per_client", {}).values()
+                if client["role"] == role and client["accuracy"] is not None
+            ]
+            if told:
+                axis.boxplot(
+                    [told], positions=[place], widths=0.6, showfliers=False, medianprops=BLACK
+                )
+                spread = np.linspace(-0.2, 0.2, len(told))
+                axis.plot(place + spread, told, ".", color=f"C{place}", alpha=0.5)
+        axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    return figure
+
+
+def _axes() -> tuple["Figure", dict[str, Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    pair = figure.subplots(1, len(ROLES), sharey=True)
+    for axis, title in zip(pair, ROLES.values(), strict=True):
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+    pair[0].set_ylabel("accuracy (or F1), %")
+    return figure, dict(zip(ROLES, pair, strict=True))
+
+
+def _svg(figure: "Figure") -> str:
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _rounds(job: Job) -> list[dict[str, Any]]:
+    file = job.folder / "metrics.jsonl"
+    return [json.loads(line) for line in file.open(encoding="utf-8")] if file.is_file() else []
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table>"
+
+
+def _settings(jobs: Sequence[Job]) -> list[str]:
+    """What differs from the defaults, and the versions of the libraries."""
+    known = defaults()
+    first: Config = jobs[0].config
+    changed = {k: v for k, v in first.items() if k not in OF_THE_RUN and v != known.get(k)}
+    rows = [[key, str(value)] for key, value in sorted(changed.items())]
+    parts = [_table(["setting", "value"], rows, "what differs from the defaults")]
+    written = jobs[0].folder / "config.toml"
+    if written.is_file():
+        versions = tomllib.loads(written.read_text("utf-8")).get("versions", {})
+        told = ", ".join(f"{name} {number}" for name, number in versions.items())
+        parts.append(f"<p>{escape(told)}</p>")
+    return parts

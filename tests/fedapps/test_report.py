@@ -1,0 +1,80 @@
+"""The HTML report: its table and figures show what the runs' files say."""
+
+import json
+
+import tomli_w
+from typer.testing import CliRunner
+
+from fedapps.cli import cli
+from fedapps.config import defaults
+from fedapps.report import NAME, clients, curves, finished_jobs, write_report
+
+COUNTS = {"megabytes_per_client_round": {"down": 1.0, "up": 2.0}, "seconds": 3.0, "rounds": 2}
+
+
+def leave(folder, method, seed, *accuracies, error=""):
+    """Write what a run leaves; accuracies of training clients, evaluated every round."""
+    config = defaults() | {"method": method, "seed": seed, "lr": 0.125, "versions": {"flwr": "9.9"}}
+    run = folder / f"{method}-seed{seed}"
+    run.mkdir()
+    (run / "config.toml").write_text(tomli_w.dumps(config))
+    summary = {"error": error} if error else COUNTS | {
+        "train": {"accuracy": max(accuracies), "clients": 2},
+        "novel": None,
+        "per_client": {
+            "0": {"role": "train", "accuracy": 0.5, "examples": 3},
+            "1": {"role": "novel", "accuracy": None, "examples": 3},
+        },
+    }  # fmt: skip
+    (run / "summary.json").write_text(json.dumps(summary))
+    rounds = [
+        {"round": n, "evaluation": {"train-accuracy": a}} for n, a in enumerate(accuracies, 1)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    return rounds
+
+
+def test_a_page_of_its_own(tmp_path):
+    leave(tmp_path, "fedavg", 0, 0.25, 0.5)
+    leave(tmp_path, "fedavg", 1, 0.5, 0.75)
+    leave(tmp_path, "tent", 0, error="ValueError: 1 < 2")
+    page = write_report(finished_jobs(tmp_path), tmp_path).read_text("utf-8")
+    assert "<td>fedavg</td><td>62.50 ± 17.68</td>" in page  # 50 and 75: deviation 25/√2
+    assert "tent-seed0 failed: ValueError: 1 &lt; 2" in page
+    assert "<td>lr</td><td>0.125</td>" in page
+    assert "<td>rounds</td>" not in page  # as by default
+    assert "flwr 9.9" in page
+    assert page.count("<svg") == 2
+    assert not any(word in page for word in ("<script", "<link", "<img", " src="))
+
+
+def test_the_figures_show_the_runs(tmp_path):
+    reports = {
+        "fedavg-seed0": leave(tmp_path, "fedavg", 0, 0.25, 0.5),
+        "fedavg-seed1": leave(tmp_path, "fedavg", 1, 0.5, 0.75),
+    }
+    jobs = finished_jobs(tmp_path)
+    training, novel = curves(jobs, reports).axes
+    assert training.lines[0].get_xydata().tolist() == [[1, 37.5], [2, 62.5]]
+    assert not novel.lines
+    training, novel = clients(jobs).axes
+    dots = [line for line in training.lines if line.get_marker() == "."]
+    assert [line.get_ydata().tolist() for line in dots] == [[50, 50]]
+    assert not novel.lines
+
+
+def test_the_command_writes_it(tmp_path):
+    small = ["num-clients=6", "rounds=1", "local-steps=1", "--engine", "in-process"]
+    said = CliRunner().invoke(cli, ["run", *small, "--methods", "local", "--output", str(tmp_path)])
+    assert said.exit_code == 0, said.output
+    first = (tmp_path / NAME).read_text("utf-8")
+    (tmp_path / NAME).unlink()
+    assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
+    table = first[: first.index("<svg")]
+    assert (tmp_path / NAME).read_text("utf-8").startswith(table)
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    said = CliRunner().invoke(cli, ["report", str(tmp_path)])
+    assert said.exit_code == 2
+    assert "holds no runs" in " ".join(said.output.split())
