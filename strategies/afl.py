@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays
-from strategies.base import PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
+from strategies.replies import Update
 
 
 def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:

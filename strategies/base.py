@@ -7,13 +7,11 @@ may ask its clients more within a round by `exchange`."""
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -21,31 +19,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
-from strategies.f1 import f1_scores
+from strategies.replies import Node, Update, read_reply
+from strategies.roster import Roster
+from strategies.scores import f1_scores, means
 
-POLL_SECONDS = 0.5
 CHOICES = ("skip", "stop")
-LABELS = {"sub-population", "head"}  # metrics that name a group: no mean of them is told
-
-
-@dataclass(frozen=True, order=True)
-class Node:
-    """A node and the client that lives on it. Nodes sort by client id."""
-
-    client: int
-    id: int
-    novel: bool = False
-    properties: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-
-@dataclass(frozen=True)
-class Update:
-    """A valid reply: the node's arrays, its sample count and its metrics."""
-
-    node: Node
-    arrays: Arrays
-    num_examples: int
-    metrics: dict[str, Any]
 
 
 class Protection(Protocol):
@@ -115,11 +93,11 @@ class PersonalizedStrategy(Strategy):
         if on_client_failure not in CHOICES:
             raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
-        self.min_available_nodes = min_available_nodes
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
-        self.seed, self.wait, self.on_round, self.privacy = seed, wait, on_round, privacy
-        self.saved, self.only_model, self.bound = saved, only_model, bound
+        self.seed, self.on_round, self.privacy = seed, on_round, privacy
+        self.saved, self.bound = saved, bound
+        self.roster = Roster(min_available_nodes, wait, only_model)
         self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
@@ -127,7 +105,6 @@ class PersonalizedStrategy(Strategy):
         self.round, self.num_rounds, self.timeout = 0, 0, 3600.0
         self.grid: Grid
         self._config: dict[str, Any] = {}  # what every message's config holds
-        self._known: dict[int, Node] = {}
         self._given: ArrayRecord | None = None  # the record that Flower's loop brought
         self._record: ArrayRecord | None = None  # self.arrays as a record, if there is one
         self._sent: list[tuple[Message, Node]] = []
@@ -252,7 +229,7 @@ class PersonalizedStrategy(Strategy):
         self.round, self.grid = server_round, grid
         self._dropped, self._bytes = Counter(), {"down": 0, "up": 0}
         self._take(arrays)
-        self._update_roster()
+        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
         nodes = self.sample()
         self._payloads = self.broadcast(self.arrays, nodes)
         asked = self.privacy.settings() if self.privacy else {}
@@ -317,7 +294,7 @@ class PersonalizedStrategy(Strategy):
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
         self._take(arrays)
-        self._update_roster()
+        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
         self._dropped = Counter()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
         nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
@@ -335,7 +312,7 @@ class PersonalizedStrategy(Strategy):
         metrics = None
         if self._sent:
             self.evaluation = self._receive(self._sent, replies, {})
-            metrics = self._evaluation_metrics()
+            metrics = MetricRecord({**means(self.evaluation), **f1_scores(self.evaluation)})
             if self.bound:
                 self._add_distance(metrics)
             self._report["evaluation"] = dict(metrics)
@@ -354,25 +331,7 @@ class PersonalizedStrategy(Strategy):
         if self._distance is not None:
             metrics["novel-half-distance"] = self._distance
 
-    def _evaluation_metrics(self) -> MetricRecord:
-        """`train-…` and `novel-…` means of every number that clients reported, and the sem."""
-        metrics = MetricRecord()
-        for role, novel in (("train", False), ("novel", True)):
-            group = [u for u in self.evaluation if u.node.novel == novel]
-            for key in sorted({key for u in group for key in u.metrics} - LABELS):
-                values = [u.metrics[key] for u in group if key in u.metrics]
-                if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
-                    metrics[f"{role}-{key}"] = float(np.mean(values))
-                    if key == "accuracy":
-                        metrics[f"{role}-clients"] = len(values)
-                        if novel and len(values) > 1:
-                            sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
-                            metrics["novel-sem"] = sem
-        for key, value in f1_scores(self.evaluation).items():
-            metrics[key] = value
-        return metrics
-
-    # Arrays, roster, messages
+    # Arrays and messages
 
     def _take(self, record: ArrayRecord) -> None:
         """Take over Flower's arrays unless they are the ones that this strategy gave it."""
@@ -383,61 +342,6 @@ class PersonalizedStrategy(Strategy):
         if self.saved is not None:
             self.arrays, self.saved = self.restore(self.arrays, self.saved), None
         self._given, self._record = record, record if self.arrays is arrays else None
-
-    def _update_roster(self) -> None:
-        """Ask the new nodes who they are; wait until enough nodes are there."""
-        deadline = time.monotonic() + self.wait
-        while True:
-            present = set(self.grid.get_node_ids())
-            failures = self._ask(sorted(present - self._known.keys()))
-            self.nodes = sorted(self._known[i] for i in present if i in self._known)
-            if len(self.nodes) >= self.min_available_nodes:
-                break
-            if failures and not self.nodes:
-                raise RuntimeError(f"no client could start; the first said: {failures[0]}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"{len(self.nodes)} of {self.min_available_nodes} nodes answered within "
-                    f"{self.wait:.0f} s; start more SuperNodes or lower num-clients"
-                    + (f"; one said: {failures[0]}" if failures else "")
-                )
-            time.sleep(POLL_SECONDS)
-        if self.only_model:
-            self.nodes = [n for n in self.nodes if n.properties.get("model") == self.only_model]
-        clients = Counter(node.client for node in self.nodes)
-        if twice := [client for client, count in clients.items() if count > 1]:
-            raise RuntimeError(f"client ids {twice} are claimed by more than one node each")
-
-    def _ask(self, node_ids: Sequence[int]) -> list[str]:
-        """Query new nodes; one without a query handler is a training client of its node id."""
-        if not node_ids:
-            return []
-        messages = [
-            Message(
-                RecordDict({"config": ConfigRecord(self._config)}),
-                dst_node_id=i,
-                message_type="query",
-            )
-            for i in node_ids
-        ]
-        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
-        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-        failures = []
-        for reply in replies:
-            node_id = asked[reply.metadata.reply_to_message_id]
-            if not reply.has_error():
-                told: dict[str, Any] = {
-                    k: v for r in reply.content.config_records.values() for k, v in r.items()
-                }
-                self._known[node_id] = Node(
-                    int(told.get("client", node_id)), node_id, bool(told.get("novel")), told
-                )
-            elif _unknown_query(reply):
-                self._known[node_id] = Node(node_id, node_id)
-            else:
-                failures.append(_reason(reply))
-                log(WARNING, "node %s did not answer the query: %s", node_id, failures[-1])
-        return failures
 
     def _messages(
         self, action: str, payloads: Mapping[Node, Arrays], config: ConfigRecord
@@ -468,7 +372,7 @@ class PersonalizedStrategy(Strategy):
             node = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
-            update, cause, detail = _read(reply, node, like.get(node), train)
+            update, cause, detail = read_reply(reply, node, like.get(node), train)
             if update is None:
                 self._dropped[cause] += 1
                 log(WARNING, "client %s: reply dropped, %s: %s", node.client, cause, detail)
@@ -479,55 +383,6 @@ class PersonalizedStrategy(Strategy):
             self._dropped["missing"] += 1
             log(WARNING, "client %s: no reply within %s s", node.client, self.timeout)
         return sorted(updates, key=lambda update: update.node)
-
-
-def _read(
-    reply: Message, node: Node, like: Arrays | None, train: bool
-) -> tuple[Update | None, str, str]:
-    """A reply as an update, or None with the cause and the detail of its refusal."""
-    if reply.has_error():
-        return None, "error", _reason(reply)
-    arrays: Arrays = {}
-    metrics: dict[str, Any] = {}
-    try:
-        for record in reply.content.array_records.values():
-            arrays |= from_record(record)
-        for told in reply.content.config_records.values():
-            metrics |= dict(told)
-        for numbers in reply.content.metric_records.values():
-            metrics |= dict(numbers)
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        return None, "malformed", str(error)
-    num_examples = metrics.pop("num-examples", 0)
-    if train and not (isinstance(num_examples, int | float) and 0 < num_examples < np.inf):
-        return None, "malformed", f"num-examples is {num_examples!r}"
-    if like is not None:
-        if arrays.keys() != like.keys():
-            return None, "names", f"{sorted(arrays.keys() ^ like.keys())} missing or unknown"
-        for name, array in arrays.items():
-            if array.shape != like[name].shape:
-                return None, "shape", f"{name} is {array.shape}, expected {like[name].shape}"
-            if array.dtype != like[name].dtype:
-                return None, "dtype", f"{name} is {array.dtype}, expected {like[name].dtype}"
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            return None, "not-finite", f"{name} holds NaN or infinity"
-    return Update(node, arrays, int(num_examples), metrics), "", ""
-
-
-def _reason(reply: Message) -> str:
-    """Why the client failed, in one line: engines send whole tracebacks, the cause last."""
-    lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip()]
-    return lines[-1] if lines else f"error {reply.error.code}"
-
-
-def _unknown_query(reply: Message) -> bool:
-    """Whether the node's app runs but has no query handler."""
-    reason = reply.error.reason or ""
-    return (
-        reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        and "No query function registered" in reason
-    )
 
 
 def _mean(values: list[float]) -> float | None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from clients.arrays import Arrays, is_statistic
-from strategies.base import PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
+from strategies.replies import Update
 
 
 def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:

@@ -17,8 +17,8 @@ from clients.arrays import Arrays, prefixed
 from clients.fedembed import check_assignment
 from partitions.seeds import seed_of
 from strategies import som
-from strategies.base import Node
 from strategies.preference import CentralAdam, Schedule
+from strategies.replies import Node
 
 
 class FedEmbed(CentralAdam):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays, is_statistic
-from strategies.base import PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean_statistics
+from strategies.replies import Update
 
 
 def mask(deltas: np.ndarray, tau: float) -> np.ndarray:

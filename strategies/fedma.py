@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays, prefixed
-from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.matching import chain, layer_arrays, match, neurons, spread, take, width
+from strategies.replies import Node, Update
 
 
 class FedMA(PersonalizedStrategy):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays
-from strategies.base import PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
+from strategies.replies import Update
 
 CLASSES, SAMPLES = "classes", "public-samples"  # what a client tells of its logits
 

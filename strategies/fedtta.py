@@ -1,8 +1,8 @@
 """FedTTA's server (Ye et al., UPFL, Algorithm 1): the unweighted mean of ψ and of φ."""
 
 from clients.arrays import Arrays
-from strategies.base import Update
 from strategies.fedavg import FedAvg, weighted_mean
+from strategies.replies import Update
 
 
 class FedTTA(FedAvg):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clients.arrays import Arrays
-from strategies.base import Node, Update
 from strategies.fedavg import FedAvg
+from strategies.replies import Node, Update
 
 HEAD = "head."
 

@@ -18,9 +18,9 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
-from strategies.base import Node, Update
 from strategies.fedavg import mean
 from strategies.pfedhn import PFedHN
+from strategies.replies import Node, Update
 
 TRAININGS = ("end-to-end", "two-phase")
 DESCRIPTOR = "descriptor"

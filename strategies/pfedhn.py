@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from clients.arrays import Arrays, group, prefixed, to_tensors
 from clients.optimizers import SGD, Adam, Optimizer
 from partitions.seeds import seed_of
-from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.hypernetwork import Hypernetwork
+from strategies.replies import Node, Update
 from strategies.targets import Targets
 
 OPTIMIZERS = ("sgd", "adam")

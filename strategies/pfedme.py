@@ -5,8 +5,9 @@ w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics 
 from typing import Any
 
 from clients.arrays import Arrays
-from strategies.base import PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
+from strategies.replies import Update
 
 
 class PFedMe(PersonalizedStrategy):

@@ -12,10 +12,11 @@ import numpy as np
 
 from clients.arrays import Arrays, prefixed
 from clients.pfl import BASES, HEAD
-from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.distances import a_distances
 from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
+from strategies.replies import Node, Update
 
 
 class PFL(PersonalizedStrategy):

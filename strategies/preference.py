@@ -15,8 +15,9 @@ from clients.arrays import Arrays
 from clients.optimizers import Adam
 from partitions.seeds import seed_of
 from strategies import som
-from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
+from strategies.replies import Node, Update
 
 
 class CentralAdam(PersonalizedStrategy):

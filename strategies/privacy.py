@@ -27,7 +27,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from clients.arrays import Arrays
 from clients.privacy import GENERATORS, NOISE, generator, noised
-from strategies.base import Update
+from strategies.replies import Update
 
 # It warns of every Rényi order whose series does not converge and leaves that order out, which
 # keeps ε an upper bound.

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays, group, is_statistic, prefixed
-from strategies.base import Node, PersonalizedStrategy, Update
+from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
+from strategies.replies import Node, Update
 
 
 class Scaffold(PersonalizedStrategy):

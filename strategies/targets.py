@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from clients.arrays import Arrays
-from strategies.base import Node, Update
 from strategies.fedavg import weighted_mean
+from strategies.replies import Node, Update
 
 
 class Targets:

@@ -8,7 +8,7 @@ from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from fedapps.server_app import run
 from partitions.shares import Samples, Share
-from strategies.base import Node, Update
+from strategies.replies import Node, Update
 
 # Six clients of the embedded digits, two rounds, every one evaluated.
 SMALL = defaults() | {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}

@@ -17,8 +17,8 @@ from fedapps.server_app import run
 from partitions import federation
 from partitions.datasets import Info
 from partitions.shares import Samples, Share
-from strategies.base import Node, Update
 from strategies.fedmd import FedMD, HeteroFedTTA
+from strategies.replies import Node, Update
 
 INFO = Info("test", (3,), 4, "")
 

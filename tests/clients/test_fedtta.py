@@ -10,9 +10,9 @@ from clients.base import UNLABELED, Client
 from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
 from clients.models.adaptable import Adaptable, Adaptation
 from partitions.shares import Samples, Share
-from strategies.base import Node, Update
 from strategies.fedavg import FedAvg
 from strategies.fedtta import FedTTA
+from strategies.replies import Node, Update
 
 
 def samples_of(x, y):

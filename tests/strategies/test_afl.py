@@ -11,8 +11,8 @@ from torch import nn
 from clients.afl import AFLClient
 from clients.arrays import model_arrays
 from strategies.afl import AFL, project
-from strategies.base import Node
 from strategies.fedavg import mean
+from strategies.replies import Node
 
 
 def make(mixture_lr, clients=2):

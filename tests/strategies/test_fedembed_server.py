@@ -6,10 +6,10 @@ from fedapps.client_app import app
 from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from fedapps.server_app import run
-from strategies.base import Node, Update
-from strategies.f1 import f1_scores, macro_f1
 from strategies.fedembed import FedEmbed
 from strategies.preference import CentralAdam, PFedKM, Schedule
+from strategies.replies import Node, Update
+from strategies.scores import f1_scores, macro_f1
 
 SMALL = defaults() | {
     "partition": "preference",

@@ -16,8 +16,8 @@ from fedapps.bridge import answer
 from fedapps.client_app import make_client
 from fedapps.grid import InProcessGrid
 from fedapps.server_app import run
-from strategies.base import Node
 from strategies.fedma import FedMA
+from strategies.replies import Node
 
 SHAPE = (1, 16, 16)
 

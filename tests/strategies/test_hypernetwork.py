@@ -9,9 +9,9 @@ from torch import nn
 from clients.arrays import to_record
 from clients.base import Client
 from partitions.shares import Samples, Share
-from strategies.base import Node, Update
 from strategies.hypernetwork import Hypernetwork
 from strategies.pfedhn import PFedHN
+from strategies.replies import Node, Update
 
 D, K, N = 4, 2, 5  # entries of θ, of v, clients
 

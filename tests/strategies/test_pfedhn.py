@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from clients.arrays import to_record
-from strategies.base import Node, Update
 from strategies.pfedhn import PFedHN
+from strategies.replies import Node, Update
 
 TEMPLATE = {"w": np.zeros((2, 3)), "b": np.zeros(2)}  # float64
 

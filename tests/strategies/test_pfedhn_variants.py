@@ -11,8 +11,8 @@ from fedapps.client_app import app
 from fedapps.config import defaults
 from fedapps.grid import InProcessGrid
 from fedapps.server_app import run
-from strategies.base import Node, Update
 from strategies.pfedhn import PFedHN
+from strategies.replies import Node, Update
 
 SIZES = {"s": {"w": np.zeros((2, 2))}, "l": {"w": np.zeros((3, 4)), "b": np.zeros(3)}}  # float64
 
@@ -123,10 +123,9 @@ def test_clients_join_and_leave_and_find_their_own_embedding():
     seen = []
 
     class Spy(PFedHN):
-        def _update_roster(self):
-            grid.rounds = self.round
-            self.min_available_nodes = 5
-            super()._update_roster()
+        def configure_train(self, server_round, *arguments):
+            grid.rounds = server_round
+            return super().configure_train(server_round, *arguments)
 
         def aggregate(self, arrays, updates):
             result = super().aggregate(arrays, updates)
@@ -137,7 +136,9 @@ def test_clients_join_and_leave_and_find_their_own_embedding():
     from partitions.datasets import info
 
     _, initial = method_model("pfedhn", config, info("digits"))
-    Spy(embedding_dim=2).start(grid, to_record(initial), 3, train_config=None)
+    Spy(embedding_dim=2, min_available_nodes=5).start(
+        grid, to_record(initial), 3, train_config=None
+    )
     first, second, third = seen
     assert first.keys() == {0, 2, 3, 4, 5}
     assert second.keys() == third.keys() == set(range(6))

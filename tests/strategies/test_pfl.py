@@ -8,8 +8,8 @@ from tiny import federate
 from clients.domain import half
 from fedapps.config import defaults
 from partitions.shares import Samples
-from strategies.base import Node, Update
 from strategies.distances import a_distances
+from strategies.replies import Node, Update
 
 SETTINGS = {"num-clients": 6, "local-steps": 4, "rounds": 2, "evaluate-every": 2}
 

@@ -6,8 +6,8 @@ from scipy import stats
 
 from clients.arrays import from_record, to_record
 from clients.privacy import NOISE, SystemGenerator, generator, noised, private
-from strategies.base import Node, Update
 from strategies.privacy import Privacy, epsilon
+from strategies.replies import Node, Update
 
 from flwr.app import ConfigRecord, MetricRecord  # isort: skip
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM  # isort: skip

@@ -7,8 +7,8 @@ from torch import nn
 from clients.arrays import from_record, group, model_arrays
 from clients.base import Client
 from clients.scaffold import ScaffoldClient
-from strategies.base import Node
 from strategies.fedavg import FedAvg
+from strategies.replies import Node
 from strategies.scaffold import Scaffold
 
 

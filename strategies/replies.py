@@ -1,0 +1,80 @@
+"""Nodes and their replies, which are not trusted: each is read, checked, and refused by cause."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+
+from clients.arrays import Arrays, from_record
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    """A node and the client that lives on it. Nodes sort by client id."""
+
+    client: int
+    id: int
+    novel: bool = False
+    properties: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A valid reply: the node's arrays, its sample count and its metrics."""
+
+    node: Node
+    arrays: Arrays
+    num_examples: int
+    metrics: dict[str, Any]
+
+
+def read_reply(
+    reply: Message, node: Node, like: Arrays | None, train: bool
+) -> tuple[Update | None, str, str]:
+    """A reply as an update, or None with the cause and the detail of its refusal."""
+    if reply.has_error():
+        return None, "error", reason_of(reply)
+    arrays: Arrays = {}
+    metrics: dict[str, Any] = {}
+    try:
+        for record in reply.content.array_records.values():
+            arrays |= from_record(record)
+        for told in reply.content.config_records.values():
+            metrics |= dict(told)
+        for numbers in reply.content.metric_records.values():
+            metrics |= dict(numbers)
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        return None, "malformed", str(error)
+    num_examples = metrics.pop("num-examples", 0)
+    if train and not (isinstance(num_examples, int | float) and 0 < num_examples < np.inf):
+        return None, "malformed", f"num-examples is {num_examples!r}"
+    if like is not None:
+        if arrays.keys() != like.keys():
+            return None, "names", f"{sorted(arrays.keys() ^ like.keys())} missing or unknown"
+        for name, array in arrays.items():
+            if array.shape != like[name].shape:
+                return None, "shape", f"{name} is {array.shape}, expected {like[name].shape}"
+            if array.dtype != like[name].dtype:
+                return None, "dtype", f"{name} is {array.dtype}, expected {like[name].dtype}"
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return None, "not-finite", f"{name} holds NaN or infinity"
+    return Update(node, arrays, int(num_examples), metrics), "", ""
+
+
+def reason_of(reply: Message) -> str:
+    """Why the client failed, in one line: engines send whole tracebacks, the cause last."""
+    lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip()]
+    return lines[-1] if lines else f"error {reply.error.code}"
+
+
+def unknown_query(reply: Message) -> bool:
+    """Whether the node's app runs but has no query handler."""
+    reason = reply.error.reason or ""
+    return (
+        reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        and "No query function registered" in reason
+    )

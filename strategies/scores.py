@@ -1,0 +1,55 @@
+"""What an evaluation says: means over clients, and F1 of users with tastes.
+
+F1 is macro F1 per sub-population, then the mean over sub-populations. A user tells its
+sub-population and its counts of (label, prediction): the experimenter may look, a server in
+service does not evaluate so."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from strategies.replies import Update
+
+LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
+GROUPS = {"sub-population", "head"}  # metrics that name a group: no mean of them is told
+
+
+def means(updates: Sequence[Update]) -> dict[str, float]:
+    """``train-…`` and ``novel-…``: the mean over clients of every number that they told.
+
+    With accuracy, the clients that told one, and novel ones' standard error."""
+    found: dict[str, float] = {}
+    for role, novel in (("train", False), ("novel", True)):
+        group = [u for u in updates if u.node.novel == novel]
+        for key in sorted({key for u in group for key in u.metrics} - GROUPS):
+            values = [u.metrics[key] for u in group if key in u.metrics]
+            if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
+                found[f"{role}-{key}"] = float(np.mean(values))
+                if key == "accuracy":
+                    found[f"{role}-clients"] = len(values)
+                    if novel and len(values) > 1:
+                        sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
+                        found["novel-sem"] = sem
+    return found
+
+
+def macro_f1(counts: np.ndarray) -> float:
+    """Mean F1 of both classes from counts [TN, FP, FN, TP]; F1 of an absent class is 0."""
+    from sklearn.metrics import f1_score  # here: pandas comes with it, 80 MB that no client needs
+
+    return float(
+        f1_score(LABELS, PREDICTIONS, sample_weight=counts, average="macro", zero_division=0.0)
+    )
+
+
+def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
+    """``train-f1``, their mean, and ``train-f1-<sub-population>``; {} if nobody told counts."""
+    groups: dict[int, np.ndarray] = {}
+    for update in updates:
+        if "counts" in update.metrics:
+            kind = int(update.metrics["sub-population"])
+            groups[kind] = groups.get(kind, np.zeros(4)) + np.asarray(update.metrics["counts"])
+    if not groups:
+        return {}
+    each = {f"train-f1-{kind}": macro_f1(groups[kind]) for kind in sorted(groups)}
+    return {"train-f1": float(np.mean(list(each.values())))} | each
