@@ -53,13 +53,17 @@ def tsne(run: Path, out: Path, attribute: str = "") -> None:
     if attribute:
         names = [str(share.attributes[attribute]) for share in shares]
         kinds = {name: i for i, name in enumerate(sorted(set(names)))}
-        axis.scatter(flat[:, 0], flat[:, 1], c=[kinds[name] for name in names], cmap="tab20")
+        for name, kind in kinds.items():
+            mine = flat[[other == name for other in names]]
+            axis.scatter(*mine.T, color=plt.get_cmap("tab20")(kind % 20), label=name)
+        axis.legend(title=attribute, fontsize=7)
     else:
         for (x, y), row, share in zip(flat, label_shares(config)[list(found)], shares, strict=True):
             text = ",".join(map(str, np.flatnonzero(row)[:5]))
             axis.text(x, y, text, color="C1" if share.novel else "C0", ha="center", fontsize=7)
         axis.set(xlim=(flat[:, 0].min(), flat[:, 0].max()))
         axis.set(ylim=(flat[:, 1].min(), flat[:, 1].max()))
+        axis.set_title("classes of training clients (blue) and of novel ones (orange)")
     axis.set(xticks=[], yticks=[])
     save(figure, out)
 
