@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clients.models.networks import convolved
+
 SMALLEST = 4
 GRID = 7  # the fully connected layer sees at most GRID × GRID positions
 
@@ -32,8 +34,7 @@ class PreferenceNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Activations (n, 128) before the head; x (n, C, H, W)."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = convolved(x, self.conv1, self.conv2)
         if x.shape[-2:] != self.grid:
             x = F.adaptive_max_pool2d(x, self.grid)
         return F.relu(self.fc(x.flatten(1)))
