@@ -95,7 +95,7 @@ class FedEmbedClient(GlobalPlusClient):
             )
         own, types = check_assignment(assignment) == "personal", info.num_types * type_head
         net = enclose(info, model, seed, embedding_dim, heads, own=own, num_types=types)
-        net.types = info.num_types  # type: ignore[assignment]
+        net.types = info.num_types
         return net
 
     def losses(self, x: Tensor, y: Tensor, types: Tensor) -> dict[str, Tensor]:
@@ -131,15 +131,10 @@ class FedEmbedClient(GlobalPlusClient):
         """Volunteers tell the sub-population that they are prototypical of."""
         told = super().properties()
         group_of_volunteers = int(self.share.attributes[RANK]) // self.prototypical_users
-        k = self.preferred + group_of_volunteers * self.types
+        k = self.preferred + group_of_volunteers * self.model.types
         if self.assignment == "prototype" and not self.share.novel and k < len(self.model.heads):
             told["prototype"] = k
         return told
-
-    @property
-    def types(self) -> int:
-        """T, the number of types."""
-        return int(self.model.types)  # type: ignore[arg-type]
 
     # Further messages
 
@@ -178,7 +173,7 @@ class FedEmbedClient(GlobalPlusClient):
 
     def pulled(self, centers: np.ndarray, heads: np.ndarray, config: Config) -> np.ndarray:
         """v_u after one triplet step per positive sample, p_n drawn from the other types."""
-        v, mine = self.embedding(), heads % self.types == self.preferred
+        v, mine = self.embedding(), heads % self.model.types == self.preferred
         if not mine.any() or mine.all():
             return v
         generator = np.random.default_rng(

@@ -48,8 +48,10 @@ class Optimizer:
     def step(self) -> None:
         """Descend along the gradients; a parameter without one stays as it is."""
         for parameters, lr in self.groups:
-            if moved := [p for p in parameters if p.grad is not None]:
-                self.update(moved, [p.grad for p in moved], lr)  # type: ignore[misc]
+            moved = [p for p in parameters if p.grad is not None]
+            gradients = [g for p in parameters if (g := p.grad) is not None]
+            if moved:
+                self.update(moved, gradients, lr)
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """Change `parameters` in place."""

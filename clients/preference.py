@@ -23,7 +23,9 @@ from partitions.shares import PreferredSamples, Samples
 EMBEDDING = "embedding"
 
 
-def enclose(info: Info, model: str, seed: int, dim: int, heads: int, **options: Any) -> nn.Module:
+def enclose(
+    info: Info, model: str, seed: int, dim: int, heads: int, **options: Any
+) -> EmbeddingNet:
     """The registered network `model` as the encoder of an `EmbeddingNet`."""
     channels, *sides = info.shape
     shape = (channels + bool(dim), *sides)

@@ -51,7 +51,7 @@ def rounds(config: Config, method: str, count: int) -> tuple[float, dict[str, fl
         grid = TimedGrid.simulation(app, config, int(config["num-clients"]))
         started = time.perf_counter()
         run(grid, config | {"method": method, "rounds": number}, "in-process")
-        runs.append((time.perf_counter() - started, dict(grid.seconds)))  # type: ignore[attr-defined]
+        runs.append((time.perf_counter() - started, dict(grid.seconds)))
     (first, before), (last, after) = runs
     return last - first, {key: after[key] - before.get(key, 0.0) for key in after}
 

@@ -115,6 +115,7 @@ def by_prevalence(summary: dict[str, Any]) -> dict[float, list[float]]:
 def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings (users, d) of all users after a run, and their sub-populations (users,)."""
     from clients.arrays import from_record
+    from clients.fedembed import FedEmbedClient
     from fedapps.client_app import app, make_client
     from fedapps.grid import InProcessGrid
     from fedapps.server_app import run
@@ -124,9 +125,10 @@ def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
     v, kinds = [], []
     for context in grid.contexts.values():
         client = make_client(context, "fedembed")
+        assert isinstance(client, FedEmbedClient)
         for record in context.state.array_records.values():
             client.state = from_record(record)
-        v.append(client.embedding())  # type: ignore[attr-defined]
+        v.append(client.embedding())
         kinds.append(client.share.attributes["sub-population"])
     return np.stack(v), np.array(kinds)
 

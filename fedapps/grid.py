@@ -4,6 +4,7 @@ The one file that touches Flower's internals: ``TaskIdentity`` and message ids a
 Flower's own in-memory grid does, which is why pyproject pins flwr to one minor release."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
@@ -42,9 +43,7 @@ class InProcessGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
 
     @classmethod
-    def simulation(
-        cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int
-    ) -> "InProcessGrid":
+    def simulation(cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int) -> Self:
         """A grid whose nodes are configured as Flower's simulation engine does."""
         nodes = [{"partition-id": i, "num-partitions": num_nodes} for i in range(num_nodes)]
         return cls(client_app, run_config, nodes)

@@ -30,7 +30,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 table { border-collapse: collapse; margin: 1rem 0 } caption { caption-side: bottom; color: #555 }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right }
 th:first-child, td:first-child { text-align: left } .error { color: #b00 }
-svg { max-width: 100%; height: auto } code { background: #f4f4f4; padding: 0 .2rem }
+svg { max-width: 100%; height: auto }
 """
 
 

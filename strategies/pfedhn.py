@@ -75,7 +75,11 @@ class PFedHN(PersonalizedStrategy):
             if value < 0:
                 raise ValueError(f"{key} is {value}; it must not be negative")
         self.embedding_dim, self.descriptor = embedding_dim, descriptor
-        self._shape = {"hidden_dim": hidden_dim, "hidden_layers": hidden_layers, "bias": bias}
+        self._shape: dict[str, Any] = {
+            "hidden_dim": hidden_dim,
+            "hidden_layers": hidden_layers,
+            "bias": bias,
+        }
         self._shape["spectral"] = spectral_norm
         self.server_optimizer, self.server_lr = server_optimizer, server_lr
         self.embedding_lr = embedding_lr or server_lr
@@ -226,7 +230,7 @@ class PFedHN(PersonalizedStrategy):
         if self.hypernetwork is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed_of(self.seed, "hypernetwork"))
-                self.hypernetwork = Hypernetwork(self.targets.shapes(), self._dim(), **self._shape)  # type: ignore[arg-type]
+                self.hypernetwork = Hypernetwork(self.targets.shapes(), self._dim(), **self._shape)
             self.hypernetwork.to(self.targets.dtype)
             self.optimizer = self._optimizer(self.hypernetwork.parameters(), self.server_lr)
         return self.hypernetwork

@@ -64,6 +64,7 @@ class EmbeddingNet(nn.Module):
         global_head: bool = True,
     ) -> None:
         super().__init__()
+        self.types = 0  # T, where users prefer types
         if dim > min(shape[1:]):
             raise ValueError(
                 f"embedding-dim is {dim}; diag(v) must fit images of {shape[1]}×{shape[2]} pixels"
