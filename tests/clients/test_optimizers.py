@@ -1,5 +1,6 @@
 """The optimizers against torch's classes, bit for bit, and what they are there for."""
 
+import functools
 import subprocess
 import sys
 
@@ -9,11 +10,12 @@ from torch import nn
 
 from clients.optimizers import SGD, Adam
 
+FUSED = functools.partial(torch.optim.Adam, fused=True)
 PAIRS = [
     (SGD, torch.optim.SGD, {}),
     (SGD, torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
-    (Adam, torch.optim.Adam, {}),
-    (Adam, torch.optim.Adam, {"weight_decay": 0.01}),
+    (Adam, FUSED, {}),
+    (Adam, FUSED, {"weight_decay": 0.01}),
 ]
 
 
