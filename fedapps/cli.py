@@ -50,7 +50,9 @@ def run(
         list[str] | None,
         typer.Argument(help="An experiment's .toml file, and key=value overrides."),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "",
+    methods: Annotated[
+        str, typer.Option(help='Methods, separated by commas; "tent adapt-steps=5" is one, too.')
+    ] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
     engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "ray",
     gpus_per_client: Annotated[float, typer.Option(help="Share of a GPU per client.")] = 0.0,
@@ -76,10 +78,10 @@ def run(
         config["bound"] = bound or config["bound"]
         config["from-dir"] = str(from_.resolve()) if from_ else config["from-dir"]
         names = _words(methods or named_methods)
-        for name in names:
-            check(override(config, {"method": name}))
         numbers = [_whole(word) for word in _words(seeds or named_seeds or str(config["seed"]))]
         work = make_jobs(config, names, numbers, output)
+        for job in {job.method: job for job in work}.values():
+            check(job.config)
         if from_ is not None:
             for job in work:
                 folder = run_folder(from_, job.name)

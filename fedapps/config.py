@@ -53,6 +53,32 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
+def variant(config: Mapping[str, Value], label: str) -> Config:
+    """`config` for a method with settings of its own: ``"fedembed assignment=som lr=0.01"``.
+
+    A key is the method's where it has one of that name, a common one otherwise. Raises ValueError
+    for unknown methods and keys, wrong types, and a "/", since the label names a folder."""
+    if "/" in label:
+        raise ValueError(f"{label!r} cannot name a folder; set what has a / for all methods")
+    method, *words = label.split()
+    changes: dict[str, Any] = {"method": check_method(method)}
+    for key, value in map(parse_override, words):
+        own = f"{method}.{key}"
+        changes[key if key in config and own not in config else own] = value
+    return override(config, changes)
+
+
+def folder_name(label: str, seed: Value) -> str:
+    """Folder of a variant's run, ``fedembed,assignment=som-seed0``."""
+    return f"{','.join(label.split())}-seed{seed}"
+
+
+def label_of(folder: Path, method: str) -> str:
+    """The variant that the name of a run's folder tells, the `method` itself if none."""
+    label = folder.name.rpartition("-seed")[0].replace(",", " ")
+    return label if label.startswith(f"{method} ") else method
+
+
 def experiments() -> dict[str, Path]:
     """The shipped experiments, ``<paper>/<table>`` → file."""
     root = Path(__file__).parents[1] / "experiments"
@@ -77,7 +103,7 @@ def read_experiment(name: str) -> tuple[dict[str, Any], str, str]:
 
 
 def run_folder(folder: Path, name: str) -> Path:
-    """The folder of the run `name` (``<method>-seed<seed>``): `folder` itself, or in it."""
+    """The folder of the run `name` (that of `folder_name`): `folder` itself, or in it."""
     folder = folder.resolve()
     return folder if (folder / "config.toml").is_file() else folder / name
 
@@ -86,12 +112,13 @@ def saved_configuration(folder: Path) -> tuple[Config, str, str]:
     """Configuration, methods and seeds of the run, or of the runs, that `folder` holds.
 
     Of several runs the first one's configuration counts. Raises ValueError if there is none."""
-    files = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
-    if not files:
+    runs = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
+    if not runs:
         raise ValueError(f"{folder} holds no finished run")
-    found = [tomllib.loads((f / "config.toml").read_text("utf-8")) for f in files]
+    found = [tomllib.loads((f / "config.toml").read_text("utf-8")) for f in runs]
     config = {key: value for key, value in found[0].items() if key != "versions"}
-    methods, seeds = (dict.fromkeys(str(one[key]) for one in found) for key in ("method", "seed"))
+    methods = dict.fromkeys(map(label_of, runs, (str(one["method"]) for one in found)))
+    seeds = dict.fromkeys(str(one["seed"]) for one in found)
     config = override(defaults(), config | {"output-dir": "", "from-dir": ""})
     return config, ",".join(methods), ",".join(seeds)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedapps.config import Config, Value
+from fedapps.config import Config, Value, folder_name, variant
 from fedapps.superlink import SuperLink
 
 ENGINES = ("ray", "in-process")
@@ -23,7 +23,7 @@ STATUS_SECONDS = 10.0  # between questions to the SuperLink; each starts a proce
 class Job:
     """One run: its whole configuration, and what became of it."""
 
-    method: str
+    method: str  # with settings of its own if it has some: "fedembed assignment=som"
     seed: int
     config: Config
     folder: Path
@@ -34,7 +34,7 @@ class Job:
     @property
     def name(self) -> str:
         """``<method>-seed<seed>``, also the folder's name."""
-        return f"{self.method}-seed{self.seed}"
+        return folder_name(self.method, self.seed)
 
     def news(self) -> list[dict[str, Any]]:
         """The rounds that were reported since the last call."""
@@ -55,13 +55,13 @@ class Job:
 def make_jobs(
     config: Mapping[str, Value], methods: Sequence[str], seeds: Sequence[int], output: Path
 ) -> list[Job]:
-    """One job per method and seed."""
+    """One job per method, which may have settings of its own, and seed."""
     jobs = []
     for method in methods:
         for seed in seeds:
-            folder = output.resolve() / f"{method}-seed{seed}"
-            own: dict[str, Value] = {"method": method, "seed": seed, "output-dir": str(folder)}
-            jobs.append(Job(method, seed, dict(config) | own, folder))
+            folder = output.resolve() / folder_name(method, seed)
+            own: dict[str, Value] = {"seed": seed, "output-dir": str(folder)}
+            jobs.append(Job(method, seed, variant(config, method) | own, folder))
     return jobs
 
 
@@ -163,9 +163,15 @@ def _ray(num_cpus: int) -> Iterator[None]:
 def _run_on_superlink(
     jobs: list[Job], parallel: int, gpus: float, follow: Callable[[list[Job]], None]
 ) -> None:
-    """One Flower run per seed, its methods in turn, at most `parallel` runs at once."""
+    """One Flower run per seed, its methods in turn, at most `parallel` runs at once.
+
+    A method with settings of its own is a run of its own."""
     with SuperLink(jobs[0].folder.parent / "superlink.log") as superlink:
-        waiting = [[job for job in jobs if job.seed == s] for s in sorted({j.seed for j in jobs})]
+        groups: dict[tuple[int, str], list[Job]] = {}
+        for job in sorted(jobs, key=lambda job: job.seed):
+            own = job.method if " " in job.method else ""
+            groups.setdefault((job.seed, own), []).append(job)
+        waiting = list(groups.values())
         running: dict[int, list[Job]] = {}
         asked = time.monotonic()
         while waiting or running:
@@ -194,9 +200,9 @@ def _run_on_superlink(
 
 
 def _submit(superlink: SuperLink, group: list[Job], gpus: float) -> int:
-    """Hand a seed's jobs to the SuperLink as one run."""
+    """Hand a group of jobs to the SuperLink as one run."""
     first = group[0]
-    methods = ",".join(job.method for job in group)
+    methods = ",".join(str(job.config["method"]) for job in group)
     folder = first.folder if len(group) == 1 else first.folder.parent
     federation = (
         f"num-supernodes={first.config['num-clients']} client-resources-num-cpus=1 "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedapps.config import Config, defaults
+from fedapps.config import defaults, label_of
 from fedapps.files import write_text
 from fedapps.jobs import Job
 from fedapps.table import results
@@ -40,7 +40,8 @@ def finished_jobs(folder: Path) -> list[Job]:
     for file in folder.glob("*-seed*/summary.json"):
         config = tomllib.loads((file.parent / "config.toml").read_text("utf-8"))
         error = json.loads(file.read_text("utf-8")).get("error", "")
-        jobs.append(Job(config["method"], config["seed"], config, file.parent, error))
+        method = label_of(file.parent, config["method"])
+        jobs.append(Job(method, config["seed"], config, file.parent, error))
     if not jobs:
         raise ValueError(f"{folder} holds no runs; name the folder that `fedapps run` wrote to")
     return sorted(jobs, key=lambda job: (job.method, job.seed))
@@ -150,11 +151,15 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) 
 
 
 def _settings(jobs: Sequence[Job]) -> list[str]:
-    """What differs from the defaults, and the versions of the libraries."""
+    """What differs from the defaults in all runs, and the versions of the libraries."""
     known = defaults()
-    first: Config = jobs[0].config
-    changed = {k: v for k, v in first.items() if k not in OF_THE_RUN and v != known.get(k)}
-    rows = [[key, str(value)] for key, value in sorted(changed.items())]
+    rows = [
+        [key, str(value)]
+        for key, value in sorted(jobs[0].config.items())
+        if key not in OF_THE_RUN
+        and value != known.get(key)
+        and all(job.config.get(key) == value for job in jobs)
+    ]
     parts = [_table(["setting", "value"], rows, "what differs from the defaults")]
     written = jobs[0].folder / "config.toml"
     if written.is_file():

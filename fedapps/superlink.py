@@ -26,6 +26,7 @@ from fedapps.config import Value, project_dir
 NAME = "fedapps"
 PACKAGES = ("fedapps", "strategies", "clients", "partitions", "experiments")
 START_SECONDS = 60.0
+COMMANDS = Path(sys.executable).parent  # of the running environment, activated or not
 
 
 def free_port() -> int:
@@ -42,11 +43,6 @@ def listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def executable(name: str) -> str:
-    """A command of the running environment, e.g. ``flwr``."""
-    return str(Path(sys.executable).parent / name)
-
-
 class SuperLink:
     """A SuperLink process; with `simulation` it runs virtual clients on Ray.
 
@@ -57,6 +53,7 @@ class SuperLink:
         self.home = Path(tempfile.mkdtemp(prefix="fedapps-"))
         self.port = free_port()
         self.env = os.environ | {
+            "PATH": f"{COMMANDS}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -104,7 +101,7 @@ class SuperLink:
         """Start a command of Flower's beside the SuperLink, output to the log."""
         with self.log.open("ab") as output:
             process = subprocess.Popen(
-                [executable(command), *arguments],
+                [str(COMMANDS / command), *arguments],
                 cwd=self.home / "neutral",
                 env=self.env,
                 stdout=output,
@@ -167,7 +164,7 @@ class SuperLink:
 
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [executable("flwr"), *arguments],
+            [str(COMMANDS / "flwr"), *arguments],
             env=self.env,
             cwd=self.home / "neutral",
             capture_output=True,

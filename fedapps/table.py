@@ -91,7 +91,7 @@ def results(jobs: Sequence[Job]) -> Results:
         if not summaries:
             rows.append([method, FAILED, *[""] * (len(columns) - 2)])
             continue
-        served = METHODS[method].novel or any(s["novel"] for s in summaries)
+        served = METHODS[method.split()[0]].novel or any(s["novel"] for s in summaries)
         megabytes = [s["megabytes_per_client_round"] for s in summaries]
         row = [
             method,

@@ -26,6 +26,10 @@ def fedapps(*arguments, code=0):
         (["partition=random"], ["'random'", "pathological"]),
         (["model=resnet"], ["'resnet'", "mlp"]),
         (["rates=3"], ["'rates'", "lr"]),
+        (["--methods", "tent steps=3"], ["'tent.steps'", "adapt-steps"]),
+        (["--methods", "tent adapt-steps=0.5"], ["tent.adapt-steps", "0.5", "whole"]),
+        (["--methods", "tent adapt-steps"], ["'adapt-steps'", "key=value"]),
+        (["--methods", "local data-dir=/tmp"], ["data-dir=/tmp", "/"]),
         (["pfedhn.depth=3"], ["'pfedhn.depth'", "hidden-layers"]),
         (["partition=dirichlet", "partition.alpha=0"], ["alpha", "0.0", "> 0"]),
         (["num-clients=5000"], ["5000", "1797"]),
@@ -100,6 +104,27 @@ def test_several_seeds_and_jobs_side_by_side(tmp_path):
     assert "± standard deviation over seeds" in said
     seeds = [json.loads((tmp_path / f"fedavg-seed{i}/summary.json").read_text()) for i in (0, 1)]
     assert seeds[0]["train"] != seeds[1]["train"]
+
+
+def test_a_method_with_settings_of_its_own(tmp_path):
+    """Own keys before common ones; a folder and a row each, and further rounds from there."""
+    labels = ["tent", "tent adapt-steps=0", "tent adapt-steps=0 lr=0.5"]
+    said = fedapps("run", *SMALL, "--methods", ",".join(labels), "--output", tmp_path)
+    own = {}
+    for label in labels:
+        assert f"│ {label} │" in said
+        folder = tmp_path / f"{label.replace(' ', ',')}-seed0"
+        config = tomllib.loads((folder / "config.toml").read_text())
+        own[label] = (config["method"], config["tent.adapt-steps"], config["lr"])
+    assert list(own.values()) == [("tent", 10, 0.3), ("tent", 0, 0.3), ("tent", 0, 0.5)]
+    page = fedapps("report", tmp_path) and (tmp_path / "report.html").read_text("utf-8")
+    assert all(f"<td>{label}</td>" in page for label in labels)
+    assert "<td>local-steps</td><td>3</td>" in page
+    assert "<td>lr</td>" not in page  # not the same in all runs
+    again = fedapps("run", "--from", tmp_path, *SMALL[-2:], "--output", tmp_path / "later")
+    assert all(f"│ {label} │" in again for label in labels)
+    later = tmp_path / "later" / "tent,adapt-steps=0,lr=0.5-seed0" / "config.toml"
+    assert tomllib.loads(later.read_text())["lr"] == 0.5
 
 
 def test_an_experiment_gives_what_differs(tmp_path):

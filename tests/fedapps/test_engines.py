@@ -37,7 +37,7 @@ def numbers(summary):
 
 
 def test_ray_and_in_process_agree_to_the_last_bit(tmp_path):
-    methods = ["fedavg", "fedper", "tent", "pfedhn"]
+    methods = ["fedavg", "fedper", "tent", "pfedhn", "tent adapt-steps=2"]
     config = defaults() | SMALL | {"fraction-train": 0.5}
     on_ray = make_jobs(config, methods, [3], tmp_path / "ray")
     here = make_jobs(config, methods, [3], tmp_path / "here")
@@ -55,7 +55,7 @@ def test_the_command_on_ray_reports_a_failing_method_and_stops_what_it_started(t
     arguments = ["num-clients=4", "rounds=1", "min-valid-replies=3", "--methods", "fedavg"]
     done = subprocess.run(
         [*COMMAND, *arguments, "--output", str(tmp_path)], capture_output=True, text=True,
-        env=os.environ | {"COLUMNS": "200"}, check=False,
+        env=os.environ | {"COLUMNS": "200", "PATH": os.defpath}, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "fedavg-seed0 failed" in done.stdout
