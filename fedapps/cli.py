@@ -22,6 +22,8 @@ from fedapps.config import (
     read_experiment,
     run_folder,
     saved_configuration,
+    saved_runs,
+    variant,
 )
 from fedapps.files import read_arrays
 from fedapps.jobs import ENGINES, make_jobs, run_jobs
@@ -74,19 +76,21 @@ def run(
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
         if jobs < 1:
             raise ValueError(f"--jobs is {jobs}; it must be at least 1")
-        config, named_methods, named_seeds = _experiment(arguments or [], from_, not methods)
-        config["bound"] = bound or config["bound"]
-        config["from-dir"] = str(from_.resolve()) if from_ else config["from-dir"]
+        changes, named_methods, named_seeds = _experiment(arguments or [], from_, not methods)
+        changes |= {"bound": True} if bound else {}
+        config = override(defaults(), changes)
         names = _words(methods or named_methods)
         numbers = [_whole(word) for word in _words(seeds or named_seeds or str(config["seed"]))]
         work = make_jobs(config, names, numbers, output)
-        for job in {job.method: job for job in work}.values():
-            check(job.config)
         if from_ is not None:
             for job in work:
                 folder = run_folder(from_, job.name)
                 read_arrays(folder)  # refuses a folder that holds no model
-                job.config["from-dir"] = str(folder)
+                config = variant(override(saved_configuration(folder), changes), job.method)
+                own = {"output-dir": str(job.folder), "from-dir": str(folder), "seed": job.seed}
+                job.config = override(config, own)
+        for job in {job.method: job for job in work}.values():
+            check(job.config)
     except (ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(2) from error
@@ -169,25 +173,28 @@ def check(config: Config) -> None:
     construct(METHODS[method].strategy, config=config, method=method)
 
 
-def _experiment(arguments: list[str], saved: Path | None, free: bool) -> tuple[Config, str, str]:
-    """Configuration, methods and seeds from an experiment's file and key=value overrides.
+def _experiment(
+    arguments: list[str], saved: Path | None, free: bool
+) -> tuple[dict[str, Any], str, str]:
+    """Changed settings, methods and seeds from an experiment's file and key=value overrides.
 
-    On top of the configuration of the runs in the folder `saved`, if there is one; the main job
+    Methods and seeds are those of the runs in the folder `saved`, if there is one; the main job
     if neither it nor the arguments name methods and the choice is `free`."""
-    config, methods, seeds = defaults(), "", ""
+    changes: dict[str, Any] = {}
+    methods = seeds = ""
     if saved is not None:
-        config, methods, seeds = saved_configuration(saved)
-        config["rounds"] = 0
+        methods, seeds = saved_runs(saved)
+        changes["rounds"] = 0
     files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
     if len(files) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(files)}")
     for file in files:
-        changes, methods, seeds = read_experiment(file)
-        config = override(config, changes)
-    changes = dict(parse_override(a) for a in arguments if a not in files)
-    if free and not methods and "method" not in changes:
-        changes = MAIN_JOB | changes
-    return override(config, changes), str(changes.get("method", methods)), seeds
+        named, methods, seeds = read_experiment(file)
+        changes |= named
+    named = dict(parse_override(a) for a in arguments if a not in files)
+    if free and not methods and "method" not in named:
+        named = MAIN_JOB | named
+    return changes | named, str(named.get("method", methods)), seeds
 
 
 def _words(text: str) -> list[str]:

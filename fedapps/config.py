@@ -108,19 +108,22 @@ def run_folder(folder: Path, name: str) -> Path:
     return folder if (folder / "config.toml").is_file() else folder / name
 
 
-def saved_configuration(folder: Path) -> tuple[Config, str, str]:
-    """Configuration, methods and seeds of the run, or of the runs, that `folder` holds.
-
-    Of several runs the first one's configuration counts. Raises ValueError if there is none."""
+def saved_runs(folder: Path) -> tuple[str, str]:
+    """Methods and seeds of the run, or of the runs, that `folder` holds; ValueError if none."""
     runs = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
     if not runs:
         raise ValueError(f"{folder} holds no finished run")
-    found = [tomllib.loads((f / "config.toml").read_text("utf-8")) for f in runs]
-    config = {key: value for key, value in found[0].items() if key != "versions"}
-    methods = dict.fromkeys(map(label_of, runs, (str(one["method"]) for one in found)))
-    seeds = dict.fromkeys(str(one["seed"]) for one in found)
-    config = override(defaults(), config | {"output-dir": "", "from-dir": ""})
-    return config, ",".join(methods), ",".join(seeds)
+    found = [(run, saved_configuration(run)) for run in runs]
+    methods = dict.fromkeys(label_of(run, str(config["method"])) for run, config in found)
+    seeds = dict.fromkeys(str(config["seed"]) for _, config in found)
+    return ",".join(methods), ",".join(seeds)
+
+
+def saved_configuration(run: Path) -> Config:
+    """What a finished run was configured with, its folders apart."""
+    config = tomllib.loads((run / "config.toml").read_text("utf-8"))
+    del config["versions"]
+    return override(defaults(), config | {"output-dir": "", "from-dir": ""})
 
 
 def parse_override(argument: str) -> tuple[str, Value]:

@@ -163,15 +163,9 @@ def _ray(num_cpus: int) -> Iterator[None]:
 def _run_on_superlink(
     jobs: list[Job], parallel: int, gpus: float, follow: Callable[[list[Job]], None]
 ) -> None:
-    """One Flower run per seed, its methods in turn, at most `parallel` runs at once.
-
-    A method with settings of its own is a run of its own."""
+    """One Flower run for jobs that differ in method alone, in turn; at most `parallel` at once."""
     with SuperLink(jobs[0].folder.parent / "superlink.log") as superlink:
-        groups: dict[tuple[int, str], list[Job]] = {}
-        for job in sorted(jobs, key=lambda job: job.seed):
-            own = job.method if " " in job.method else ""
-            groups.setdefault((job.seed, own), []).append(job)
-        waiting = list(groups.values())
+        waiting = flower_runs(jobs)
         running: dict[int, list[Job]] = {}
         asked = time.monotonic()
         while waiting or running:
@@ -197,6 +191,16 @@ def _run_on_superlink(
             if overdue:
                 asked = time.monotonic()
         follow(jobs)
+
+
+def flower_runs(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that one Flower run can serve: plain methods under one configuration, by seed."""
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: job.seed):
+        common = job.config | {"method": "", "output-dir": ""}
+        own = job.name if " " in job.method else ""  # else the run's folders would not be the jobs'
+        groups.setdefault((own, *common.items()), []).append(job)
+    return list(groups.values())
 
 
 def _submit(superlink: SuperLink, group: list[Job], gpus: float) -> int:

@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 
 from fedapps.config import defaults
-from fedapps.jobs import make_jobs, run_jobs
+from fedapps.jobs import flower_runs, make_jobs, run_jobs
 from fedapps.superlink import SuperLink, free_port
 from strategies.pfedhn import PFedHN
 
@@ -49,6 +49,18 @@ def test_ray_and_in_process_agree_to_the_last_bit(tmp_path):
         assert (one.summary()["engine"], two.summary()["engine"]) == ("ray", "in-process")
         names = {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors"}
         assert {file.name for file in one.folder.iterdir()} == names
+
+
+def test_one_flower_run_serves_methods_under_one_configuration(tmp_path):
+    jobs = make_jobs(defaults(), ["fedavg", "tent", "tent lr=0.5"], [0, 1], tmp_path)
+    names = [[job.name for job in group] for group in flower_runs(jobs)]
+    assert names == [
+        ["fedavg-seed0", "tent-seed0"], ["tent,lr=0.5-seed0"],
+        ["fedavg-seed1", "tent-seed1"], ["tent,lr=0.5-seed1"],
+    ]  # fmt: skip
+    for job in jobs:  # each starts from the model of its own earlier run
+        job.config["from-dir"] = str(job.folder)
+    assert flower_runs(jobs) == [[job] for job in sorted(jobs, key=lambda job: job.seed)]
 
 
 def test_the_command_on_ray_reports_a_failing_method_and_stops_what_it_started(tmp_path):
