@@ -23,7 +23,6 @@ from fedapps.config import (
     run_folder,
     saved_configuration,
     saved_runs,
-    variant,
 )
 from fedapps.files import read_arrays
 from fedapps.jobs import ENGINES, make_jobs, run_jobs
@@ -86,9 +85,8 @@ def run(
             for job in work:
                 folder = run_folder(from_, job.name)
                 read_arrays(folder)  # refuses a folder that holds no model
-                config = variant(override(saved_configuration(folder), changes), job.method)
-                own = {"output-dir": str(job.folder), "from-dir": str(folder), "seed": job.seed}
-                job.config = override(config, own)
+                saved = override(saved_configuration(folder), changes | {"from-dir": str(folder)})
+                job.config = make_jobs(saved, [job.method], [job.seed], output)[0].config
         for job in {job.method: job for job in work}.values():
             check(job.config)
     except (ValueError, OSError) as error:

@@ -122,7 +122,7 @@ def saved_runs(folder: Path) -> tuple[str, str]:
 def saved_configuration(run: Path) -> Config:
     """What a finished run was configured with, its folders apart."""
     config = tomllib.loads((run / "config.toml").read_text("utf-8"))
-    del config["versions"]
+    config.pop("versions", None)
     return override(defaults(), config | {"output-dir": "", "from-dir": ""})
 
 
