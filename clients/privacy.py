@@ -34,10 +34,10 @@ class SystemGenerator:
     """Standard normal numbers from the operating system's secure source."""
 
     def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
-        """Φ⁻¹ of uniform multiples of 2⁻⁵³, shifted by half a step off 0 and 1."""
+        """Φ⁻¹ of uniform multiples of 2⁻⁵², shifted by half a step off 0 and 1."""
         count = int(np.prod(size))
-        whole = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
-        return scipy.special.ndtri((whole.astype(float) + 0.5) / 2.0**53).reshape(size)
+        whole = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(12)
+        return scipy.special.ndtri((whole.astype(float) + 0.5) / 2.0**52).reshape(size)
 
 
 def generator(name: str, seed: int, purpose: str, *counters: int) -> Normal:

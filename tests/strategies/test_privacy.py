@@ -63,6 +63,13 @@ def test_system_generator_is_standard_normal_and_never_repeats():
     assert (draws != SystemGenerator().standard_normal((50_000,))).any()
 
 
+@pytest.mark.parametrize(("byte", "draw"), [(b"\xff", 8.2095), (b"\x00", -8.2095)])
+def test_system_generator_is_finite_at_both_ends(monkeypatch, byte, draw):
+    """Φ⁻¹(2⁻⁵³) = −8.2095, the outermost numbers that can be drawn."""
+    monkeypatch.setattr("os.urandom", lambda count: byte * count)
+    assert SystemGenerator().standard_normal((2,)) == pytest.approx(draw, abs=1e-4)
+
+
 def test_seeded_generator_repeats_and_unknown_ones_are_named():
     one, two = (generator("seeded", 0, "x", 1).standard_normal((3,)) for _ in range(2))
     assert (one == two).all()
