@@ -18,7 +18,7 @@ FAILED = "failed"
 
 
 class Display:
-    """A bar per job: rounds done, loss, the last two accuracies. Use as a context."""
+    """A bar per job: rounds done, loss, the last accuracies or F1. Use as a context."""
 
     def __init__(self, jobs: Sequence[Job], console: Console) -> None:
         self._progress = Progress(
@@ -53,10 +53,13 @@ class Display:
                 self._progress.update(task, completed=report["round"])
                 if report.get("loss") is not None:
                     news["loss"] = f"loss {report['loss']:.3f}"
+                numbers = report.get("evaluation", {})
                 for role, word in (("train", "training"), ("novel", "novel")):
-                    accuracy = report.get("evaluation", {}).get(f"{role}-accuracy")
+                    accuracy = numbers.get(f"{role}-accuracy")
                     if accuracy is not None:
                         news[role] = f"{word} {100 * accuracy:.1f} %"
+                if "train-f1" in numbers:
+                    news["f1"] = f"F1 {numbers['train-f1']:.3f}"
                 if report.get("dropped"):
                     news["dropped"] = f"[red]dropped {report['dropped']}[/red]"
             if job.error:
@@ -77,14 +80,20 @@ class Results:
 
 
 def results(jobs: Sequence[Job]) -> Results:
-    """One row per method; several seeds as mean ± standard deviation over seeds."""
+    """One row per method; several seeds as mean ± standard deviation over seeds.
+
+    Only columns that can tell something: no accuracy where no client has validation samples but F1
+    is told, and nothing of novel clients where there are none."""
     summaries_of = {job.name: {} if job.error else job.summary() for job in jobs}
-    scored = any("f1" in s.get("train", {}) for s in summaries_of.values())
-    private = any("privacy" in s for s in summaries_of.values())
-    bounded = any(_terms(s) for s in summaries_of.values())
-    columns = ["method", "training clients", "novel clients", "rounds", "seconds"]
-    columns += ["MB down", "MB up", *["F1"] * scored, *["ε"] * private]
-    columns += ["êrr", "½ d̂", "êrr + ½ d̂"] * bounded
+    told = summaries_of.values()
+    scored = any("f1" in s.get("train", {}) for s in told)
+    validated = any(s.get("train", {}).get("accuracy") is not None for s in told) or not scored
+    joined = any(float(job.config["train-fraction"]) < 1 for job in jobs)
+    private = any("privacy" in s for s in told)
+    bounded = any(_terms(s) for s in told)
+    columns = ["method", *["training clients"] * validated, *["novel clients"] * joined]
+    columns += [*["F1"] * scored, *["ε"] * private, *["êrr", "½ d̂", "êrr + ½ d̂"] * bounded]
+    columns += ["rounds", "seconds", "MB down", "MB up"]
     rows = []
     for method, group in groupby(jobs, key=lambda job: job.method):
         summaries = [s for job in group if (s := summaries_of[job.name])]
@@ -92,27 +101,38 @@ def results(jobs: Sequence[Job]) -> Results:
             rows.append([method, FAILED, *[""] * (len(columns) - 2)])
             continue
         served = METHODS[method.split()[0]].novel or any(s["novel"] for s in summaries)
+        novel = _accuracy([s["novel"] for s in summaries]) if served else NOT_SERVED
         megabytes = [s["megabytes_per_client_round"] for s in summaries]
-        row = [
-            method,
-            _accuracy([s["train"] for s in summaries]),
-            _accuracy([s["novel"] for s in summaries]) if served else NOT_SERVED,
-            str(summaries[0]["rounds"]),
-            f"{np.mean([s['seconds'] for s in summaries]):.0f}",
-            f"{np.mean([m['down'] for m in megabytes]):.3f}",
-            f"{np.mean([m['up'] for m in megabytes]):.3f}",
-        ]
-        row += [_f1(summaries)] * scored + [_epsilon(summaries)] * private
-        rows.append(row + _bound(summaries) * bounded)
-    first = jobs[0].config
+        rows.append(
+            [
+                method,
+                *[_accuracy([s["train"] for s in summaries])] * validated,
+                *[novel] * joined,
+                *[_f1(summaries)] * scored,
+                *[_epsilon(summaries)] * private,
+                *_bound(summaries) * bounded,
+                str(summaries[0]["rounds"]),
+                f"{np.mean([s['seconds'] for s in summaries]):.0f}",
+                f"{np.mean([m['down'] for m in megabytes]):.3f}",
+                f"{np.mean([m['up'] for m in megabytes]):.3f}",
+            ]
+        )
+    first, spread = jobs[0].config, _seeds(jobs) > 1
+    notes = [
+        *["training clients: validation accuracy"] * validated,
+        *["novel clients: all their samples"] * joined,
+        *["F1: mean over sub-populations, of test samples"] * scored,
+        *["ε (δ): spent in the whole run"] * private,
+        *["± standard deviation over seeds"] * spread,
+        *["± standard error over clients"] * (joined and not spread),
+        "MB per client and round",
+    ]
     return Results(
         f"{first['dataset']}, {first['partition']}, {first['num-clients']} clients: "
-        "accuracy in %, at the round that is best on validation",
+        + ("accuracy in %, at the round that is best on validation" if validated else "last round"),
         columns,
         rows,
-        "training clients: validation accuracy; novel clients: all their samples, "
-        + ("± standard deviation over seeds" if _seeds(jobs) > 1 else "± standard error")
-        + "; MB per client and round",
+        "; ".join(notes),
     )
 
 

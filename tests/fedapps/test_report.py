@@ -8,13 +8,15 @@ from typer.testing import CliRunner
 from fedapps.cli import cli
 from fedapps.config import defaults
 from fedapps.report import NAME, clients, curves, finished_jobs, write_report
+from fedapps.table import results
 
 COUNTS = {"megabytes_per_client_round": {"down": 1.0, "up": 2.0}, "seconds": 3.0, "rounds": 2}
 
 
-def leave(folder, method, seed, *accuracies, error=""):
+def leave(folder, method, seed, *accuracies, error="", **settings):
     """Write what a run leaves; accuracies of training clients, evaluated every round."""
     config = defaults() | {"method": method, "seed": seed, "lr": 0.125, "versions": {"flwr": "9.9"}}
+    config |= settings
     run = folder / f"{method}-seed{seed}"
     run.mkdir()
     (run / "config.toml").write_text(tomli_w.dumps(config))
@@ -61,6 +63,20 @@ def test_the_figures_show_the_runs(tmp_path):
     dots = [line for line in training.lines if line.get_marker() == "."]
     assert [line.get_ydata().tolist() for line in dots] == [[50, 50]]
     assert not novel.lines
+
+
+def test_columns_that_tell_nothing_are_not_shown(tmp_path):
+    """Users without validation samples, none of them novel: F1 alone, 0.5 and 0.7 over seeds."""
+    for seed, f1 in enumerate((0.5, 0.7)):
+        leave(tmp_path, "global", seed, 0.0, **{"train-fraction": 1.0})
+        file = tmp_path / f"global-seed{seed}" / "summary.json"
+        train = {"accuracy": None, "clients": 0, "f1": f1}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"train": train}))
+    shown = results(finished_jobs(tmp_path))
+    assert shown.columns == ["method", "F1", "rounds", "seconds", "MB down", "MB up"]
+    assert shown.rows == [["global", "0.600 ± 0.141", "2", "3", "1.000", "2.000"]]
+    assert shown.title.endswith("clients: last round")
+    assert "novel" not in shown.caption
 
 
 def test_the_command_writes_it(tmp_path):
