@@ -16,7 +16,7 @@ import numpy as np
 from fedapps.config import defaults, label_of
 from fedapps.files import write_text
 from fedapps.jobs import Job
-from fedapps.table import results
+from fedapps.table import novel_clients, results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,13 @@ def write_report(jobs: Sequence[Job], folder: Path) -> Path:
     ]
     if any("evaluation" in report for rounds in reports.values() for report in rounds):
         parts += ["<h2>By round</h2>", _svg(curves(jobs, reports))]
-    if any(job.summary().get("per_client") for job in jobs):
+    if any(f1_of(job) for job in jobs):
+        parts += ["<h2>F1 by sub-population</h2>", _svg(sub_populations(jobs))]
+    if any(
+        client["accuracy"] is not None
+        for job in jobs
+        for client in job.summary().get("per_client", {}).values()
+    ):
         parts += ["<h2>Clients one by one, at the best round</h2>", _svg(clients(jobs))]
     parts += ["<h2>Settings</h2>", *_settings(jobs)]
     head = f'<meta charset="utf-8"><title>{escape(shown.title)}</title><style>{STYLE}</style>'
@@ -71,7 +77,7 @@ def curves(jobs: Sequence[Job], reports: dict[str, list[dict[str, Any]]]) -> "Fi
     """Accuracy of training and of novel clients by round, the mean over seeds and their range.
 
     F1 where a method is scored by that alone."""
-    figure, axes = _axes()
+    figure, axes = _axes(jobs)
     for colour, (method, group) in enumerate(groupby(jobs, key=lambda job: job.method)):
         runs = [reports[job.name] for job in group]
         for role, axis in axes.items():
@@ -97,7 +103,7 @@ def curves(jobs: Sequence[Job], reports: dict[str, list[dict[str, Any]]]) -> "Fi
 
 def clients(jobs: Sequence[Job]) -> "Figure":
     """Each client's accuracy as a dot, quartiles as a box; all seeds together."""
-    figure, axes = _axes()
+    figure, axes = _axes(jobs)
     names = list(dict.fromkeys(job.method for job in jobs))
     for role, axis in axes.items():
         for place, method in enumerate(names):
@@ -118,16 +124,52 @@ def clients(jobs: Sequence[Job]) -> "Figure":
     return figure
 
 
-def _axes() -> tuple["Figure", dict[str, Any]]:
+def sub_populations(jobs: Sequence[Job]) -> "Figure":
+    """F1 of each sub-population (columns) under each method (rows), the mean over seeds."""
     from matplotlib.figure import Figure
 
+    told = {
+        method: scores
+        for method, group in groupby(jobs, key=lambda job: job.method)
+        if (scores := [s for job in group if (s := f1_of(job))])
+    }
+    kinds = sorted({kind for scores in told.values() for s in scores for kind in s})
+    values = np.array(
+        [
+            [np.mean([s.get(kind, np.nan) for s in scores]) for kind in kinds]
+            for scores in told.values()
+        ]
+    )
+    figure = Figure(figsize=(10, 1.2 + 0.4 * len(told)), layout="constrained")
+    axis = figure.subplots()
+    axis.imshow(values, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axis.set_yticks(range(len(told)), list(told))
+    axis.set_xticks(range(len(kinds)), map(str, kinds))
+    axis.set_xlabel("sub-population")
+    for (row, column), value in np.ndenumerate(values):
+        colour = "white" if value > 0.6 else "black"
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    return figure
+
+
+def f1_of(job: Job) -> dict[int, float]:
+    """F1 by sub-population at the run's best round; empty where none is told."""
+    told = job.summary().get("train", {})
+    return {int(k): f1 for key, f1 in told.items() if (k := key.removeprefix("f1_")).isdigit()}
+
+
+def _axes(jobs: Sequence[Job]) -> tuple["Figure", dict[str, Any]]:
+    """A panel for each role that there is."""
+    from matplotlib.figure import Figure
+
+    roles = [role for role in ROLES if role == "train" or novel_clients(jobs)]
     figure = Figure(figsize=(10, 4), layout="constrained")
-    pair = figure.subplots(1, len(ROLES), sharey=True)
-    for axis, title in zip(pair, ROLES.values(), strict=True):
-        axis.set_title(title)
+    panels = figure.subplots(1, len(roles), sharey=True, squeeze=False)[0]
+    for axis, role in zip(panels, roles, strict=True):
+        axis.set_title(ROLES[role])
         axis.grid(alpha=0.3)
-    pair[0].set_ylabel("accuracy (or F1), %")
-    return figure, dict(zip(ROLES, pair, strict=True))
+    panels[0].set_ylabel("accuracy (or F1), %")
+    return figure, dict(zip(roles, panels, strict=True))
 
 
 def _svg(figure: "Figure") -> str:

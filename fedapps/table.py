@@ -88,7 +88,7 @@ def results(jobs: Sequence[Job]) -> Results:
     told = summaries_of.values()
     scored = any("f1" in s.get("train", {}) for s in told)
     validated = any(s.get("train", {}).get("accuracy") is not None for s in told) or not scored
-    joined = any(float(job.config["train-fraction"]) < 1 for job in jobs)
+    joined = novel_clients(jobs)
     private = any("privacy" in s for s in told)
     bounded = any(_terms(s) for s in told)
     columns = ["method", *["training clients"] * validated, *["novel clients"] * joined]
@@ -134,6 +134,11 @@ def results(jobs: Sequence[Job]) -> Results:
         rows,
         "; ".join(notes),
     )
+
+
+def novel_clients(jobs: Sequence[Job]) -> bool:
+    """Whether any of the runs has novel clients."""
+    return any(float(job.config["train-fraction"]) < 1 for job in jobs)
 
 
 def results_table(jobs: Sequence[Job]) -> Table:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import defaults
-from fedapps.report import NAME, clients, curves, finished_jobs, write_report
+from fedapps.report import NAME, clients, curves, finished_jobs, sub_populations, write_report
 from fedapps.table import results
 
 COUNTS = {"megabytes_per_client_round": {"down": 1.0, "up": 2.0}, "seconds": 3.0, "rounds": 2}
@@ -70,13 +70,17 @@ def test_columns_that_tell_nothing_are_not_shown(tmp_path):
     for seed, f1 in enumerate((0.5, 0.7)):
         leave(tmp_path, "global", seed, 0.0, **{"train-fraction": 1.0})
         file = tmp_path / f"global-seed{seed}" / "summary.json"
-        train = {"accuracy": None, "clients": 0, "f1": f1}
+        train = {"accuracy": None, "clients": 0, "f1": f1, "f1_0": f1 - 0.25, "f1_1": f1 + 0.25}
         file.write_text(json.dumps(json.loads(file.read_text()) | {"train": train}))
     shown = results(finished_jobs(tmp_path))
     assert shown.columns == ["method", "F1", "rounds", "seconds", "MB down", "MB up"]
     assert shown.rows == [["global", "0.600 ± 0.141", "2", "3", "1.000", "2.000"]]
     assert shown.title.endswith("clients: last round")
     assert "novel" not in shown.caption
+    page = write_report(finished_jobs(tmp_path), tmp_path).read_text("utf-8")
+    assert "F1 by sub-population" in page
+    heat = sub_populations(finished_jobs(tmp_path)).axes[0]
+    assert [text.get_text() for text in heat.texts] == ["0.35", "0.85"]
 
 
 def test_the_command_writes_it(tmp_path):
