@@ -76,6 +76,7 @@ def test_the_command_on_ray_reports_a_failing_method_and_stops_what_it_started(t
 
 
 def test_ctrl_c_stops_everything(tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     process = subprocess.Popen(
         [*COMMAND, "num-clients=4", "rounds=500", "--methods", "fedavg", "--output", str(tmp_path)],
         stdout=subprocess.DEVNULL,
