@@ -60,12 +60,9 @@ def write_report(jobs: Sequence[Job], folder: Path) -> Path:
         parts += ["<h2>By round</h2>", _svg(curves(jobs, reports))]
     if any(f1_of(job) for job in jobs):
         parts += ["<h2>F1 by sub-population</h2>", _svg(sub_populations(jobs))]
-    if any(
-        client["accuracy"] is not None
-        for job in jobs
-        for client in job.summary().get("per_client", {}).values()
-    ):
-        parts += ["<h2>Clients one by one, at the best round</h2>", _svg(clients(jobs))]
+    one_by_one = clients(jobs)
+    if any(axis.lines for axis in one_by_one.axes):
+        parts += ["<h2>Clients one by one, at the best round</h2>", _svg(one_by_one)]
     parts += ["<h2>Settings</h2>", *_settings(jobs)]
     head = f'<meta charset="utf-8"><title>{escape(shown.title)}</title><style>{STYLE}</style>'
     page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
