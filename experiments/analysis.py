@@ -14,8 +14,8 @@ import partitions
 from clients.arrays import from_record, group
 from fedapps.client_app import app, make_client, with_public
 from fedapps.config import Config, defaults, override
-from fedapps.grid import InProcessGrid
-from fedapps.jobs import run_in_process
+from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.jobs import run_in_process
 from fedapps.server_app import run
 
 

@@ -40,7 +40,7 @@ def _measure(users: int, queue: "Queue[Any]") -> None:
     from clients.arrays import to_record
     from fedapps.client_app import app, method_model
     from fedapps.config import construct
-    from fedapps.grid import InProcessGrid
+    from fedapps.engines.grid import InProcessGrid
     from partitions import task
     from strategies.fedembed import FedEmbed
 

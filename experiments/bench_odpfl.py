@@ -9,7 +9,7 @@ import numpy as np
 
 from fedapps.client_app import app
 from fedapps.config import Config, defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 
 ROUNDS = 3

@@ -23,7 +23,7 @@ from clients.models import build_model
 from clients.sgd import batches
 from experiments import bench_data, bench_fedembed, bench_fedtta, bench_odpfl
 from fedapps.config import Config, defaults
-from fedapps.jobs import make_jobs, run_jobs
+from fedapps.engines.jobs import make_jobs, run_jobs
 
 ROUNDS = 4
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds

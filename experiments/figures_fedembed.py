@@ -117,7 +117,7 @@ def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
     from clients.arrays import from_record
     from clients.fedembed import FedEmbedClient
     from fedapps.client_app import app, make_client
-    from fedapps.grid import InProcessGrid
+    from fedapps.engines.grid import InProcessGrid
     from fedapps.server_app import run
 
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))

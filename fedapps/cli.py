@@ -24,11 +24,11 @@ from fedapps.config import (
     saved_configuration,
     saved_runs,
 )
+from fedapps.engines.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.files import read_arrays
-from fedapps.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.methods import METHODS
-from fedapps.report import finished_jobs, write_report
-from fedapps.table import Display, results_table
+from fedapps.results.report import finished_jobs, write_report
+from fedapps.results.table import Display, results_table
 
 MAIN_JOB: Config = {  # what `fedapps run` changes where no method and no experiment is named
     "method": "fedavg,fedper,tent,fedtta++,pfedhn",

@@ -15,7 +15,7 @@ from fedapps.client_app import client_models, method_model
 from fedapps.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
-from fedapps.results import Recorder
+from fedapps.results.recorder import Recorder
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy
 

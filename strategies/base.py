@@ -7,6 +7,7 @@ may ask its clients more within a round by `exchange`."""
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, Protocol
 
@@ -44,6 +45,19 @@ class Protection(Protocol):
     def report(self) -> dict[str, float]:
         """What of the budget is spent."""
         ...
+
+
+@dataclass
+class Round:
+    """What a strategy keeps for the round at hand, and forgets with it."""
+
+    number: int = 0
+    sent: list[tuple[Message, Node]] = field(default_factory=list)  # awaiting their replies
+    payloads: dict[Node, Arrays] = field(default_factory=dict)  # the train messages' arrays
+    report: dict[str, Any] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)  # refused replies by cause
+    bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
+    started: float = field(default_factory=time.monotonic)
 
 
 class PersonalizedStrategy(Strategy):
@@ -102,17 +116,17 @@ class PersonalizedStrategy(Strategy):
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
-        self.round, self.num_rounds, self.timeout = 0, 0, 3600.0
+        self.now = Round()  # the round at hand; everything else lives through the run
+        self.num_rounds, self.timeout = 0, 3600.0
         self.grid: Grid
         self._config: dict[str, Any] = {}  # what every message's config holds
         self._given: ArrayRecord | None = None  # the record that Flower's loop brought
         self._record: ArrayRecord | None = None  # self.arrays as a record, if there is one
-        self._sent: list[tuple[Message, Node]] = []
-        self._payloads: dict[Node, Arrays] = {}
-        self._report: dict[str, Any] = {}
-        self._dropped: Counter[str] = Counter()
-        self._bytes = {"down": 0, "up": 0}
-        self._started = time.monotonic()
+
+    @property
+    def round(self) -> int:
+        """The number of the round at hand, from 1."""
+        return self.now.number
 
     # What a method overrides
 
@@ -213,7 +227,7 @@ class PersonalizedStrategy(Strategy):
         options["evaluate_config"] = options.get("evaluate_config") or ConfigRecord(self._config)
         result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
         if not num_rounds:
-            self._report = {"round": 0}
+            self.now = Round(0, report={"round": 0})
             asked = self.configure_evaluate(0, initial_arrays, options["evaluate_config"], grid)
             replies = grid.send_and_receive(asked, timeout=timeout)
             if (metrics := self.aggregate_evaluate(0, replies)) is not None:
@@ -225,53 +239,51 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages to the sampled training nodes."""
-        self._started = time.monotonic()
-        self.round, self.grid = server_round, grid
-        self._dropped, self._bytes = Counter(), {"down": 0, "up": 0}
+        self.now, self.grid = Round(server_round), grid
         self._take(arrays)
         self.nodes = self.roster.present(self.grid, self._config, self.timeout)
         nodes = self.sample()
-        self._payloads = self.broadcast(self.arrays, nodes)
+        self.now.payloads = self.broadcast(self.arrays, nodes)
         asked = self.privacy.settings() if self.privacy else {}
         settings = ConfigRecord(dict(config) | {"server-round": server_round} | asked)
-        self._sent = self._messages("train", self._payloads, settings)
-        self._report = {"round": server_round, "sampled": len(nodes)}
-        return [message for message, _ in self._sent]
+        self.now.sent = self._messages("train", self.now.payloads, settings)
+        self.now.report = {"round": server_round, "sampled": len(nodes)}
+        return [message for message, _ in self.now.sent]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid replies."""
-        like = {node: self.expected(sent) for node, sent in self._payloads.items()}
+        like = {node: self.expected(sent) for node, sent in self.now.payloads.items()}
         updates = self._receive(
-            self._sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
+            self.now.sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
         )
         self._stop_on_failure()
         if len(updates) < self.min_valid_replies:
             raise RuntimeError(
-                f"round {server_round}: {len(updates)} valid replies of {len(self._sent)}, "
+                f"round {server_round}: {len(updates)} valid replies of {len(self.now.sent)}, "
                 f"min-valid-replies is {self.min_valid_replies}; "
-                f"dropped by cause: {dict(self._dropped)}"
+                f"dropped by cause: {dict(self.now.dropped)}"
             )
         if self.privacy is not None:
-            sent = [self._payloads[update.node] for update in updates]
+            sent = [self.now.payloads[update.node] for update in updates]
             users = len(self.training_nodes())
             updates = self.privacy.protect(updates, sent, server_round, users)
         self.arrays = self.aggregate(self.arrays, updates)
         self._stop_on_failure()  # in an exchange that aggregate made
-        dropped = dict(self._dropped)
-        clients = max(len(self._sent), 1)
-        self._report |= {
+        dropped = dict(self.now.dropped)
+        clients = max(len(self.now.sent), 1)
+        self.now.report |= {
             "loss": _mean([float(u.metrics["loss"]) for u in updates if "loss" in u.metrics]),
             "valid": len(updates),
             "dropped": dropped,
-            "megabytes": {way: n / clients / 1e6 for way, n in self._bytes.items()},
+            "megabytes": {way: n / clients / 1e6 for way, n in self.now.bytes.items()},
         } | self.report()
         if self.privacy is not None:
-            self._report |= self.privacy.report()
+            self.now.report |= self.privacy.report()
         metrics = MetricRecord({"valid-replies": len(updates)})
-        if self._report["loss"] is not None:
-            metrics["loss"] = self._report["loss"]
+        if self.now.report["loss"] is not None:
+            metrics["loss"] = self.now.report["loss"]
         for cause, count in dropped.items():
             metrics[f"dropped-{cause}"] = count
         if self.keeps_arrays:
@@ -281,45 +293,45 @@ class PersonalizedStrategy(Strategy):
         return self._record, metrics
 
     def _stop_on_failure(self) -> None:
-        if self._dropped and self.on_client_failure == "stop":
-            dropped = dict(self._dropped)
+        if self.now.dropped and self.on_client_failure == "stop":
+            dropped = dict(self.now.dropped)
             raise RuntimeError(f"round {self.round}: a client failed ({dropped}); see the log")
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages to all training and novel nodes, in the rounds that evaluate."""
-        self.round, self.grid = server_round, grid
-        self._sent = []
+        self.now.number, self.grid = server_round, grid
+        self.now.sent = []
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
         self._take(arrays)
         self.nodes = self.roster.present(self.grid, self._config, self.timeout)
-        self._dropped = Counter()
+        self.now.dropped = Counter()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
         nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
         extra = {"server-round": server_round} | ({"bound": True} if self.bound else {})
         settings = ConfigRecord(dict(config) | extra)
-        self._sent = self._messages("evaluate", payloads, settings)
-        return [message for message, _ in self._sent]
+        self.now.sent = self._messages("evaluate", payloads, settings)
+        return [message for message, _ in self.now.sent]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Means over clients, training and novel ones apart, and the end of the round."""
-        self._report["seconds"] = time.monotonic() - self._started
+        self.now.report["seconds"] = time.monotonic() - self.now.started
         metrics = None
-        if self._sent:
-            self.evaluation = self._receive(self._sent, replies, {})
+        if self.now.sent:
+            self.evaluation = self._receive(self.now.sent, replies, {})
             metrics = MetricRecord({**means(self.evaluation), **f1_scores(self.evaluation)})
             if self.bound:
                 self._add_distance(metrics)
-            self._report["evaluation"] = dict(metrics)
-            if self._dropped:
-                self._report["evaluation-dropped"] = dict(self._dropped)
+            self.now.report["evaluation"] = dict(metrics)
+            if self.now.dropped:
+                self.now.report["evaluation-dropped"] = dict(self.now.dropped)
         if self.on_round is not None:
-            self.on_round(self._report)
+            self.on_round(self.now.report)
         return metrics
 
     def _add_distance(self, metrics: MetricRecord) -> None:
@@ -355,7 +367,7 @@ class PersonalizedStrategy(Strategy):
                 records[id(arrays)] = to_record(arrays)
             content = RecordDict({"arrays": records[id(arrays)], "config": config})
             sent.append((Message(content, dst_node_id=node.id, message_type=action), node))
-            self._bytes["down"] += num_bytes(arrays.values())
+            self.now.bytes["down"] += num_bytes(arrays.values())
         return sent
 
     def _receive(
@@ -374,13 +386,13 @@ class PersonalizedStrategy(Strategy):
                 continue
             update, cause, detail = read_reply(reply, node, like.get(node), train)
             if update is None:
-                self._dropped[cause] += 1
+                self.now.dropped[cause] += 1
                 log(WARNING, "client %s: reply dropped, %s: %s", node.client, cause, detail)
             else:
                 updates.append(update)
-                self._bytes["up"] += num_bytes(update.arrays.values())
+                self.now.bytes["up"] += num_bytes(update.arrays.values())
         for node in nodes.values():
-            self._dropped["missing"] += 1
+            self.now.dropped["missing"] += 1
             log(WARNING, "client %s: no reply within %s s", node.client, self.timeout)
         return sorted(updates, key=lambda update: update.node)
 

@@ -89,7 +89,7 @@ class PFL(PersonalizedStrategy):
         return found
 
     def _updated_base(self) -> PersonalizedStrategy:
-        self.base.nodes, self.base.round = self.nodes, self.round
+        self.base.nodes, self.base.now = self.nodes, self.now
         return self.base
 
 

@@ -10,7 +10,7 @@ from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
 from fedapps.client_app import app, make_client, method_model, with_public
 from fedapps.config import defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.server_app import run
 

@@ -5,7 +5,7 @@ import torch
 from clients.arrays import Arrays
 from fedapps.client_app import app
 from fedapps.config import defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from partitions.shares import Samples, Share
 from strategies.replies import Node, Update

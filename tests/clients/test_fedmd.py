@@ -12,7 +12,7 @@ from clients.models import build_model
 from clients.models.adaptable import Adaptable
 from fedapps.client_app import app, client_model, with_public
 from fedapps.config import defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from partitions import federation
 from partitions.datasets import Info

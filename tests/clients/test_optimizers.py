@@ -64,7 +64,7 @@ def test_training_does_not_import_torch_s_compiler():
     program = """
 import sys
 from fedapps.config import defaults
-from fedapps.jobs import run_in_process
+from fedapps.engines.jobs import run_in_process
 config = defaults() | {"num-clients": 4, "rounds": 1, "local-steps": 2}
 for method in ("fedavg", "tent", "pfedhn", "fedtta++"):
     run_in_process(config | {"method": method})

@@ -16,8 +16,8 @@ from experiments.analysis import (
 from experiments.bench_odpfl import split
 from experiments.figures_hypernetworks import cli
 from fedapps.config import defaults
+from fedapps.engines.jobs import run_in_process
 from fedapps.files import read_arrays
-from fedapps.jobs import run_in_process
 
 from typer.testing import CliRunner  # isort: skip
 

@@ -4,7 +4,7 @@ from safetensors.numpy import load_file
 
 from experiments.traces import draw, trace, traces
 from fedapps.client_app import app
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from partitions import federation
 

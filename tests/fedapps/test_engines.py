@@ -16,8 +16,8 @@ from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 
 from fedapps.config import defaults
-from fedapps.jobs import flower_runs, make_jobs, run_jobs
-from fedapps.superlink import SuperLink, free_port
+from fedapps.engines.jobs import flower_runs, make_jobs, run_jobs
+from fedapps.engines.superlink import SuperLink, free_port
 from strategies.pfedhn import PFedHN
 
 SMALL = {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 2}

@@ -7,8 +7,15 @@ from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import defaults
-from fedapps.report import NAME, clients, curves, finished_jobs, sub_populations, write_report
-from fedapps.table import results
+from fedapps.results.report import (
+    NAME,
+    clients,
+    curves,
+    finished_jobs,
+    sub_populations,
+    write_report,
+)
+from fedapps.results.table import results
 
 COUNTS = {"megabytes_per_client_round": {"down": 1.0, "up": 2.0}, "seconds": 3.0, "rounds": 2}
 

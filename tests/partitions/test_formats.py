@@ -11,7 +11,7 @@ import torch
 
 from fedapps.client_app import app
 from fedapps.config import defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from partitions import datasets, features, federation
 from partitions.cross import CrossFederation, translated

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 from clients.arrays import from_record, to_record
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg, weighted_mean
 

@@ -4,7 +4,7 @@ import pytest
 from clients.arrays import from_record
 from fedapps.client_app import app
 from fedapps.config import defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from strategies.fedembed import FedEmbed
 from strategies.preference import CentralAdam, PFedKM, Schedule

@@ -14,7 +14,7 @@ from clients.models import build_model
 from clients.models.resize import resize
 from fedapps.bridge import answer
 from fedapps.client_app import make_client
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from strategies.fedma import FedMA
 from strategies.replies import Node

@@ -7,7 +7,7 @@ from clients.arrays import from_record, group
 from clients.lgfedavg import LGFedAvgClient
 from clients.models import build_model
 from fedapps.client_app import app
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from strategies.lgfedavg import LGFedAvg
 

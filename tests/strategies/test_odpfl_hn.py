@@ -13,7 +13,7 @@ from clients.models import build_model
 from clients.odpfl_hn import ODPFLHNClient
 from fedapps.bridge import answer
 from fedapps.config import defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from partitions.datasets import Info
 from strategies.odpfl_hn import ODPFLHN
 

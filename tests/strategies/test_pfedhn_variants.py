@@ -9,7 +9,7 @@ from clients.arrays import from_record, group, to_record
 from clients.pfedhn import PFedHNPCClient
 from fedapps.client_app import app
 from fedapps.config import defaults
-from fedapps.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update

@@ -188,7 +188,7 @@ def _stage(folder: Path) -> None:
     for name in ("LICENSE", "README.md"):
         text = (source / name).read_text("utf-8") if (source / name).is_file() else f"{name}\n"
         (folder / name).write_text(text, "utf-8")
-    packages = Path(__file__).parents[1]
+    packages = Path(__file__).parents[2]
     for name in PACKAGES:
-        ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.json", "*.jsonl", "results")
+        ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.json", "*.jsonl")
         shutil.copytree(packages / name, folder / name, ignore=ignore)

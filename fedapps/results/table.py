@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedapps.jobs import Job
+from fedapps.engines.jobs import Job
 from fedapps.methods import METHODS
 
 NOT_SERVED = "cannot without labels"

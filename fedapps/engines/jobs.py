@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.config import Config, Value, folder_name, variant
-from fedapps.superlink import SuperLink
+from fedapps.engines.superlink import SuperLink
 
 ENGINES = ("ray", "in-process")
 POLL_SECONDS = 0.25
@@ -94,7 +94,7 @@ def run_jobs(
 def run_in_process(config: Config) -> None:
     """One run on the in-process grid, in this process."""
     from fedapps.client_app import app
-    from fedapps.grid import InProcessGrid
+    from fedapps.engines.grid import InProcessGrid
     from fedapps.server_app import run
 
     run(InProcessGrid.simulation(app, config, int(config["num-clients"])), config, "in-process")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedapps.config import defaults, label_of
+from fedapps.engines.jobs import Job
 from fedapps.files import write_text
-from fedapps.jobs import Job
-from fedapps.table import novel_clients, results
+from fedapps.results.table import novel_clients, results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

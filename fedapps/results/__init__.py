@@ -1,0 +1,1 @@
+"""What a run leaves in its folder, and how it is shown."""
