@@ -73,7 +73,7 @@ def embeddings(
     logging.getLogger("flwr").setLevel(logging.ERROR)
     config = override(defaults(), {"method": "fedembed", "partition": "preference"})
     for argument in arguments or []:
-        changes = read_experiment(argument)[0] if argument.endswith(".toml") else None
+        changes = read_experiment(argument).settings if argument.endswith(".toml") else None
         config = override(config, changes or dict([parse_override(argument)]))
     figure, axes = plt.subplots(1, 2, figsize=(9, 4))
     for axis, head in zip(axes, (True, False), strict=True):

@@ -171,7 +171,7 @@ def privacy(
 def configured(config: Config, arguments: list[str] | None) -> Config:
     """`config` with the keys of an experiment's file and of key=value arguments."""
     for argument in arguments or []:
-        changes = read_experiment(argument)[0] if argument.endswith(".toml") else None
+        changes = read_experiment(argument).settings if argument.endswith(".toml") else None
         config = override(config, changes or dict([parse_override(argument)]))
     return config
 

@@ -14,11 +14,13 @@ from rich.table import Table
 from fedapps import data_cli
 from fedapps.config import (
     Config,
+    Experiment,
     check_method,
+    combinations,
     construct,
     defaults,
     override,
-    parse_override,
+    parse_experiment,
     read_experiment,
     run_folder,
     saved_configuration,
@@ -30,8 +32,8 @@ from fedapps.methods import METHODS
 from fedapps.results.report import finished_jobs, write_report
 from fedapps.results.table import Display, results_table
 
+MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
 MAIN_JOB: Config = {  # what `fedapps run` changes where no method and no experiment is named
-    "method": "fedavg,fedper,tent,fedtta++,pfedhn",
     "fedtta++.clip-norm": 5.0,  # best of 1 and 5 by validation: 10 clients give φ little to learn
 }
 
@@ -49,7 +51,7 @@ cli.add_typer(data_cli.app)
 def run(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="An experiment's .toml file, and key=value overrides."),
+        typer.Argument(help="An experiment's .toml file; key=value; lr=0.01,0.1 spans a grid."),
     ] = None,
     methods: Annotated[
         str, typer.Option(help='Methods, separated by commas; "tent adapt-steps=5" is one, too.')
@@ -75,11 +77,16 @@ def run(
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
         if jobs < 1:
             raise ValueError(f"--jobs is {jobs}; it must be at least 1")
-        changes, named_methods, named_seeds = _experiment(arguments or [], from_, not methods)
-        changes |= {"bound": True} if bound else {}
+        asked = _experiment(arguments or [], from_) | Experiment(methods=methods, seeds=seeds)
+        changes = asked.settings | ({"bound": True} if bound else {})
+        if not asked.methods:
+            asked, changes = asked | Experiment(methods=MAIN_METHODS), MAIN_JOB | changes
         config = override(defaults(), changes)
-        names = _words(methods or named_methods)
-        numbers = [_whole(word) for word in _words(seeds or named_seeds or str(config["seed"]))]
+        for key, values in asked.grid.items():
+            for value in values:
+                override(config, {key: value})
+        names = combinations(_words(asked.methods), asked.grid)
+        numbers = [_whole(word) for word in _words(asked.seeds or str(config["seed"]))]
         work = make_jobs(config, names, numbers, output)
         if from_ is not None:
             for job in work:
@@ -171,28 +178,20 @@ def check(config: Config) -> None:
     construct(METHODS[method].strategy, config=config, method=method)
 
 
-def _experiment(
-    arguments: list[str], saved: Path | None, free: bool
-) -> tuple[dict[str, Any], str, str]:
-    """Changed settings, methods and seeds from an experiment's file and key=value overrides.
+def _experiment(arguments: list[str], saved: Path | None) -> Experiment:
+    """What an experiment's file and key=value arguments ask for.
 
-    Methods and seeds are those of the runs in the folder `saved`, if there is one; the main job
-    if neither it nor the arguments name methods and the choice is `free`."""
-    changes: dict[str, Any] = {}
-    methods = seeds = ""
+    Methods and seeds are those of the runs in the folder `saved`, if there is one."""
+    asked = Experiment()
     if saved is not None:
         methods, seeds = saved_runs(saved)
-        changes["rounds"] = 0
+        asked = Experiment({"rounds": 0}, methods=methods, seeds=seeds)
     files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
     if len(files) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(files)}")
     for file in files:
-        named, methods, seeds = read_experiment(file)
-        changes |= named
-    named = dict(parse_override(a) for a in arguments if a not in files)
-    if free and not methods and "method" not in named:
-        named = MAIN_JOB | named
-    return changes | named, str(named.get("method", methods)), seeds
+        asked |= read_experiment(file)
+    return asked | parse_experiment([a for a in arguments if a not in files])
 
 
 def _words(text: str) -> list[str]:

@@ -2,8 +2,10 @@
 
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +87,28 @@ def experiments() -> dict[str, Path]:
     return {str(f.relative_to(root).with_suffix("")): f for f in sorted(root.rglob("*.toml"))}
 
 
-def read_experiment(name: str) -> tuple[dict[str, Any], str, str]:
-    """An experiment's flat keys, its methods and its seeds (comma-separated texts or lists).
+@dataclass(frozen=True)
+class Experiment:
+    """What an experiment's file, or a command line, asks for; nothing of it is checked yet."""
+
+    settings: dict[str, Any] = field(default_factory=dict)  # flat keys with one value
+    grid: dict[str, list[Value]] = field(default_factory=dict)  # flat keys with several
+    methods: str = ""  # separated by commas, as the seeds are
+    seeds: str = ""
+
+    def __or__(self, other: "Experiment") -> "Experiment":
+        """This one with what `other` says instead."""
+        rest = {key: values for key, values in self.grid.items() if key not in other.settings}
+        return Experiment(
+            {k: v for k, v in self.settings.items() if k not in other.grid} | other.settings,
+            rest | other.grid,
+            other.methods or self.methods,
+            other.seeds or self.seeds,
+        )
+
+
+def read_experiment(name: str) -> Experiment:
+    """An experiment's file; a list of values spans a grid.
 
     `name` is a file, or a shipped experiment such as ``fedtta/table1-mnist.toml``."""
     shipped = experiments()
@@ -99,7 +121,78 @@ def read_experiment(name: str) -> tuple[dict[str, Any], str, str]:
         raise ValueError(f"{path} is no valid TOML: {error}") from error
     lists = (content.pop(key, "") for key in ("methods", "seeds"))
     methods, seeds = (x if isinstance(x, str) else ",".join(map(str, x)) for x in lists)
-    return dict(flatten_dict(content)), methods, seeds
+    return _spanned(_flat(content), methods, seeds)
+
+
+def parse_experiment(arguments: Sequence[str]) -> Experiment:
+    """The same from ``key=value`` arguments; ``lr=0.01,0.1`` spans a grid.
+
+    Quoted, or where a setting is itself a list, a text with commas is one value."""
+    named: dict[str, Any] = {}
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        words = [argument]
+        if key not in LISTS and "," in text and not text.startswith(('"', "'")):
+            words = [f"{key}={word.strip()}" for word in text.split(",")]
+        values = [parse_override(word)[1] for word in words]
+        named[key] = values[0] if len(values) == 1 else values
+    seeds = named.pop("seeds", named.pop("seed", ""))
+    seeds = ",".join(map(str, seeds)) if isinstance(seeds, list) else str(seeds)
+    return _spanned(named, str(named.pop("methods", named.pop("method", ""))), seeds)
+
+
+LISTS = {  # settings whose text is a list
+    "method",
+    "methods",
+    "client-models",
+    "partition.angles",
+    "partition.novel-angles",
+    "partition.shares",
+}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A TOML table with dotted keys, as Flower's `flatten_dict`, which refuses lists."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return flat
+
+
+def _spanned(named: dict[str, Any], methods: str, seeds: str) -> Experiment:
+    grid = {key: value for key, value in named.items() if isinstance(value, list)}
+    single = {key: value for key, value in named.items() if key not in grid}
+    return Experiment(single, grid, methods, seeds)
+
+
+def combinations(methods: Sequence[str], grid: Mapping[str, Sequence[Value]]) -> list[str]:
+    """Every method with every combination of the grid's values: ``"tent lr=0.1 rounds=5"``.
+
+    A key of a method's own section spans that method's runs alone. Raises ValueError for a key
+    that spans nothing or that a method's label sets already, and for values that cannot stand in
+    a folder's name."""
+    for key, values in grid.items():
+        if bad := [value for value in values if set(_word(value)) & set(" ,/=") or value == ""]:
+            raise ValueError(f"{key}={bad[0]!r} cannot name a folder; run it by itself")
+    labels, spanning = [], set()
+    for label in methods:
+        method, *own = label.split()
+        spanned = [k for k in grid if k.rpartition(".")[0] in ("partition", "", method)]
+        spanning |= set(spanned)
+        words = [key.removeprefix(f"{method}.") for key in spanned]
+        if twice := {word.partition("=")[0] for word in own} & set(words):
+            raise ValueError(f"{label!r} sets {min(twice)}, which is swept as well; leave one out")
+        for values in product(*(grid[key] for key in spanned)):
+            pairs = zip(words, values, strict=True)
+            labels.append(" ".join([label, *(f"{word}={_word(value)}" for word, value in pairs)]))
+    if idle := sorted(grid.keys() - spanning):
+        raise ValueError(f"{idle[0]} is swept, but no such method runs: {', '.join(methods)}")
+    return list(dict.fromkeys(labels))
+
+
+def _word(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_folder(folder: Path, name: str) -> Path:

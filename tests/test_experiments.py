@@ -4,16 +4,17 @@ import itertools
 
 import pytest
 
-from fedapps.config import defaults, experiments, override, read_experiment, variant
+from fedapps.config import combinations, defaults, experiments, override, read_experiment, variant
 from fedapps.server_app import check_run
 
 
 @pytest.mark.parametrize("name", sorted(experiments()))
 def test_a_shipped_experiment_is_valid(name):
-    changes, methods, seeds = read_experiment(name)
-    config = override(defaults(), changes)
+    asked = read_experiment(name)
+    config = override(defaults(), asked.settings)
     check_run(config)
-    named = [variant(config, method) for method in methods.split(",")]
+    labels = combinations(asked.methods.split(","), asked.grid)
+    named = [variant(config, label) for label in labels]
     assert all(one != other for one, other in itertools.combinations(named, 2))
-    assert all(seed.isdigit() for seed in seeds.split(",") if seed)
-    assert read_experiment(f"{name}.toml") == (changes, methods, seeds)
+    assert all(seed.isdigit() for seed in asked.seeds.split(",") if seed)
+    assert read_experiment(f"{name}.toml") == asked
