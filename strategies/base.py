@@ -79,6 +79,7 @@ class PersonalizedStrategy(Strategy):
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
     any_model = False  # True: it serves clients whose networks differ
     phase = 0  # the best round of a run is sought in its last phase
+    reports_last = False  # True: the last round is reported, be it the best on validation or not
 
     def __init__(
         self,

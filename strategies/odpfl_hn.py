@@ -6,7 +6,7 @@ w_i = f(e_i; θ), and backpropagates g_e to the encoder's γ. A novel client, wh
 encodes and gets its model; evaluation does just that. Departs from the paper: any number of
 clients a round, with the mean of their gradients; the last exchange carries γ once more, so that
 clients need not remember it. A private novel client is asked once in a run, in the last round,
-since every answer spends ε; for its training the run needs no more."""
+since every answer spends ε; so that round is the one to be reported."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -66,6 +66,7 @@ class ODPFLHN(PFedHN):
             )
         self.encoder_lr, self.training = encoder_lr, training
         self.fine_tune_rounds, self.private = fine_tune_rounds, dp_epsilon > 0
+        self.reports_last = self.private
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
         self._serves_novel = self.evaluate_novel

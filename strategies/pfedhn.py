@@ -166,6 +166,7 @@ class PFedHN(PersonalizedStrategy):
         if not self.frozen:
             return super().sample()
         self.phase, self.evaluate_novel = 1, True
+        self.reports_last = True  # φ is frozen: training clients' validation cannot choose a round
         return [node for node in self.nodes if node.novel]
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:

@@ -1,7 +1,8 @@
 """What an evaluation says: means over clients, and F1 of users with tastes.
 
-F1 is macro F1 per sub-population, then the mean over sub-populations. A user tells its
-sub-population and its counts of (label, prediction): the experimenter may look, a server in
+F1 is macro F1 per sub-population; of these there are two means, over sub-populations and over
+users (each sub-population weighted by its users), which differ where some are larger. A user tells
+its sub-population and its counts of (label, prediction): the experimenter may look, a server in
 service does not evaluate so."""
 
 from collections.abc import Sequence
@@ -43,13 +44,21 @@ def macro_f1(counts: np.ndarray) -> float:
 
 
 def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
-    """``train-f1``, their mean, and ``train-f1-<sub-population>``; {} if nobody told counts."""
-    groups: dict[int, np.ndarray] = {}
-    for update in updates:
-        if "counts" in update.metrics:
-            kind = int(update.metrics["sub-population"])
-            groups[kind] = groups.get(kind, np.zeros(4)) + np.asarray(update.metrics["counts"])
-    if not groups:
-        return {}
-    each = {f"train-f1-{kind}": macro_f1(groups[kind]) for kind in sorted(groups)}
-    return {"train-f1": float(np.mean(list(each.values())))} | each
+    """``<role>-f1``, the mean over sub-populations, ``<role>-f1-users``, the mean over users, and
+    ``<role>-f1-<sub-population>``, for training (``train``) and ``novel`` users apart.
+
+    {} if nobody told counts."""
+    found: dict[str, float] = {}
+    for role, novel in (("train", False), ("novel", True)):
+        counts: dict[int, list[np.ndarray]] = {}  # of each user, by sub-population
+        for update in updates:
+            if "counts" in update.metrics and update.node.novel == novel:
+                kind = int(update.metrics["sub-population"])
+                counts.setdefault(kind, []).append(np.asarray(update.metrics["counts"]))
+        if counts:
+            each = {kind: macro_f1(np.sum(counts[kind], axis=0)) for kind in sorted(counts)}
+            users = [len(counts[kind]) for kind in each]
+            found[f"{role}-f1"] = float(np.mean(list(each.values())))
+            found[f"{role}-f1-users"] = float(np.average(list(each.values()), weights=users))
+            found |= {f"{role}-f1-{kind}": f1 for kind, f1 in each.items()}
+    return found

@@ -47,7 +47,8 @@ class Recorder:
                 self._phase, self._best = strategy.phase, {}
             accuracy = result["train"]["accuracy"]
             best = self._best.get("train", {}).get("accuracy")
-            if not self._best or best is None or (accuracy is not None and accuracy > best):
+            better = best is None or (accuracy is not None and accuracy > best)
+            if better or strategy.reports_last:
                 self._best = result
                 if self.folder is not None:
                     write_arrays(self.folder / "model.safetensors", strategy.arrays)

@@ -92,7 +92,11 @@ def results(jobs: Sequence[Job]) -> Results:
     private = any("privacy" in s for s in told)
     bounded = any(_terms(s) for s in told)
     columns = ["method", *["training clients"] * validated, *["novel clients"] * joined]
-    columns += [*["F1"] * scored, *["ε"] * private, *["êrr", "½ d̂", "êrr + ½ d̂"] * bounded]
+    columns += [
+        *["F1", "F1, users"] * scored,
+        *["ε"] * private,
+        *["êrr", "½ d̂", "êrr + ½ d̂"] * bounded,
+    ]
     columns += ["rounds", "seconds", "MB down", "MB up"]
     rows = []
     for method, group in groupby(jobs, key=lambda job: job.method):
@@ -108,7 +112,7 @@ def results(jobs: Sequence[Job]) -> Results:
                 method,
                 *[_accuracy([s["train"] for s in summaries])] * validated,
                 *[novel] * joined,
-                *[_f1(summaries)] * scored,
+                *[_f1(summaries, key) for key in ("f1", "f1_users") if scored],
                 *[_epsilon(summaries)] * private,
                 *_bound(summaries) * bounded,
                 str(summaries[0]["rounds"]),
@@ -121,7 +125,7 @@ def results(jobs: Sequence[Job]) -> Results:
     notes = [
         *["training clients: validation accuracy"] * validated,
         *["novel clients: all their samples"] * joined,
-        *["F1: mean over sub-populations, of test samples"] * scored,
+        *["F1 of test samples: mean over sub-populations; over users"] * scored,
         *["ε (δ): spent in the whole run"] * private,
         *["± standard deviation over seeds"] * spread,
         *["± standard error over clients"] * (joined and not spread),
@@ -152,9 +156,9 @@ def results_table(jobs: Sequence[Job]) -> Table:
     return table
 
 
-def _f1(summaries: Sequence[dict[str, Any]]) -> str:
-    """Mean over sub-populations of macro F1, ± standard deviation over seeds."""
-    values = [s["train"]["f1"] for s in summaries if "f1" in s["train"]]
+def _f1(summaries: Sequence[dict[str, Any]], key: str) -> str:
+    """Macro F1's mean over sub-populations or users, ± standard deviation over seeds."""
+    values = [s["train"][key] for s in summaries if key in s["train"]]
     if not values:
         return "–"
     spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""

@@ -73,15 +73,18 @@ def test_the_figures_show_the_runs(tmp_path):
 
 
 def test_columns_that_tell_nothing_are_not_shown(tmp_path):
-    """Users without validation samples, none of them novel: F1 alone, 0.5 and 0.7 over seeds."""
+    """Users without validation samples, none of them novel: F1 alone, 0.5 and 0.7 over seeds, and
+    over users 0.25 more."""
     for seed, f1 in enumerate((0.5, 0.7)):
         leave(tmp_path, "global", seed, 0.0, **{"train-fraction": 1.0})
         file = tmp_path / f"global-seed{seed}" / "summary.json"
-        train = {"accuracy": None, "clients": 0, "f1": f1, "f1_0": f1 - 0.25, "f1_1": f1 + 0.25}
+        train = {"accuracy": None, "clients": 0, "f1": f1, "f1_users": f1 + 0.25}
+        train |= {"f1_0": f1 - 0.25, "f1_1": f1 + 0.25}
         file.write_text(json.dumps(json.loads(file.read_text()) | {"train": train}))
     shown = results(finished_jobs(tmp_path))
-    assert shown.columns == ["method", "F1", "rounds", "seconds", "MB down", "MB up"]
-    assert shown.rows == [["global", "0.600 ± 0.141", "2", "3", "1.000", "2.000"]]
+    assert shown.columns == ["method", "F1", "F1, users", "rounds", "seconds", "MB down", "MB up"]
+    f1, users = "0.600 ± 0.141", "0.850 ± 0.141"
+    assert shown.rows == [["global", f1, users, "2", "3", "1.000", "2.000"]]
     assert shown.title.endswith("clients: last round")
     assert "novel" not in shown.caption
     page = write_report(finished_jobs(tmp_path), tmp_path).read_text("utf-8")

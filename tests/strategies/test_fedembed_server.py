@@ -62,7 +62,7 @@ def test_all_participants_share_in_the_mean_of_a_head():
 def test_pfedkm_tells_users_apart_by_their_change():
     """Users 0, 1 move the encoder by +1, users 2, 3 by −1: two clusters, heads of their own."""
     strategy = PFedKM(sub_populations=2, som_radius=0.3, seed=1)
-    strategy.round, strategy.num_rounds = 1, 1
+    strategy.now.number, strategy.num_rounds = 1, 1
     start = {"encoder.a": np.zeros(4, np.float32), "heads.0.weight": np.zeros(1, np.float32)}
     arrays = strategy.initialize(start)
     assert set(arrays) == {"encoder.a", "heads.0.weight", "heads.1.weight"}
@@ -125,16 +125,21 @@ def test_macro_f1_by_hand():
     assert macro_f1(np.array([5, 0, 5, 0])) == pytest.approx(1 / 3)
 
 
-def test_f1_is_pooled_within_sub_populations_and_then_averaged():
-    told = [([2, 0, 0, 2], 4), ([1, 1, 2, 2], 4), ([5, 0, 5, 0], 7), (None, 7)]
+def test_f1_is_pooled_within_sub_populations_and_then_averaged_twice():
+    """Sub-population 4: [3, 1, 2, 4] in sum, F1 a = (8/11 + 6/9)/2 of two users; 7: a constant
+    answer, 1/3, of one. Means: (a + 1/3)/2 over sub-populations, (2a + 1/3)/3 over users. A novel
+    user of 4, all right, is told apart and changes neither."""
+    told = [([2, 0, 0, 2], 4), ([1, 1, 2, 2], 4), ([5, 0, 5, 0], 7), (None, 7), ([5, 0, 0, 5], 4)]
     replies = [
-        Update(Node(i, i), {}, 1, {"counts": c, "sub-population": k} if c else {})
+        Update(Node(i, i, i == 4), {}, 1, {"counts": c, "sub-population": k} if c else {})
         for i, (c, k) in enumerate(told)
     ]
-    scores = f1_scores(replies)
-    assert scores["train-f1-4"] == pytest.approx((8 / 11 + 6 / 9) / 2)
-    assert scores["train-f1"] == pytest.approx((scores["train-f1-4"] + 1 / 3) / 2)
-    assert f1_scores(replies[3:]) == {}
+    a = (8 / 11 + 6 / 9) / 2
+    training = {"f1": (a + 1 / 3) / 2, "f1-users": (2 * a + 1 / 3) / 3, "f1-4": a, "f1-7": 1 / 3}
+    expected = {f"train-{key}": f1 for key, f1 in training.items()}
+    expected |= dict.fromkeys(("novel-f1", "novel-f1-users", "novel-f1-4"), 1.0)
+    assert f1_scores(replies) == pytest.approx(expected)
+    assert f1_scores(replies[3:4]) == {}
 
 
 class Watched(InProcessGrid):
