@@ -23,11 +23,20 @@ COLUMNS = {  # natural column → its names in the wild
 
 def read_folder(folder: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw | None:
     """A folder of ``save_to_disk`` or of parquet files; None if it is neither."""
+    loaded = open_folder(folder)
+    return None if loaded is None else _read(loaded, folder, shape, columns)
+
+
+def open_folder(folder: Path) -> Any:
+    """The `datasets` object of a folder of ``save_to_disk`` or of parquet files, or of one
+    parquet file; None if it is none of them."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
 
-        return _read(datasets.load_from_disk(str(folder)), folder, shape, columns)
+        return datasets.load_from_disk(str(folder))
     files: dict[str, list[str]] = {}
+    if folder.suffix == ".parquet" and folder.is_file():
+        files["train"] = [str(folder)]
     for path in sorted(folder.rglob("*.parquet")):  # data/train-00000-of-00001 or train/0000
         name = path.stem if path.parent in (folder, folder / "data") else path.parent.name
         files.setdefault(name.split("-")[0].lower(), []).append(str(path))
@@ -35,7 +44,7 @@ def read_folder(folder: Path, shape: tuple[int, ...], columns: Sequence[str]) ->
         return None
     import datasets
 
-    return _read(datasets.load_dataset("parquet", data_files=files), folder, shape, columns)
+    return datasets.load_dataset("parquet", data_files=files)
 
 
 def read_hub(name: str, root: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw:
@@ -52,7 +61,7 @@ def _read(loaded: Any, source: Path, shape: tuple[int, ...], columns: Sequence[s
     if not train:
         raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
     parts = [_split(splits[s], source, shape, columns, s in TRAIN) for s in train + test]
-    feature = splits[train[0]].features[_column(splits[train[0]], LABELS, source)]
+    feature = splits[train[0]].features[column(splits[train[0]], LABELS, source)]
     raw = concatenate(parts)
     return Raw(raw.x, raw.y, raw.num_train, raw.columns, tuple(getattr(feature, "names", ())))
 
@@ -65,7 +74,7 @@ def _split(
         x = bert([" ".join(filter(None, row.values())) for row in split.select_columns(texts)],
                  source.parent)  # fmt: skip
     else:
-        images = split.select_columns([name := _column(split, IMAGES, source)])
+        images = split.select_columns([name := column(split, IMAGES, source)])
         pictures = (row[name] for row in images)
         if shape == (1280,):
             rgb = (picture.convert("RGB") for picture in pictures)
@@ -75,15 +84,16 @@ def _split(
             for row, picture in enumerate(pictures):
                 x[row] = _array(picture, shape, f"{source}, row {row}")
     natural = {
-        name: np.asarray(split[_column(split, COLUMNS[name], source)][:])
+        name: np.asarray(split[column(split, COLUMNS[name], source)][:])
         for name in columns
         if any(known in split.column_names for known in COLUMNS[name])
     }
-    y = np.asarray(split[_column(split, LABELS, source)][:])
+    y = np.asarray(split[column(split, LABELS, source)][:])
     return Raw(x, y, len(y) if train else 0, natural)
 
 
-def _column(split: Any, names: Sequence[str], source: Path) -> str:
+def column(split: Any, names: Sequence[str], source: Path) -> str:
+    """The first of the names that the split has as a column; ValueError if it has none."""
     for name in names:
         if name in split.column_names:
             return name

@@ -1,0 +1,174 @@
+"""Data of your own without code, by its path: a folder of class folders (torchvision's
+ImageFolder), a ``.npz`` of arrays, a folder or a parquet file of the `datasets` library.
+
+Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3."""
+
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from partitions.readers import hub
+from partitions.readers.raw import Raw, concatenate
+
+UNLABELED = -1
+GREY = ("1", "L", "LA", "I;16")
+FEATURES = ("x", "features", "embedding", "input")  # names of a column of numbers
+TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders, or ends of names
+
+
+def read_local(path: Path, size: int = 0) -> Raw:
+    """The samples at `path`, training ones first; images cropped and resized to `size`×`size`
+    (0: as they are, which must be equal sizes).
+
+    A folder may hold ``train`` and ``test`` folders of class folders; images without any class
+    folder have label −1. Raises ValueError for what cannot be read, naming the file."""
+    if path.suffix == ".npz":
+        return _arrays(path)
+    loaded = hub.open_folder(path)
+    return _folder(path, size) if loaded is None else _table(loaded, path, size)
+
+
+def _folder(folder: Path, size: int) -> Raw:
+    train, test = ([folder / n for n in names if (folder / n).is_dir()] for names in (TRAIN, TEST))
+    if not train:
+        return _class_folders(folder, size, True)
+    parts = [_class_folders(train[0], size, True)]
+    parts += [_class_folders(one, size, False) for one in test[:1]]
+    if len({part.classes for part in parts}) > 1:
+        raise ValueError(f"{train[0]} and {test[0]} hold different class folders")
+    return _joined(parts, folder)
+
+
+def _class_folders(folder: Path, size: int, train: bool) -> Raw:
+    """ImageFolder's rule: a class is a folder, in alphabetical order, and holds images at any
+    depth."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    if any(one.is_dir() for one in folder.iterdir()):
+        found = ImageFolder(str(folder), allow_empty=True)
+        files, classes = found.samples, tuple(found.classes)
+    else:
+        names = sorted(f for f in folder.iterdir() if f.suffix.lower() in IMG_EXTENSIONS)
+        files, classes = [(str(name), UNLABELED) for name in names], ()
+    if not files:
+        raise ValueError(
+            f"{folder} holds no images; it may hold one folder of images for each class, or be a "
+            "folder of the datasets library (save_to_disk or parquet)"
+        )
+    x = _images(((name, _open(name)) for name, _ in files), size)
+    return Raw(x, np.array([label for _, label in files]), len(x) * train, {}, classes)
+
+
+def _open(name: str) -> Image.Image:
+    try:
+        with Image.open(name) as picture:
+            picture.load()
+            return picture
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{name} is no whole image ({error})") from error
+
+
+def _images(pictures: Iterable[tuple[str, Image.Image]], size: int) -> np.ndarray:
+    """(n, C, H, W) uint8 of pictures with their names, for errors."""
+    arrays: list[np.ndarray] = []
+    for name, picture in pictures:
+        grey = picture.mode in GREY
+        one = picture.convert("L" if grey else "RGB")
+        one = ImageOps.fit(one, (size, size)) if size else one
+        array = np.atleast_3d(np.asarray(one)).transpose(2, 0, 1)
+        if arrays and array.shape[1:] != arrays[0].shape[1:]:
+            raise ValueError(
+                f"{name} has {array.shape[2]}×{array.shape[1]} pixels, the first image "
+                f"{arrays[0].shape[2]}×{arrays[0].shape[1]}; image-size=32 makes all 32×32"
+            )
+        arrays.append(array)
+    channels = max(len(array) for array in arrays)
+    return np.stack([np.broadcast_to(a, (channels, *a.shape[1:])) for a in arrays])
+
+
+def _arrays(path: Path) -> Raw:
+    """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
+    arrays (n,) beside x and y are natural columns."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is no whole .npz of plain arrays ({error})") from error
+    parts = []
+    for ending in ("", *(f"_{name}" for name in (TRAIN[0], TEST[0]))):
+        if f"x{ending}" in arrays:
+            x, y = arrays[f"x{ending}"], arrays.get(f"y{ending}")
+            y = np.full(len(x), UNLABELED) if y is None else y.reshape(len(y), -1)[:, 0]
+            columns = {} if ending else {
+                name: a for name, a in arrays.items()
+                if name not in ("x", "y") and a.shape == (len(x),)
+            }  # fmt: skip
+            parts.append(Raw(_inputs(x, path), y, len(x) * (ending != "_test"), columns))
+    if not parts:
+        raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and y")
+    return _joined(parts, path)
+
+
+def _table(loaded: Any, source: Path, size: int) -> Raw:
+    """Splits of the `datasets` library; columns of texts and numbers are natural columns."""
+    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    train, test = ([s for s in names if s in splits][:1] for names in (hub.TRAIN, hub.TEST))
+    if len(splits) == 1:
+        train, test = list(splits), []
+    if not train:
+        raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
+    parts = []
+    for name in train + test:
+        split = splits[name]
+        label = hub.column(split, hub.LABELS, source)
+        inputs = hub.column(split, (*hub.IMAGES, *FEATURES), source)
+        rows = split.select_columns([inputs])
+        first = rows[0][inputs]
+        if isinstance(first, Image.Image):
+            x = _images(((f"{source}, row {i}", r[inputs]) for i, r in enumerate(rows)), size)
+        else:
+            x = _inputs(np.asarray(rows.with_format("numpy")[inputs][:]), source)
+        columns = {
+            key: np.asarray(split[key][:])
+            for key, feature in split.features.items()
+            if key not in (label, inputs) and getattr(feature, "dtype", "") in ("string", "int64")
+        }
+        names = tuple(getattr(split.features[label], "names", None) or ())
+        parts.append(Raw(x, np.asarray(split[label][:]), len(x) * (name in train), columns, names))
+    return _joined(parts, source)
+
+
+def _inputs(x: np.ndarray, source: Path) -> np.ndarray:
+    """Inputs as uint8 (0 … 255) or float32; images (n, H, W) and (n, H, W, C) with the channels
+    first."""
+    if x.dtype.kind not in "uif" or x.ndim < 2:
+        raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{source}: inputs hold NaN or infinity")
+    return x
+
+
+def _joined(parts: list[Raw], source: Path) -> Raw:
+    """Parts of one dataset; labels that are texts become numbers, in alphabetical order."""
+    for part in parts:
+        if len(part.x) != len(part.y):
+            raise ValueError(f"{source}: {len(part.x)} inputs, but {len(part.y)} labels")
+        if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
+            raise ValueError(f"{source}: training and test inputs differ in shape or type")
+    raw = concatenate(parts)
+    if raw.y.dtype.kind in "iu":
+        return raw
+    if raw.y.dtype.kind not in "US":
+        raise ValueError(f"{source}: labels are {raw.y.dtype}; whole numbers or texts are needed")
+    classes, y = np.unique(raw.y.astype(str), return_inverse=True)
+    return Raw(raw.x, y, raw.num_train, raw.columns, tuple(classes.tolist()))
