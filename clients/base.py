@@ -6,6 +6,7 @@ of `personal`, `loss`, `train` and `score`; the class as it stands is FedAvg's c
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class Client(NumPyClient):
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.local_steps, self.local_epochs, self.batch_size = local_steps, local_epochs, batch_size
         self.state: Arrays = {}
+        self.adapted: Metrics = {}  # what the last prediction's adaptation tells of itself
 
     # What a method overrides
 
@@ -88,18 +90,26 @@ class Client(NumPyClient):
         loss = self.fit_locally(config)
         return self.arrays(), len(self.share.train), {"loss": loss}
 
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """Make the model ready to predict by what the server sent to score or to serve it."""
+        self.load(arrays)
+        self.model.eval()
+
     def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, classes) for the inputs x (n, *shape) of one scoring; no labels in reach."""
+        """Adapt to the inputs x (n, *shape), then their logits (n, classes); no labels in reach."""
         with torch.no_grad():
             return self.model(x)
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """A copy of the target network as it stood when it predicted x, in evaluation mode."""
+        return deepcopy(self.model).eval()
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
         """Loss, sample count and accuracies of the model on validation, test or novel data.
 
         A novel client is scored on everything it holds. Unlabeled samples get predictions but
         count in no accuracy."""
-        self.load(arrays)
-        self.model.eval()
+        self.receive(arrays, config)
         metrics: Metrics = {}
         if self.share.novel:
             loss, labeled = self._score("accuracy", self.share.everything, metrics)
@@ -112,6 +122,14 @@ class Client(NumPyClient):
                 self._score("accuracy", self.share.train, fitted)
                 metrics["training-error"] = 1 - fitted["accuracy"]
         return loss, labeled, metrics
+
+    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
+        """What its owner gets: the personal network, and its logits (n, C) for all inputs here."""
+        self._seed_torch("evaluate", config)
+        self.receive(arrays, config)
+        x, _ = self.share.everything.to(self.device)[:]
+        logits = self.predict(x)
+        return self.personal_model(x), logits
 
     def properties(self) -> Config:
         """What the client tells of itself when the server asks who it is."""

@@ -117,14 +117,18 @@ class FedEmbedClient(GlobalPlusClient):
         self.k = self.preferred if self.assignment == "type" else int(self.state.get("head", 0))
         return super().train(arrays, config)
 
-    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Scores of the user's head; ``head`` tells which it was."""
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The networks, and the choice of the user's head."""
         told = group(arrays, "assignment")
         self.k = self.preferred if self.assignment == "type" else 0
         if told:
             self.k = int(told["heads"][distances(self.embedding(), told["centers"]).argmin()])
         shared = {n: a for n, a in arrays.items() if not n.startswith("assignment/")}
-        loss, n, metrics = super().score(shared, config)
+        super().receive(shared, config)
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """Scores of the user's head; ``head`` tells which it was."""
+        loss, n, metrics = super().score(arrays, config)
         return loss, n, metrics | {"head": self.k}
 
     def properties(self) -> Config:

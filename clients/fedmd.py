@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.adaptation import kl
-from clients.arrays import Arrays, model_arrays, to_numpy, to_tensors
+from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.sgd import batches
 from clients.tent import TENTClient, batch_statistics
@@ -78,12 +78,12 @@ class FedMDClient(Client):
             metrics,
         )
 
-    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Scores the client's own model; a novel one digests the consensus first, for this call."""
-        self.load({})
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The client's own model; a novel one digests the consensus first, for this call."""
+        super().receive({}, config)
         if self.share.novel and arrays:
             self.digest(arrays, config, self.novel_digest_epochs)
-        return super().score(model_arrays(self.model), config)
+            self.model.eval()
 
     def digest(self, arrays: Arrays, config: Config, epochs: int) -> float:
         """Fit the consensus logits on the public set; returns the mean loss."""

@@ -19,7 +19,7 @@ from clients.adaptation import Adapting, Step, kl
 from clients.arrays import Arrays
 from clients.base import UNLABELED, Client, Config, Metrics
 from clients.models.adaptable import Adaptable, Adaptation
-from clients.tent import batch_statistics
+from clients.tent import batch_statistics, with_statistics
 from partitions.datasets import Info
 from partitions.shares import Samples
 
@@ -61,7 +61,7 @@ class FedTTAClient(Adapting, Client):
         self.adapt_batch_size = adapt_batch_size
         self.base, self.adaptation = self.model.base, self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
-        self.adapted: Metrics = {}  # what the last adaptation tells of itself
+        self._best: Step  # of the last adaptation
         self._unadapted: Tensor  # logits before the last adaptation …
         self._one_step: Tensor  # … and after its first step
 
@@ -124,12 +124,19 @@ class FedTTAClient(Adapting, Client):
             if worse == self.patience:
                 break
         assert best is not None
+        self._best = best
         self.adapted = {
             "adapt-steps": best.number,
             "entropy": best.entropy,
             "entropy-before": before,
         }
         return best.logits
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """f(·; ψ̃), its normalisation by the statistics of x."""
+        model = deepcopy(self.base)
+        model.load_state_dict(dict(self._best.parameters), strict=False)
+        return with_statistics(model, x)
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
         """Also the steps taken, the entropies, and the accuracies before and after one step."""

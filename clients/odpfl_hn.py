@@ -7,6 +7,7 @@ a mean-pooling encoder equals the encoding in one pass; for ε ≥ 1, where the 
 mechanism does not hold, the noise is that of the analytic one (Balle and Wang, ICML 2018)."""
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -85,6 +86,10 @@ class ODPFLHNClient(Client):
             raise ValueError(f"descriptor-dim is {descriptor_dim}; it must not be negative")
         dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
         return Described(model, build_encoder(encoder, model, info.shape, dim))
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The generated network, without the encoder."""
+        return deepcopy(self.target).eval()
 
     # The three exchanges
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from clients.arrays import Arrays, model_arrays
+from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from clients.optimizers import SGD
 
@@ -83,9 +83,9 @@ class PerFedAvgClient(Client):
         at = {n: p if p.requires_grad else p.requires_grad_() for n, p in weights.items()}
         return _grad(self.risk(at, batch), at, graph)
 
-    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Score w − α ∇L(w) of all the training data."""
-        self.load(arrays)
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """w − α ∇L(w) of all the training data."""
+        super().receive(arrays, config)
         if len(self.share.train):
             self.model.train()
             w: Weights = dict(self.model.named_parameters())
@@ -93,7 +93,7 @@ class PerFedAvgClient(Client):
             with torch.no_grad():
                 for name, parameter in w.items():
                     parameter.sub_(self.inner_lr * step[name])
-        return super().score(model_arrays(self.model), config)
+            self.model.eval()
 
 
 def _grad(value: Tensor, weights: Weights, graph: bool = False) -> Weights:

@@ -101,6 +101,21 @@ class PFedHNPCClient(PFedHNClient):
         every[:, self.classes] = logits
         return every
 
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network with an output for every class; those that the client has not give −∞."""
+        model = super().personal_model(x)
+        if self.classes is not None:
+            own = model.head
+            assert isinstance(own, nn.Linear)
+            every = nn.Linear(own.in_features, self.num_classes())
+            with torch.no_grad():
+                every.weight.zero_()
+                every.bias.fill_(-torch.inf)
+                every.weight[self.classes] = own.weight
+                every.bias[self.classes] = own.bias if own.bias is not None else 0.0
+            model.head = every
+        return model
+
 
 def labels(share: Share, part: str) -> Tensor:
     """The labels (n,) of a part of the share; the inputs stay untouched."""

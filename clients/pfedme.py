@@ -62,6 +62,6 @@ class PFedMeClient(Client):
             optimizer.step()
         return float(loss.detach())
 
-    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Score θ_i; a client that has not trained yet scores the server's w."""
-        return super().score(group(self.state, "theta") or arrays, config)
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """θ_i; a client that has not trained yet uses the server's w."""
+        super().receive(group(self.state, "theta") or arrays, config)

@@ -5,12 +5,15 @@ server says. That a FedPer head leaves its client is what these baselines are ab
 
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.arrays import Arrays, prefixed, to_numpy
 from clients.base import UNLABELED, Client, Config, Metrics
+from clients.models.ensemble import Ensemble
+from partitions.seeds import seed_of
 from partitions.shares import Samples
 
 BASES = ("fedper", "pfedhn")
@@ -43,19 +46,17 @@ class PFLClient(Client):
         self.load(arrays)
         return to_numpy(self.model.state_dict()), {}
 
-    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """A novel client has models ``<client>/<name>``, each scored, or their mean logits."""
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """A novel client is sent models ``<client>/<name>``."""
         if not self.share.novel:
-            return super().score(arrays, config)
+            super().receive(arrays, config)
+            return
         owners = dict.fromkeys(name.partition("/")[0] for name in arrays)
         self.others = [
             {n.partition("/")[2]: a for n, a in arrays.items() if n.partition("/")[0] == owner}
             for owner in owners
         ]
         self.model.eval()
-        metrics: Metrics = {}
-        loss, labeled = self._score("accuracy", self.share.everything, metrics)
-        return loss, labeled, metrics
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C); of a novel client the mean over the models that it was sent."""
@@ -71,9 +72,28 @@ class PFLClient(Client):
             logits.append(super().predict(x))
         return torch.stack(logits)
 
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The one network that a novel client was sent, else the mean of all."""
+        if not self.share.novel:
+            return super().personal_model(x)
+        members = []
+        for other in self.others:
+            self.load(other)
+            members.append(super().personal_model(x))
+        return members[0] if len(members) == 1 else Ensemble(members)
+
 
 class PFLSampledClient(PFLClient):
     """PFL-sampled: the expected accuracy of a random training client's model."""
+
+    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
+        """One of the models, by a draw of the seed."""
+        if self.share.novel:
+            owners = list(dict.fromkeys(name.partition("/")[0] for name in arrays))
+            draw = np.random.default_rng(seed_of(self.seed, "sampled", self.client))
+            start = f"{draw.choice(owners)}/"
+            arrays = {name: a for name, a in arrays.items() if name.startswith(start)}
+        return super().serve(arrays, config)
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
         """Mean loss and accuracy over the models, rather than of the mean logits."""

@@ -5,6 +5,7 @@ optimizer is Adam with its library defaults, fresh in each round; the embedding 
 rate of its own (ours). The server sees the trained parameters, hence their change."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -89,6 +90,13 @@ class GlobalClient(Client):
         """Logits (n, 2) of the user's head."""
         with torch.no_grad():
             return self.model(x, self.k)
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network with the user's head alone."""
+        model = deepcopy(self.model).eval()
+        if model.own is None:
+            model.heads = nn.ModuleList([model.heads[self.k]])
+        return model
 
 
 class GlobalPlusClient(GlobalClient):

@@ -8,6 +8,7 @@ the last step."""
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from clients.base import Client
@@ -41,6 +42,18 @@ def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
     return model
 
 
+def with_statistics(model: nn.Module, x: Tensor) -> nn.Module:
+    """`model` in evaluation mode, in which it normalises by the statistics of the inputs x."""
+    if len(x) > 1:  # one sample alone has no spread
+        for module in normalisation(batch_statistics(model)):
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.reset_running_stats()
+                module.momentum = None  # the plain mean over batches, of which there is one
+        with torch.no_grad():
+            model(x)
+    return model.eval()
+
+
 class TENTClient(Client):
     """FedAvg's client that, when scored, takes `adapt_steps` SGD steps on the mean entropy."""
 
@@ -53,6 +66,7 @@ class TENTClient(Client):
         if adapt_steps < 0:
             raise ValueError(f"tent.adapt-steps is {adapt_steps}; it must not be negative")
         self.adapt_steps, self.parameters = adapt_steps, parameters
+        self._steps_end: dict[str, Tensor] = {}  # the weights that made the last prediction
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the model adapted to the inputs x, from the weights last loaded."""
@@ -64,8 +78,16 @@ class TENTClient(Client):
             entropy(self.model(x)).backward()
             optimizer.step()
         logits = super().predict(x)
+        self._steps_end = {name: t.clone() for name, t in self.model.state_dict().items()}
+        self.adapted = {"adapt-steps": self.adapt_steps, "entropy": float(entropy(logits))}
         self.model.load_state_dict(sent)
         return logits
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The adapted network, its normalisation by the statistics of x."""
+        model = super().personal_model(x)
+        model.load_state_dict(self._steps_end)
+        return with_statistics(model, x)
 
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that are adapted."""
