@@ -27,6 +27,7 @@ from fedapps.config import (
     saved_runs,
 )
 from fedapps.engines.jobs import ENGINES, make_jobs, run_jobs
+from fedapps.engines.sweep import finished, keep_finished
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
 from fedapps.results.report import finished_jobs, write_report
@@ -66,8 +67,14 @@ def run(
         typer.Option("--from", help="Folder of finished runs to start from; 0 rounds if not set."),
     ] = None,
     bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run what is finished again, too; asks before.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Train methods and compare them on training and novel clients."""
+    """Train methods and compare them on training and novel clients.
+
+    Runs that the output folder holds finished, under the same configuration, are kept."""
     console = Console()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
@@ -96,11 +103,18 @@ def run(
                 job.config = make_jobs(saved, [job.method], [job.seed], output)[0].config
         for job in {job.method: job for job in work}.values():
             check(job.config)
+        if fresh:
+            lost = [job.name for job in work if finished(job.folder)]
+            question = f"{output} holds finished runs that will be lost: {', '.join(lost)}. Go on?"
+            if lost and not yes and not typer.confirm(question):
+                raise typer.Exit(1)
+        else:
+            keep_finished(work)
     except (ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(2) from error
     try:
-        with Display(work, console) as display:
+        with Display(work, console, jobs) as display:
             run_jobs(
                 work,
                 engine,

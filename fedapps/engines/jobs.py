@@ -29,6 +29,8 @@ class Job:
     folder: Path
     error: str = ""
     done: bool = False
+    rounds: int = 0  # reported so far, and the seconds that they took
+    seconds: float = 0.0
     _lines: int = field(default=0, repr=False)
 
     @property
@@ -44,7 +46,10 @@ class Job:
         whole = file.read_text("utf-8").rpartition("\n")[0]
         lines = whole.split("\n") if whole else []
         fresh, self._lines = lines[self._lines :], len(lines)
-        return [json.loads(line) for line in fresh]
+        reports = [json.loads(line) for line in fresh]
+        self.rounds += len(reports)
+        self.seconds += sum(report["seconds"] for report in reports)
+        return reports
 
     def summary(self) -> dict[str, Any]:
         """The run's summary, {} while there is none."""
@@ -73,10 +78,14 @@ def run_jobs(
     gpus_per_client: float = 0.0,
     follow: Callable[[list[Job]], None],
 ) -> None:
-    """Run every job; `follow` is called with them a few times a second.
+    """Run every job that is not done; `follow` is called with them a few times a second.
 
     A job that fails keeps its error in one line; the others go on. Raises ValueError for an
     unknown engine, RuntimeError if the engine itself does not start."""
+    follow([job for job in jobs if job.done])
+    jobs = [job for job in jobs if not job.done]
+    if not jobs:
+        return
     parallel = min(parallel, len(jobs))
     for job in jobs:
         (job.folder / "summary.json").unlink(missing_ok=True)

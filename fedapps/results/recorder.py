@@ -15,6 +15,7 @@ from fedapps.config import Config
 from fedapps.files import write_arrays, write_text
 from strategies.base import PersonalizedStrategy
 
+FORMAT = "1"  # of what a run leaves; docs/run-folder.md tells it
 LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-datasets")
 
 
@@ -35,7 +36,7 @@ class Recorder:
             for stale in ("metrics.jsonl", "summary.json", "model.safetensors"):
                 (folder / stale).unlink(missing_ok=True)
             versions = {name: version(name) for name in LIBRARIES}
-            versions["python"] = platform.python_version()
+            versions |= {"python": platform.python_version(), "results": FORMAT}
             write_text(folder / "config.toml", tomli_w.dumps(config | {"versions": versions}))
 
     def record(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:

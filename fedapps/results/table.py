@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedapps.engines.jobs import Job
+from fedapps.engines.sweep import seconds_left
 from fedapps.methods import METHODS
 
 NOT_SERVED = "cannot without labels"
@@ -18,9 +20,11 @@ FAILED = "failed"
 
 
 class Display:
-    """A bar per job: rounds done, loss, the last accuracies or F1. Use as a context."""
+    """A bar per job: rounds done, loss, the last accuracies or F1; and how long the rest will
+    take, `parallel` jobs at once. Use as a context."""
 
-    def __init__(self, jobs: Sequence[Job], console: Console) -> None:
+    def __init__(self, jobs: Sequence[Job], console: Console, parallel: int = 1) -> None:
+        self._jobs, self._parallel = jobs, parallel
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -35,7 +39,10 @@ class Display:
             )
             for job in jobs
         }
-        self._news: dict[str, dict[str, str]] = {job.name: {} for job in jobs}
+        self._news: dict[str, dict[str, str]] = {
+            job.name: {"kept": "kept"} if job.done else {} for job in jobs
+        }
+        self._left = self._progress.add_task("time left", total=None, start=False, news="")
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -67,6 +74,8 @@ class Display:
             if job.done:
                 self._progress.stop_task(task)
             self._progress.update(task, news="  ".join(news.values()))
+        if (seconds := seconds_left(self._jobs, self._parallel)) is not None:
+            self._progress.update(self._left, news=str(timedelta(seconds=round(seconds))))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Sweeps that go on: what is finished is kept, and nothing of it is lost."""
+
+import pytest
+from tiny import SMALL
+from typer.testing import CliRunner
+
+from fedapps.cli import cli
+from fedapps.engines.jobs import Job, make_jobs
+from fedapps.engines.sweep import differences, seconds_left
+
+RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
+
+
+def fedapps(*arguments, code=0, answer=""):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], answer, env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def written(folder):
+    """When each run's metrics were last written, by run."""
+    return {file.parent.name: file.stat().st_mtime_ns for file in folder.glob("*/metrics.jsonl")}
+
+
+def test_what_is_finished_is_kept_and_the_rest_is_run(tmp_path):
+    fedapps(*RUN, "--methods", "fedavg,local", "--output", tmp_path)
+    before = written(tmp_path)
+    (tmp_path / "local-seed0" / "summary.json").unlink()  # as if it had been killed
+    said = fedapps(*RUN, "--methods", "fedavg,local,fedper", "--output", tmp_path)
+    assert all(f"│ {method} │" in said for method in ("fedavg", "local", "fedper"))
+    after = written(tmp_path)
+    assert after["fedavg-seed0"] == before["fedavg-seed0"]
+    assert after["local-seed0"] != before["local-seed0"]
+    (tmp_path / "fedper-seed0" / "config.toml").write_text("method = ")  # not whole: run again
+    fedapps(*RUN, "--methods", "fedper", "--output", tmp_path)
+    assert written(tmp_path)["fedper-seed0"] != after["fedper-seed0"]
+
+
+def test_a_finished_run_of_another_configuration_is_not_lost(tmp_path):
+    fedapps(*RUN, "--methods", "fedavg", "--output", tmp_path)
+    before = written(tmp_path)
+    other = [*RUN, "lr=0.2", "--methods", "fedavg", "--output", tmp_path]
+    said = fedapps(*other, code=2)
+    assert "lr is 0.3 there, 0.2 here" in said
+    assert "--fresh" in said
+    assert "fedavg-seed0" in fedapps(*other, "--fresh", answer="n\n", code=1)
+    assert written(tmp_path) == before
+    fedapps(*other, "--fresh", answer="y\n")
+    assert (again := written(tmp_path)) != before
+    fedapps(*other, "--fresh", "--yes")
+    assert written(tmp_path) != again
+
+
+def test_the_folder_is_no_part_of_the_configuration(tmp_path):
+    one, two = (make_jobs(SMALL, ["tent"], [3], tmp_path / name)[0].config for name in "ab")
+    assert differences(one, two) == ""
+    assert differences(one, two | {"rounds": 9}) == "rounds is 2 there, 9 here"
+
+
+@pytest.mark.parametrize(("parallel", "expected"), [(1, 7 * 3.0 + 8 * 2.0), (2, 18.5)])
+def test_time_left(tmp_path, parallel, expected):
+    """3 of 10 rounds in 9 s: 7 more of 3 s. Not begun: 8 rounds at the mean (9 + 1) s / 5 = 2 s.
+    The third is done, the fourth has more rounds than planned: both need nothing."""
+    jobs = [
+        Job("fedavg", 0, {"rounds": 10}, tmp_path, rounds=3, seconds=9.0),
+        Job("local", 0, {"rounds": 8}, tmp_path),
+        Job("tent", 0, {"rounds": 8}, tmp_path, done=True),
+        Job("pfedhn", 0, {"rounds": 1}, tmp_path, rounds=2, seconds=1.0),
+    ]
+    assert seconds_left(jobs, parallel) == pytest.approx(expected)
+    assert seconds_left(jobs[1:3], 1) is None
