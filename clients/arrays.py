@@ -2,7 +2,9 @@
 
 Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
+import math
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 
 import numpy as np
 import torch
@@ -29,8 +31,35 @@ def to_record(arrays: Arrays) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord) -> Arrays:
-    """The named arrays of Flower's record."""
-    return {name: array.numpy() for name, array in record.items()}
+    """The named arrays of Flower's record, which may be a stranger's.
+
+    Raises ValueError for bytes that are no array (or whatever numpy's reader of headers raises)."""
+    return {name: read_array(array) for name, array in record.items()}
+
+
+def read_array(array: Array) -> np.ndarray:
+    """The array that the bytes of a .npy file hold; no more memory is taken than came as bytes.
+
+    Raises ValueError for any other file, for entries that are no plain numbers, and where the
+    header claims another size than that of the bytes."""
+    file = BytesIO(array.data)
+    version = np.lib.format.read_magic(file)  # a zip or a pickle has another magic
+    if version not in HEADERS:
+        raise ValueError(f"an array of .npy version {version}; known: {list(HEADERS)}")
+    shape, fortran, dtype = HEADERS[version](file)
+    if dtype.kind not in "biuf" or not dtype.isnative:
+        raise ValueError(f"an array of {dtype}; its entries must be plain numbers")
+    start, count = file.tell(), math.prod(shape)
+    if start + count * dtype.itemsize != len(array.data):
+        raise ValueError(f"{len(array.data) - start} bytes for an array of {dtype}, shape {shape}")
+    flat = np.frombuffer(array.data, dtype, count, start).copy()
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def to_numpy(tensors: Mapping[str, Tensor]) -> Arrays:

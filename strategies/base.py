@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
+from strategies.magnitude import Magnitudes, distance
 from strategies.replies import Node, Update, read_reply
 from strategies.roster import Roster
 from strategies.scores import f1_scores, means
@@ -117,6 +118,7 @@ class PersonalizedStrategy(Strategy):
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
         self.evaluation: list[Update] = []  # replies of the last evaluation
+        self._magnitudes = Magnitudes()
         self.now = Round()  # the round at hand; everything else lives through the run
         self.num_rounds, self.timeout = 0, 3600.0
         self.grid: Grid
@@ -153,6 +155,10 @@ class PersonalizedStrategy(Strategy):
 
     def expected(self, sent: Arrays) -> Arrays | None:
         """Arrays with the names, shapes and dtypes that a train reply must have; None: any."""
+        return sent
+
+    def reference(self, sent: Arrays) -> Arrays:
+        """From where the size of a train reply is measured; from zero for other names."""
         return sent
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
@@ -242,7 +248,7 @@ class PersonalizedStrategy(Strategy):
         """Messages to the sampled training nodes."""
         self.now, self.grid = Round(server_round), grid
         self._take(arrays)
-        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
+        self._meet()
         nodes = self.sample()
         self.now.payloads = self.broadcast(self.arrays, nodes)
         asked = self.privacy.settings() if self.privacy else {}
@@ -275,7 +281,7 @@ class PersonalizedStrategy(Strategy):
         dropped = dict(self.now.dropped)
         clients = max(len(self.now.sent), 1)
         self.now.report |= {
-            "loss": _mean([float(u.metrics["loss"]) for u in updates if "loss" in u.metrics]),
+            "loss": _mean([u.metrics["loss"] for u in updates if "loss" in u.metrics]),
             "valid": len(updates),
             "dropped": dropped,
             "megabytes": {way: n / clients / 1e6 for way, n in self.now.bytes.items()},
@@ -307,8 +313,8 @@ class PersonalizedStrategy(Strategy):
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
         self._take(arrays)
-        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
         self.now.dropped = Counter()
+        self._meet()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
         nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
@@ -340,9 +346,15 @@ class PersonalizedStrategy(Strategy):
         novel = [node for node in self.nodes if node.novel]
         if self._distance is None and novel:
             distances = a_distances(self.exchange, novel, self.training_nodes())
-            self._distance = float(np.nanmean(distances)) / 2
+            if np.isfinite(distances).any():
+                self._distance = float(np.nanmean(distances)) / 2
         if self._distance is not None:
             metrics["novel-half-distance"] = self._distance
+
+    def _meet(self) -> None:
+        """Who is there now; those who are refused count among the dropped."""
+        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
+        self.now.dropped += self.roster.refused
 
     # Arrays and messages
 
@@ -387,17 +399,32 @@ class PersonalizedStrategy(Strategy):
                 continue
             update, cause, detail = read_reply(reply, node, like.get(node), train)
             if update is None:
-                self.now.dropped[cause] += 1
-                log(WARNING, "client %s: reply dropped, %s: %s", node.client, cause, detail)
+                self._drop(node, cause, detail)
             else:
                 updates.append(update)
                 self.now.bytes["up"] += num_bytes(update.arrays.values())
         for node in nodes.values():
-            self.now.dropped["missing"] += 1
-            log(WARNING, "client %s: no reply within %s s", node.client, self.timeout)
-        return sorted(updates, key=lambda update: update.node)
+            self._drop(node, "missing", f"none within {self.timeout} s")
+        return self._plausible(sorted(updates, key=lambda update: update.node), sent)
+
+    def _plausible(self, updates: list[Update], sent: list[tuple[Message, Node]]) -> list[Update]:
+        """The updates but those whose arrays are absurdly far from what was sent."""
+        if not any(update.arrays for update in updates):
+            return updates
+        kind = sent[0][0].metadata.message_type
+        starts = self.now.payloads if kind == "train" else {}
+        far = [distance(u.arrays, self.reference(starts.get(u.node, {}))) for u in updates]
+        limit = self._magnitudes.limit(kind, far)
+        for update, one in zip(updates, far, strict=True):
+            if one > limit:
+                self._drop(update.node, "absurd", f"{one:.3g} from what was sent, > {limit:.3g}")
+        return [update for update, one in zip(updates, far, strict=True) if one <= limit]
+
+    def _drop(self, node: Node, cause: str, detail: str) -> None:
+        """Count and log a reply that is not used."""
+        self.now.dropped[cause] += 1
+        log(WARNING, "client %s: reply dropped, %s: %s", node.client, cause, detail)
 
 
 def _mean(values: list[float]) -> float | None:
-    finite = [v for v in values if np.isfinite(v)]
-    return float(np.mean(finite)) if finite else None
+    return float(np.mean(values)) if values else None

@@ -13,6 +13,7 @@ from torch import nn
 
 from clients.arrays import Arrays, to_numpy
 from clients.optimizers import Adam
+from strategies.replies import agreed
 
 Exchange = Callable[..., list[Any]]  # a strategy's `exchange`
 Nodes = Sequence[Any]
@@ -24,15 +25,18 @@ LR = 0.05
 def a_distances(exchange: Exchange, novel: Nodes, training: Nodes) -> np.ndarray:
     """d (novel, training), each in [0, 2]; NaN for a pair of which a client did not answer.
 
-    Clients tell the number of values of an input as their property ``input-size``."""
-    width = int(novel[0].properties["input-size"])
+    The number of values of an input is what most clients tell as their property ``input-size``."""
+    agreement = agreed([*novel, *training], "input-size")
+    if agreement is None:
+        return np.full((len(novel), len(training)), np.nan)
+    width = agreement[0]
     w = nn.Parameter(torch.zeros(len(novel), len(training), width + 1))
     optimizer = Adam([w], LR)
     for _ in range(STEPS):
         sides = _ask(exchange, w, novel, training, "gradient")
         w.grad = torch.from_numpy(np.nan_to_num(sum(sides) / 2))
         optimizer.step()
-    errors = sum(_ask(exchange, w, novel, training, "error")) / 2
+    errors = np.clip(sum(_ask(exchange, w, novel, training, "error")) / 2, 0.0, 1.0)
     return np.maximum(2 * (1 - 2 * errors), 0.0)
 
 

@@ -41,10 +41,12 @@ class FedEmbed(CentralAdam):
         self.centers = np.zeros((0, embedding_dim), np.float32)  # prototypes, or the map's nodes
         self.heads = np.zeros(0, np.int64)  # the head of each center
         self.positions = np.zeros((0, 2))  # of the map's nodes on its grid
+        self.count = 0  # of heads
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The map's nodes start where embeddings do: uniform in [0, 1)."""
         count = len({name.split(".")[1] for name in arrays if name.startswith("heads.")})
+        self.count = count
         if self.assignment == "som":
             generator = np.random.default_rng(seed_of(self.seed, "som"))
             self.centers = generator.random((count, self.dim)).astype(np.float32)
@@ -74,21 +76,29 @@ class FedEmbed(CentralAdam):
         return {"centers": self.centers, "heads": self.heads}
 
     def _refresh(self) -> None:
-        """Prototypes: per sub-population the mean embedding of its present volunteers."""
-        volunteers = [n for n in self.training_nodes() if "prototype" in n.properties]
+        """Prototypes: per sub-population the mean embedding of its present volunteers.
+
+        Where none of them answers the last one stays."""
+        volunteers = [n for n in self.training_nodes() if self._volunteers(n)]
         like: dict[Node, Arrays] = {
             n: {"prototype": np.zeros(self.dim, np.float32)} for n in volunteers
         }
         replies = self.exchange("query.prototype", {n: {} for n in volunteers}, like=like)
         told: dict[int, list[np.ndarray]] = {}
         for reply in replies:
-            told.setdefault(int(reply.node.properties["prototype"]), []).append(
+            told.setdefault(reply.node.properties["prototype"], []).append(
                 reply.arrays["prototype"]
             )
-        if not told:
+        centers = dict(zip(self.heads.tolist(), self.centers, strict=True))
+        centers |= {k: np.mean(embeddings, axis=0) for k, embeddings in told.items()}
+        if not centers:
             raise RuntimeError("no prototypical user answered; choose another fedembed.assignment")
-        self.heads = np.array(sorted(told))
-        self.centers = np.stack([np.mean(told[k], axis=0) for k in sorted(told)])
+        self.heads = np.array(sorted(centers))
+        self.centers = np.stack([centers[k] for k in sorted(centers)])
+
+    def _volunteers(self, node: Node) -> bool:
+        """Whether the user is prototypical of a sub-population that has a head."""
+        return 0 <= node.properties.get("prototype", -1) < self.count
 
     def _organize(self, nodes: Sequence[Node]) -> list[Node]:
         """One federated update of the map; new nodes take over the heads of old ones."""

@@ -2,14 +2,13 @@
 
 It holds logits and no model. HeteroFedTTA (Ye et al., UPFL, Algorithm 2) has two sets of them."""
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from clients.arrays import Arrays
 from strategies.base import PersonalizedStrategy
-from strategies.replies import Update
+from strategies.replies import Update, agreed
 
 CLASSES, SAMPLES = "classes", "public-samples"  # what a client tells of its logits
 
@@ -32,13 +31,9 @@ class FedMD(PersonalizedStrategy):
 
     def expected(self, sent: Arrays) -> Arrays | None:
         """Logits (m, C) for each set, m and C as most training clients told them."""
-        told = [
-            n.properties for n in self.training_nodes() if {SAMPLES, CLASSES} <= n.properties.keys()
-        ]
-        if not told:
+        shape = agreed(self.training_nodes(), SAMPLES, CLASSES)
+        if shape is None:
             raise RuntimeError("no client told the shape of its public logits; FedMD needs its own")
-        shapes = Counter((int(p[SAMPLES]), int(p[CLASSES])) for p in told)
-        shape = min(shapes, key=lambda one: (-shapes[one], one))
         return dict.fromkeys(self.sets, np.empty(shape, self.dtype))
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from strategies.fedavg import mean
-from strategies.pfedhn import PFedHN
+from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.replies import Node, Update
 
 TRAININGS = ("end-to-end", "two-phase")
-DESCRIPTOR = "descriptor"
 TARGET, ENCODER = "target.", "encoder."
 OUTPUT = "encoder.out.bias"  # as long as the descriptor
 
@@ -159,7 +158,7 @@ class ODPFLHN(PFedHN):
             e = torch.from_numpy(update.arrays[DESCRIPTOR].copy())
             self.descriptors[update.node.client] = e.requires_grad_(self.training == "end-to-end")
             if "dp-sigma" in update.metrics:
-                self._sigmas.append(float(update.metrics["dp-sigma"]))
+                self._sigmas.append(update.metrics["dp-sigma"])
         met = {node.client for node in super().meet(own)} | self.descriptors.keys()
         return [node for node in nodes if node.client in met]
 

@@ -7,6 +7,7 @@ sign of the update; the surrogate ½‖θ̃_i − h(v_i; φ)‖² fixes it as wr
 clients a round: φ follows the mean of their gradients, each v_i its own. Arrays that are not
 floating point (counters) are averaged, not generated."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from strategies.hypernetwork import Hypernetwork
 from strategies.replies import Node, Update
 from strategies.targets import Targets
 
+DESCRIPTOR = "descriptor"
 OPTIMIZERS = ("sgd", "adam")
 DESCRIPTORS = ("learnt", "class-proportions")
 
@@ -93,10 +95,12 @@ class PFedHN(PersonalizedStrategy):
     # Where a descriptor comes from
 
     def meet(self, nodes: Sequence[Node]) -> list[Node]:
-        """Give every node its v_i; returns those that have one.
+        """Give every node its v_i; returns those that have one, and whose network is known.
 
         Learnt ones start at N(0, I) when the client is first seen; a client that left and came
-        back finds its own. Fixed ones are asked from the clients once."""
+        back finds its own. Fixed ones are asked from the clients once, and have as many entries as
+        most of them told."""
+        nodes = [node for node in nodes if self._knows(node)]
         new = [node for node in nodes if node.client not in self.embeddings]
         if self.descriptor == "learnt":
             for node in new:
@@ -105,12 +109,24 @@ class PFedHN(PersonalizedStrategy):
                 )
                 self._remember(node.client, torch.randn(self._dim(), generator=generator))
         elif new:
-            for update in self.exchange("query.describe", {node: {} for node in new}):
-                told = to_tensors(update.arrays)["descriptor"]
-                self.embedding_dim = self.embedding_dim or len(told)
-                if told.shape == (self.embedding_dim,):
-                    self._remember(update.node.client, told)
+            replies = self.exchange("query.describe", {node: {} for node in new})
+            told = {u.node: u.arrays[DESCRIPTOR] for u in replies if DESCRIPTOR in u.arrays}
+            if not self.embedding_dim and told:
+                sizes = Counter(v.size for v in told.values())
+                self.embedding_dim = max(sizes, key=lambda size: (sizes[size], -size))
+            for node, v in told.items():
+                if v.shape == (self.embedding_dim,):
+                    self._remember(node.client, torch.from_numpy(v))
+                else:
+                    self._drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
         return [node for node in nodes if node.client in self.embeddings]
+
+    def _knows(self, node: Node) -> bool:
+        """Whether there is a target network for the node; it is refused if not."""
+        if known := self.targets.has(node):
+            return known
+        self._drop(node, "model", f"its network {node.properties.get('model')!r} is not known")
+        return False
 
     def embedding(self, client: int) -> Tensor:
         """v_i (embedding_dim,) of a client that was met."""

@@ -1,6 +1,7 @@
 """Nodes and their replies, which are not trusted: each is read, checked, and refused by cause."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
 from clients.arrays import Arrays, from_record
+from strategies.told import told
 
 
 @dataclass(frozen=True, order=True)
@@ -37,20 +39,16 @@ def read_reply(
     """A reply as an update, or None with the cause and the detail of its refusal."""
     if reply.has_error():
         return None, "error", reason_of(reply)
-    arrays: Arrays = {}
-    metrics: dict[str, Any] = {}
     try:
+        arrays: Arrays = {}
         for record in reply.content.array_records.values():
             arrays |= from_record(record)
-        for told in reply.content.config_records.values():
-            metrics |= dict(told)
-        for numbers in reply.content.metric_records.values():
-            metrics |= dict(numbers)
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        return None, "malformed", str(error)
-    num_examples = metrics.pop("num-examples", 0)
-    if train and not (isinstance(num_examples, int | float) and 0 < num_examples < np.inf):
-        return None, "malformed", f"num-examples is {num_examples!r}"
+        metrics = told(reply.content)
+        num_examples = metrics.pop("num-examples", 0)
+        if train and not num_examples:
+            raise ValueError("num-examples is 0 or missing; a client trains on some samples")
+    except Exception as error:  # whatever a stranger's bytes provoke costs that reply alone
+        return None, "malformed", f"{type(error).__name__}: {error}"
     if like is not None:
         if arrays.keys() != like.keys():
             return None, "names", f"{sorted(arrays.keys() ^ like.keys())} missing or unknown"
@@ -62,13 +60,13 @@ def read_reply(
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return None, "not-finite", f"{name} holds NaN or infinity"
-    return Update(node, arrays, int(num_examples), metrics), "", ""
+    return Update(node, arrays, num_examples, metrics), "", ""
 
 
 def reason_of(reply: Message) -> str:
     """Why the client failed, in one line: engines send whole tracebacks, the cause last."""
     lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip()]
-    return lines[-1] if lines else f"error {reply.error.code}"
+    return lines[-1][:500] if lines else f"error {reply.error.code}"
 
 
 def unknown_query(reply: Message) -> bool:
@@ -78,3 +76,13 @@ def unknown_query(reply: Message) -> bool:
         reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         and "No query function registered" in reason
     )
+
+
+def agreed(nodes: Iterable[Node], *properties: str) -> tuple[Any, ...] | None:
+    """The values of `properties` that most of the nodes told (ties: the least); None if nobody."""
+    told = Counter(
+        tuple(node.properties[one] for one in properties)
+        for node in nodes
+        if all(one in node.properties for one in properties)
+    )
+    return min(told, key=lambda values: (-told[values], values)) if told else None

@@ -1,4 +1,8 @@
-"""Who is there: nodes join and leave while a run goes on, and each is asked once who it is."""
+"""Who is there: nodes come and go while a run goes on, and each is asked who it is when it comes.
+
+A client id belongs to the node that told it first, for as long as that is there. A node that comes
+back under another id, role or model, or takes a client's id under another role or model, is refused
+from then on; one that tells what no honest client tells, or whose id is taken, waits."""
 
 import time
 from collections import Counter
@@ -11,6 +15,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from strategies.replies import Node, reason_of, unknown_query
+from strategies.told import told
 
 POLL_SECONDS = 0.5
 
@@ -18,45 +23,64 @@ POLL_SECONDS = 0.5
 class Roster:
     """The connected nodes, at least `least` of them, waited for at most `wait` seconds.
 
-    With `only_model` it is cut to the clients whose network has that name."""
+    With `only_model` it is cut to the clients whose network has that name. `refused` counts by
+    cause the nodes that the last look at the roster refused for the first time."""
 
     def __init__(self, least: int, wait: float, only_model: str) -> None:
         self.least, self.wait, self.only_model = least, wait, only_model
-        self._known: dict[int, Node] = {}
+        self.refused: Counter[str] = Counter()
+        self._present: dict[int, Node] = {}  # by node id, as each said when it came
+        self._nodes: dict[int, Node] = {}  # by node id, as each said when it first came
+        self._clients: dict[int, Node] = {}  # by client id, the first node that told it
+        self._reasons: dict[int, str] = {}  # why a node is refused at present, by its id
+        self._banned: set[int] = set()
 
     def present(self, grid: Grid, config: Mapping[str, Any], timeout: float) -> list[Node]:
         """The nodes that are there now, by client id; new ones get `config` with the question.
 
-        Raises RuntimeError if too few of them answer, or two claim one client id."""
+        Nodes that are refused count among those that are waited for, so that one bad client does
+        not keep the others. Raises RuntimeError if too few answer, or none acceptably."""
+        self.refused = Counter()
         deadline = time.monotonic() + self.wait
         while True:
             ids = set(grid.get_node_ids())
-            failures = self._ask(sorted(ids - self._known.keys()), grid, config, timeout)
-            nodes = sorted(self._known[i] for i in ids if i in self._known)
-            if len(nodes) >= self.least:
+            self._present = {i: node for i, node in self._present.items() if i in ids}
+            self._ask(sorted(ids - self._present.keys() - self._banned), grid, config, timeout)
+            nodes = self._holders()
+            others = [reason for i, reason in self._reasons.items() if i in ids]
+            if nodes and len(nodes) + len(others) >= self.least:
                 break
-            if failures and not nodes:
-                raise RuntimeError(f"no client could start; the first said: {failures[0]}")
+            if others and not nodes:
+                raise RuntimeError(f"no client could start; the first said: {others[0]}")
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; start "
                     "more SuperNodes or lower num-clients"
-                    + (f"; one said: {failures[0]}" if failures else "")
+                    + (f"; one said: {others[0]}" if others else "")
                 )
             time.sleep(POLL_SECONDS)
         if self.only_model:
             nodes = [n for n in nodes if n.properties.get("model") == self.only_model]
-        clients = Counter(node.client for node in nodes)
-        if twice := [client for client, count in clients.items() if count > 1]:
-            raise RuntimeError(f"client ids {twice} are claimed by more than one node each")
         return nodes
+
+    def _holders(self) -> list[Node]:
+        """The nodes by client id, one of each: the first that told it, if it is there."""
+        holders: dict[int, Node] = {}
+        first = {node.client: node.id for node in self._clients.values()}
+        for node in sorted(self._present.values(), key=lambda node: node.id != first[node.client]):
+            holder = holders.setdefault(node.client, node)
+            if holder is node:
+                self._reasons.pop(node.id, None)
+            else:
+                self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
+        return sorted(holders.values())
 
     def _ask(
         self, node_ids: Sequence[int], grid: Grid, config: Mapping[str, Any], timeout: float
-    ) -> list[str]:
+    ) -> None:
         """Query new nodes; one without a query handler is a training client of its node id."""
         if not node_ids:
-            return []
+            return
         content = ConfigRecord(dict(config))
         messages = [
             Message(RecordDict({"config": content}), dst_node_id=i, message_type="query")
@@ -64,19 +88,47 @@ class Roster:
         ]
         replies = list(grid.send_and_receive(messages, timeout=timeout))
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-        failures = []
+        found: list[Node] = []
+        nameless: list[Node] = []  # come last: who tells an id goes before whom it is given
         for reply in replies:
-            node_id = asked[reply.metadata.reply_to_message_id]
-            if not reply.has_error():
-                told: dict[str, Any] = {
-                    k: v for r in reply.content.config_records.values() for k, v in r.items()
-                }
-                self._known[node_id] = Node(
-                    int(told.get("client", node_id)), node_id, bool(told.get("novel")), told
-                )
-            elif unknown_query(reply):
-                self._known[node_id] = Node(node_id, node_id)
-            else:
-                failures.append(reason_of(reply))
-                log(WARNING, "node %s did not answer the query: %s", node_id, failures[-1])
-        return failures
+            node_id = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node_id is None:
+                continue
+            if reply.has_error():
+                if unknown_query(reply):
+                    nameless.append(Node(node_id, node_id))
+                else:
+                    self._refuse(node_id, "error", reason_of(reply))
+                continue
+            try:
+                said = told(reply.content)
+            except Exception as error:  # whatever a stranger tells costs that node alone
+                self._refuse(node_id, "malformed", str(error))
+                continue
+            node = Node(said.get("client", node_id), node_id, said.get("novel", False), said)
+            (found if "client" in said else nameless).append(node)
+        for node in found + nameless:
+            self._admit(node)
+
+    def _admit(self, node: Node) -> None:
+        """Take in a node's word, unless it or another node gave another word before."""
+        for before in (self._nodes.get(node.id), self._clients.get(node.client)):
+            if before is not None and _identity(before) != _identity(node):
+                self._banned.add(node.id)
+                detail = f"it says {_identity(node)} where {_identity(before)} was said before"
+                self._refuse(node.id, "identity", detail)
+                return
+        self._nodes[node.id] = self._present[node.id] = node
+        self._clients.setdefault(node.client, node)
+
+    def _refuse(self, node_id: int, cause: str, reason: str) -> None:
+        """Count and log a node that is refused, once as long as the reason stays the same."""
+        if self._reasons.get(node_id) != reason:
+            self._reasons[node_id] = reason
+            self.refused[cause] += 1
+            log(WARNING, "node %s refused, %s: %s", node_id, cause, reason)
+
+
+def _identity(node: Node) -> str:
+    role = "novel" if node.novel else "training"
+    return f"client {node.client}, {role}, model {node.properties.get('model', '')!r}"

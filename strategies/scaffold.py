@@ -44,6 +44,10 @@ class Scaffold(PersonalizedStrategy):
         statistics = {name: a for name, a in sent.items() if is_statistic(name)}
         return prefixed("delta", c) | prefixed("control", c) | statistics
 
+    def reference(self, sent: Arrays) -> Arrays:
+        """Zero for changes, which most of a reply is."""
+        return {name: a for name, a in sent.items() if is_statistic(name)}
+
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Lines 16-17."""
         delta_y = mean([group(u.arrays, "delta") for u in updates])

@@ -12,7 +12,7 @@ import numpy as np
 from strategies.replies import Update
 
 LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
-GROUPS = {"sub-population", "head"}  # metrics that name a group: no mean of them is told
+GROUPS = {"sub-population", "head", "counts"}  # of these no mean is told
 
 
 def means(updates: Sequence[Update]) -> dict[str, float]:
@@ -24,13 +24,12 @@ def means(updates: Sequence[Update]) -> dict[str, float]:
         group = [u for u in updates if u.node.novel == novel]
         for key in sorted({key for u in group for key in u.metrics} - GROUPS):
             values = [u.metrics[key] for u in group if key in u.metrics]
-            if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
-                found[f"{role}-{key}"] = float(np.mean(values))
-                if key == "accuracy":
-                    found[f"{role}-clients"] = len(values)
-                    if novel and len(values) > 1:
-                        sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
-                        found["novel-sem"] = sem
+            found[f"{role}-{key}"] = float(np.mean(values))
+            if key == "accuracy":
+                found[f"{role}-clients"] = len(values)
+                if novel and len(values) > 1:
+                    sem = float(np.std(values, ddof=1)) / len(values) ** 0.5
+                    found["novel-sem"] = sem
     return found
 
 
@@ -52,9 +51,10 @@ def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
     for role, novel in (("train", False), ("novel", True)):
         counts: dict[int, list[np.ndarray]] = {}  # of each user, by sub-population
         for update in updates:
-            if "counts" in update.metrics and update.node.novel == novel:
-                kind = int(update.metrics["sub-population"])
-                counts.setdefault(kind, []).append(np.asarray(update.metrics["counts"]))
+            told = update.metrics
+            if {"counts", "sub-population"} <= told.keys() and update.node.novel == novel:
+                kind = told["sub-population"]
+                counts.setdefault(kind, []).append(np.asarray(told["counts"]))
         if counts:
             each = {kind: macro_f1(np.sum(counts[kind], axis=0)) for kind in sorted(counts)}
             users = [len(counts[kind]) for kind in each]

@@ -38,15 +38,15 @@ class Targets:
         }
 
     def by_network(self, nodes: Sequence[Node]) -> dict[str, list[Node]]:
-        """The nodes by their target network. Raises ValueError for one that has another."""
+        """The nodes by their target network."""
         groups: dict[str, list[Node]] = {}
         for node in nodes:
-            name = self._of(node)
-            if name not in self._real:
-                known = ", ".join(self._real)
-                raise ValueError(f"client {node.client} has model {name!r}; known: {known}")
-            groups.setdefault(name, []).append(node)
+            groups.setdefault(self._of(node), []).append(node)
         return groups
+
+    def has(self, node: Node) -> bool:
+        """Whether the node's network is one of them."""
+        return self._of(node) in self._real
 
     def named(
         self, theta: Mapping[str, Tensor], nodes: Sequence[Node], network: str

@@ -1,5 +1,7 @@
 """Sampling, the roster, exchanges and checks, with the smallest of ClientApps."""
 
+import io
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -28,7 +30,7 @@ def plus(amount, examples=1):
     @client_app.evaluate()
     def evaluate(message: Message, context):
         value = float(from_record(message.content["arrays"])["w"][0])
-        numbers = MetricRecord({"num-examples": 1, "accuracy": value})
+        numbers = MetricRecord({"num-examples": 1, "value": value, "accuracy": 0.5})
         return Message(RecordDict({"metrics": numbers}), reply_to=message)
 
     return client_app
@@ -61,7 +63,7 @@ def test_foreign_clients_take_part_under_their_node_ids():
     result = strategy.start(grid(plus(lambda i: i)), to_record(START), num_rounds=2)
     assert from_record(result.arrays)["w"].tolist() == [5.0, 5.0]
     assert [node.client for node in strategy.nodes] == [1, 2, 3, 4]
-    assert result.evaluate_metrics_clientapp[2]["train-accuracy"] == 5.0
+    assert result.evaluate_metrics_clientapp[2]["train-value"] == 5.0
 
 
 def test_sampling_is_seeded_and_takes_the_fraction():
@@ -131,10 +133,37 @@ def with_metrics(**numbers):
     return spoil
 
 
-def garbled(reply):
-    record = reply.content["arrays"]
-    record["w"].data = record["w"].data[:20]
-    return reply
+def with_bytes(change):
+    """The array's bytes, a .npy file: magic and lengths (10 bytes), a header, two float32."""
+
+    def spoil(reply):
+        reply.content["arrays"]["w"].data = change(reply.content["arrays"]["w"].data)
+        return reply
+
+    return spoil
+
+
+def zipped(data):
+    file = io.BytesIO()
+    np.savez(file, w=np.ones(2, np.float32))
+    return file.getvalue()
+
+
+def pickled(data):
+    file = io.BytesIO()
+    np.save(file, np.array([print, print]), allow_pickle=True)
+    return file.getvalue()
+
+
+def claiming(shape):
+    """Another shape in the header, whose length stays."""
+
+    def change(data):
+        header = data[10:-8]
+        other = header.rstrip().replace(b"(2,)", shape)
+        return data[:10] + other.ljust(len(header) - 1) + b"\n" + data[-8:]
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -148,7 +177,20 @@ def garbled(reply):
         (with_metrics(loss=1.0), "malformed"),
         (with_metrics(**{"num-examples": 0}), "malformed"),
         (with_metrics(**{"num-examples": float("nan")}), "malformed"),
-        (garbled, "malformed"),
+        (with_metrics(**{"num-examples": [3, 4]}), "malformed"),
+        (with_metrics(**{"num-examples": 10**12}), "malformed"),
+        (with_metrics(**{"num-examples": 3, "loss": [1.0]}), "malformed"),
+        (with_bytes(lambda data: data[:20]), "malformed"),
+        (with_bytes(lambda data: b""), "malformed"),
+        (with_bytes(lambda data: data + b"more"), "malformed"),
+        (with_bytes(zipped), "malformed"),
+        (with_bytes(pickled), "malformed"),
+        (with_bytes(claiming(b"(1000000000000000,)")), "malformed"),
+        (with_bytes(claiming(b"(-1, -2)")), "malformed"),
+        (with_bytes(claiming(b"((((((")), "malformed"),
+        (with_bytes(claiming(b"'''")), "malformed"),
+        (with_arrays(lambda a: {"w": a["w"] * np.float32(1e10)}), "absurd"),
+        (with_arrays(lambda a: {"w": a["w"] * np.float32(3e38)}), "absurd"),
     ],
 )
 def test_replies_are_not_trusted(spoil, cause):
@@ -168,18 +210,6 @@ def test_an_extra_metric_of_one_client_is_no_error():
 def test_missing_nodes_are_waited_for_then_named():
     with pytest.raises(RuntimeError, match="2 of 3 nodes"):
         FedAvg(min_available_nodes=3, wait=0.1).start(grid(plus(1), 2), to_record(START), 1)
-
-
-def test_one_client_on_two_nodes_is_an_error():
-    client_app = plus(1)
-
-    @client_app.query()
-    def query(message, context):
-        told = ConfigRecord({"client": 7, "novel": False})
-        return Message(RecordDict({"properties": told}), reply_to=message)
-
-    with pytest.raises(RuntimeError, match=r"\[7\]"):
-        FedAvg().start(grid(client_app), to_record(START), num_rounds=1)
 
 
 def test_a_client_that_cannot_start_is_quoted():

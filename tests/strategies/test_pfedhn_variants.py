@@ -52,8 +52,20 @@ def test_clients_of_different_sizes_train_one_trunk():
 def test_a_size_that_nobody_knows_is_refused():
     strategy = PFedHN(embedding_dim=2, models=SIZES)
     strategy._take(to_record(SIZES["s"]))
-    with pytest.raises(ValueError, match="client 4 has model 'xl'; known: s, l"):
-        strategy.broadcast({}, [Node(4, 4, properties={"model": "xl"})])
+    nodes = [Node(i, i, properties={"model": m}) for i, m in ((3, "s"), (4, "xl"), (5, "l"))]
+    assert list(strategy.broadcast({}, nodes)) == [nodes[0], nodes[2]]
+    assert strategy.now.dropped == {"model": 1}
+
+
+def test_fixed_descriptors_have_the_size_that_most_tell():
+    """Sizes 9, 2, 2 and none: whoever comes first, those of two entries are taken."""
+    strategy = PFedHN(descriptor="class-proportions", models=SIZES)
+    strategy._take(to_record(SIZES["s"]))
+    nodes = [Node(i, i, properties={"model": "s"}) for i in range(4)]
+    told = [{"descriptor": np.full(n, 1 / n, np.float32)} for n in (9, 2, 2)] + [{}]
+    replies = [Update(n, arrays, 1, {}) for n, arrays in zip(nodes, told, strict=True)]
+    strategy.exchange = lambda *_: replies
+    assert strategy.meet(nodes) == nodes[1:3]
 
 
 def test_sizes_are_dealt_by_configuration():

@@ -1,0 +1,43 @@
+"""How large replies are: those that are absurdly so are refused, and updates may be clipped."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from clients.arrays import Arrays
+
+ABSURD = 1000.0  # times the usual distance from what was sent; no honest client comes near it
+LARGEST = 1e18  # beyond it squares overflow in float32
+REMEMBERED = 200  # distances of former replies
+
+
+def distance(arrays: Arrays, start: Arrays) -> float:
+    """‖y − x‖ over all arrays y; x is 0 where `start` lacks one of the same shape."""
+    total = 0.0
+    with np.errstate(over="ignore"):  # infinitely far is an answer, too
+        for name, y in arrays.items():
+            wide = y.astype(y.dtype if y.dtype in (np.float32, np.float64) else np.float64)
+            x = start.get(name)
+            change = wide if x is None or x.shape != y.shape else wide - x
+            total += float(np.vdot(change, change))
+    return math.sqrt(total)
+
+
+class Magnitudes:
+    """What distances replies of each kind of message have had."""
+
+    def __init__(self) -> None:
+        self._usual: dict[str, deque[float]] = {}
+
+    def limit(self, kind: str, distances: Sequence[float]) -> float:
+        """The largest plausible one of these `distances`, which are then remembered.
+
+        It is ABSURD times their median together with the former ones', the lower of two: one bad
+        reply of two does not raise it. A median below 1 counts as 1."""
+        usual = self._usual.setdefault(kind, deque(maxlen=REMEMBERED))
+        known = sorted([*usual, *distances])
+        limit = min(ABSURD * max(1.0, known[(len(known) - 1) // 2]), LARGEST)
+        usual.extend(value for value in distances if value <= limit)
+        return limit

@@ -1,0 +1,128 @@
+"""What clients tell in words and numbers, typed and bounded: strategies read nothing else.
+
+A text where a number belongs, an accuracy of 7: no honest client tells such, and it costs the whole
+reply. A number that overflowed (NaN, infinity, beyond ±LARGEST) may come from honest training that
+diverged: it alone is left out, as are texts and lists under names that nobody here knows."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import RecordDict
+
+LARGEST = 1e12
+MOST = 100  # values of a reply
+NAME = re.compile(r"[\w.+-]{1,64}")
+OURS = re.compile(r"clients|sem|half-distance|f1(-.*)?")  # what evaluations derive themselves
+
+Read = Callable[[Any], Any]  # raises ValueError; None: left out
+
+
+def whole(low: int, high: int) -> Read:
+    """A whole number in [low, high]."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+def real(low: float = -math.inf, high: float = math.inf) -> Read:
+    """A number in [low, high]; None if it overflowed."""
+
+    def read(value: Any) -> float | int | None:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError("must be a number")
+        if not -LARGEST <= value <= LARGEST:
+            return None
+        if not low <= value <= high:
+            raise ValueError(f"must be a number from {low} to {high}")
+        return value
+
+    return read
+
+
+def flag(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def word(value: Any) -> str:
+    """A short text in one line."""
+    if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
+        raise ValueError("must be a text of one line, at most 200 characters long")
+    return value
+
+
+def counts(value: Any) -> list[int]:
+    """How many samples of each pair (label, prediction): TN, FP, FN, TP."""
+    if not isinstance(value, list) or len(value) != 4:
+        raise ValueError("must be a list of four counts")
+    return [SAMPLES(one) for one in value]
+
+
+SAMPLES = whole(0, 10**9)
+KNOWN: dict[str, Read] = {
+    "client": whole(0, 2**64 - 1),
+    "novel": flag,
+    "model": word,
+    "num-examples": SAMPLES,
+    "input-size": whole(1, 10**9),
+    "public-samples": whole(1, 10**9),
+    "classes": whole(1, 10**6),
+    "prototype": whole(0, 10**6),
+    "sub-population": whole(0, 10**6),
+    "head": whole(0, 10**6),
+    "counts": counts,
+    "loss": real(),
+    "risk": real(),
+    "accuracy": real(0, 1),
+    "test-accuracy": real(0, 1),
+    "training-error": real(0, 1),
+    "dp-sigma": real(0),
+}
+
+
+def told(content: RecordDict) -> dict[str, Any]:
+    """All that the config and metric records hold. Raises ValueError for what cannot be honest."""
+    values: dict[str, Any] = {}
+    for texts in content.config_records.values():
+        values |= dict(texts)
+    for numbers in content.metric_records.values():
+        values |= dict(numbers)
+    return typed(values)
+
+
+def typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` as this file says. Raises ValueError naming the value and what it must be."""
+    if len(values) > MOST:
+        raise ValueError(f"{len(values)} values are told; the most is {MOST}")
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in KNOWN:
+            try:
+                one = KNOWN[name](value)
+            except ValueError as error:
+                raise ValueError(f"{name} is {value!r:.80}; it {error}") from error
+        else:
+            one = _stranger(name, value)
+        if one is not None:
+            found[name] = one
+    return found
+
+
+def _stranger(name: str, value: Any) -> float | int | None:
+    """A number under a name of the client's own, None if it is none."""
+    if not NAME.fullmatch(name) or OURS.fullmatch(name):
+        return None
+    try:
+        return real()(value)
+    except ValueError:
+        return None

@@ -1,0 +1,87 @@
+"""Who is who: ids, roles and models are kept, and a node that lies costs itself alone."""
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedapps.engines.grid import InProcessGrid
+from strategies.roster import Roster
+
+
+def federation(*told):
+    """A grid whose nodes 1, 2, … tell `told[0]`, `told[1]`, …, and the list, to be changed."""
+    words = list(told)
+    client_app = ClientApp()
+
+    @client_app.query()
+    def query(message, context):
+        said = words[context.node_id - 1]
+        if isinstance(said, Exception):
+            raise said
+        return Message(RecordDict({"properties": ConfigRecord(said)}), reply_to=message)
+
+    return InProcessGrid.simulation(client_app, {}, len(words)), words
+
+
+def look(roster, grid, *ids):
+    """(client, node) of those present when only the nodes `ids` are connected; what is refused."""
+    everyone = dict(grid.contexts)
+    grid.contexts = {i: everyone[i] for i in ids}
+    nodes = roster.present(grid, {}, 1.0)
+    grid.contexts = everyone
+    return [(node.client, node.id) for node in nodes], dict(roster.refused)
+
+
+def test_of_two_nodes_with_one_id_the_first_stays_until_it_leaves():
+    grid, _ = federation({"client": 7}, {"client": 7}, {"client": 5})
+    roster = Roster(3, 0.0, "")
+    assert look(roster, grid, 1, 2, 3) == ([(5, 3), (7, 1)], {"identity": 1})
+    assert look(roster, grid, 1, 2, 3) == ([(5, 3), (7, 1)], {})  # counted once
+    roster.least = 2
+    assert look(roster, grid, 2, 3) == ([(5, 3), (7, 2)], {})
+    assert look(roster, grid, 1, 2, 3) == ([(5, 3), (7, 1)], {"identity": 1})
+
+
+def test_a_node_without_an_id_gives_way_to_who_tells_one():
+    """Node 1 tells nothing and would be client 1, which node 2 says it is."""
+    grid, _ = federation({}, {"client": 1}, {"client": 0})
+    assert look(Roster(3, 0.0, ""), grid, 1, 2, 3) == ([(0, 3), (1, 2)], {"identity": 1})
+
+
+def test_who_comes_back_as_another_is_refused_from_then_on():
+    for change in ({"client": 8}, {"novel": True}, {"model": "big"}):
+        first = {"client": 7, "novel": False, "model": "small"}
+        grid, words = federation({"client": 3}, dict(first))
+        roster = Roster(1, 0.0, "")
+        assert look(roster, grid, 1, 2) == ([(3, 1), (7, 2)], {})
+        look(roster, grid, 1)
+        words[1] |= change
+        assert look(roster, grid, 1, 2) == ([(3, 1)], {"identity": 1})
+        look(roster, grid, 1)
+        words[1] = first  # too late
+        assert look(roster, grid, 1, 2) == ([(3, 1)], {})
+
+
+def test_another_node_cannot_make_a_novel_client_a_training_one():
+    grid, _ = federation({"client": 3}, {"client": 7, "novel": True}, {"client": 7})
+    roster = Roster(1, 0.0, "")
+    look(roster, grid, 1, 2)
+    assert look(roster, grid, 1, 3) == ([(3, 1)], {"identity": 1})
+
+
+def test_a_restarted_node_goes_on_under_a_new_id():
+    grid, _ = federation({"client": 3}, {"client": 7}, {"client": 7})
+    roster = Roster(1, 0.0, "")
+    look(roster, grid, 1, 2)
+    assert look(roster, grid, 1, 3) == ([(3, 1), (7, 3)], {})
+
+
+def test_what_is_no_answer_costs_that_node_alone():
+    bad = [{"client": "7"}, {"client": float("nan")}, {"client": [1]}, {"client": True},
+           {"client": 6, "novel": "no"}, {"client": -1}, {"client": 6, "classes": float("inf")},
+           OSError("no such disk")]  # fmt: skip
+    grid, words = federation({"client": 3}, *bad)
+    roster = Roster(9, 0.0, "")
+    everyone = range(1, 10)
+    assert look(roster, grid, *everyone) == ([(3, 1)], {"malformed": 7, "error": 1})
+    words[8] = {"client": 9}  # it is asked again
+    assert look(roster, grid, *everyone) == ([(3, 1), (9, 9)], {})

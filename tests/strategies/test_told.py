@@ -1,0 +1,72 @@
+"""What clients tell: typed and bounded, or refused, or left out."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.told import KNOWN, LARGEST, typed
+
+ANYTHING = st.one_of(
+    st.floats(), st.integers(), st.text(), st.binary(), st.booleans(), st.none(),
+    st.lists(st.floats()), st.lists(st.integers()), st.lists(st.text()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ({"num-examples": 7, "loss": 0.5}, {"num-examples": 7, "loss": 0.5}),
+        ({"num-examples": 7.0}, {"num-examples": 7}),
+        ({"loss": math.nan, "risk": math.inf, "accuracy": 0.25}, {"accuracy": 0.25}),
+        ({"own": 3, "text": "hello", "list": [1.0], "flag": True}, {"own": 3}),
+        ({"own": 1e300, "[/red]": 1.0, "f1": 1.0, "f1-3": 1.0, "clients": 9}, {}),
+        ({"counts": [1, 2, 3, 0], "novel": True}, {"counts": [1, 2, 3, 0], "novel": True}),
+    ],
+)
+def test_what_is_kept(told, kept):
+    found = typed(told)
+    assert found == kept
+    assert [type(value) for value in found.values()] == [type(value) for value in kept.values()]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"num-examples": 2.5},
+        {"num-examples": -1},
+        {"num-examples": math.nan},
+        {"num-examples": 10**12},
+        {"num-examples": True},
+        {"num-examples": "7"},
+        {"loss": "low"},
+        {"loss": [1.0]},
+        {"accuracy": 1.01},
+        {"dp-sigma": -0.5},
+        {"client": 2**64},
+        {"novel": 1},
+        {"model": "two\nlines"},
+        {"counts": [1, 2, 3]},
+        {"counts": [1, 2, 3, -4]},
+        {"counts": 4},
+        {f"own{i}": 1 for i in range(101)},
+    ],
+)
+def test_what_no_honest_client_tells(told):
+    with pytest.raises(ValueError, match=r"must be|most is"):
+        typed(told)
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(sorted(KNOWN)), st.text()), ANYTHING))
+def test_nothing_else_comes_through(told):
+    """Whatever is told: a ValueError, or finite numbers, true or false, short lines and counts."""
+    try:
+        found = typed(told)
+    except ValueError:
+        return
+    for name, value in found.items():
+        one = {"novel": bool, "model": str, "counts": list}.get(name, (int, float))
+        assert isinstance(value, one)
+        if one == (int, float) and name != "client":
+            assert abs(value) <= LARGEST
