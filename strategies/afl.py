@@ -38,8 +38,8 @@ class AFL(PersonalizedStrategy):
         """w ← Σ_S λ_i w_i / Σ_S λ_i, then λ_S ← Π(λ_S + γ_λ L_S(w)) with the mass Σ_S λ_i."""
         self._admit()
         weights = [self.mixture[u.node.client] for u in updates]
-        risks = {u.node.client: u.metrics["risk"] for u in updates if "risk" in u.metrics}
-        told = list(risks)
+        risks = {u.node.client: u.metrics.get("risk", np.nan) for u in updates}
+        told = [client for client, risk in risks.items() if np.isfinite(risk)]
         before = np.array([self.mixture[client] for client in told])
         if told:
             ascent = before + self.mixture_lr * np.array([risks[client] for client in told])
