@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedapps import data_cli
+from fedapps import data_cli, table_cli
 from fedapps.config import (
     Config,
     Experiment,
@@ -28,9 +28,11 @@ from fedapps.config import (
 )
 from fedapps.engines.jobs import ENGINES, make_jobs, run_jobs
 from fedapps.engines.sweep import finished, keep_finished
-from fedapps.files import read_arrays
+from fedapps.files import read_arrays, write_text
 from fedapps.methods import METHODS
-from fedapps.results.report import finished_jobs, write_report
+from fedapps.results.published import Published
+from fedapps.results.report import write_report
+from fedapps.results.runs import read_runs
 from fedapps.results.table import Display, results_table
 
 MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
@@ -46,6 +48,7 @@ cli = typer.Typer(
 )
 
 cli.add_typer(data_cli.app)
+cli.command()(table_cli.table)
 
 
 @cli.command()
@@ -103,6 +106,8 @@ def run(
                 job.config = make_jobs(saved, [job.method], [job.seed], output)[0].config
         for job in {job.method: job for job in work}.values():
             check(job.config)
+        if asked.published:
+            Published.read(asked.settings, asked.published)
         if fresh:
             lost = [job.name for job in work if finished(job.folder)]
             question = f"{output} holds finished runs that will be lost: {', '.join(lost)}. Go on?"
@@ -110,6 +115,8 @@ def run(
                 raise typer.Exit(1)
         else:
             keep_finished(work)
+        if asked.source:
+            write_text(output / "experiment.toml", asked.source)
     except (ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(2) from error
@@ -143,10 +150,13 @@ def report(
     """Write report.html over all runs of a folder: table, curves, clients, settings."""
     console = Console()
     try:
-        file = write_report(finished_jobs(folder), folder)
+        runs, problems = read_runs(folder)
+        file = write_report(runs, folder, problems)
     except (ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(2) from error
+    for problem in problems:
+        console.print(problem, markup=False, highlight=False)
     console.print(str(file), highlight=False)
 
 

@@ -3,7 +3,7 @@
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -95,6 +95,8 @@ class Experiment:
     grid: dict[str, list[Value]] = field(default_factory=dict)  # flat keys with several
     methods: str = ""  # separated by commas, as the seeds are
     seeds: str = ""
+    published: Any = None  # its [published] tables, see `fedapps.results.published`
+    source: str = ""  # the file's text
 
     def __or__(self, other: "Experiment") -> "Experiment":
         """This one with what `other` says instead."""
@@ -104,6 +106,8 @@ class Experiment:
             rest | other.grid,
             other.methods or self.methods,
             other.seeds or self.seeds,
+            other.published or self.published,
+            other.source or self.source,
         )
 
 
@@ -116,12 +120,14 @@ def read_experiment(name: str) -> Experiment:
     if path is None:
         raise ValueError(f"no file {name}; shipped experiments: {', '.join(shipped) or 'none'}")
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        text = path.read_text("utf-8")
+        content = tomllib.loads(text)
+    except ValueError as error:
         raise ValueError(f"{path} is no valid TOML: {error}") from error
     lists = (content.pop(key, "") for key in ("methods", "seeds"))
     methods, seeds = (x if isinstance(x, str) else ",".join(map(str, x)) for x in lists)
-    return _spanned(_flat(content), methods, seeds)
+    published = content.pop("published", None)
+    return replace(_spanned(_flat(content), methods, seeds), published=published, source=text)
 
 
 def parse_experiment(arguments: Sequence[str]) -> Experiment:
@@ -243,6 +249,11 @@ def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
         if key.partition(".")[0] == method
     }
     return {key.replace("-", "_"): value for key, value in (common | section).items()}
+
+
+def effective(config: Mapping[str, Value], key: str) -> Value | None:
+    """What holds for the configured method: its own section's value, else the common one."""
+    return config.get(f"{config['method']}.{key}", config.get(key))
 
 
 @cache

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from fedapps.config import combinations, defaults, experiments, override, read_experiment, variant
+from fedapps.results.published import SCORES, Published
 from fedapps.server_app import check_run
 
 
@@ -18,3 +19,8 @@ def test_a_shipped_experiment_is_valid(name):
     assert all(one != other for one, other in itertools.combinations(named, 2))
     assert all(seed.isdigit() for seed in asked.seeds.split(",") if seed)
     assert read_experiment(f"{name}.toml") == asked
+    if asked.published:
+        for column in Published.read(asked.settings, asked.published).columns:
+            assert column.keys() & SCORES.keys()
+            for score in column.keys() & SCORES.keys():
+                assert all(variant(config, label) for label in column[score])

@@ -88,7 +88,7 @@ class Recorder:
             "best_round": self._best["round"],
             "train": self._best["train"],
             "novel": self._best["novel"],
-            "last": {"train": last["train"], "novel": last["novel"]},
+            "last": {key: last[key] for key in ("train", "novel", "per_client")},
             "per_client": self._best["per_client"],
             "megabytes_per_client_round": {
                 way: sum(m[way] for m in megabytes) / max(len(megabytes), 1)

@@ -3,7 +3,6 @@
 One file that needs no other and no network: figures are drawn by matplotlib into the page."""
 
 import io
-import json
 import tomllib
 from collections.abc import Sequence
 from html import escape
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedapps.config import defaults, label_of
+from fedapps.config import defaults
 from fedapps.engines.jobs import Job
 from fedapps.files import write_text
+from fedapps.results.runs import rounds_of
 from fedapps.results.table import novel_clients, results
 
 if TYPE_CHECKING:
@@ -34,27 +34,15 @@ svg { max-width: 100%; height: auto }
 """
 
 
-def finished_jobs(folder: Path) -> list[Job]:
-    """The runs ``<method>-seed<seed>`` that `folder` holds. Raises ValueError if there is none."""
-    jobs = []
-    for file in folder.glob("*-seed*/summary.json"):
-        config = tomllib.loads((file.parent / "config.toml").read_text("utf-8"))
-        error = json.loads(file.read_text("utf-8")).get("error", "")
-        method = label_of(file.parent, config["method"])
-        jobs.append(Job(method, config["seed"], config, file.parent, error))
-    if not jobs:
-        raise ValueError(f"{folder} holds no runs; name the folder that `fedapps run` wrote to")
-    return sorted(jobs, key=lambda job: (job.method, job.seed))
-
-
-def write_report(jobs: Sequence[Job], folder: Path) -> Path:
-    """Write the report of the runs to `folder`; returns the file."""
+def write_report(jobs: Sequence[Job], folder: Path, problems: Sequence[str] = ()) -> Path:
+    """Write the report of the runs to `folder`, `problems` told in it; returns the file."""
     shown = results(jobs)
-    reports = {job.name: _rounds(job) for job in jobs}
+    reports = {job.name: rounds_of(job) for job in jobs}
     parts = [
         f"<h1>{escape(shown.title)}</h1>",
         _table(shown.columns, shown.rows, shown.caption),
         *(f'<p class="error">{escape(f"{j.name} failed: {j.error}")}</p>' for j in jobs if j.error),
+        *(f'<p class="error">{escape(problem)}</p>' for problem in problems),
     ]
     if any("evaluation" in report for rounds in reports.values() for report in rounds):
         parts += ["<h2>By round</h2>", _svg(curves(jobs, reports))]
@@ -174,11 +162,6 @@ def _svg(figure: "Figure") -> str:
     figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     return text[text.index("<svg") :]
-
-
-def _rounds(job: Job) -> list[dict[str, Any]]:
-    file = job.folder / "metrics.jsonl"
-    return [json.loads(line) for line in file.open(encoding="utf-8")] if file.is_file() else []
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:

@@ -156,10 +156,15 @@ def novel_clients(jobs: Sequence[Job]) -> bool:
 
 def results_table(jobs: Sequence[Job]) -> Table:
     """The results as a terminal shows them."""
-    shown = results(jobs)
+    return rich_table(results(jobs))
+
+
+def rich_table(shown: Results) -> Table:
+    """A table of texts as a terminal shows it."""
     table = Table(title=shown.title, caption=shown.caption)
     for column in shown.columns:
-        table.add_column(column, justify="left" if column == "method" else "right")
+        left = column in ("method", "score")
+        table.add_column(column, justify="left" if left else "right")
     for row in shown.rows:
         table.add_row(*(f"[red]{cell}[/red]" if cell == FAILED else cell for cell in row))
     return table

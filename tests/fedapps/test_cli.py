@@ -140,7 +140,7 @@ def test_an_experiment_gives_what_differs(tmp_path):
     file.write_text(file.read_text().replace("[fedavg]\nlr = 0.2\n", "[tent]\nadapt-steps = 2\n"))
     fedapps("run", file, "--engine", "in-process", "--output", tmp_path / "out")
     names = {folder.name for folder in (tmp_path / "out").iterdir()}
-    assert names == {"local-seed4", "fedavg-seed4", "report.html"}
+    assert names == {"local-seed4", "fedavg-seed4", "report.html", "experiment.toml"}
 
 
 @pytest.mark.parametrize("what", LISTS)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import Experiment, combinations, parse_experiment, read_experiment
-from fedapps.results.report import finished_jobs
+from fedapps.results.runs import read_runs
 
 SMALL = ["num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
 
@@ -25,7 +25,7 @@ def test_every_combination_is_a_run_that_is_configured_as_its_name_says(tmp_path
     pfedhn = "pfedhn lr=0.05 partition.classes-per-client=2 clip-norm=9"
     config = tomllib.loads((tmp_path / f"{pfedhn.replace(' ', ',')}-seed1/config.toml").read_text())
     assert (config["pfedhn.lr"], config["lr"], config["pfedhn.clip-norm"]) == (0.05, 0.3, 9.0)
-    jobs = finished_jobs(tmp_path)
+    jobs = read_runs(tmp_path)[0]
     assert len(jobs) == 2 * (2 * 2) + 2 * (2 * 2 * 2)  # seeds × combinations, of either method
     assert pfedhn in {job.method for job in jobs}
     assert all(json.loads((job.folder / "summary.json").read_text())["finished"] for job in jobs)

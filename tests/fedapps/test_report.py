@@ -11,10 +11,10 @@ from fedapps.results.report import (
     NAME,
     clients,
     curves,
-    finished_jobs,
     sub_populations,
     write_report,
 )
+from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 
 COUNTS = {"megabytes_per_client_round": {"down": 1.0, "up": 2.0}, "seconds": 3.0, "rounds": 2}
@@ -47,7 +47,7 @@ def test_a_page_of_its_own(tmp_path):
     leave(tmp_path, "fedavg", 0, 0.25, 0.5)
     leave(tmp_path, "fedavg", 1, 0.5, 0.75)
     leave(tmp_path, "tent", 0, error="ValueError: 1 < 2")
-    page = write_report(finished_jobs(tmp_path), tmp_path).read_text("utf-8")
+    page = write_report(read_runs(tmp_path)[0], tmp_path).read_text("utf-8")
     assert "<td>fedavg</td><td>62.50 ± 17.68</td>" in page  # 50 and 75: deviation 25/√2
     assert "tent-seed0 failed: ValueError: 1 &lt; 2" in page
     assert "<td>lr</td><td>0.125</td>" in page
@@ -62,7 +62,7 @@ def test_the_figures_show_the_runs(tmp_path):
         "fedavg-seed0": leave(tmp_path, "fedavg", 0, 0.25, 0.5),
         "fedavg-seed1": leave(tmp_path, "fedavg", 1, 0.5, 0.75),
     }
-    jobs = finished_jobs(tmp_path)
+    jobs = read_runs(tmp_path)[0]
     training, novel = curves(jobs, reports).axes
     assert training.lines[0].get_xydata().tolist() == [[1, 37.5], [2, 62.5]]
     assert not novel.lines
@@ -81,15 +81,15 @@ def test_columns_that_tell_nothing_are_not_shown(tmp_path):
         train = {"accuracy": None, "clients": 0, "f1": f1, "f1_users": f1 + 0.25}
         train |= {"f1_0": f1 - 0.25, "f1_1": f1 + 0.25}
         file.write_text(json.dumps(json.loads(file.read_text()) | {"train": train}))
-    shown = results(finished_jobs(tmp_path))
+    shown = results(read_runs(tmp_path)[0])
     assert shown.columns == ["method", "F1", "F1, users", "rounds", "seconds", "MB down", "MB up"]
     f1, users = "0.600 ± 0.141", "0.850 ± 0.141"
     assert shown.rows == [["global", f1, users, "2", "3", "1.000", "2.000"]]
     assert shown.title.endswith("clients: last round")
     assert "novel" not in shown.caption
-    page = write_report(finished_jobs(tmp_path), tmp_path).read_text("utf-8")
+    page = write_report(read_runs(tmp_path)[0], tmp_path).read_text("utf-8")
     assert "F1 by sub-population" in page
-    heat = sub_populations(finished_jobs(tmp_path)).axes[0]
+    heat = sub_populations(read_runs(tmp_path)[0]).axes[0]
     assert [text.get_text() for text in heat.texts] == ["0.35", "0.85"]
 
 

@@ -1,0 +1,61 @@
+"""A table of results as Markdown or LaTeX; rich's is `table.rich_table`."""
+
+import re
+
+from fedapps.results.table import Results
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "<": "$<$",
+    ">": "$>$",
+    "≥": r"$\geq$",
+    "α": r"$\alpha$",
+    "ε": r"$\varepsilon$",
+}
+
+
+def as_markdown(results: Results) -> str:
+    """A pipe table with the title above and the caption below."""
+    lines = [results.columns, ["---"] * len(results.columns), *results.rows]
+    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines]
+    return "\n".join([f"**{results.title}**", "", *table, "", f"*{results.caption}*", ""])
+
+
+def as_latex(results: Results) -> str:
+    """A table by the package booktabs; a rule between blocks of equal first cells."""
+    rows: list[str] = []
+    before = None
+    for row in results.rows:
+        if before not in (None, row[0]):
+            rows.append(r"\midrule")
+        rows.append(" & ".join(map(_latex, row)) + r" \\")
+        before = row[0]
+    numbers = [i for i, c in enumerate(results.columns) if c in ("score", "method")]
+    columns = "".join("l" if i in numbers else "r" for i in range(len(results.columns)))
+    head = " & ".join(map(_latex, results.columns)) + r" \\"
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_latex(results.title)}. {_latex(results.caption)}.}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _latex(text: str) -> str:
+    return re.sub("|".join(map(re.escape, LATEX)), lambda found: LATEX[found[0]], text)

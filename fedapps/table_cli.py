@@ -1,0 +1,69 @@
+"""``fedapps table``: the runs of a folder as a table for a terminal, a page or a paper."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedapps.config import read_experiment
+from fedapps.results.comparison import as_csv, compare, shown
+from fedapps.results.formats import as_latex, as_markdown
+from fedapps.results.published import Published
+from fedapps.results.runs import read_runs
+from fedapps.results.table import rich_table
+
+FORMATS = ("rich", "markdown", "csv", "latex")
+
+
+def table(
+    folder: Annotated[Path, typer.Argument(help="A folder that `fedapps run` wrote to.")],
+    format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = (
+        "rich"
+    ),
+    round_: Annotated[
+        str, typer.Option("--round", help="best: on training clients' validation; or last.")
+    ] = "best",
+    by: Annotated[str, typer.Option(help='What makes a row, e.g. "method,partition.alpha".')] = "",
+    against: Annotated[
+        str, typer.Option(help="The row that others are compared with; default: the first.")
+    ] = "",
+    experiment: Annotated[
+        str, typer.Option(help="Experiment with published values; default: the folder's own.")
+    ] = "",
+) -> None:
+    """Compare the runs of a folder: mean over seeds, published values, paired tests, fairness."""
+    console = Console()
+    warnings = Console(stderr=True)
+    try:
+        if format_ not in FORMATS:
+            raise ValueError(f"unknown format {format_!r}; known: {', '.join(FORMATS)}")
+        runs, problems = read_runs(folder)
+        found = compare(
+            runs,
+            by=[word.strip() for word in by.split(",") if word.strip()],
+            round_=round_,
+            against=against,
+            published=published_for(folder, experiment),
+        )
+        problems += [f"{job.name} failed: {job.error}" for job in runs if job.error]
+    except (ValueError, OSError) as error:
+        warnings.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        raise typer.Exit(2) from error
+    for problem in problems:
+        warnings.print(problem, markup=False, highlight=False)
+    if format_ == "rich":
+        console.print(rich_table(shown(found)))
+    else:
+        write = {"markdown": lambda: as_markdown(shown(found)), "csv": lambda: as_csv(found)}
+        typer.echo(write.get(format_, lambda: as_latex(shown(found)))(), nl=False)
+
+
+def published_for(folder: Path, experiment: str = "") -> Published | None:
+    """The published values of an experiment, or of the one that the folder's runs came from."""
+    own = folder / "experiment.toml"
+    if not experiment and not own.is_file():
+        return None
+    asked = read_experiment(experiment or str(own))
+    return Published.read(asked.settings, asked.published) if asked.published else None

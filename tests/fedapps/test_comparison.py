@@ -1,0 +1,208 @@
+"""Tables of a folder: means, published values, paired tests and the unlucky clients, by hand."""
+
+import csv
+import io
+import json
+
+import pytest
+from left import leave
+from typer.testing import CliRunner
+
+from fedapps.cli import cli
+from fedapps.config import read_experiment
+from fedapps.results.comparison import compare, shown
+from fedapps.results.formats import as_latex, as_markdown
+from fedapps.results.published import Published
+from fedapps.results.runs import read_runs
+from fedapps.results.table import Results
+
+BASE = (0.10, 0.30, 0.50, 0.60, 0.60, 0.60, 0.60, 0.60, 0.60, 0.60, 0.50)  # 11 clients
+
+
+def lines(folder, **options):
+    found = compare(read_runs(folder)[0], **options)
+    return {(line.score, *line.by): line for line in found.lines}, found
+
+
+def table(folder, *options, code=0):
+    done = CliRunner().invoke(cli, ["table", str(folder), *options], env={"COLUMNS": "250"})
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_mean_and_deviation_over_seeds_and_over_clients(tmp_path):
+    """Seed 0: mean 5.6/11, worst 0.1, lowest two of eleven 0.2. Seed 1: all 0.1 higher: the mean
+    of the two seeds is 55.909, their deviation 10/√2 = 7.071, the deviation over clients the same
+    for both."""
+    leave(tmp_path, "fedavg", 0, BASE)
+    leave(tmp_path, "fedavg", 1, [a + 0.1 for a in BASE])
+    found = lines(tmp_path)[0]["novel", "fedavg"]
+    assert found.mean == pytest.approx(100 * (5.6 / 11 + 0.05))
+    assert found.deviation == pytest.approx(10 / 2**0.5)
+    worst, tenth, deviation = found.spread()
+    assert (worst, tenth) == pytest.approx((15, 25))
+    mean = 56 / 11
+    squares = (1 - mean) ** 2 + (3 - mean) ** 2 + 2 * (5 - mean) ** 2 + 7 * (6 - mean) ** 2
+    assert deviation == pytest.approx(10 * (squares / 10) ** 0.5)
+
+
+def test_the_sign_over_clients_needs_six_that_agree(tmp_path):
+    """Wilcoxon's exact two-sided p of n differences of one sign: 2/2ⁿ. Of six, 0.031."""
+    base = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    leave(tmp_path, "fedavg", 0, base)
+    leave(tmp_path, "tent", 0, [a + 0.01 * i for i, a in enumerate(base, 1)])
+    leave(tmp_path, "fedtta", 0, [a + 0.01 * i for i, a in enumerate(base[:5], 1)])
+    told, found = lines(tmp_path)
+    assert told["novel", "tent"].difference == pytest.approx(3.5)
+    assert told["novel", "tent"].p == pytest.approx(2 / 64)
+    assert told["novel", "fedtta"].p == pytest.approx(2 / 32)
+    assert told["train", "tent"].p is None  # two clients decide nothing
+    texts = shown(found)
+    assert "Wilcoxon's signed-rank test over clients" in texts.caption
+    place = texts.columns.index("less fedavg")
+    cells = {(row[0], row[1]): row[place] for row in texts.rows}
+    assert cells["novel clients", "tent"] == "+3.50 (p 0.03)"
+    assert cells["novel clients", "fedtta"].endswith("n.s.")
+
+
+def test_the_sign_over_five_seeds(tmp_path):
+    """Differences 1 … 5: t = 3/(√2.5/√5) = √18, and with four degrees of freedom
+    P(T < t) = 1/2 + 3/8·t/√(1 + t²/4)·(1 − t²/(12·(1 + t²/4))) = 0.99338."""
+    for seed in range(5):
+        leave(tmp_path, "fedavg", seed, [0.2 + seed / 10, 0.4])
+        leave(tmp_path, "tent", seed, [0.2 + seed / 10 + 0.02 * (seed + 1), 0.4])
+    told, found = lines(tmp_path)
+    assert told["novel", "tent"].difference == pytest.approx(3)
+    assert told["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
+    assert "Student's paired t test over seeds" in shown(found).caption
+    assert told["train", "tent"].p == 1  # no difference at all
+
+
+def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
+    for alpha, gain in ((0.1, 0.04), (1.0, 0.02)):
+        for method, plus in (("fedavg", 0), ("tent", gain)):
+            label = f"{method} partition.alpha={alpha}"
+            leave(tmp_path, label, 0, [alpha / 2 + plus, 0.3 + plus], partition="dirichlet")
+    told, found = lines(tmp_path)
+    assert found.by == ["method", "partition.alpha"]
+    assert told["novel", "tent", "0.1"].difference == pytest.approx(4)
+    assert told["novel", "tent", "1.0"].difference == pytest.approx(2)
+    whole = lines(tmp_path, by=["method"])[0]
+    assert ("novel", "tent partition.alpha=0.1") in whole  # not averaged over α
+    assert whole["novel", "tent partition.alpha=1.0"].difference is None  # another split
+    with pytest.raises(ValueError, match="more than one run of a seed"):
+        compare(read_runs(tmp_path)[0], by=["partition.alpha"])
+    with pytest.raises(ValueError, match="no run has a setting 'alpha'"):
+        compare(read_runs(tmp_path)[0], by=["alpha"])
+
+
+def test_the_last_round_is_another_one(tmp_path):
+    leave(tmp_path, "tent", 0, [0.9, 0.7], last=[0.5, 0.1])
+    assert lines(tmp_path)[0]["novel", "tent"].mean == pytest.approx(80)
+    last = lines(tmp_path, round_="last")[0]["novel", "tent"]
+    assert last.mean == pytest.approx(30)
+    assert last.spread()[0] == pytest.approx(10)
+
+
+PAPER = """
+dataset = "mnist"
+partition = "dirichlet"
+rounds = 200
+num-clients = 100
+
+[[published]]
+at = { "partition.alpha" = 0.1 }
+novel = { tent = 60.0, "tent adapt-steps=1" = 50.0 }
+
+[[published]]
+at = { "partition.alpha" = 1.0 }
+novel = { tent = 70.5 }
+"""
+
+
+def test_published_values_stand_beside_the_runs_that_they_fit(tmp_path):
+    (tmp_path / "experiment.toml").write_text(PAPER)
+    of = {"dataset": "mnist", "partition": "dirichlet", "num-clients": 100, "rounds": 20}
+    for label in ("tent", "tent partition.alpha=1.0", "tent adapt-steps=1", "tent adapt-steps=2"):
+        leave(tmp_path, label, 0, [0.55, 0.75], **of)
+    leave(tmp_path, "fedavg", 0, [0.5], **of)
+    leave(tmp_path, "tent lr=0.5", 0, [0.5], **of | {"dataset": "digits"})
+    done = table(tmp_path, "--format", "csv", "--by", "method,partition.alpha,dataset")
+    rows = {
+        (row["method"], row["partition.alpha"], row["dataset"]): row
+        for row in csv.DictReader(io.StringIO(done.stdout))
+        if row["score"] == "novel"
+    }
+    printed = {key: row["published"] for key, row in rows.items()}
+    assert printed == {
+        ("tent", "0.1", "mnist"): "60.0",
+        ("tent", "1.0", "mnist"): "70.5",
+        ("tent adapt-steps=1", "0.1", "mnist"): "50.0",
+        ("tent adapt-steps=2", "0.1", "mnist"): "",
+        ("fedavg", "0.1", "mnist"): "",
+        ("tent lr=0.5", "0.1", "digits"): "",
+    }
+    said = " ".join(table(tmp_path).stdout.split())
+    assert "published under other settings: rounds 20 (there 200)" in said
+    assert "+5.00" in said  # 65 measured, 60 published
+    assert "−5.50" in said
+
+
+def test_bad_published_tables_are_refused():
+    with pytest.raises(ValueError, match=r"'nowel'; known: at, train, novel"):
+        Published.read({}, {"nowel": {"tent": 3.0}})
+    with pytest.raises(ValueError, match="tent is 'much'"):
+        Published.read({}, [{"novel": {"tent": "much"}}])
+
+
+def test_a_shipped_table_has_its_published_values():
+    asked = read_experiment("pfedhn/table1-cifar10")
+    published = Published.read(asked.settings, asked.published)
+    assert [column["test"]["pfedhn"] for column in published.columns] == [90.83, 88.38, 87.97]
+    assert asked.published[2]["at"] == {"num-clients": 100}
+
+
+def test_markdown_and_latex_escape_what_they_must():
+    results = Results("A & B", ["score", "x_1"], [["a|b", "1 ± 2"], ["c", "−50 %"]], "p < 0.1")
+    assert "| a\\|b | 1 ± 2 |" in as_markdown(results)
+    latex = as_latex(results)
+    assert r"a|b & 1 $\pm$ 2 \\" in latex
+    assert "\\midrule\nc & $-$50 \\% \\\\" in latex
+    assert r"x\_1" in latex
+    assert r"\caption{A \& B. p $<$ 0.1.}" in latex
+
+
+def test_damaged_runs_are_told_and_the_rest_is_shown(tmp_path):
+    for method in ("fedavg", "tent", "local", "afl"):
+        leave(tmp_path, method, 0, [0.5, 0.75], curve=(0.1, 0.2, 0.3))
+    leave(tmp_path, "tent", 1, [0.5, 0.75], curve=(0.1, 0.2, 0.3))
+    (tmp_path / "local-seed0" / "summary.json").unlink()
+    summary = tmp_path / "afl-seed0" / "summary.json"
+    summary.write_text(summary.read_text()[:40])
+    lines = (tmp_path / "tent-seed1" / "metrics.jsonl").read_text()
+    (tmp_path / "tent-seed1" / "metrics.jsonl").write_text(lines[:-7])
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "summary.json").write_text(json.dumps({"accuracy": 1}))
+    (tmp_path / "theirs" / "config.toml").write_text('model = "gpt"')
+    for command in (["table"], ["report"]):
+        done = CliRunner().invoke(cli, [*command, str(tmp_path)], env={"COLUMNS": "250"})
+        assert done.exit_code == 0, done.output
+        said = done.output
+        assert "local-seed0: no summary.json" in said
+        assert "afl-seed0: damaged" in said
+        assert "tent-seed1: metrics.jsonl is damaged or cut short: 2 of 3 rounds" in said
+        assert "theirs: no run of fedapps" in said
+        assert "fedavg: no run of seed 1" in said
+    shown_ = table(tmp_path).stdout
+    assert "fedavg" in shown_ and "tent" in shown_ and "62.50" in shown_
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "theirs: no run of fedapps" in page
+
+
+def test_bad_options_are_refused(tmp_path):
+    assert "no folder" in table(tmp_path / "none", code=2).stderr
+    assert "holds no runs" in table(tmp_path, code=2).stderr
+    leave(tmp_path, "tent", 0, [0.5])
+    assert "'html'; known: rich" in table(tmp_path, "--format", "html", code=2).stderr
+    assert "'first'; known: best" in table(tmp_path, "--round", "first", code=2).stderr
+    assert "no method 'fedavg'" in table(tmp_path, "--against", "fedavg", code=2).stderr
