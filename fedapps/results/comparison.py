@@ -19,6 +19,7 @@ from fedapps.results.published import SCORES, Published
 from fedapps.results.table import Results
 
 ROUNDS = ("best", "last")
+F1 = ("f1", "f1-users")
 LEAST_SEEDS = 5  # with fewer a paired test over seeds cannot decide anything
 LEVEL = 0.05
 FEDERATION = {"dataset", "partition", "num-clients", "train-fraction", "seed"}
@@ -185,8 +186,8 @@ def _line(
 
 def _score(told: dict[str, Any], score: str) -> float | None:
     role = told.get("novel" if score == "novel" else "train") or {}
-    if score == "f1":
-        return role.get("f1")
+    if score in F1:
+        return role.get(score.replace("-", "_"))
     value = role.get("test_accuracy" if score == "test" else "accuracy")
     return None if value is None else 100 * value
 
@@ -299,5 +300,5 @@ def _judged(line: Line) -> str:
 def _number(line: Line, value: float | None, *, sign: bool = False) -> str:
     if value is None:
         return "–"
-    digits = 3 if line.score == "f1" else 2
+    digits = 3 if line.score in F1 else 2
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")

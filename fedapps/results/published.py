@@ -3,7 +3,7 @@
     [[published]]
     at = { num-clients = 10 }        # settings that tell this column of the paper from the others
     train = { fedavg = 95.06 }       # accuracy in % of the training clients, by method
-    novel = { fedavg = 94.69 }       # … of the novel ones; "test" of test samples; "f1" in [0, 1]
+    novel = { fedavg = 94.69 }       # … of the novel ones; "test" of test samples; "f1", "f1-users"
 
 One column alone is a plain ``[published]`` without `at`."""
 
@@ -19,6 +19,7 @@ SCORES = {
     "novel": "novel clients",
     "test": "test samples",
     "f1": "F1",
+    "f1-users": "F1, users",
 }
 DEFINING = ("dataset", "partition")  # a run that differs in these has nothing to do with the paper
 ASIDE = {"output-dir", "seed", "evaluate-every", "device", "data-dir", "method"}

@@ -47,7 +47,8 @@ def test_a_list_in_a_file_spans_a_grid_that_an_argument_replaces(tmp_path):
     asked = read_experiment(str(file))
     assert asked.grid == {"lr": [0.1, 0.2], "tent.adapt-steps": [1, 3]}
     later = asked | parse_experiment(["lr=0.7", "rounds=5,6"])
-    assert later == Experiment({"lr": 0.7}, {"tent.adapt-steps": [1, 3], "rounds": [5, 6]}, "tent")
+    grid = {"tent.adapt-steps": [1, 3], "rounds": [5, 6]}
+    assert later == Experiment({"lr": 0.7}, grid, "tent", source=file.read_text())
 
 
 @pytest.mark.parametrize(
