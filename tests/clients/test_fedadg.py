@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -54,6 +55,65 @@ def test_a_sure_discriminator_sets_the_losses_apart():
     assert client.generator_loss(reference, onehot).item() == pytest.approx(1.0)
     task = torch.nn.functional.cross_entropy(client.network.head(h), y)
     assert client.predictor_loss(h, y, onehot).item() == pytest.approx(0.85 * task.item())
+
+
+class FirstFeature(torch.nn.Module):
+    """D(h|y) = h_0, so that every probability is given."""
+
+    def forward(self, features, onehot):
+        return features[:, 0]
+
+
+def test_losses_where_features_and_reference_differ():
+    """D(h) = (0.2, 0.6), D(h') = (0.9, 0.4): L_D = mean(0.1² + 0.2², 0.6² + 0.6²) = 0.385,
+    L_G = mean(0.9², 0.4²) = 0.485, adversarial mean(0.8², 0.4²) = 0.4, with a head of zeros
+    0.3·0.4 + 0.7·ln 2."""
+    client, _, _ = make(alignment=0.3)
+    client.network.discriminator = FirstFeature()
+    torch.nn.init.zeros_(client.network.head.weight)
+    torch.nn.init.zeros_(client.network.head.bias)
+    h, reference = torch.zeros(2, 6), torch.zeros(2, 6)
+    h[:, 0], reference[:, 0] = torch.tensor([0.2, 0.6]), torch.tensor([0.9, 0.4])
+    y, onehot = torch.tensor([0, 1]), torch.eye(2)
+    assert client.discriminator_loss(h, reference, onehot).item() == pytest.approx(0.385)
+    assert client.generator_loss(reference, onehot).item() == pytest.approx(0.485)
+    predictor = client.predictor_loss(h, y, onehot).item()
+    assert predictor == pytest.approx(0.3 * 0.4 + 0.7 * math.log(2))
+
+
+def test_a_step_written_out():
+    """D descends first; features and classifier see the new D, and so does G, whose reference is
+    the one that D was trained on. One batch of all samples, the noise drawn again."""
+    client, x, y = make(adversarial_lr=0.2, lr=0.3, alignment=0.4)
+    client.local_steps, client.batch_size = 1, len(y)
+    net = copy.deepcopy(client.network)
+    order = client.rows({"server-round": 1})[0]
+    torch.manual_seed(5)
+    noise = torch.rand(8, 3)
+    onehot = torch.eye(2)[y[order]]
+    d, h = net.discriminator, net.features(x[order])
+    reference = net.generator(noise, onehot)
+
+    def descend(loss, parameters, rate):
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(rate * gradient)
+
+    told_apart = (1 - d(reference.detach(), onehot)) ** 2 + d(h.detach(), onehot) ** 2
+    descend(told_apart.mean(), list(d.parameters()), 0.2)
+    task = -torch.log_softmax(net.head(h), 1)[torch.arange(8), y[order]].mean()
+    loss = 0.4 * ((1 - d(h, onehot)) ** 2).mean() + 0.6 * task
+    descend(loss, [*net.body.parameters(), *net.feature.parameters(), *net.head.parameters()], 0.3)
+    descend((d(reference, onehot) ** 2).mean(), list(net.generator.parameters()), 0.2)
+    shared = {n: a for n, a in client.initial.items() if not n.startswith("discriminator.")}
+    torch.manual_seed(5)
+    reply, n, metrics = client.train(shared, {"server-round": 1})
+    found = reply | {k.removeprefix("personal/"): a for k, a in client.state.items()}
+    for name, tensor in net.state_dict().items():
+        np.testing.assert_allclose(found[name], tensor.numpy(), atol=1e-6, err_msg=name)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert n == 8
 
 
 def test_the_reference_depends_on_the_class():

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from tiny import federate
+from tiny import federate, update
 
 from clients.domain import half
 from fedapps.config import defaults
 from partitions.shares import Samples
 from strategies.distances import a_distances
+from strategies.pfl import PFLNearest
 from strategies.replies import Node, Update
 
 SETTINGS = {"num-clients": 6, "local-steps": 4, "rounds": 2, "evaluate-every": 2}
@@ -62,6 +63,31 @@ def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
     d = a_distances(silent, [nodes[2]], [nodes[0], nodes[1]])
     assert np.isnan(d[0, 0])
     assert d[0, 1] < 0.3
+
+
+@pytest.mark.parametrize("near", [1, 2])
+def test_nearest_offers_the_model_of_the_client_with_the_like_inputs(near):
+    """Training clients at 0.1, 0.5 and 0.9; the novel one at that of client `near`. Each training
+    client's model holds its id, and the novel client gets the one of `near`."""
+    generator = torch.Generator().manual_seed(0)
+    at = {0: 0.1, 1: 0.5, 2: 0.9, 7: (0.1, 0.5, 0.9)[near]}
+    data = {c: samples(m + 0.1 * torch.randn(300, 3, generator=generator)) for c, m in at.items()}
+    strategy = PFLNearest()
+    strategy.nodes = [Node(c, c, c == 7, {"input-size": 3}) for c in at]
+
+    def exchange(action, payloads, config=None, like=None):
+        if action == "query.export":
+            return [update(n.client, {"w": np.full(1, n.client)}) for n in payloads]
+        weights = {n: torch.from_numpy(a["weights"]) for n, a in payloads.items()}
+        return [
+            Update(n, half(data[n.client], w, config["side"], 0), 1, {}) for n, w in weights.items()
+        ]
+
+    strategy.exchange = exchange
+    novel = strategy.nodes[-1]
+    arrays = strategy.initialize({"w": np.zeros(1)})
+    offered = strategy.personalize(arrays, strategy.nodes)[novel]
+    assert {name: a.item() for name, a in offered.items()} == {f"{near}/w": near}
 
 
 @pytest.mark.parametrize("base", ["fedper", "pfedhn"])
