@@ -111,6 +111,12 @@ def check_run(config: Config) -> None:
     for key in ("local-steps", "local-epochs", "lr", "momentum", "weight-decay"):
         if float(config[key]) < 0:
             raise ValueError(f"{key} is {config[key]}; it must not be negative")
+    strategy = METHODS[check_method(config["method"])].strategy
+    if config["robust"] != "none" and "robust" not in accepted(strategy):
+        able = ", ".join(name for name, m in METHODS.items() if "robust" in accepted(m.strategy))
+        raise ValueError(f"{config['method']} takes no robust {config['robust']!r}; able: {able}")
+    if config["robust"] != "none" and config["dp"] != "none":
+        raise ValueError("robust and dp exclude each other: ε is that of the clients' plain mean")
     for key in ("output-dir", "from-dir"):
         folder = str(config[key])
         if folder and not Path(folder).is_absolute():

@@ -7,7 +7,7 @@ may ask its clients more within a round by `exchange`."""
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
-from strategies.magnitude import Magnitudes, distance
+from strategies.magnitude import Magnitudes, distance, scaled
 from strategies.replies import Node, Update, read_reply
 from strategies.roster import Roster
 from strategies.scores import f1_scores, means
@@ -57,6 +57,7 @@ class Round:
     payloads: dict[Node, Arrays] = field(default_factory=dict)  # the train messages' arrays
     report: dict[str, Any] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)  # refused replies by cause
+    clipped: int = 0  # updates beyond max-update-norm
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     started: float = field(default_factory=time.monotonic)
 
@@ -68,12 +69,14 @@ class PersonalizedStrategy(Strategy):
     connected (waiting at most `wait` seconds). Every `evaluate_every` rounds, and after the last,
     `fraction_evaluate` of the nodes is evaluated; novel ones only if `evaluate_novel`. A reply
     that is an error, lacks or invents names, has wrong shapes or dtypes, or is not finite is
-    dropped, counted and logged; with `on_client_failure` = "stop" the first such training reply
-    ends the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with
-    each round's report; `privacy` protects updates before they are aggregated. `saved` are the
-    server's arrays of a former run, from which this one goes on; with 0 rounds it is only
-    evaluated. With `only_model` the roster is cut to the clients whose network has that name. With
-    `bound` evaluations report the empirical terms of ODPFL-HN's generalization bound as well.
+    dropped, counted and logged, and so is one that is absurdly far from what was sent; with
+    `max_update_norm` > 0 updates are scaled down to that norm, all arrays together. With
+    `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer than
+    `min_valid_replies` valid ones. `on_round` is called with each round's report; `privacy`
+    protects updates before they are aggregated. `saved` are the server's arrays of a former run,
+    from which this one goes on; with 0 rounds it is only evaluated. With `only_model` the roster is
+    cut to the clients whose network has that name. With `bound` evaluations report the empirical
+    terms of ODPFL-HN's generalization bound as well.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -92,6 +95,7 @@ class PersonalizedStrategy(Strategy):
         evaluate_novel: bool = True,
         on_client_failure: str = "skip",
         min_valid_replies: int = 1,
+        max_update_norm: float = 0.0,
         seed: int = 0,
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -106,11 +110,14 @@ class PersonalizedStrategy(Strategy):
             raise ValueError(f"fraction-evaluate is {fraction_evaluate}; it must lie in (0, 1]")
         if evaluate_every < 1:
             raise ValueError(f"evaluate-every is {evaluate_every}; it must be at least 1")
+        if not max_update_norm >= 0:
+            raise ValueError(f"max-update-norm is {max_update_norm}; it must not be negative")
         if on_client_failure not in CHOICES:
             raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
+        self.max_update_norm = max_update_norm
         self.seed, self.on_round, self.privacy = seed, on_round, privacy
         self.saved, self.bound = saved, bound
         self.roster = Roster(min_available_nodes, wait, only_model)
@@ -284,6 +291,7 @@ class PersonalizedStrategy(Strategy):
             "loss": _mean([u.metrics["loss"] for u in updates if "loss" in u.metrics]),
             "valid": len(updates),
             "dropped": dropped,
+            **({"clipped": self.now.clipped} if self.max_update_norm else {}),
             "megabytes": {way: n / clients / 1e6 for way, n in self.now.bytes.items()},
         } | self.report()
         if self.privacy is not None:
@@ -408,17 +416,28 @@ class PersonalizedStrategy(Strategy):
         return self._plausible(sorted(updates, key=lambda update: update.node), sent)
 
     def _plausible(self, updates: list[Update], sent: list[tuple[Message, Node]]) -> list[Update]:
-        """The updates but those whose arrays are absurdly far from what was sent."""
+        """The updates but those whose arrays are absurdly far from what was sent; train replies
+        that are farther than `max_update_norm` are brought to it."""
         if not any(update.arrays for update in updates):
             return updates
         kind = sent[0][0].metadata.message_type
         starts = self.now.payloads if kind == "train" else {}
-        far = [distance(u.arrays, self.reference(starts.get(u.node, {}))) for u in updates]
-        limit = self._magnitudes.limit(kind, far)
-        for update, one in zip(updates, far, strict=True):
+        start = {u.node: self.reference(starts.get(u.node, {})) for u in updates}
+        far = {u.node: distance(u.arrays, start[u.node]) for u in updates}
+        limit = self._magnitudes.limit(kind, list(far.values()))
+        most = self.max_update_norm if kind == "train" else 0.0
+        kept = []
+        for update in updates:
+            node, one = update.node, far[update.node]
             if one > limit:
-                self._drop(update.node, "absurd", f"{one:.3g} from what was sent, > {limit:.3g}")
-        return [update for update, one in zip(updates, far, strict=True) if one <= limit]
+                self._drop(node, "absurd", f"{one:.3g} from what was sent, > {limit:.3g}")
+            elif most and one > most:
+                near = scaled(update.arrays, start[node], most / one)
+                kept.append(replace(update, arrays=near))
+                self.now.clipped += 1
+            else:
+                kept.append(update)
+        return kept
 
     def _drop(self, node: Node, cause: str, detail: str) -> None:
         """Count and log a reply that is not used."""

@@ -3,12 +3,14 @@
 The server's half of FedAvg, FedProx, FedPer, TENT and Local as well; they differ on the client."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from clients.arrays import Arrays, is_statistic
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Update
+from strategies.robust import ROBUST, robust_mean
 
 
 def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
@@ -36,8 +38,28 @@ def mean_statistics(updates: Sequence[Update]) -> Arrays:
 
 
 class FedAvg(PersonalizedStrategy):
-    """w ← Σ_i (n_i / n) w_i over the round's valid replies."""
+    """w ← Σ_i (n_i / n) w_i over the round's valid replies.
+
+    `robust` replaces the mean by one that presumes `robust_fraction` of the clients to lie, and
+    counts them alike: "median", "trimmed-mean" or "krum", see `strategies.robust`."""
+
+    def __init__(
+        self, *, robust: str = "none", robust_fraction: float = 0.2, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        if robust not in ROBUST:
+            raise ValueError(f"unknown robust {robust!r}; known: {', '.join(ROBUST)}")
+        if not 0 <= robust_fraction < 0.5:
+            raise ValueError(f"robust-fraction is {robust_fraction}; it must lie in [0, 0.5)")
+        self.robust, self.robust_fraction = robust, robust_fraction
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of the clients' models, weighted by their sample counts."""
-        return weighted_mean([u.arrays for u in updates], [u.num_examples for u in updates])
+        return self.mean(arrays, updates, [u.num_examples for u in updates])
+
+    def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
+        """The weighted mean of the clients' models, or the robust one."""
+        models = [update.arrays for update in updates]
+        if self.robust == "none":
+            return weighted_mean(models, weights)
+        return robust_mean(self.robust, self.robust_fraction, arrays, models)

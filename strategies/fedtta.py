@@ -1,7 +1,7 @@
 """FedTTA's server (Ye et al., UPFL, Algorithm 1): the unweighted mean of ψ and of φ."""
 
 from clients.arrays import Arrays
-from strategies.fedavg import FedAvg, weighted_mean
+from strategies.fedavg import FedAvg
 from strategies.replies import Update
 
 
@@ -10,4 +10,4 @@ class FedTTA(FedAvg):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The plain mean of the clients' models."""
-        return weighted_mean([u.arrays for u in updates], [1.0] * len(updates))
+        return self.mean(arrays, updates, [1.0] * len(updates))

@@ -25,6 +25,17 @@ def distance(arrays: Arrays, start: Arrays) -> float:
     return math.sqrt(total)
 
 
+def scaled(arrays: Arrays, start: Arrays, factor: float) -> Arrays:
+    """x + factor (y − x) for all arrays y, x being as in `distance`, in their own dtypes."""
+    found: Arrays = {}
+    for name, y in arrays.items():
+        x = start.get(name)
+        x = np.zeros_like(y) if x is None or x.shape != y.shape else x
+        near = x + factor * (y.astype(float) - x)
+        found[name] = (np.rint(near) if y.dtype.kind in "iu" else near).astype(y.dtype)
+    return found
+
+
 class Magnitudes:
     """What distances replies of each kind of message have had."""
 

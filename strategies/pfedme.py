@@ -4,13 +4,12 @@ w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics 
 
 from typing import Any
 
-from clients.arrays import Arrays
-from strategies.base import PersonalizedStrategy
-from strategies.fedavg import mean, mean_statistics
+from clients.arrays import Arrays, is_statistic
+from strategies.fedavg import FedAvg, mean_statistics
 from strategies.replies import Update
 
 
-class PFedMe(PersonalizedStrategy):
+class PFedMe(FedAvg):
     """`server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
 
     def __init__(self, *, server_beta: float = 1.0, **options: Any) -> None:
@@ -21,7 +20,9 @@ class PFedMe(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """(1 − β) w + β mean_i w_i."""
-        average = mean([update.arrays for update in updates])
+        average = self.mean(arrays, updates, [1.0] * len(updates))
         beta = self.server_beta
         mixed = {name: (1 - beta) * w + beta * average[name] for name, w in arrays.items()}
+        if self.robust != "none":
+            return mixed | {name: a for name, a in average.items() if is_statistic(name)}
         return mixed | mean_statistics(updates)

@@ -45,6 +45,8 @@ def read_reply(
             arrays |= from_record(record)
         metrics = told(reply.content)
         num_examples = metrics.pop("num-examples", 0)
+        # nobody weighs more than by the samples that it told when it came
+        num_examples = min(num_examples, node.properties.get("num-examples", num_examples))
         if train and not num_examples:
             raise ValueError("num-examples is 0 or missing; a client trains on some samples")
     except Exception as error:  # whatever a stranger's bytes provoke costs that reply alone

@@ -308,3 +308,32 @@ def test_a_wrapper_that_changes_the_arrays_is_obeyed():
     around = Around(FedAvg())
     around.start(grid(plus(1)), to_record(START), num_rounds=2)
     assert from_record(around.final)["w"].tolist() == [6.0, 6.0]  # 2·(0 + 1) = 2, 2·(2 + 1) = 6
+
+
+def test_updates_are_clipped_at_a_norm():
+    """Node i adds i to two entries, √2·i far; clipped at 3√2 nodes 1…5 add 1, 2, 3, 3, 3."""
+    strategy = FedAvg(max_update_norm=3 * 2**0.5)
+    result = strategy.start(grid(plus(lambda i: i), 5), to_record(START), num_rounds=1)
+    np.testing.assert_allclose(from_record(result.arrays)["w"], [12 / 5] * 2, rtol=1e-6)
+    assert strategy.now.report["clipped"] == 2
+
+
+def test_nobody_weighs_more_than_by_the_samples_it_told():
+    """Node 1 adds 1 and told 3 samples, then says 10⁹; the others add 2, 3 and 4, with 1 each."""
+    client_app = plus(lambda i: i, examples=1)
+    good = client_app._registered_funcs.pop("train.default")
+
+    @client_app.train()
+    def train(message, context):
+        reply = good(message, context)
+        if context.node_id == 1:
+            reply.content["metrics"]["num-examples"] = 10**9
+        return reply
+
+    @client_app.query()
+    def query(message, context):
+        told = ConfigRecord({"client": context.node_id, "num-examples": 3})
+        return Message(RecordDict({"properties": told}), reply_to=message)
+
+    result = FedAvg().start(grid(client_app), to_record(START), num_rounds=1)
+    assert from_record(result.arrays)["w"].tolist() == [2.0, 2.0]  # (3·1 + 2 + 3 + 4) / 6

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from strategies.magnitude import Magnitudes, distance
+from strategies.magnitude import Magnitudes, distance, scaled
 
 
 def test_distance_by_hand():
@@ -22,3 +22,11 @@ def test_limits_by_hand():
     assert magnitudes.limit("query.encode", [1e10, 5.0]) == 5000.0
     assert magnitudes.limit("query.som", [1e-9, 1e-8]) == 1000.0  # who hardly moves is no measure
     assert magnitudes.limit("query.domain", [np.inf]) == 1e18
+
+
+def test_scaling_by_hand():
+    """From 1 to 5 by a quarter: 2; from nothing to 8: 2; a counter from 0 to 10: 2.5, even 2."""
+    arrays = {"w": np.array([5], np.float32), "d": np.array([8.0]), "n": np.array(10)}
+    near = scaled(arrays, {"w": np.array([1], np.float32), "d": np.zeros(3)}, 0.25)
+    assert {name: a.tolist() for name, a in near.items()} == {"w": [2.0], "d": [2.0], "n": 2}
+    assert [a.dtype for a in near.values()] == [a.dtype for a in arrays.values()]

@@ -1,0 +1,59 @@
+"""Robust means on numbers worked out by hand; five clients, of whom one or two lie."""
+
+import numpy as np
+import pytest
+from tiny import update
+
+from strategies.fedavg import FedAvg
+from strategies.pfedme import PFedMe
+from strategies.robust import robust_mean
+
+START = {"w": np.array([10.0, 0.0], np.float32), "n": np.array(3)}
+CHANGES = [(1.0, 2.0), (2.0, -1.0), (4.0, 0.5), (3.0, 1.5), (-90.0, 700.0)]
+MODELS = [
+    {"w": START["w"] + np.array(change, np.float32), "n": np.array(3 + i)}
+    for i, change in enumerate(CHANGES)
+]
+
+
+def test_median_by_hand():
+    """Changes sorted: −90 1 2 3 4 and −1 0.5 1.5 2 700; medians 2 and 1.5; counters 3 + 2."""
+    moved = robust_mean("median", 0.2, START, MODELS)
+    assert moved["w"].tolist() == [12.0, 1.5]
+    assert moved["n"].tolist() == 5
+    assert (moved["w"].dtype, moved["n"].dtype) == (np.float32, np.int64)
+
+
+def test_trimmed_mean_by_hand():
+    """One is cut off at each end: (1 + 2 + 3)/3 = 2 and (0.5 + 1.5 + 2)/3 = 4/3."""
+    moved = robust_mean("trimmed-mean", 0.2, START, MODELS)
+    np.testing.assert_allclose(moved["w"], [12.0, 4 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        robust_mean("trimmed-mean", 0.0, START, MODELS)["w"], [10 - 16, 703 / 5], rtol=1e-6
+    )
+
+
+def test_krum_leaves_out_who_is_far_from_the_others():
+    """f = 1 of 5: the mean of the other four, (1+2+4+3)/4 = 2.5 and (2−1+0.5+1.5)/4 = 0.75."""
+    moved = robust_mean("krum", 0.2, START, MODELS)
+    np.testing.assert_allclose(moved["w"], [12.5, 0.75], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed-mean", "krum"])
+def test_the_methods_that_average_take_them(kind):
+    """Sample counts count for nothing; pFedMe mixes: 0.5 · 10 + 0.5 · the mean."""
+    expected = robust_mean(kind, 0.2, START, MODELS)["w"]
+    replies = [update(i, model, n=10**i) for i, model in enumerate(MODELS)]
+    moved = FedAvg(robust=kind).aggregate(START, replies)
+    np.testing.assert_array_equal(moved["w"], expected)
+    mixed = PFedMe(robust=kind, server_beta=0.5).aggregate(START, replies)
+    np.testing.assert_allclose(mixed["w"], 0.5 * START["w"] + 0.5 * expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"robust": "mode"}, "'mode'.*krum"), ({"robust_fraction": 0.5}, r"0\.5.*\[0, 0\.5\)")],
+)
+def test_settings_out_of_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        FedAvg(**options)
