@@ -150,6 +150,7 @@ def parse_experiment(arguments: Sequence[str]) -> Experiment:
 LISTS = {  # settings whose text is a list
     "method",
     "methods",
+    "callbacks",
     "client-models",
     "partition.angles",
     "partition.novel-angles",

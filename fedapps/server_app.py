@@ -2,6 +2,7 @@
 
 from logging import ERROR
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context
 from flwr.common.logger import log
@@ -11,6 +12,7 @@ from flwr.serverapp.strategy import Result
 import partitions
 from clients.arrays import Arrays, to_record
 from clients.models import sized
+from fedapps.callbacks import make_callbacks
 from fedapps.client_app import client_models, method_model
 from fedapps.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.files import read_arrays
@@ -61,20 +63,26 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     shared = shared_arrays(config, method, only or str(config["model"]))
     sizes = {name: shared_arrays(config, method, name) for name in client_models(config)}
     output = str(config["output-dir"])
+    callbacks = make_callbacks(config)
     recorder = Recorder(config, engine, Path(output) if output else None)
+
+    def on_round(report: dict[str, Any]) -> None:
+        recorder.record(report, strategy)
+        callbacks.round_ends(report, strategy)
+
     strategy: PersonalizedStrategy = construct(
         entry.strategy,
         config=config,
         method=method,
         min_available_nodes=int(config["num-clients"]),
         evaluate_novel=bool(entry.novel),
-        on_round=lambda report: recorder.record(report, strategy),
+        on_round=on_round,
         saved=read_arrays(Path(str(config["from-dir"]))) if config["from-dir"] else None,
         privacy=privacy,
         only_model=only,
         **({"models": sizes} if sizes and "models" in accepted(entry.strategy) else {}),
     )
-    with recorder:
+    with callbacks.run(config, lambda: recorder.summary), recorder:
         return strategy.start(
             grid=grid,
             initial_arrays=to_record(shared),
@@ -117,6 +125,7 @@ def check_run(config: Config) -> None:
         raise ValueError(f"{config['method']} takes no robust {config['robust']!r}; able: {able}")
     if config["robust"] != "none" and config["dp"] != "none":
         raise ValueError("robust and dp exclude each other: ε is that of the clients' plain mean")
+    make_callbacks(config)
     for key in ("output-dir", "from-dir"):
         folder = str(config[key])
         if folder and not Path(folder).is_absolute():

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,10 @@ from strategies.roster import Roster
 from strategies.scores import f1_scores, means
 
 CHOICES = ("skip", "stop")
+
+
+class Stop(Exception):
+    """Raised by `on_round` to end training after the round at hand, in order."""
 
 
 class Protection(Protocol):
@@ -72,11 +76,11 @@ class PersonalizedStrategy(Strategy):
     dropped, counted and logged, and so is one that is absurdly far from what was sent; with
     `max_update_norm` > 0 updates are scaled down to that norm, all arrays together. With
     `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer than
-    `min_valid_replies` valid ones. `on_round` is called with each round's report; `privacy`
-    protects updates before they are aggregated. `saved` are the server's arrays of a former run,
-    from which this one goes on; with 0 rounds it is only evaluated. With `only_model` the roster is
-    cut to the clients whose network has that name. With `bound` evaluations report the empirical
-    terms of ODPFL-HN's generalization bound as well.
+    `min_valid_replies` valid ones. `on_round` is called with each round's report and may raise
+    `Stop`; `privacy` protects updates before they are aggregated. `saved` are the server's arrays
+    of a former run, from which this one goes on; with 0 rounds it is only evaluated. With
+    `only_model` the roster is cut to the clients whose network has that name. With `bound`
+    evaluations report the empirical terms of ODPFL-HN's generalization bound as well.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -137,6 +141,12 @@ class PersonalizedStrategy(Strategy):
     def round(self) -> int:
         """The number of the round at hand, from 1."""
         return self.now.number
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether training may end before its rounds: no phase that the method needs is to come,
+        and the training clients' validation can judge."""
+        return not self.reports_last
 
     # What a method overrides
 
@@ -239,7 +249,11 @@ class PersonalizedStrategy(Strategy):
         self.num_rounds, self.timeout = num_rounds, timeout
         self._config = dict(options.get("train_config") or {})
         options["evaluate_config"] = options.get("evaluate_config") or ConfigRecord(self._config)
-        result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
+        try:
+            result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
+        except Stop as stop:
+            log(INFO, "training ends after round %s: %s", self.round, stop)
+            result = Result()
         if not num_rounds:
             self.now = Round(0, report={"round": 0})
             asked = self.configure_evaluate(0, initial_arrays, options["evaluate_config"], grid)

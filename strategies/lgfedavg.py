@@ -24,6 +24,11 @@ class LGFedAvg(FedAvg):
         self.fedavg_rounds = fedavg_rounds
         self.started: set[int] = set()  # ids of the clients that have a body of their own
 
+    @property
+    def may_stop(self) -> bool:
+        """Not before the bodies have become personal."""
+        return self.round > self.fedavg_rounds
+
     def initialize(self, arrays: Arrays) -> Arrays:
         """The initial model. Raises ValueError if it has no head."""
         if not any(name.startswith(HEAD) for name in arrays):

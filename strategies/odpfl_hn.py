@@ -147,6 +147,11 @@ class ODPFLHN(PFedHN):
             self.training == "two-phase" and self.round <= self.num_rounds - self.fine_tune_rounds
         )
 
+    @property
+    def may_stop(self) -> bool:
+        """Not while embeddings are free, nor before private novel clients were served."""
+        return super().may_stop and not self.free
+
     def meet(self, nodes: Sequence[Node]) -> list[Node]:
         """Let the nodes encode; returns those that did."""
         own = [node for node in nodes if self.free and not node.novel]

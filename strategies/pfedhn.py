@@ -158,6 +158,11 @@ class PFedHN(PersonalizedStrategy):
             self._remember(int(client), embedding.clone())
         return self.server_arrays()
 
+    @property
+    def may_stop(self) -> bool:
+        """Never where novel rounds are to come."""
+        return super().may_stop and not self.novel_rounds
+
     def start(  # type: ignore[override]
         self,
         grid: Grid,

@@ -1,0 +1,181 @@
+"""Hooks: who is told what and when, what stops a run, and that a failing logger ends nothing."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from tiny import SMALL, federate
+
+from fedapps.callbacks import Callback, Callbacks, EarlyStopping, make_callbacks, numbers
+from strategies.base import Stop
+
+HEARD = []  # what Diary was told, in order
+
+
+class Diary(Callback):
+    """Writes down what it is told."""
+
+    def run_starts(self, config):
+        HEARD.append(("starts", config["method"]))
+
+    def round_ends(self, report, strategy):
+        HEARD.append(("round", report["round"]))
+
+    def evaluation_ends(self, report, strategy):
+        HEARD.append(("evaluation", report["round"], len(strategy.evaluation)))
+
+    def run_ends(self, summary):
+        HEARD.append(("ends", summary.get("finished"), summary.get("error", "")))
+
+
+class Broken(Callback):
+    """A logger whose server is gone."""
+
+    def round_ends(self, report, strategy):
+        HEARD.append(("broken", report["round"]))
+        raise OSError("no route to host")
+
+
+class Enough(Callback):
+    """Ends training after a round."""
+
+    def round_ends(self, report, strategy):
+        if report["round"] == 1:
+            raise Stop("enough")
+
+
+def own(*classes):
+    return ",".join(f"{__name__}:{one.__name__}" for one in classes)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(**globals()))
+    HEARD.clear()
+
+
+def test_everybody_is_told_in_order_and_a_failing_one_ends_nothing(tmp_path):
+    """Two rounds, the second evaluated, of three training and three novel clients."""
+    output = {"output-dir": str(tmp_path), "evaluate-every": 2}
+    federate(method="tent", callbacks=own(Broken, Diary), **output)
+    assert HEARD == [
+        ("starts", "tent"), ("broken", 1), ("round", 1),
+        ("round", 2), ("evaluation", 2, 6), ("ends", True, ""),
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "summary.json").read_text())["finished"]
+
+
+def test_an_error_is_told_at_the_end():
+    with pytest.raises(RuntimeError, match="valid replies"):
+        federate(callbacks=own(Diary), **{"min-valid-replies": 9})
+    assert HEARD[-1][:2] == ("ends", False)
+    assert "valid replies" in HEARD[-1][2]
+
+
+def test_a_stopped_run_is_a_finished_one(tmp_path):
+    result, _ = federate(callbacks=own(Enough, Diary), **{"output-dir": str(tmp_path)})
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["finished"], summary["rounds"]) == (True, 1)
+    assert ("round", 1) in HEARD and ("round", 2) not in HEARD
+    assert result.arrays.keys()  # the model of the round that was the last
+
+
+def stopped_at(patience, *accuracies, phases=()):
+    """The evaluation after which training ends, None if never; in `phases` it may not."""
+    stopping = EarlyStopping(patience)
+    for number, accuracy in enumerate(accuracies, 1):
+        strategy = SimpleNamespace(may_stop=number not in phases)
+        told = {"train-accuracy": accuracy, "novel-accuracy": 1 - accuracy}
+        try:
+            stopping.evaluation_ends({"evaluation": told}, strategy)
+        except Stop:
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("patience", "accuracies", "phases", "expected"),
+    [
+        (2, (0.5, 0.6, 0.6, 0.59, 0.9), (), 4),  # equal is not better
+        (3, (0.5, 0.6, 0.6, 0.59, 0.9), (), None),
+        (1, (0.5, 0.6, 0.7), (), None),
+        (1, (0.9, 0.2, 0.1, 0.3, 0.2), (1, 2), 5),  # best of its phase alone
+    ],
+)
+def test_patience_counts_evaluations_without_a_better_validation(
+    patience, accuracies, phases, expected
+):
+    assert stopped_at(patience, *accuracies, phases=phases) == expected
+
+
+def test_a_run_stops_early_by_validation(tmp_path):
+    """With learning rate 0 no evaluation is better than the first, so the third one is the last."""
+    keys = {"lr": 0.0, "rounds": 9, "early-stopping": 2, "output-dir": str(tmp_path)}
+    federate(method="fedavg", **keys)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["rounds"], summary["best_round"], summary["finished"]) == (3, 1, True)
+
+
+def test_a_phase_that_is_to_come_is_waited_for(tmp_path):
+    """LG-FedAvg's bodies become personal in round 5; then two evaluations without a better one."""
+    keys = {"lr": 0.0, "rounds": 9, "early-stopping": 1, "lg-fedavg.fedavg-rounds": 4}
+    federate(method="lg-fedavg", **keys, **{"output-dir": str(tmp_path)})
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 6
+
+
+def test_without_validation_early_stopping_says_so():
+    with pytest.raises(RuntimeError, match="validation samples"):
+        Callbacks([EarlyStopping(1)]).round_ends({"round": 1, "evaluation": {}}, None)
+
+
+def test_the_numbers_of_a_report():
+    report = {"round": 3, "loss": None, "dropped": {"error": 2}, "evaluation": {"novel-sem": 0.5}}
+    expected = {"round": 3.0, "dropped/error": 2.0, "evaluation/novel-sem": 0.5}
+    assert dict(numbers(report | {"bad": float("nan")})) == expected
+
+
+def test_tensorboard_holds_the_rounds(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    federate(callbacks="tensorboard", **{"output-dir": str(tmp_path)})
+    lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    told = [(e.step, e.value) for e in events.Scalars("evaluation/train-accuracy")]
+    assert [step for step, _ in told] == [1, 2]
+    expected = [line["evaluation"]["train-accuracy"] for line in lines]
+    assert [value for _, value in told] == pytest.approx(expected)
+
+
+def test_mlflow_holds_the_rounds(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'ml.db'}")
+    federate(method="fedtta++", callbacks="mlflow", **{"output-dir": str(tmp_path / "run")})
+    run = mlflow.search_runs(experiment_names=["fedapps"], output_format="list")[0]
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert run.data.metrics["evaluation/novel-accuracy"] == line["evaluation"]["novel-accuracy"]
+    assert run.data.params["lr"] == "0.3"
+    assert run.info.status == "FINISHED"
+
+
+def test_wandb_writes_its_offline_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    federate(callbacks="wandb", **{"output-dir": str(tmp_path)})
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"callbacks": "tensorbord"}, ["'tensorbord'", "tensorboard, mlflow"]),
+        ({"callbacks": "no_such_lab:Slack"}, ["'no_such_lab:Slack'", "no_such_lab"]),
+        ({"callbacks": "json:JSONDecoder"}, ["json:JSONDecoder", "Callback"]),
+        ({"early-stopping": -1}, ["early-stopping", "-1"]),
+    ],
+)
+def test_bad_settings_are_refused(keys, words):
+    with pytest.raises(ValueError) as error:
+        make_callbacks(SMALL | keys)
+    assert all(word in str(error.value) for word in words)
