@@ -6,7 +6,7 @@ this client, is kept in the state, and never leaves."""
 
 from typing import Any
 
-from clients.arrays import Arrays, prefixed
+from clients.arrays import Arrays, group, prefixed
 from clients.base import Client, Config, Metrics
 
 HEAD = "head."
@@ -20,6 +20,12 @@ class LGFedAvgClient(Client):
         if fedavg_rounds < 0:
             raise ValueError(f"lg-fedavg.fedavg-rounds is {fedavg_rounds}; it must be at least 0")
         self.fedavg_rounds = fedavg_rounds
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The server's head on the client's own body, once it has one."""
+        if group(self.state, "personal"):
+            arrays = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
+        super().receive(arrays, config)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Local training of body and head; a body that is not sent comes from the state."""

@@ -87,6 +87,12 @@ class ODPFLHNClient(Client):
         dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
         return Described(model, build_encoder(encoder, model, info.shape, dim))
 
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The generated network; what its descriptor cost a private novel client is told."""
+        super().receive(arrays, config)
+        if self.dp_epsilon and self.share.novel:
+            self.adapted = {"epsilon": self.dp_epsilon, "delta": self.dp_delta}
+
     def personal_model(self, x: Tensor) -> nn.Module:
         """The generated network, without the encoder."""
         return deepcopy(self.target).eval()

@@ -20,14 +20,15 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     The method is the message's ``method``, else the run's. The client's state is loaded before
     and stored after ``train`` messages only, so that evaluation changes nothing; it is also
     written to the node's ``state-dir``, if it has one."""
-    config, arrays = _unpack(message.content)
+    config, arrays = unpack(message.content)
     method = str(config.get("method", context.run_config.get("method", "")))
     client = make(context, method)
-    client.state = _load_state(context, method, client)
+    client.state = load_state(context, method, client)
     action = message.metadata.message_type
     reply = RecordDict()
     if action == "query":
-        reply["properties"] = ConfigRecord(client.get_properties(config))
+        told = client.get_properties(config) | {"client": identity(context)}
+        reply["properties"] = ConfigRecord(told)
     elif action == "train":
         values, num_examples, metrics = client.fit(list(arrays.values()), config)
         names = [name for name in metrics.pop(NAMES).split("\n") if name]
@@ -45,7 +46,12 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     return Message(reply, reply_to=message)
 
 
-def _unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
+def identity(context: Context) -> int:
+    """The id of the client on this node: its partition's if it has one, else the node's."""
+    return int(context.node_config.get("partition-id", context.node_id))
+
+
+def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     """The message's config, the arrays' names in it, and its named arrays."""
     config: dict[str, Any] = {}
     for record in content.config_records.values():
@@ -61,7 +67,8 @@ def _state_file(context: Context, method: str, client: Client) -> Path | None:
     return Path(str(folder)) / f"{method}-{client.client}.safetensors" if folder else None
 
 
-def _load_state(context: Context, method: str, client: Client) -> Arrays:
+def load_state(context: Context, method: str, client: Client) -> Arrays:
+    """What the client of the method at hand kept on this node; that of other methods is dropped."""
     for key in [k for k in context.state if k.startswith(STATE) and k != STATE + method]:
         del context.state[key]  # a run's methods follow each other; the last one's state is done
     if STATE + method in context.state:

@@ -34,6 +34,7 @@ from fedapps.results.published import Published
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import Display, results_table
+from fedapps.service import commands as service
 
 MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
 MAIN_JOB: Config = {  # what `fedapps run` changes where no method and no experiment is named
@@ -49,6 +50,7 @@ cli = typer.Typer(
 
 cli.add_typer(data_cli.app)
 cli.command()(table_cli.table)
+cli.add_typer(service.app)
 
 
 @cli.command()

@@ -1,5 +1,6 @@
 """The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -12,9 +13,10 @@ from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.models import build_model, sized
 from clients.privacy import private
-from fedapps.bridge import answer
+from fedapps.bridge import answer, identity
 from fedapps.config import Config, check_method, construct, keywords, settings
 from fedapps.methods import METHODS, Method
+from fedapps.service import node as service
 from partitions.datasets import Info
 from partitions.federation import DEFAULT_PUBLIC
 from partitions.shares import Share
@@ -30,8 +32,13 @@ def make_client(context: Context, method: str) -> Client:
     config: Config = dict(context.run_config)
     check_method(method)
     node = context.node_config
-    client_id = int(node.get("partition-id", context.node_id))
-    if "data-path" in node:
+    client_id = identity(context)
+    if (card := service.card_of(context)) is not None:
+        share = service.inputs_of(context, card).share
+        info, client_id = card.info(), service.CLIENT if share.novel else client_id
+        if share.novel and "dp-epsilon" in node:  # the privacy that it wants for itself
+            config[f"{method}.dp-epsilon"] = float(node["dp-epsilon"])
+    elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
     else:
         count, expected = node.get("num-partitions"), config["num-clients"]
@@ -43,7 +50,16 @@ def make_client(context: Context, method: str) -> Client:
             )
         federation = partitions.federation(with_public(config, method))
         share, info = federation.share(client_id), federation.info
-    config["model"] = client_model(config, method, client_id, str(node.get("model", "")))
+    return build_client(config, method, share, info, client_id, str(node.get("model", "")))
+
+
+def build_client(
+    config: Config, method: str, share: Share, info: Info, client_id: int, own: str = ""
+) -> Client:
+    """The method's client that holds the share; `own` names its network if it has one."""
+    if share.public is None and METHODS[method].client.needs_public:
+        share = replace(share, public=partitions.federation(with_public(config, method)).public)
+    config = config | {"model": client_model(config, method, client_id, own)}
     model, initial = method_model(method, config, info)
     return construct(
         METHODS[method].client,
@@ -137,6 +153,8 @@ def _answer(message: Message, context: Context) -> Message:
 app.query()(_answer)
 app.train(mods=[private])(_answer)
 app.evaluate()(_answer)
+app.query("wants")(service.wants)
+app.query("serve")(lambda message, context: service.serve(message, context, make_client))
 for _exchange in sorted({e for m in METHODS.values() for e in m.client.exchanges}):
     _category, _, _action = _exchange.partition(".")
     getattr(app, _category)(_action)(_answer)

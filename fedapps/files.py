@@ -38,3 +38,4 @@ def read_arrays(folder: Path) -> Arrays:
 
 
 MODEL = "model.safetensors"
+HANDOUT = "handout.safetensors"  # models of its clients that a method may hand out

@@ -128,6 +128,7 @@ class PersonalizedStrategy(Strategy):
         self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
+        self.handout: Arrays = {}  # what of its clients' models it may hand out when they are gone
         self.evaluation: list[Update] = []  # replies of the last evaluation
         self._magnitudes = Magnitudes()
         self.now = Round()  # the round at hand; everything else lives through the run
@@ -262,6 +263,17 @@ class PersonalizedStrategy(Strategy):
                 result.evaluate_metrics_clientapp[0] = metrics
         result.arrays = to_record(self.arrays)
         return result
+
+    def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
+        """Take over the `saved` arrays without any round: ready to serve the nodes of the grid by
+        `personalize` and `exchange`, whose messages hold `config`."""
+        self.grid, self._config = grid, dict(config)
+        self._take(initial_arrays)
+
+    def present(self) -> list[Node]:
+        """The nodes that are there now, by client id; the roster from here on."""
+        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
+        return self.nodes
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

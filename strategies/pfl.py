@@ -81,11 +81,16 @@ class PFL(PersonalizedStrategy):
         return dict.fromkeys(novel, self.personal_models(arrays))
 
     def personal_models(self, arrays: Arrays) -> Arrays:
-        """``<client>/<name>`` of every training client that hands out its model."""
+        """``<client>/<name>`` of every training client that hands out its model.
+
+        Where none is there any more, those that were handed out last."""
+        if not self.training_nodes():
+            return self.handout
         sent = self._updated_base().personalize(arrays, self.training_nodes())
         found: Arrays = {}
         for update in self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole)):
             found |= prefixed(str(update.node.client), update.arrays)
+        self.handout = found
         return found
 
     def _updated_base(self) -> PersonalizedStrategy:
@@ -106,6 +111,11 @@ class PFLNearest(PFL):
         new = [node for node in novel if node.client not in self._nearest]
         if new:
             training = self.training_nodes()
+            if not training:
+                raise ValueError(
+                    "pfl-nearest asks the training clients how near they are, so they must be "
+                    "there: serve its run to nodes, or choose pfl-ensemble"
+                )
             distances = a_distances(self.exchange, new, training)
             for node, row in zip(new, distances, strict=True):
                 if np.isfinite(row).any():

@@ -12,7 +12,8 @@ from typing import Any
 import tomli_w
 
 from fedapps.config import Config
-from fedapps.files import write_arrays, write_text
+from fedapps.files import HANDOUT, MODEL, write_arrays, write_text
+from fedapps.service.card import make_card, write_card
 from strategies.base import PersonalizedStrategy
 
 FORMAT = "1"  # of what a run leaves; docs/run-folder.md tells it
@@ -33,11 +34,12 @@ class Recorder:
         self._started = time.monotonic()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for stale in ("metrics.jsonl", "summary.json", "model.safetensors"):
+            for stale in ("metrics.jsonl", "summary.json", MODEL, HANDOUT):
                 (folder / stale).unlink(missing_ok=True)
             versions = {name: version(name) for name in LIBRARIES}
             versions |= {"python": platform.python_version(), "results": FORMAT}
             write_text(folder / "config.toml", tomli_w.dumps(config | {"versions": versions}))
+            write_card(folder, make_card(config))
 
     def record(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:
         """Take in one round's report."""
@@ -52,7 +54,9 @@ class Recorder:
             if better or strategy.reports_last:
                 self._best = result
                 if self.folder is not None:
-                    write_arrays(self.folder / "model.safetensors", strategy.arrays)
+                    write_arrays(self.folder / MODEL, strategy.arrays)
+                    if strategy.handout:
+                        write_arrays(self.folder / HANDOUT, strategy.handout)
             self.summary = self._summarize(result)
             self._write_summary()
         if self.folder is not None:

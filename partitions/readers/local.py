@@ -1,5 +1,6 @@
 """Data of your own without code, by its path: a folder of class folders (torchvision's
-ImageFolder), a ``.npz`` of arrays, a folder or a parquet file of the `datasets` library.
+ImageFolder), a ``.npz`` of arrays or a ``.npy`` of inputs, a folder or a parquet file of the
+`datasets` library.
 
 Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3."""
 
@@ -24,9 +25,12 @@ def read_local(path: Path, size: int = 0) -> Raw:
     """The samples at `path`, training ones first; images cropped and resized to `size`×`size`
     (0: as they are, which must be equal sizes).
 
-    A folder may hold ``train`` and ``test`` folders of class folders; images without any class
-    folder have label −1. Raises ValueError for what cannot be read, naming the file."""
-    if path.suffix == ".npz":
+    A folder may hold ``train`` and ``test`` folders of class folders; what has no class folder, no
+    ``y`` and no column of labels has label −1. Raises ValueError for what cannot be read, naming
+    the file."""
+    if not path.exists():
+        raise ValueError(f"there is no {path}")
+    if path.suffix in (".npz", ".npy"):
         return _arrays(path)
     loaded = hub.open_folder(path)
     return _folder(path, size) if loaded is None else _table(loaded, path, size)
@@ -61,7 +65,9 @@ def _class_folders(folder: Path, size: int, train: bool) -> Raw:
             "folder of the datasets library (save_to_disk or parquet)"
         )
     x = _images(((name, _open(name)) for name, _ in files), size)
-    return Raw(x, np.array([label for _, label in files]), len(x) * train, {}, classes)
+    labels = np.array([label for _, label in files])
+    samples = tuple(Path(name).relative_to(folder).as_posix() for name, _ in files)
+    return Raw(x, labels, len(x) * train, {}, classes, samples)
 
 
 def _open(name: str) -> Image.Image:
@@ -95,10 +101,14 @@ def _arrays(path: Path) -> Raw:
     """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
     arrays (n,) beside x and y are natural columns."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            arrays = {"x": loaded}
+        else:
+            with loaded as file:
+                arrays = {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is no whole .npz of plain arrays ({error})") from error
+        raise ValueError(f"{path} is no whole {path.suffix} of plain arrays ({error})") from error
     parts = []
     for ending in ("", *(f"_{name}" for name in (TRAIN[0], TEST[0]))):
         if f"x{ending}" in arrays:
@@ -125,7 +135,7 @@ def _table(loaded: Any, source: Path, size: int) -> Raw:
     parts = []
     for name in train + test:
         split = splits[name]
-        label = hub.column(split, hub.LABELS, source)
+        label = next((name for name in hub.LABELS if name in split.column_names), "")
         inputs = hub.column(split, (*hub.IMAGES, *FEATURES), source)
         rows = split.select_columns([inputs])
         first = rows[0][inputs]
@@ -133,13 +143,15 @@ def _table(loaded: Any, source: Path, size: int) -> Raw:
             x = _images(((f"{source}, row {i}", r[inputs]) for i, r in enumerate(rows)), size)
         else:
             x = _inputs(np.asarray(rows.with_format("numpy")[inputs][:]), source)
+        samples = tuple(map(str, range(len(x)))) if isinstance(first, Image.Image) else ()
         columns = {
             key: np.asarray(split[key][:])
             for key, feature in split.features.items()
             if key not in (label, inputs) and getattr(feature, "dtype", "") in ("string", "int64")
         }
-        names = tuple(getattr(split.features[label], "names", None) or ())
-        parts.append(Raw(x, np.asarray(split[label][:]), len(x) * (name in train), columns, names))
+        y = np.asarray(split[label][:]) if label else np.full(len(x), UNLABELED)
+        names = tuple(getattr(split.features.get(label), "names", None) or ())
+        parts.append(Raw(x, y, len(x) * (name in train), columns, names, samples))
     return _joined(parts, source)
 
 

@@ -20,6 +20,7 @@ class Raw:
     num_train: int
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     classes: tuple[str, ...] = ()  # names, where the files have them
+    samples: tuple[str, ...] = ()  # names of the samples, where they are pictures
 
 
 def concatenate(parts: list[Raw]) -> Raw:
@@ -32,6 +33,7 @@ def concatenate(parts: list[Raw]) -> Raw:
         sum(part.num_train for part in parts),
         columns,
         parts[0].classes,
+        tuple(name for part in parts for name in part.samples),
     )
 
 

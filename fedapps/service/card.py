@@ -1,0 +1,95 @@
+"""What serving needs to know of a run beside its configuration and its arrays."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import partitions
+from fedapps.config import Config
+from fedapps.files import MODEL, write_text
+from partitions.datasets import Info
+
+FILE = "serving.json"
+Moment = float | list[float]  # one number, or one for each channel
+
+
+@dataclass(frozen=True)
+class Card:
+    """The task that a run's networks were trained on.
+
+    Inputs of `shape` as stored are divided by `scale`, then standardised by `mean` and `std`;
+    these two are None where the server that trained had no data to take them from. `run` tells
+    runs apart; it is known once the run has a model."""
+
+    method: str
+    dataset: str
+    model: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    scale: float
+    mean: Moment | None = 0.0
+    std: Moment | None = 1.0
+    num_types: int = 0  # as the dataset's Info has it
+    run: str = ""
+
+    def info(self) -> Info:
+        """The task as networks are built for it."""
+        return Info(
+            self.dataset,
+            self.shape,
+            len(self.classes),
+            "",
+            classes=self.classes,
+            num_types=self.num_types,
+        )
+
+    def text(self) -> str:
+        """The card as JSON, which `parse` reads."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The card that `text` wrote."""
+        told = json.loads(text)
+        lists = {key: tuple(told[key]) for key in ("shape", "classes")}
+        return cls(**(told | lists))
+
+
+def make_card(config: Config) -> Card:
+    """The card of a run that is about to start under `config`."""
+    info = partitions.task(config)
+    names = [str(config[key]) for key in ("method", "dataset", "model")]
+    classes: tuple[str, ...] = info.classes
+    mean: Moment | None = 0.0
+    std: Moment | None = 1.0
+    if len(classes) != info.num_classes or config["standardize"] not in (False, "none"):
+        try:
+            federation = partitions.federation(config)
+        except ValueError:  # a server of real nodes has no data
+            mean, std = (None, None) if config["standardize"] else (mean, std)
+        else:
+            one = federation.share(0).everything
+            classes = federation.dataset.classes or classes
+            mean, std = one.mean, one.std
+    if len(classes) != info.num_classes:
+        classes = tuple(map(str, range(info.num_classes)))
+    method, dataset, model = names
+    shape, types = tuple(info.shape), info.num_types
+    return Card(method, dataset, model, shape, classes, info.scale, mean, std, types)
+
+
+def write_card(folder: Path, card: Card) -> None:
+    """Leave the card in a run's folder."""
+    write_text(folder / FILE, card.text())
+
+
+def read_card(folder: Path) -> Card:
+    """The card of a finished run, its model's digest as `run`. ValueError if it has none."""
+    for name in (FILE, MODEL):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no {name}; name the folder of a run that evaluated")
+    told = json.loads((folder / FILE).read_text("utf-8"))
+    digest = hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()[:16]
+    return Card.parse(json.dumps(told | {"run": digest}))

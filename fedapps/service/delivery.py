@@ -1,0 +1,98 @@
+"""What a client is left with: its model, what the model is, its predictions, and a report."""
+
+import csv
+import io
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clients.arrays import model_arrays
+from clients.tent import entropy
+from fedapps.files import MODEL, write_arrays, write_text
+from fedapps.service.card import Card, Moment
+from fedapps.service.inputs import Inputs
+
+DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
+
+
+class Personal(nn.Module):
+    """A personal network together with the preprocessing of its inputs.
+
+    forward gives logits (n, C) of inputs (n, *shape): whole numbers as the run's dataset stores
+    them, others scaled to [0, 1] already. `classes` names the outputs, `report` tells how the
+    network came about."""
+
+    def __init__(self, network: nn.Module, card: Card, report: dict[str, Any]) -> None:
+        super().__init__()
+        self.network, self.classes, self.report = network, card.classes, report
+        self.scale = card.scale
+        self.mean, self.std = (_as_wide(moment, card.shape) for moment in (card.mean, card.std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        x = x if x.is_floating_point() else x.float() / self.scale
+        return self.network((x - self.mean) / self.std)
+
+
+def _as_wide(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
+    """One number, or one for each channel, to go with inputs (n, *shape)."""
+    assert moment is not None  # inputs could not have been made otherwise
+    numbers = torch.tensor(moment)
+    return numbers.reshape(-1, *[1] * (len(shape) - 1)) if isinstance(moment, list) else numbers
+
+
+@dataclass(frozen=True)
+class Served:
+    """A client's network, its logits (n, C) for `inputs`, and what its method tells of them."""
+
+    card: Card
+    network: nn.Module
+    logits: Tensor
+    inputs: Inputs
+    told: dict[str, Any]
+
+    def module(self) -> Personal:
+        """The network as something to call."""
+        return Personal(self.network, self.card, self.report()).eval()
+
+    def report(self) -> dict[str, Any]:
+        """Steps, entropies, ε, and, where labels came along, the accuracy."""
+        rows = self.inputs.scored & (self.inputs.labels >= 0)
+        found: dict[str, Any] = {
+            "method": self.card.method,
+            "run": self.card.run,
+            "data": self.inputs.digest(),
+            "role": "novel" if self.inputs.share.novel else "training",
+            "samples": len(self.logits),
+            "entropy": float(entropy(self.logits.clamp(min=-1e30))),
+        } | self.told
+        if rows.any():
+            right = self.logits.argmax(1)[rows] == self.inputs.labels[rows]
+            found["labels"] = f"{int(rows.sum())} given, used for scoring alone"
+            found["accuracy"] = float(right.float().mean())
+        return found
+
+    def predictions(self) -> str:
+        """A line a sample: its name, its class, and the class's probability."""
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(("sample", "class", "probability"))
+        for name, p in zip(self.inputs.names, self.logits.softmax(1), strict=True):
+            best = int(p.argmax())
+            lines.writerow((name, self.card.classes[best], f"{float(p[best]):.6f}"))
+        return text.getvalue()
+
+    def write(self, folder: Path) -> None:
+        """The four files, the report last: where it stands, the others are whole."""
+        write_arrays(folder / MODEL, model_arrays(self.network))
+        known = asdict(self.card)
+        architecture = {"name": known.pop("model"), "network": type(self.network).__name__}
+        preprocessing = {key: known.pop(key) for key in ("scale", "mean", "std")}
+        described = {"architecture": architecture, **known, "preprocessing": preprocessing}
+        write_text(folder / DESCRIPTION, json.dumps(described, indent=1))
+        write_text(folder / PREDICTIONS, self.predictions())
+        write_text(folder / REPORT, json.dumps(self.report(), indent=1))

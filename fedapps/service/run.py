@@ -1,0 +1,138 @@
+"""A finished run: what it is, and the model that a later client gets from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from clients.arrays import to_record
+from clients.base import Client
+from fedapps.bridge import answer
+from fedapps.client_app import build_client, method_model
+from fedapps.config import Config, construct, saved_configuration
+from fedapps.engines.grid import InProcessGrid
+from fedapps.files import HANDOUT, read_arrays
+from fedapps.methods import METHODS
+from fedapps.service.card import Card, read_card
+from fedapps.service.delivery import Personal, Served
+from fedapps.service.inputs import Inputs, read_inputs, unlabeled
+from fedapps.service.node import CLIENT, acknowledged, served_by
+from strategies.base import PersonalizedStrategy
+from strategies.replies import Node
+
+
+class Run:
+    """The run in `folder`. Raises ValueError if it holds none that could be served."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).resolve()
+        if not (self.folder / "config.toml").is_file():
+            raise ValueError(f"{folder} holds no run; name a folder such as results/fedtta++-seed0")
+        self.config: Config = saved_configuration(self.folder)
+        self.card: Card = read_card(self.folder)
+        self.method = self.card.method
+        summary = self.folder / "summary.json"
+        self.summary: dict[str, Any] = (
+            json.loads(summary.read_text("utf-8")) if summary.is_file() else {}
+        )
+
+    @property
+    def novel(self) -> str:
+        """What an unlabeled novel client gets: "global", "adapted", or "" for nothing."""
+        return METHODS[self.method].novel
+
+    def personalize(self, data: str | Path | Tensor | np.ndarray) -> Personal:
+        """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path.
+
+        Inputs are whole numbers as the run's dataset stores them, or scaled to [0, 1] already.
+        Raises ValueError if they do not fit, or if the method cannot serve such a client."""
+        return self.serve(self.inputs(data)).module()
+
+    def inputs(self, data: str | Path | Tensor | np.ndarray) -> Inputs:
+        """The data as the run's clients hold theirs."""
+        if isinstance(data, str | Path):
+            return read_inputs(Path(data), self.card)
+        return unlabeled(torch.as_tensor(data), self.card)
+
+    def serve(self, inputs: Inputs, epsilon: float | None = None) -> Served:
+        """What a client with these inputs is left with, found as evaluation finds it.
+
+        `epsilon` is the privacy that an ODPFL-HN client wants for its descriptor; None: the
+        run's."""
+        self.check_novel()
+        if not inputs.share.novel:
+            raise ValueError("this is a training client's folder; its own node serves it")
+        found: list[Served] = []
+        errors: list[ValueError] = []
+        config = self.config | ({f"{self.method}.dp-epsilon": epsilon} if epsilon else {})
+
+        def make(context: Context, method: str) -> Client:
+            return build_client(config, method, inputs.share, self.card.info(), CLIENT)
+
+        def handle(message: Message, context: Context) -> Message:
+            try:
+                if message.metadata.message_type != "query.serve":
+                    return answer(message, context, make)
+                found.append(served_by(message, context, make, self.card, inputs))
+                return acknowledged(message, found[0])
+            except ValueError as error:
+                errors.append(error)
+                raise
+
+        app = ClientApp()
+        app.query()(handle)
+        for action in {"query.serve", *METHODS[self.method].client.exchanges}:
+            category, _, name = action.partition(".")
+            if category == "query":
+                app.query(name)(handle)
+        strategy = opened(self, InProcessGrid(app, config, [{}]))
+        hand_out(strategy, strategy.present())
+        if errors:
+            raise errors[0]
+        return found[0]
+
+    def check_novel(self) -> None:
+        """Raise ValueError if the method cannot serve unlabeled novel clients."""
+        if not self.novel:
+            able = ", ".join(name for name, entry in METHODS.items() if entry.novel)
+            raise ValueError(
+                f"{self.method} cannot serve clients without labels; those that can: {able}"
+            )
+
+
+def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
+    """The run's strategy as it ended, over the nodes of a grid."""
+    entry, config = METHODS[run.method], run.config
+    strategy: PersonalizedStrategy = construct(
+        entry.strategy,
+        config=config,
+        method=run.method,
+        min_available_nodes=0,
+        evaluate_novel=bool(entry.novel),
+        saved=read_arrays(run.folder),
+        privacy=None,
+    )
+    _, initial = method_model(run.method, config, run.card.info())
+    shared = {n: a for n, a in initial.items() if not entry.client.is_personal(n)}
+    if (run.folder / HANDOUT).is_file():
+        strategy.handout = load_file(run.folder / HANDOUT)
+    strategy.open(grid, to_record(shared), {"method": run.method})
+    return strategy
+
+
+def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str]:
+    """Let nodes have their models; returns why those that have none have none, by client."""
+    payloads = strategy.personalize(strategy.arrays, nodes)
+    served = {update.node.client for update in strategy.exchange("query.serve", payloads)}
+    return {
+        node.client: "it failed; see the log" if node in payloads else "the method has none for it"
+        for node in nodes
+        if node.client not in served
+    }

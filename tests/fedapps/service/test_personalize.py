@@ -1,0 +1,169 @@
+"""A finished run gives a later client its model: in Python, by command, from data of any kind."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import fedapps
+import partitions
+from clients.models import build_model
+from fedapps.cli import cli
+from fedapps.config import defaults
+from fedapps.engines.jobs import run_in_process
+from fedapps.methods import METHODS
+from fedapps.service.inputs import read_inputs
+from partitions.inspect import export
+
+SMALL = defaults() | {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
+ABLE = [name for name, method in METHODS.items() if method.novel and name != "pfl-nearest"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Folders of finished runs, made when first asked for."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def folder(name, **changes):
+        place = root / name
+        if not place.is_dir():
+            run_in_process(SMALL | {"method": name, "output-dir": str(place)} | changes)
+        return place
+
+    return folder
+
+
+def novel():
+    """Client id and share of the first novel client of SMALL."""
+    federation = partitions.federation(SMALL)
+    client = int(np.flatnonzero(federation.novel)[0])
+    return client, federation.share(client).everything
+
+
+def command(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "300"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("method", ABLE)
+def test_a_novel_client_gets_what_it_was_scored_with(method, run):
+    """Served with a novel client's inputs, the run gives a network that reproduces the logits and,
+    but for draws and for the expectation over models that pfl-sampled scores, the accuracy that
+    the run's evaluation found."""
+    client, samples = novel()
+    served = (loaded := fedapps.load(run(method))).serve(loaded.inputs(samples.x[samples.index]))
+    network = served.module()
+    with torch.no_grad():
+        again = network(samples.x[samples.index])
+    torch.testing.assert_close(again, served.logits, rtol=1e-3, atol=1e-4)
+    right = (served.logits.argmax(1) == samples[:][1]).float().mean()
+    scored = json.loads((run(method) / "summary.json").read_text())["per_client"][str(client)]
+    if not METHODS[method].client.needs_public and method != "pfl-sampled":
+        assert float(right) == pytest.approx(scored["accuracy"], abs=1e-6)
+    assert served.report()["role"] == "novel" and "accuracy" not in served.report()
+
+
+@pytest.mark.parametrize("method", ["tent", "odpfl-hn"])
+def test_labels_only_score(method, run, tmp_path):
+    """Labels of 3 for all, then the predicted ones: predictions and network are the same to the
+    last bit, and the second accuracy is 1."""
+    _, samples = novel()
+    x, out = samples.x[samples.index].numpy(), tmp_path / "out"
+    labels, predicted = np.full(len(x), 3), []
+    for _ in range(2):
+        np.savez(tmp_path / "x.npz", x=x, y=labels)
+        told = command("personalize", run(method), tmp_path / "x.npz", "--output", out)
+        assert f"{len(x)} given, used for scoring alone" in told
+        predicted.append([(out / f).read_bytes() for f in ("predictions.csv", "model.safetensors")])
+        with (out / "predictions.csv").open() as file:
+            labels = np.array([int(row["class"]) for row in csv.DictReader(file)])
+    assert predicted[0] == predicted[1]
+    assert json.loads((out / "report.json").read_text())["accuracy"] == 1.0
+
+
+def test_the_files_of_a_folder_of_images(run, tmp_path):
+    """Two pictures in folders of their classes' names: named, predicted, scored; the network's
+    file fits the registered network, under its plain names."""
+    for digit, shade in (("3", 200), ("7", 90)):
+        (tmp_path / "in" / digit).mkdir(parents=True)
+        picture = Image.new("RGB", (16, 16), (shade, shade, shade))
+        picture.save(tmp_path / "in" / digit / "a.png")
+    out = tmp_path / "out"
+    command("personalize", run("fedtta"), tmp_path / "in", "--output", out, "--onnx")
+    with (out / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["sample"] for row in rows] == ["3/a.png", "7/a.png"]
+    assert all(row["class"] in "0123456789" and 0.1 < float(row["probability"]) < 1 for row in rows)
+    described = json.loads((out / "model.json").read_text())
+    assert described["shape"] == [1, 8, 8] and described["classes"] == list("0123456789")
+    assert described["preprocessing"]["scale"] == 16.0
+    network = build_model(described["architecture"]["name"], (1, 8, 8), 10, 1)
+    network.load_state_dict(load_file(out / "model.safetensors"))
+    with torch.no_grad():  # a picture's pixels lie between 0 and 255
+        z = network(torch.tensor([200.0, 90.0]).div(255)[:, None, None, None].expand(-1, 1, 8, 8))
+    assert [str(int(i)) for i in z.argmax(1)] == [row["class"] for row in rows]
+    assert {f.name for f in out.iterdir()} == {
+        "model.json", "model.onnx", "model.safetensors", "predictions.csv", "report.json"
+    }  # fmt: skip
+
+
+def test_an_exported_novel_folder_is_served_without_its_labels(run, tmp_path):
+    client, samples = novel()
+    folder = export(partitions.federation(SMALL), tmp_path)[client]
+    inputs = read_inputs(folder, fedapps.load(run("fedavg")).card)
+    assert inputs.share.everything[:][1].unique().tolist() == [-1]
+    assert torch.equal(inputs.labels, samples[:][1])
+    torch.testing.assert_close(inputs.share.everything[:][0], samples[:][0])
+
+
+def test_a_training_clients_folder_is_not_a_novel_ones(run, tmp_path):
+    federation = partitions.federation(SMALL)
+    folder = export(federation, tmp_path)[int(np.flatnonzero(~federation.novel)[0])]
+    assert "its own node serves it" in command("personalize", run("fedavg"), folder, code=2)
+
+
+def test_methods_that_need_labels_say_who_does_not(run):
+    told = command("personalize", run("pfedhn"), ".", code=2)
+    assert "pfedhn cannot serve clients without labels" in told and "odpfl-hn" in told
+
+
+def test_the_nearest_model_needs_the_training_clients(run):
+    _, samples = novel()
+    with pytest.raises(ValueError, match="asks the training clients how near they are"):
+        fedapps.load(run("pfl-nearest")).personalize(samples.x[samples.index])
+
+
+def test_inputs_that_do_not_fit_are_refused(run, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((3, 5, 5), np.uint8))
+    told = command("personalize", run("fedavg"), tmp_path / "x.npy", code=2)
+    assert "(1, 5, 5)" in told and "(1, 8, 8)" in told
+    assert "there is no" in command("personalize", run("fedavg"), tmp_path / "y", code=2)
+    assert "holds no run" in command("personalize", tmp_path, tmp_path, code=2)
+
+
+def test_a_private_client_pays_its_own_epsilon(run):
+    """With ε = 0.5 and δ = 0.01 the descriptor is noised, so another network is generated each
+    time; the run's own setting has no noise, so there it is always the same."""
+    folder = run("odpfl-hn-sphere", method="odpfl-hn", **{"odpfl-hn.encoder": "ds-sphere"})
+    _, samples = novel()
+    loaded = fedapps.load(folder)
+    inputs = loaded.inputs(samples.x[samples.index])
+    plain = [loaded.serve(inputs).logits for _ in range(2)]
+    noisy = [loaded.serve(inputs, 0.5) for _ in range(2)]
+    assert torch.equal(*plain)
+    assert not torch.equal(noisy[0].logits, noisy[1].logits)
+    assert noisy[0].report()["epsilon"] == 0.5 and "epsilon" not in loaded.serve(inputs).report()
+
+
+def test_show_tells_a_run_in_ten_lines(run):
+    lines = command("show", run("odpfl-hn")).splitlines()
+    assert len(lines) == 10
+    told = "\n".join(lines)
+    for words in ("Amosy et al.", "digits", "(1, 8, 8)", "a model of its own", "unlabeled inputs"):
+        assert words in told
