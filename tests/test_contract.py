@@ -1,5 +1,7 @@
 """What every method of the table keeps: names, state, determinism, survival of bad clients."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
@@ -14,13 +16,41 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.server_app import run
 
+SCORES = ("accuracy", "loss", "sem")  # how keys end whose values labels decide
 EVERY = pytest.mark.parametrize("method", METHODS)
 
 
-@pytest.fixture
+SMALL = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
+
+
+@pytest.fixture(scope="module")
 def config():
-    small = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
-    return defaults() | small
+    return defaults() | SMALL
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def undisturbed(request, config):
+    """A method's run that several tests look at: its name, result, grid, and every prediction."""
+    with predictions() as seen:
+        result, grid = go(request.param, config, grid=Watched)
+    return request.param, result, grid, seen
+
+
+@contextmanager
+def predictions():
+    """Within the context: each client's logits, as bytes, in the order of their making."""
+    seen: list[tuple[int, bytes]] = []
+    classes = {one for m in METHODS.values() for one in m.client.__mro__ if "predict" in vars(one)}
+    with pytest.MonkeyPatch.context() as patch:
+        for cls in classes:
+
+            def predict(self, x, real=cls.predict):
+                logits = real(self, x)
+                seen.append((self.client, logits.detach().cpu().numpy().tobytes()))
+                return logits
+
+            patch.setattr(cls, "predict", predict)
+        yield seen
 
 
 class Watched(InProcessGrid):
@@ -96,9 +126,8 @@ def wrong_shape(message, reply):
     return reply
 
 
-@EVERY
-def test_personal_names_never_travel_and_evaluation_changes_nothing(method, config):
-    _, grid = go(method, config, grid=Watched)
+def test_personal_names_never_travel_and_evaluation_changes_nothing(undisturbed, config):
+    method, _, grid, _ = undisturbed
     client = METHODS[method].client
     own = config | {"method": method} | NEEDS.get(method, {})
     _, initial = method_model(method, own, partitions.task(own))
@@ -115,12 +144,51 @@ def test_personal_names_never_travel_and_evaluation_changes_nothing(method, conf
     assert not any(message.has_error() for message in grid.seen)
 
 
-@EVERY
-def test_same_seed_same_bits_and_another_seed_others(method, config):
-    one, two, other = (go(method, config | {"seed": seed})[0] for seed in (0, 0, 1))
+def test_same_seed_same_bits_and_another_seed_others(undisturbed, config):
+    method, one, *_ = undisturbed
+    two, other = (go(method, config | {"seed": seed})[0] for seed in (0, 1))
     numbers = [dict(r.evaluate_metrics_clientapp[3]) for r in (one, two, other)]
     assert numbers[0] == numbers[1] != numbers[2]
     assert {n: a.data for n, a in one.arrays.items()} == {n: a.data for n, a in two.arrays.items()}
+
+
+def test_novel_labels_reach_nothing_but_the_score(undisturbed, config):
+    """With every novel label replaced by another class: the same server arrays, messages,
+    replies, predictions and adaptations (steps, entropies), hence the same chosen round; only a
+    novel client's accuracy and loss change."""
+    method, before, grid, seen = undisturbed
+    if not METHODS[method].novel:
+        return
+    federation = partitions.federation(with_public(config, method))
+    labels = federation.dataset.y
+    kept = labels.clone()
+    for i in np.flatnonzero(federation.novel):
+        index = federation.share(int(i)).everything.index
+        labels[index] = (labels[index] + 3) % 10
+    try:
+        with predictions() as again:
+            after, other = go(method, config, grid=Watched)
+    finally:
+        labels.copy_(kept)
+    assert {n: a.data for n, a in before.arrays.items()} == {
+        n: a.data for n, a in after.arrays.items()
+    }
+    assert seen == again and seen
+    assert [contents(m) for m in grid.seen] == [contents(m) for m in other.seen]
+    one, two = (dict(r.evaluate_metrics_clientapp[3]) for r in (before, after))
+    changed = {key for key in one if one[key] != two[key]}
+    assert "novel-loss" in changed
+    assert all(key.startswith("novel-") and key.endswith(SCORES) for key in changed)
+
+
+def contents(message):
+    """What a message holds but its scores, to be compared."""
+    arrays = [{n: a.data for n, a in r.items()} for r in message.content.array_records.values()]
+    records = [*message.content.config_records.values(), *message.content.metric_records.values()]
+    told = {key: value for record in records for key, value in record.items()}
+    if message.metadata.message_type == "evaluate":
+        told = {key: v for key, v in told.items() if not key.endswith(SCORES)}
+    return message.metadata.message_type, arrays, told
 
 
 @EVERY
@@ -156,21 +224,3 @@ def test_stop_on_failure_stops(method, config):
 def test_too_few_valid_replies_stop_the_run(method, config):
     with pytest.raises(RuntimeError, match="min-valid-replies is 3"):
         go(method, config | {"min-valid-replies": 3}, broken(method, config, raising))
-
-
-def test_novel_labels_reach_nothing_but_the_count(config, monkeypatch):
-    """With the novel clients' labels replaced, every number but theirs stays the same."""
-    for method, entry in METHODS.items():
-        if not entry.novel:
-            continue
-        before = go(method, config)[0]
-        federation = partitions.federation(with_public(config, method))
-        novel = [federation.share(i) for i in np.flatnonzero(federation.novel)]
-        kept = federation.dataset.y.clone()
-        for share in novel:
-            federation.dataset.y[share.everything.index] = 0
-        after = go(method, config)[0]
-        federation.dataset.y.copy_(kept)
-        assert {n: a.data for n, a in before.arrays.items()} == {
-            n: a.data for n, a in after.arrays.items()
-        }
