@@ -1,10 +1,10 @@
 """Preference partition (FedEmbed, section 4): users who label by taste, so that labels conflict.
 
 User u of sub-population s(u) labels a sample positive iff its type, the dataset's class, is s(u).
-A user holds few samples, half of them positive in its training and in its test part. Rows are
-drawn, by seed, when a user is asked for; nothing is held per user but its sub-population. Two
-users may hold the same row, but what one trains on is never another's test sample: the types'
-rows are first cut into a pool to train on and a pool to test on (ours)."""
+A user holds few samples, half of them positive in its training, validation and test part. Rows
+are drawn, by seed, when a user is asked for; nothing is held per user but its sub-population. Two
+users may hold the same row, but what one trains on never validates or tests another: the types'
+rows are first cut into a pool for each part (ours)."""
 
 from collections.abc import Sequence
 
@@ -16,19 +16,25 @@ from partitions.seeds import seed_of
 
 
 class PreferencePartitioner(Partitioner):
-    """Deals `samples` rows to each user, `test` of them for testing, halves of them positive.
+    """Deals `samples` rows to each user, `test` of them for testing and `validation` for
+    validation, halves of them positive.
 
     `preferred` (num_users,) holds s(u), the users' sub-populations. A partition lists its training
-    rows first. Raises ValueError where a part cannot be halved or a pool is too small."""
+    rows first, its test rows last. Raises ValueError where a part cannot be halved or a pool is
+    too small."""
 
-    def __init__(self, preferred: Sequence[int], samples: int, test: int, seed: int) -> None:
+    def __init__(
+        self, preferred: Sequence[int], samples: int, validation: int, test: int, seed: int
+    ) -> None:
         super().__init__()
-        self.parts = {"train": samples - test, "test": test}
+        counts = {"train": samples - validation - test, "validation": validation, "test": test}
+        self.parts = {part: n for part, n in counts.items() if n or part != "validation"}
         for part, count in self.parts.items():
             if count < 2 or count % 2:
                 raise ValueError(
-                    f"partition.samples-per-user is {samples} and partition.test-per-user {test}: "
-                    f"{count} samples to {part}; it must be even and at least 2"
+                    f"partition.samples-per-user is {samples}, partition.validation-per-user "
+                    f"{validation} and partition.test-per-user {test}: {count} samples to {part}; "
+                    f"it must be even and at least 2"
                 )
         self.preferred, self._seed = preferred, seed
         self._pools: dict[str, list[np.ndarray]] = {}
@@ -43,7 +49,7 @@ class PreferencePartitioner(Partitioner):
         return self.dataset.select(self.rows(partition_id))
 
     def rows(self, user: int) -> np.ndarray:
-        """Row numbers (samples,) of one user: its training part, then its test part."""
+        """Row numbers (samples,) of one user, part by part."""
         generator = np.random.default_rng(seed_of(self._seed, "user", user))
         chosen = []
         for part, count in self.parts.items():
@@ -55,16 +61,16 @@ class PreferencePartitioner(Partitioner):
         return np.concatenate(chosen)
 
     def _pool(self, part: str) -> list[np.ndarray]:
-        """The rows of each type that users train on, or test on: pools of a proportional size."""
+        """The rows of each type that users have in this part: pools of a proportional size."""
         if not self._pools:
             types = np.asarray(self.dataset["label"])
             generator = np.random.default_rng(self._seed)
-            share = self.parts["train"] / sum(self.parts.values())
-            self._pools = {"train": [], "test": []}
+            ends = np.cumsum(list(self.parts.values())) / sum(self.parts.values())
+            self._pools = {name: [] for name in self.parts}
             for kind in range(1 + int(max(types.max(), *self.preferred))):
                 rows = generator.permutation(np.flatnonzero(types == kind))
-                cut = round(share * len(rows))
-                for name, pool in (("train", rows[:cut]), ("test", rows[cut:])):
+                cuts = [round(end * len(rows)) for end in ends[:-1]]
+                for name, pool in zip(self.parts, np.split(rows, cuts), strict=True):
                     if kind in self.preferred and len(pool) < self.parts[name] // 2:
                         raise ValueError(
                             f"type {kind} has {len(pool)} rows to {name}, fewer than the "

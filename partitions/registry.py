@@ -148,6 +148,7 @@ def _preference(config: Config, novel: np.ndarray) -> Any:
     return PreferencePartitioner(
         preferred.tolist(),
         int(config["partition.samples-per-user"]),
+        int(config["partition.validation-per-user"]),
         int(config["partition.test-per-user"]),
         _seed(config),
     )
@@ -208,7 +209,7 @@ PARTITIONS = {
     "preference": Partition(
         _preference,
         "users prefer one type each and label by it (FedEmbed)",
-        ("shares", "samples-per-user", "test-per-user"),
+        ("shares", "samples-per-user", "validation-per-user", "test-per-user"),
     ),
 }
 COMPOSED = ("cross-dataset", "preference")  # rules whose federation is of its own kind

@@ -18,7 +18,7 @@ class PreferenceFederation(Federation):
     """Users of a dataset's types; a share's attributes name its sub-population.
 
     `partition.shares` gives the sub-populations' shares of the users, comma-separated, in the
-    types' order; empty: equal ones. There is no validation part."""
+    types' order; empty: equal ones."""
 
     def __init__(self, config: Config) -> None:
         import datasets
@@ -44,15 +44,17 @@ class PreferenceFederation(Federation):
             raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
         if client not in self._drawn:
             self._drawn[client] = torch.from_numpy(self.rule.rows(client))
-        rows, cut = self._drawn[client], self.rule.parts["train"]
+        rows, parts = self._drawn[client], self.rule.parts
+        counts = [parts["train"], parts.get("validation", 0), parts["test"]]
+        train, validation, test = rows.split(counts)
         attributes: dict[str, float | int | str] = {
             SUB_POPULATION: int(self.preferred[client]),
             RANK: int(self._rank[client]),
         }
         return Share(
-            self._of(client, rows[:cut]),
-            self._of(client, rows[:0]),
-            self._of(client, rows[cut:]),
+            self._of(client, train),
+            self._of(client, validation),
+            self._of(client, test),
             self._of(client, rows),
             bool(self.novel[client]),
             attributes,

@@ -30,12 +30,24 @@ def test_labels_say_whether_the_type_is_the_users():
         assert len(share.everything) == 30
 
 
-def test_no_sample_is_trained_on_by_one_user_and_tests_another():
-    federation = users(num_clients=300)
+@pytest.mark.parametrize("validation", [0, 4])
+def test_no_sample_is_trained_on_by_one_user_and_validates_or_tests_another(validation):
+    federation = users(num_clients=300, **{"partition.validation-per-user": validation})
     shares = [federation.share(i) for i in range(300)]
-    trained = {int(r) for s in shares for r in s.train.index}
-    tested = {int(r) for s in shares for r in s.test.index}
-    assert not trained & tested
+    parts = ("train", "validation", "test")
+    trained, validated, tested = (
+        {int(r) for s in shares for r in getattr(s, part).index} for part in parts
+    )
+    assert not trained & validated | trained & tested | validated & tested
+    assert bool(validated) == bool(validation)
+
+
+def test_validation_samples_come_out_of_those_to_train_on():
+    """30 samples, 6 to validate and 10 to test: 14 to train on, halves of them positive."""
+    share = users(**{"partition.validation-per-user": 6}).share(3)
+    for part, count in ((share.train, 14), (share.validation, 6), (share.test, 10)):
+        _, y = part[:]
+        assert (len(y), int(y.sum())) == (count, count // 2)
 
 
 def test_users_are_dealt_by_the_shares_and_ranked_within_their_sub_population():
@@ -65,6 +77,8 @@ def test_bad_shares_are_named(text):
 def test_parts_that_cannot_be_halved_are_refused():
     with pytest.raises(ValueError, match="test-per-user 5"):
         users(**{"partition.test-per-user": 5})
+    with pytest.raises(ValueError, match="validation-per-user 3"):
+        users(**{"partition.validation-per-user": 3})
 
 
 def test_many_users_share_one_copy_of_the_data():
