@@ -73,6 +73,12 @@ class Client(NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
+    def shared(cls, initial: Arrays, /) -> Arrays:
+        """What of the whole network's initial arrays the server starts from: all but the personal
+        ones. Keyword arguments that an override adds are filled from the method's settings."""
+        return {name: a for name, a in initial.items() if not cls.is_personal(name)}
+
+    @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
         """The method's whole network around the target network `model`; by default just that.
 

@@ -4,8 +4,8 @@ Three losses and their gradient paths: CE of the user's sub-population head to �
 of the type head to Θ_e, Θ_t, v_u; CE of the global head to Θ_g and v_u alone, by a
 stop-gradient at the encoder. The embedding v_u persists on the client and is never sent, save by
 prototypical users, who are volunteers. Settled here (ours): the triplet loss descends by SGD,
-sample by sample; with *personal* assignment the head stays with its user; with more
-sub-populations than types, head k is one of type k mod T."""
+sample by sample; with *personal* assignment the head stays with its user unless the server holds
+it; with more sub-populations than types, head k is one of type k mod T."""
 
 from typing import Any
 
@@ -22,6 +22,7 @@ from partitions.shares import SUB_POPULATION
 from partitions.users import RANK
 
 ASSIGNMENTS = ("prototype", "som", "personal", "type")
+PERSONAL_HEAD = "heads.0."  # a user's own head, where the server holds it
 
 
 def check_assignment(name: str) -> str:
@@ -29,6 +30,15 @@ def check_assignment(name: str) -> str:
     if name not in ASSIGNMENTS:
         raise ValueError(f"unknown fedembed.assignment {name!r}; known: {', '.join(ASSIGNMENTS)}")
     return name
+
+
+def check_heads(heads: str, assignment: str) -> None:
+    """Raise ValueError where the server is to hold heads that are nobody's own."""
+    if heads == "server" and assignment != "personal":
+        raise ValueError(
+            f"fedembed.heads is 'server' and assignment {assignment!r}; only personal heads have a "
+            f"choice of where to live, so set assignment to 'personal' or heads to 'client'"
+        )
 
 
 def distances(v: np.ndarray, centers: np.ndarray) -> np.ndarray:
@@ -83,18 +93,22 @@ class FedEmbedClient(GlobalPlusClient):
         seed: int = 0,
         embedding_dim: int = 16,
         assignment: str = "prototype",
+        heads: str = "client",
         sub_populations: int = 0,
         type_head: bool = True,
     ) -> nn.Module:
         """Encoder, K sub-population heads (0: one per type), global head and type head."""
-        heads = sub_populations or info.num_types
-        if heads < info.num_types:
+        check_heads(heads, check_assignment(assignment))
+        count = sub_populations or info.num_types
+        if count < info.num_types:
             raise ValueError(
                 f"fedembed.sub-populations is {sub_populations}; it must be 0 or at least the "
                 f"{info.num_types} types"
             )
-        own, types = check_assignment(assignment) == "personal", info.num_types * type_head
-        net = enclose(info, model, seed, embedding_dim, heads, own=own, num_types=types)
+        if heads == "server":
+            count = 1  # the user's own; it does not see the others'
+        own, types = assignment == "personal" and heads == "client", info.num_types * type_head
+        net = enclose(info, model, seed, embedding_dim, count, own=own, num_types=types)
         net.types = info.num_types
         return net
 

@@ -1,11 +1,12 @@
 """FedRep client (Collins et al., ICML 2021, Algorithm 1): the head first, then the body.
 
-The head stays on the client. Departs from the paper: the body takes the local steps or epochs
-of the common settings. A novel client would need labels to train a head: not served."""
+The head stays on the client, or comes from a server that holds it and goes back there. Departs
+from the paper: the body takes the local steps or epochs of the common settings. A novel client
+would need labels to train a head: not served."""
 
 from typing import Any
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, model_arrays
 from clients.base import Config, Metrics
 from clients.fedper import FedPerClient
 from clients.sgd import only
@@ -20,6 +21,11 @@ class FedRepClient(FedPerClient):
             raise ValueError(f"fedrep.head-epochs is {head_epochs}; it must not be negative")
         self.head_epochs = head_epochs
 
+    @classmethod
+    def shared(cls, initial: Arrays, /, *, heads: str = "client") -> Arrays:
+        """The body; with `heads` = "server" everything."""
+        return initial if heads == "server" else super().shared(initial)
+
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """h_i ← GRD(f(h_i, φ)) `head_epochs` times, then φ_i ← GRD(f(h_i, φ))."""
         self.load(arrays)
@@ -29,4 +35,6 @@ class FedRepClient(FedPerClient):
                 self.fit_locally(config, rows=rows, parameters=head)
         with only(self.model, lambda name: not self.is_personal(name)) as body:
             loss = self.fit_locally(config, parameters=body)
-        return self.arrays(), len(self.share.train), {"loss": loss}
+        held = any(self.is_personal(name) for name in arrays)
+        reply = model_arrays(self.model) if held else self.arrays()
+        return reply, len(self.share.train), {"loss": loss}

@@ -2,8 +2,9 @@
 
 θ̃ = argmin_θ L(θ; D) + (λ/2)‖θ − w_i‖² by K inner steps on one mini-batch D, then
 w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round,
-as in the authors' code; the last one stays on the client, which is scored with it. A novel client
-would need labels to find its θ: not served."""
+as in the authors' code; the last one stays on the client, which is scored with it; where the
+server holds heads, the head of the last θ goes to it. A novel client would need labels to find
+its θ: not served."""
 
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.optimizers import SGD
+
+HEAD, OWN = "head.", "own"  # the head's arrays; on the wire the own one's are own/head.…
 
 
 class PFedMeClient(Client):
@@ -36,7 +39,8 @@ class PFedMeClient(Client):
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Returns w_i and keeps θ_i; ``loss`` is the mean of L at the last inner steps."""
-        self.load(arrays)
+        held = group(arrays, OWN)
+        self.load({n: a for n, a in arrays.items() if not n.startswith(f"{OWN}/")})
         self.model.train()
         theta = dict(self.model.named_parameters())
         w = {name: p.detach().clone() for name, p in theta.items()}
@@ -45,8 +49,12 @@ class PFedMeClient(Client):
             total += self.solve(*samples[index], w)
             for name, p in theta.items():
                 w[name] -= self.lr * self.penalty * (w[name] - p.detach())
-        self.state |= prefixed("theta", model_arrays(self.model))
+        found = model_arrays(self.model)
         reply = self.arrays() | to_numpy(w)
+        if held:
+            reply |= prefixed(OWN, {name: found[name] for name in held})
+        else:
+            self.state |= prefixed("theta", found)
         return reply, len(self.share.train), {"loss": total / max(len(rows), 1)}
 
     def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor]) -> float:
@@ -63,5 +71,6 @@ class PFedMeClient(Client):
         return float(loss.detach())
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """θ_i; a client that has not trained yet uses the server's w."""
-        super().receive(group(self.state, "theta") or arrays, config)
+        """θ_i, or w with the own head; a client that has not trained yet has the server's."""
+        w = {name: a for name, a in arrays.items() if not name.startswith(f"{OWN}/")}
+        super().receive(group(self.state, "theta") or w | group(arrays, OWN), config)

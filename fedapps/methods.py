@@ -31,6 +31,7 @@ from strategies.fedembed import FedEmbed
 from strategies.fedgma import FedGMA
 from strategies.fedma import FedMA
 from strategies.fedmd import FedMD, HeteroFedTTA
+from strategies.fedrep import FedRep
 from strategies.fedtta import FedTTA
 from strategies.lgfedavg import LGFedAvg
 from strategies.odpfl_hn import ODPFLHN
@@ -128,7 +129,7 @@ METHODS = {
         dp=BOTH,
     ),
     "fedrep": Method(
-        FedAvg,
+        FedRep,
         FedRepClient,
         "Collins et al., ICML 2021",
         "FedPer that trains the head first, then the body",

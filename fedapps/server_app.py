@@ -14,7 +14,16 @@ from clients.arrays import Arrays, to_record
 from clients.models import sized
 from fedapps.callbacks import make_callbacks
 from fedapps.client_app import client_models, method_model
-from fedapps.config import Config, accepted, check_method, construct, defaults, override
+from fedapps.config import (
+    Config,
+    accepted,
+    check_method,
+    construct,
+    defaults,
+    keywords,
+    override,
+    settings,
+)
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
 from fedapps.results.recorder import Recorder
@@ -94,7 +103,8 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:
     """The initial arrays of the method's network around `model` that are not personal."""
     _, initial = method_model(method, config | {"model": model}, partitions.task(config))
-    return {n: a for n, a in initial.items() if not METHODS[method].client.is_personal(n)}
+    shared, known = METHODS[method].client.shared, settings(config, method)
+    return shared(initial, **{k: v for k, v in known.items() if k in keywords(shared)})
 
 
 def check_privacy(config: Config, method: str) -> Privacy | None:

@@ -35,6 +35,7 @@ class Stop(Exception):
 class Protection(Protocol):
     """Differential privacy of a run, see `strategies.privacy.Privacy`."""
 
+    mode: str
     poisson: bool
 
     def settings(self) -> dict[str, Any]:
@@ -179,6 +180,10 @@ class PersonalizedStrategy(Strategy):
         """From where the size of a train reply is measured; from zero for other names."""
         return sent
 
+    def named(self, updates: list[Update], sent: list[Arrays]) -> tuple[list[Update], list[Arrays]]:
+        """Replies and what they started from, by the names that the server has for the arrays."""
+        return updates, sent
+
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The server's next arrays from valid replies, which come sorted by client."""
         raise NotImplementedError
@@ -305,8 +310,9 @@ class PersonalizedStrategy(Strategy):
                 f"min-valid-replies is {self.min_valid_replies}; "
                 f"dropped by cause: {dict(self.now.dropped)}"
             )
+        sent = [self.now.payloads[update.node] for update in updates]
+        updates, sent = self.named(updates, sent)
         if self.privacy is not None:
-            sent = [self.now.payloads[update.node] for update in updates]
             users = len(self.training_nodes())
             updates = self.privacy.protect(updates, sent, server_round, users)
         self.arrays = self.aggregate(self.arrays, updates)

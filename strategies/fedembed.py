@@ -6,7 +6,9 @@ users. *SOM*: the map travels; users return an update and a score for each node,
 update one-hot (old, new) counts, by which new nodes take over heads. Rows of the map are kept in
 the order of the heads, so that no head ever moves. Settled here (ours): a map's update tells of
 the embedding, and so do prototypes of volunteers; neither is covered by the privacy budget, which
-is that of the model's updates."""
+is that of the model's updates. With *personal* assignment each user has a head of its own, which
+it keeps, or which the server holds with all others under the central Adam ("own personal cluster",
+section 4.1); one user of the round moves such a head, so Adam moves it on for some rounds more."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +16,21 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays, prefixed
-from clients.fedembed import check_assignment
+from clients.fedembed import PERSONAL_HEAD, check_assignment, check_heads
 from partitions.seeds import seed_of
 from strategies import som
+from strategies.fedavg import mean
+from strategies.heads import HeldHeads
 from strategies.preference import CentralAdam, Schedule
-from strategies.replies import Node
+from strategies.replies import Node, Update
 
 
-class FedEmbed(CentralAdam):
-    """Assigns heads by `assignment`, then trains encoder and heads of the sampled users."""
+class FedEmbed(HeldHeads, CentralAdam):
+    """Assigns heads by `assignment`, then trains encoder and heads of the sampled users.
+
+    `heads` is where a *personal* head lives; the others' are shared, hence always here."""
+
+    head = PERSONAL_HEAD
 
     def __init__(
         self,
@@ -37,6 +45,7 @@ class FedEmbed(CentralAdam):
     ) -> None:
         super().__init__(**options)
         self.assignment, self.dim = check_assignment(assignment), embedding_dim
+        check_heads("server" if self.holds else "client", assignment)
         self.schedule = Schedule(som_rate, som_rate_end, som_radius, som_radius_end)
         self.centers = np.zeros((0, embedding_dim), np.float32)  # prototypes, or the map's nodes
         self.heads = np.zeros(0, np.int64)  # the head of each center
@@ -57,7 +66,7 @@ class FedEmbed(CentralAdam):
         """The model, with prototypes or map for a user to find its head by."""
         if self.assignment == "prototype":
             self._refresh()
-        return dict.fromkeys(nodes, arrays | prefixed("assignment", self._told()))
+        return self.models(arrays | prefixed("assignment", self._told()), nodes)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, to the users who chose a head in an exchange before."""
@@ -67,7 +76,15 @@ class FedEmbed(CentralAdam):
             nodes = [reply.node for reply in replies]
         elif self.assignment == "som":
             nodes = self._organize(nodes)
-        return dict.fromkeys(nodes, arrays)
+        return self.models(arrays, nodes)
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """One Adam step along the mean change; a user counts alike whatever its head."""
+        if not self.holds:
+            return super().aggregate(arrays, updates)
+        changes = self.mean_changes(arrays, updates)
+        moved = {name: arrays[name] + change for name, change in changes.items()}
+        return self.descend(arrays, mean([u.arrays for u in self.shared(updates)]) | moved)
 
     def _told(self) -> Arrays:
         """What users find their head by; nothing with `personal` and `type`."""

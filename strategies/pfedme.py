@@ -1,16 +1,24 @@
 """pFedMe server (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
 
-w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics are averaged."""
+w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics are averaged. As FedEmbed
+(Silva et al., 2022, section 4.1) describes it, what is personal are heads "regularized to minimize
+parameter difference from a global model head": with those on the server, a client's model is w with
+its own head."""
 
 from typing import Any
 
-from clients.arrays import Arrays, is_statistic
+from clients.arrays import Arrays, is_statistic, prefixed
+from clients.pfedme import HEAD, OWN
 from strategies.fedavg import FedAvg, mean_statistics
+from strategies.heads import HeldHeads
 from strategies.replies import Update
 
 
-class PFedMe(FedAvg):
-    """`server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
+class PFedMe(HeldHeads, FedAvg):
+    """`heads` is where the personal parts live: θ_i on its "client", or its head on the "server".
+    `server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
+
+    head = f"{OWN}/"
 
     def __init__(self, *, server_beta: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
@@ -18,11 +26,17 @@ class PFedMe(FedAvg):
             raise ValueError(f"pfedme.server-beta is {server_beta}; it must be positive")
         self.server_beta = server_beta
 
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """w; clients' own heads start as its head."""
+        own = {n: a for n, a in arrays.items() if n.startswith(HEAD) and self.holds}
+        return super().initialize(arrays | prefixed(OWN, own))
+
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """(1 − β) w + β mean_i w_i."""
-        average = self.mean(arrays, updates, [1.0] * len(updates))
-        beta = self.server_beta
-        mixed = {name: (1 - beta) * w + beta * average[name] for name, w in arrays.items()}
+        shared, beta = self.shared(updates), self.server_beta
+        average = self.mean(arrays, shared, [1.0] * len(shared))
+        mixed = {name: (1 - beta) * arrays[name] + beta * a for name, a in average.items()}
+        heads = self.stored(arrays, updates)
         if self.robust != "none":
-            return mixed | {name: a for name, a in average.items() if is_statistic(name)}
-        return mixed | mean_statistics(updates)
+            return mixed | heads | {name: a for name, a in average.items() if is_statistic(name)}
+        return mixed | heads | mean_statistics(shared)

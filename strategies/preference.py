@@ -42,7 +42,12 @@ class CentralAdam(PersonalizedStrategy):
         return self.descend(arrays, weighted_mean([u.arrays for u in updates], [1] * len(updates)))
 
     def descend(self, arrays: Arrays, mean: Arrays) -> Arrays:
-        """One Adam step with the gradient x − mean."""
+        """One Adam step with the gradient x − mean; arrays that are new start in it."""
+        new = [name for name in mean if name not in self._parameters]
+        if new:
+            found = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
+            self._parameters |= found
+            self._optimizer.add(found.values())
         for name, parameter in self._parameters.items():
             parameter.grad = torch.from_numpy(arrays[name] - mean[name])
         self._optimizer.step()

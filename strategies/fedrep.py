@@ -1,0 +1,16 @@
+"""FedRep server (Collins et al., ICML 2021, Algorithm 1): FedAvg's mean of the bodies.
+
+The heads stay with their clients, or the server holds them (see `strategies.heads`)."""
+
+from clients.arrays import Arrays
+from strategies.fedavg import FedAvg
+from strategies.heads import HeldHeads
+from strategies.replies import Update
+
+
+class FedRep(HeldHeads, FedAvg):
+    """φ ← Σ_i (n_i / n) φ_i; a head that the server holds becomes what its client made of it."""
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The mean body, and the heads of the round's clients anew."""
+        return super().aggregate(arrays, self.shared(updates)) | self.stored(arrays, updates)

@@ -1,0 +1,117 @@
+"""Personal heads that the server holds, one for each training client, sent to it alone.
+
+The other reading of FedEmbed (Silva et al., 2022, sections 3.1 and 4.1): its users noise "all
+parameters, including unused model heads", which a client can only where the server has the heads
+of all. Here a client sees and returns its own; the server holds it as ``held/<client>/<name>``
+and reads a reply as one that leaves every other head as it is, so that central noise falls on
+all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from clients.arrays import Arrays
+from strategies.base import PersonalizedStrategy
+from strategies.replies import Node, Update
+
+HEADS = ("client", "server")
+HELD = "held/"
+
+
+class HeldHeads(PersonalizedStrategy):
+    """`heads` says who holds the heads: each "client" its own, or the "server" all of them.
+
+    A head's arrays have the prefix `head` on the wire. A client starts from the initial head."""
+
+    head = "head."
+
+    def __init__(self, *, heads: str = "client", **options: Any) -> None:
+        super().__init__(**options)
+        if heads not in HEADS:
+            raise ValueError(f"unknown heads {heads!r}; known: {', '.join(HEADS)}")
+        self.holds = heads == "server"
+        self._first: Arrays = {}  # the head that a client starts from, by its names on the wire
+        self._wire: list[str] = []  # all names on the wire; Flower's clipping minds their order
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The arrays without the head, which every client is going to have one of."""
+        if self.holds:
+            self._wire = list(arrays)
+            self._first = {n: a for n, a in arrays.items() if n.startswith(self.head)}
+        return super().initialize({n: a for n, a in arrays.items() if n not in self._first})
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """A former run's arrays, the heads of its clients among them."""
+        held = {name: a for name, a in saved.items() if name.startswith(HELD) and self.holds}
+        rest = {name: a for name, a in saved.items() if name not in held}
+        return super().restore(arrays, rest) | held
+
+    def models(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The shared arrays for every node, with its own head if the server holds it."""
+        if not self.holds:
+            return dict.fromkeys(nodes, arrays)
+        return {
+            node: {n: own[n] if n in own else arrays[n] for n in self._wire}
+            for node in nodes
+            for own in (self._own(arrays, node),)
+        }
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model that each node gets."""
+        return self.models(arrays, nodes)
+
+    def named(self, updates: list[Update], sent: list[Arrays]) -> tuple[list[Update], list[Arrays]]:
+        """Replies and what they started from under the server's names; the first reply also
+        tells of all heads that nobody used, as they are."""
+        if not self.holds or not updates:
+            return updates, sent
+        self.arrays = self.arrays | {
+            self._name(node, name): array
+            for node in self.training_nodes()
+            for name, array in self._own(self.arrays, node).items()
+        }
+        starts = [self._renamed(u.node, x) for u, x in zip(updates, sent, strict=True)]
+        replies = [replace(u, arrays=self._renamed(u.node, u.arrays)) for u in updates]
+        unused = {n: a for n, a in self.arrays.items() if n.startswith(HELD) and n not in starts[0]}
+        replies[0] = replace(replies[0], arrays=replies[0].arrays | unused)
+        return replies, [starts[0] | unused, *starts[1:]]
+
+    def mean_changes(self, arrays: Arrays, updates: Sequence[Update]) -> Arrays:
+        """The mean change of every head that the server holds, over all users of the round; who
+        does not use a head leaves it alone."""
+        total: Arrays = {}
+        for update in updates:
+            for name, array in update.arrays.items():
+                if name.startswith(HELD):
+                    total[name] = total.get(name, 0) + (array - arrays[name]) / len(updates)
+        return total
+
+    def stored(self, arrays: Arrays, updates: Sequence[Update]) -> Arrays:
+        """The heads with their users' changes, which a private run tells with noise."""
+        users = float(len(updates))
+        if self.privacy is not None and self.privacy.mode == "central":  # its mean is over these
+            users = max(1.0, self.fraction_train * len(self.training_nodes()))
+        return {
+            name: arrays[name] + array.dtype.type(users) * array
+            for name, array in self.mean_changes(arrays, updates).items()
+        }
+
+    def shared(self, updates: list[Update]) -> list[Update]:
+        """The replies without heads."""
+        if not self.holds:
+            return updates
+        return [
+            replace(u, arrays={n: a for n, a in u.arrays.items() if not n.startswith(HELD)})
+            for u in updates
+        ]
+
+    def _own(self, arrays: Arrays, node: Node) -> Arrays:
+        """A client's head by its names on the wire."""
+        return {name: arrays.get(self._name(node, name), a) for name, a in self._first.items()}
+
+    def _renamed(self, node: Node, arrays: Arrays) -> Arrays:
+        return {self._name(node, n) if n in self._first else n: a for n, a in arrays.items()}
+
+    @staticmethod
+    def _name(node: Node, name: str) -> str:
+        return f"{HELD}{node.client}/{name}"
