@@ -8,54 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, RecordDict
 
 import partitions
-from clients.arrays import from_record, group
+from clients.arrays import from_record
 from fedapps.client_app import app, make_client, with_public
 from fedapps.config import Config, defaults, override
-from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import run_in_process
+from fedapps.results.models import Watched, label_shares
 from fedapps.server_app import run
-
-
-def descriptors(config: Config, arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
-    """v_i, or with an encoder e_i, by client; the latter of novel clients as well."""
-    if encoder := group(arrays, "encoder"):
-        clients = [client(config, i) for i in range(int(config["num-clients"]))]
-        return {c.client: c.encode(encoder, {})[0]["descriptor"] for c in clients}
-    return {int(name): v for name, v in sorted(group(arrays, "embedding").items())}
 
 
 def mix_and_match(config: Config) -> np.ndarray:
     """Validation accuracy (clients, clients): row i, ω_i on client i's data; column j, θ_j."""
-    grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
-    sent: dict[int, dict[str, np.ndarray]] = {}
-
-    class Watched(InProcessGrid):
-        def _deliver(self, message):
-            if message.metadata.message_type == "evaluate":
-                sent[message.metadata.dst_node_id] = from_record(message.content["arrays"])
-            return super()._deliver(message)
-
-    grid.__class__ = Watched
+    grid = Watched.simulation(app, config, int(config["num-clients"]))
     run(grid, config, "in-process")
-    rows = []
+    sent, rows = grid.sent, []
     for node in sorted(sent):
         one = make_client(grid.contexts[node], "pfedhn-pc")
         for record in grid.contexts[node].state.array_records.values():
             one.state = from_record(record)
         rows.append([one.score(sent[other], {})[2]["accuracy"] for other in sorted(sent)])
     return np.array(rows)
-
-
-def label_shares(config: Config) -> np.ndarray:
-    """Empirical label distributions (clients, C)."""
-    federation = partitions.federation(with_public(config, str(config["method"])))
-    shares = [federation.share(i).everything for i in range(federation.num_clients)]
-    classes = federation.info.num_classes
-    counts = [np.bincount(s.y[s.index].numpy(), minlength=classes) for s in shares]
-    return np.array([count / count.sum() for count in counts])
 
 
 def nearest(config: Config, distance: Callable[[np.ndarray, np.ndarray], float]) -> np.ndarray:
@@ -90,12 +63,6 @@ def configuration(folder: Path) -> Config:
     """A run's configuration."""
     found = tomllib.loads((folder / "config.toml").read_text("utf-8"))
     return override(defaults(), {key: v for key, v in found.items() if key != "versions"})
-
-
-def client(config: Config, number: int) -> Any:
-    """The run's client of this number."""
-    node = {"partition-id": number, "num-partitions": config["num-clients"]}
-    return make_client(Context(0, 0, node, RecordDict(), config), str(config["method"]))
 
 
 def read(folder: Path) -> dict[str, Any]:

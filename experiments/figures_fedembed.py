@@ -1,6 +1,6 @@
 """FedEmbed's figures and its table by prevalence: ``python -m experiments.figures_fedembed …``.
 
-``voices OUT.png``, ``confusion RUN OUT.png``, ``prevalence RUN``, and ``embeddings OUT.png
+``voices OUT.png``, ``prevalence RUN``, and ``embeddings OUT.png
 [EXPERIMENT.toml] key=value …``, where RUN is the folder of one method's run. The last one trains
 twice in process, with and without the type head, and looks into the users' states: a simulation's
 experimenter may do that, nobody else can."""
@@ -43,16 +43,6 @@ def voices(out: Path, shown: int = 6) -> None:
 
 
 @cli.command()
-def confusion(run: Path, out: Path) -> None:
-    """True sub-population against assigned head, shares of each sub-population's users."""
-    figure, axis = plt.subplots(figsize=(4.5, 4))
-    image = axis.imshow(confusion_of(read(run)), vmin=0, vmax=1, cmap="Blues")
-    axis.set(xlabel="assigned head", ylabel="sub-population")
-    figure.colorbar(image)
-    save(figure, out)
-
-
-@cli.command()
 def prevalence(run: Path) -> None:
     """F1 by the sub-populations' share of the users."""
     table = Table("share of users", "sub-populations", "mean F1", "deviation")
@@ -89,17 +79,6 @@ def read(run: Path) -> dict[str, Any]:
     """A run's summary with its configuration under ``config``."""
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     return summary | {"config": tomllib.loads((run / "config.toml").read_text("utf-8"))}
-
-
-def confusion_of(summary: dict[str, Any]) -> np.ndarray:
-    """Confusion matrix (types, heads), rows divided by their sums; ValueError without heads."""
-    from sklearn.metrics import confusion_matrix
-
-    users = [user for user in summary["per_client"].values() if "head" in user]
-    if not users:
-        raise ValueError("nobody told its head: only fedembed's runs have this figure")
-    true, head = ([user[key] for user in users] for key in ("sub_population", "head"))
-    return confusion_matrix(true, head, normalize="true")
 
 
 def by_prevalence(summary: dict[str, Any]) -> dict[float, list[float]]:

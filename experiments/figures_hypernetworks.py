@@ -1,10 +1,10 @@
 """pFedHN's and ODPFL-HN's figures: ``python -m experiments.figures_hypernetworks …``.
 
-RUN is the folder of one method's finished run. ``tsne RUN OUT`` (pFedHN's Figure 4, ODPFL-HN's
-Figure 6), ``mix OUT [EXPERIMENT] key=value …`` (pFedHN's Figure 3; trains in process and looks
-into the clients' states, as only a simulation's experimenter may), ``gap OUT RUN …`` (pFedHN's
-Figure 2), ``shift OUT RUN …``, ``corruption OUT RUN …`` (ODPFL-HN's Figure 3) and ``privacy OUT
-RUN`` (its Figures 4 and 5), which evaluate saved models anew."""
+RUN is the folder of one method's finished run. ``mix OUT [EXPERIMENT] key=value …`` (pFedHN's
+Figure 3; trains in process and looks into the clients' states, as only a simulation's experimenter
+may), ``gap OUT RUN …`` (pFedHN's Figure 2), ``shift OUT RUN …``, ``corruption OUT RUN …``
+(ODPFL-HN's Figure 3) and ``privacy OUT RUN`` (its Figures 4 and 5), which evaluate saved models
+anew. Maps of embeddings are ``fedapps plot RUN embeddings``."""
 
 import logging
 from pathlib import Path
@@ -18,9 +18,7 @@ from matplotlib import pyplot as plt
 import partitions
 from experiments.analysis import (
     configuration,
-    descriptors,
     kullback_leibler,
-    label_shares,
     later,
     mix_and_match,
     nearest,
@@ -30,42 +28,10 @@ from experiments.analysis import (
 )
 from fedapps.client_app import with_public
 from fedapps.config import Config, defaults, override, parse_override, read_experiment
-from fedapps.files import read_arrays
 
 matplotlib.use("Agg")
 cli = typer.Typer(help="Hypernetworks' figures.", no_args_is_help=True, add_completion=False)
 Keys = Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")]
-
-
-@cli.command()
-def tsne(run: Path, out: Path, attribute: str = "") -> None:
-    """t-SNE of the clients' embeddings or descriptors, coloured by an attribute of theirs (such
-    as ``coarse``), else marked by their classes."""
-    from sklearn.manifold import TSNE
-
-    config = configuration(run)
-    found = descriptors(config, read_arrays(run))
-    plane = TSNE(init="random", random_state=0, perplexity=min(30, (len(found) - 1) / 3))
-    flat = plane.fit_transform(np.stack(list(found.values())))
-    federation = partitions.federation(with_public(config, str(config["method"])))
-    shares = [federation.share(client) for client in found]
-    figure, axis = plt.subplots(figsize=(6, 5))
-    if attribute:
-        names = [str(share.attributes[attribute]) for share in shares]
-        kinds = {name: i for i, name in enumerate(sorted(set(names)))}
-        for name, kind in kinds.items():
-            mine = flat[[other == name for other in names]]
-            axis.scatter(*mine.T, color=plt.get_cmap("tab20")(kind % 20), label=name)
-        axis.legend(title=attribute, fontsize=7)
-    else:
-        for (x, y), row, share in zip(flat, label_shares(config)[list(found)], shares, strict=True):
-            text = ",".join(map(str, np.flatnonzero(row)[:5]))
-            axis.text(x, y, text, color="C1" if share.novel else "C0", ha="center", fontsize=7)
-        axis.set(xlim=(flat[:, 0].min(), flat[:, 0].max()))
-        axis.set(ylim=(flat[:, 1].min(), flat[:, 1].max()))
-        axis.set_title("classes of training clients (blue) and of novel ones (orange)")
-    axis.set(xticks=[], yticks=[])
-    save(figure, out)
 
 
 @cli.command()

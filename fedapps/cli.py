@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedapps import data_cli, table_cli
+from fedapps import data_cli, plot_cli, table_cli
 from fedapps.config import (
     Config,
     Experiment,
@@ -51,6 +51,7 @@ cli = typer.Typer(
 cli.add_typer(data_cli.app)
 cli.command()(table_cli.table)
 cli.add_typer(service.app)
+cli.command()(plot_cli.plot)
 
 
 @cli.command()

@@ -1,7 +1,6 @@
 import numpy as np
-import pytest
 
-from experiments.figures_fedembed import by_prevalence, cli, confusion_of, trained
+from experiments.figures_fedembed import by_prevalence, cli, trained
 from fedapps.config import defaults
 
 from typer.testing import CliRunner  # isort: skip
@@ -25,14 +24,6 @@ TINY = {
 }
 
 
-def test_confusion_counts_shares_of_each_sub_population():
-    """Two of three users of 0 use head 0; those of 1 and 2 use head 1."""
-    matrix = confusion_of(SUMMARY)
-    assert matrix == pytest.approx(np.array([[2 / 3, 1 / 3, 0], [0, 1, 0], [0, 1, 0]]))
-    with pytest.raises(ValueError, match="nobody told its head"):
-        confusion_of({"per_client": {"0": {"accuracy": 1.0}}})
-
-
 def test_prevalence_groups_sub_populations_of_one_share():
     """3 of 5 users are 60 %, the others 20 % each."""
     assert by_prevalence(SUMMARY) == {0.6: [0.9], 0.2: [0.5, 0.7]}
@@ -50,9 +41,6 @@ def test_figures_of_a_run(tmp_path):
 
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     (tmp_path / "config.toml").write_text("")
-    out = tmp_path / "confusion.png"
-    assert CliRunner().invoke(cli, ["confusion", str(tmp_path), str(out)]).exit_code == 0
-    assert out.read_bytes()[:4] == b"\x89PNG"
     told = CliRunner().invoke(cli, ["prevalence", str(tmp_path)])
     assert "60 %" in told.output
     assert "0.900" in told.output

@@ -5,9 +5,7 @@ import pytest
 
 from experiments.analysis import (
     configuration,
-    descriptors,
     kullback_leibler,
-    label_shares,
     later,
     mix_and_match,
     nearest,
@@ -18,6 +16,7 @@ from experiments.figures_hypernetworks import cli
 from fedapps.config import defaults
 from fedapps.engines.jobs import run_in_process
 from fedapps.files import read_arrays
+from fedapps.results.models import descriptors, label_shares
 
 from typer.testing import CliRunner  # isort: skip
 
@@ -85,7 +84,6 @@ def test_every_figure_is_drawn(saved, tmp_path):
     odpfl, pfedhn = map(str, (saved["odpfl-hn"], saved["pfedhn"]))
     keys = [f"{key}={value}" for key, value in TINY.items()]
     calls = {
-        "tsne": [odpfl, "OUT"],
         "mix": ["OUT", *keys],
         "gap": ["OUT", pfedhn],
         "shift": ["OUT", odpfl],

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from experiments.traces import draw, trace, traces
 from fedapps.client_app import app
 from fedapps.engines.grid import InProcessGrid
+from fedapps.results.plot import save
+from fedapps.results.traces import draw, told, trace, traces
 from fedapps.server_app import run
 from partitions import federation
 
@@ -39,7 +40,10 @@ def test_the_figure_is_drawn_for_one_client(finished, tmp_path):
     client = int(np.flatnonzero(federation(config).novel)[0])
     one = traces(folder, client, 3)
     assert len(one) == 1 and one[0].client == client
-    draw(one, tmp_path / "traces.pdf")
+    figure = draw(one)
+    assert figure.axes[0].lines[0].get_ydata().tolist() == one[0].accuracy.tolist()
+    assert list(told(one))[1].startswith(f"step   1  accuracy {one[0].accuracy[1]:.4f}")
+    save(figure, tmp_path / "traces.pdf")
     assert (tmp_path / "traces.pdf").read_bytes().startswith(b"%PDF")
 
 

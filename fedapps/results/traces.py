@@ -1,16 +1,14 @@
 """FedTTA's Figure 2: what happens to a novel client as its model adapts step by step.
 
-``python -m experiments.traces RUN [--client 3] [--steps 50] [--output traces.pdf]`` reads the
-folder of a finished ``fedtta``, ``fedtta-prox`` or ``fedtta++`` run and draws accuracy, ℓ_per and
-prediction entropy against the step, for one novel client or (by default) the mean of all."""
+Accuracy, ℓ_per and prediction entropy against the step, for one novel client or the mean of all."""
 
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-import typer
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
@@ -19,6 +17,9 @@ from clients.adaptation import Adapting
 from fedapps.client_app import make_client
 from fedapps.config import Config, defaults, override
 from fedapps.methods import METHODS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PANELS = ("accuracy", "ℓ_per", "entropy")
 
@@ -69,51 +70,33 @@ def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
     return [trace(config, arrays, i, steps) for i in (novel if client is None else [client])]
 
 
-def draw(found: list[Trace], output: Path) -> None:
+def draw(found: list[Trace]) -> "Figure":
     """Three panels beside each other; the mean over clients, and the step of least entropy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     stacked = [
         np.stack([getattr(t, name) for t in found])
         for name in ("accuracy", "personalization", "entropy")
     ]
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    axes = figure.subplots(1, 3)
     least = int(stacked[2].mean(0)[1:].argmin()) + 1
     for axis, values, label in zip(axes, stacked, PANELS, strict=True):
-        axis.plot(values.mean(0))
+        axis.plot(values.mean(0), color="black")
         axis.axvline(least, linestyle=":", color="grey")
         axis.set(xlabel="adaptation step", ylabel=label)
     who = f"client {found[0].client}" if len(found) == 1 else f"mean of {len(found)} novel clients"
     figure.suptitle(f"{who}; dotted: least entropy")
-    figure.savefig(output)
-    plt.close(figure)
+    return figure
 
 
-def main(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    client: Annotated[int | None, typer.Option(help="A novel client; default: all.")] = None,
-    steps: Annotated[int, typer.Option(help="Adaptation steps.")] = 50,
-    output: Annotated[Path, typer.Option(help="Figure to write.")] = Path("traces.pdf"),
-) -> None:
-    """Draw the figure and print the means over clients at a few steps."""
-    found = traces(run, client, steps)
-    draw(found, output)
-    for step in sorted({0, 1, 2, 3, 5, 10, 20, steps} & set(range(steps + 1))):
-        means = [
-            float(np.mean([values[step] for values in column]))
-            for column in zip(
-                *((t.accuracy, t.personalization, t.entropy) for t in found), strict=True
-            )
-        ]
-        print(
-            f"step {step:3d}  "
-            + "  ".join(f"{n} {v:.4f}" for n, v in zip(PANELS, means, strict=True))
+def told(found: list[Trace]) -> Iterator[str]:
+    """The means over clients at a few steps."""
+    last = len(found[0].accuracy) - 1
+    for step in sorted({0, 1, 2, 3, 5, 10, 20, last} & set(range(last + 1))):
+        columns = zip(
+            *((t.accuracy[step], t.personalization[step], t.entropy[step]) for t in found),
+            strict=True,
         )
-    print(f"figure: {output}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        means = [f"{name} {np.mean(c):.4f}" for name, c in zip(PANELS, columns, strict=True)]
+        yield f"step {step:3d}  {'  '.join(means)}"
