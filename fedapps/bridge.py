@@ -37,6 +37,8 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     elif action == "evaluate":
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
         reply["metrics"] = MetricRecord({"num-examples": num_examples, "loss": loss, **metrics})
+    elif action not in client.exchanges:
+        raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
         named, metrics = getattr(client, action.partition(".")[2])(arrays, config)
         reply["arrays"] = to_record(named)

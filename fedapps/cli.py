@@ -35,6 +35,7 @@ from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import Display, results_table
 from fedapps.service import commands as service
+from partitions.references import find_here
 
 MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
 MAIN_JOB: Config = {  # what `fedapps run` changes where no method and no experiment is named
@@ -185,6 +186,7 @@ def list_(
 
 def main() -> None:
     """Entry point."""
+    find_here()
     cli()
 
 

@@ -14,11 +14,12 @@ from clients.base import Client
 from clients.models import build_model, sized
 from clients.privacy import private
 from fedapps.bridge import answer, identity
-from fedapps.config import Config, check_method, construct, keywords, settings
+from fedapps.config import Config, check_method, completed, construct, keywords, settings
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
 from partitions.datasets import Info
 from partitions.federation import DEFAULT_PUBLIC
+from partitions.references import options
 from partitions.shares import Share
 
 torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
@@ -29,7 +30,7 @@ def make_client(context: Context, method: str) -> Client:
 
     Its data: the node's own ``data-path`` if it has one, else its partition of the dataset.
     Raises ValueError if the federation's size is not num-clients."""
-    config: Config = dict(context.run_config)
+    config = completed(context.run_config)
     check_method(method)
     node = context.node_config
     client_id = identity(context)
@@ -116,16 +117,21 @@ def method_model(method: str, config: Config, info: Info) -> tuple[nn.Module, Ar
     """The method's whole network and its initial arrays, which the seed alone decides.
 
     A process keeps one network per configuration: every call of a client sets all its arrays."""
-    return _method_model(method, tuple(sorted(settings(config, method).items())), info)
+    known = settings(config, method)
+    own = options(config, str(known["model"]))
+    return _method_model(method, tuple(sorted(known.items())), tuple(sorted(own.items())), info)
 
 
 @lru_cache(maxsize=8)
 def _method_model(
-    method: str, options: tuple[tuple[str, object], ...], info: Info
+    method: str,
+    settings: tuple[tuple[str, object], ...],
+    own: tuple[tuple[str, object], ...],
+    info: Info,
 ) -> tuple[nn.Module, Arrays]:
-    known = dict(options)
+    known = dict(settings)
     seed = int(str(known["seed"]))
-    base = build_model(str(known["model"]), info.shape, info.num_classes, seed)
+    base = build_model(str(known["model"]), info.shape, info.num_classes, seed, **dict(own))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         build = METHODS[method].client.build
@@ -143,18 +149,25 @@ def _device(name: str) -> str:
     return name
 
 
-app = ClientApp()
+class App(ClientApp):
+    """Answers its methods' exchanges, also those of a method from outside the package, which
+    are not known before a message comes."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """The reply; the bridge refuses what is no exchange of the method at hand."""
+        category, _, action = message.metadata.message_type.partition(".")
+        if action and message.metadata.message_type not in self._registered_funcs:
+            getattr(self, category)(action)(_answer)
+        return super().__call__(message, context)
 
 
 def _answer(message: Message, context: Context) -> Message:
     return answer(message, context, make_client)
 
 
+app = App()
 app.query()(_answer)
 app.train(mods=[private])(_answer)
 app.evaluate()(_answer)
 app.query("wants")(service.wants)
 app.query("serve")(lambda message, context: service.serve(message, context, make_client))
-for _exchange in sorted({e for m in METHODS.values() for e in m.client.exchanges}):
-    _category, _, _action = _exchange.partition(".")
-    getattr(app, _category)(_action)(_answer)

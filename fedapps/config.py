@@ -1,20 +1,23 @@
 """Configuration: the defaults of pyproject, overrides, and their way to constructors."""
 
-import inspect
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from flwr.common.config import flatten_dict
 
-from fedapps.methods import METHODS
+from clients.base import Client
+from fedapps.methods import METHODS, Method
+from partitions import references
+from partitions.references import Value, is_reference, keywords
+from strategies.base import PersonalizedStrategy
 
-Value = str | int | float | bool
 Config = dict[str, Value]
+NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dataset")
 
 
 def project_dir() -> Path:
@@ -38,7 +41,7 @@ def defaults() -> Config:
 
 def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
     """`config` with `changes`, checked: unknown keys and wrong types raise ValueError."""
-    result = dict(config)
+    result = _with_own(config, changes)
     for key, value in changes.items():
         if key not in result:
             section = key.rpartition(".")[0]
@@ -50,6 +53,57 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
             raise ValueError(f"{key} is {value!r}; it must be {_NAMES[expected]}")
         result[key] = typed
     return result
+
+
+def completed(run_config: Mapping[str, Value]) -> Config:
+    """A run's configuration with the defaults of what its app does not declare; errors as
+    `override`. Asked for every message, so the last ones are kept."""
+    return dict(_completed(frozenset(run_config.items())))
+
+
+@lru_cache(maxsize=8)
+def _completed(items: frozenset[tuple[str, Value]]) -> Config:
+    return override(defaults(), dict(items))
+
+
+def _with_own(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
+    """`config` with the settings of whatever it or `changes` refer to outside the package."""
+    result = dict(config)
+    for one in (config, changes):
+        named = [
+            word.strip()
+            for key, value in one.items()
+            if isinstance(value, str) and ":" in value and key.rpartition(".")[2] in NAMING
+            for word in value.split(",")
+        ]
+        named += [key.rpartition(".")[0] for key in one if ":" in key]
+        for reference in dict.fromkeys(filter(is_reference, named)):
+            for key, default in own_settings(reference).items():
+                result.setdefault(f"{reference}.{key}", default)
+    return result
+
+
+def own_settings(reference: str) -> Config:
+    """The settings that ``module:NAME`` declares, with their defaults.
+
+    Of a method: what its classes take by keyword beyond the common keys, and its `settings`; of
+    anything else: what the function takes. Raises ValueError for one that nobody reads."""
+    found = references.load(reference)
+    if not isinstance(found, Method):
+        function = getattr(found, "build", found)
+        return references.declared(function) if callable(function) else {}
+    taken = accepted(found.strategy) | accepted(found.client) | keywords(found.client.build)
+    read = {key.replace("_", "-"): value for key, value in taken.items()}
+    bases = accepted(PersonalizedStrategy).keys() | accepted(Client).keys()
+    common = {key for key in _declared() if "." not in key}
+    for key in found.settings.keys() - read.keys() - common:
+        raise ValueError(f"{reference} declares {key!r}, which its classes do not take: {[*read]}")
+    own = {
+        key: value
+        for key, value in read.items()
+        if isinstance(value, Value) and key not in common and key.replace("-", "_") not in bases
+    }
+    return own | dict(found.settings)
 
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -64,6 +118,7 @@ def variant(config: Mapping[str, Value], label: str) -> Config:
         raise ValueError(f"{label!r} cannot name a folder; set what has a / for all methods")
     method, *words = label.split()
     changes: dict[str, Any] = {"method": check_method(method)}
+    config = override(config, changes)
     for key, value in map(parse_override, words):
         own = f"{method}.{key}"
         changes[key if key in config and own not in config else own] = value
@@ -185,7 +240,12 @@ def combinations(methods: Sequence[str], grid: Mapping[str, Sequence[Value]]) ->
     labels, spanning = [], set()
     for label in methods:
         method, *own = label.split()
-        spanned = [k for k in grid if k.rpartition(".")[0] in ("partition", "", method)]
+        spanned = [
+            key
+            for key in grid
+            if (section := key.rpartition(".")[0]) in ("partition", "", method)
+            or (is_reference(section) and not isinstance(references.load(section), Method))
+        ]
         spanning |= set(spanned)
         words = [key.removeprefix(f"{method}.") for key in spanned]
         if twice := {word.partition("=")[0] for word in own} & set(words):
@@ -244,24 +304,13 @@ def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
     """Keyword arguments for a method's strategy and client: its own section over the common
     keys, with underscores for hyphens."""
     common = {key: value for key, value in config.items() if "." not in key}
-    section = {
-        key.partition(".")[2]: value
-        for key, value in config.items()
-        if key.partition(".")[0] == method
-    }
-    return {key.replace("-", "_"): value for key, value in (common | section).items()}
+    shared = {key.replace("-", "_"): value for key, value in common.items()}
+    return shared | references.options(config, method)
 
 
 def effective(config: Mapping[str, Value], key: str) -> Value | None:
     """What holds for the configured method: its own section's value, else the common one."""
     return config.get(f"{config['method']}.{key}", config.get(key))
-
-
-@cache
-def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """The keyword arguments of a function with their defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 @cache
@@ -282,6 +331,4 @@ def construct(cls: type, *args: Any, config: Mapping[str, Value], method: str, *
 
 def check_method(name: Any) -> str:
     """`name` if it is a method; ValueError with the choices otherwise."""
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
-    return str(name)
+    return METHODS.check(str(name))

@@ -1,6 +1,8 @@
 """THE table: name → (strategy, client)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from clients.afl import AFLClient
 from clients.base import Client
@@ -24,6 +26,7 @@ from clients.pfl import PFLClient, PFLSampledClient
 from clients.preference import GlobalClient, GlobalPlusClient
 from clients.scaffold import ScaffoldClient
 from clients.tent import TENTClient
+from partitions.references import Table, Value
 from strategies.afl import AFL
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg
@@ -50,7 +53,8 @@ class Method:
     model of its own) or "" (nothing: the method cannot serve it). `dp` names
     the kinds of differential privacy that it can keep: "local" where a train reply is the trained
     model under the names that were sent, "central" where the server takes the users' plain mean
-    too."""
+    too. `settings` are the defaults of its configuration section beyond those of its own
+    constructors; of the package's methods they stand in pyproject."""
 
     strategy: type[PersonalizedStrategy]
     client: type[Client]
@@ -58,10 +62,11 @@ class Method:
     line: str
     novel: str = ""
     dp: tuple[str, ...] = ()
+    settings: Mapping[str, Value] = field(default_factory=dict, compare=False)
 
 
 BOTH = ("local", "central")
-METHODS = {
+NAMED = {
     "local": Method(FedAvg, LocalClient, "–", "every client alone"),
     "fedavg": Method(
         FedAvg,
@@ -272,3 +277,12 @@ METHODS = {
         dp=("local",),
     ),
 }
+
+
+def _adopted(name: str, method: Any) -> Method:
+    if not isinstance(method, Method):
+        raise ValueError(f"{name!r} is {method!r}; it must be a fedapps.methods.Method")
+    return method
+
+
+METHODS = Table("method", NAMED, _adopted)

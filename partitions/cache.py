@@ -28,8 +28,8 @@ def cache_dir() -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """Changes when a file of the folder does: its path, size or time."""
-    files = sorted(f for f in folder.rglob("*") if f.is_file())
+    """Changes when a file of the folder does, or the file itself: its path, size or time."""
+    files = sorted(f for f in (folder, *folder.rglob("*")) if f.is_file())
     stats = [(str(f.resolve()), (s := f.stat()).st_size, s.st_mtime_ns) for f in files]
     return hashlib.blake2b(json.dumps([VERSION, stats]).encode(), digest_size=8).hexdigest()
 

@@ -3,25 +3,28 @@
 from functools import cache
 
 from partitions.cross import CrossFederation
-from partitions.datasets import Info, info
+from partitions.datasets import Info, described
 from partitions.federation import Federation
 from partitions.registry import Config
 from partitions.users import PreferenceFederation, preference_info
 
-KEYS = ("dataset", "data-dir", "partition", "num-clients", "train-fraction", "standardize", "seed")
+KEYS = ("dataset", "data-dir", "image-size", "partition", "num-clients", "train-fraction",
+        "standardize", "seed")  # fmt: skip
 # rules whose federation is of its own kind
 OWN = {"preference": PreferenceFederation, "cross-dataset": CrossFederation}
 
 
 def federation(config: Config) -> Federation:
     """The federation that `config` describes, one object per process for equal settings."""
-    relevant = {k: v for k, v in config.items() if k in KEYS or k.startswith("partition.")}
+    relevant = {
+        k: v for k, v in config.items() if k in KEYS or k.startswith("partition.") or ":" in k
+    }
     return _federation(tuple(sorted(relevant.items())))
 
 
 def task(config: Config) -> Info:
     """What the network is to do: the dataset's task, or the one that the partition makes of it."""
-    known = info(str(config["dataset"]))
+    known = described(config)
     return preference_info(known) if config["partition"] == "preference" else known
 
 

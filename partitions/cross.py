@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partitions.datasets import Dataset, Info, info, load
+from partitions.datasets import Dataset, Info, configured, described
 from partitions.federation import Federation
 from partitions.registry import BASES, Config
 from partitions.shares import Share
@@ -28,16 +28,15 @@ class CrossFederation(Federation):
             raise ValueError(f"partition.base is {base!r}; known: {', '.join(BASES)}")
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
-        data_dir = str(config["data-dir"])
-        known = info(str(config["dataset"])), info(str(config["partition.novel-dataset"]))
+        known = described(config), described(config, "partition.novel-dataset")
         if known[0].shape[:-2] != known[1].shape[:-2] or len(known[0].shape) != 3:
             raise ValueError(
                 f"partition.novel-dataset is {known[1].name!r} with inputs {known[1].shape}; "
                 f"{known[0].name} has {known[0].shape}"
             )
-        self.dataset = load(known[0].name, data_dir)
+        self.dataset = configured(config)
         self.info: Info = self.dataset.info
-        other = translated(load(known[1].name, data_dir), self.dataset)
+        other = translated(configured(config, "partition.novel-dataset"), self.dataset)
         self._of: list[Federation | None] = []
         for dataset, role in ((self.dataset, ~self.novel), (other, self.novel)):
             own: Config = {"partition": base, "num-clients": int(role.sum()), "train-fraction": 1.0}

@@ -1,26 +1,33 @@
 """name → dataset as tensors, loaded once per process.
 
+A name may also be the path of own data (`partitions.readers.local`), itself or in ``data-dir``,
+or ``module:NAME``: an `Info`, or a function that returns inputs and labels. Of own data the shape
+and the classes are those that were found.
+
 Datasets come from ``data-dir`` (or $FEDAPPS_DATA_DIR) in their official files or in the
 `datasets` library's form, else from the Hugging Face hub. They are converted once and
 memory-mapped from a cache folder, so that all processes of a machine share one copy."""
 
 import os
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from partitions import references
 from partitions.cache import cached, fingerprint
 from partitions.readers import hub, idx
 from partitions.readers.cifar import cifar
 from partitions.readers.federated_vision import federated_vision
 from partitions.readers.femnist import CLASSES as CHARACTERS
 from partitions.readers.femnist import read_femnist
+from partitions.readers.local import inputs_of, joined, read_local
 from partitions.readers.omniglot import read_omniglot
 from partitions.readers.raw import Raw
 from partitions.readers.stl10 import read_stl10
@@ -119,19 +126,45 @@ DATASETS = {
 }  # fmt: skip
 
 
-def info(name: str) -> Info:
+def described(config: Mapping[str, Any], key: str = "dataset") -> Info:
+    """The entry of the dataset that `config` names under `key`; errors as `info`."""
+    name, data_dir, options = _named(config, key)
+    return info(name, data_dir, **options)
+
+
+def configured(config: Mapping[str, Any], key: str = "dataset") -> Dataset:
+    """The dataset that `config` names under `key`; errors as `load`."""
+    name, data_dir, options = _named(config, key)
+    return load(name, data_dir, **options)
+
+
+def _named(config: Mapping[str, Any], key: str) -> tuple[str, str, dict[str, Any]]:
+    name = str(config[key])
+    options = references.options(config, name) | {"image_size": int(config.get("image-size", 0))}
+    return name, str(config["data-dir"]), options
+
+
+def info(name: str, data_dir: str = "", **options: Any) -> Info:
     """The entry of `name`; ValueError with the choices if there is none."""
-    if name not in DATASETS:
-        raise ValueError(f"unknown dataset {name!r}; known: {', '.join(DATASETS)}")
-    return DATASETS[name]
+    entry = _entry(name)
+    return load(name, data_dir, **options).info if entry is None else entry
 
 
-def load(name: str, data_dir: str = "") -> Dataset:
+def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset `name`, the same object for every caller in a process.
 
-    Raises ValueError for an unknown name, for damaged files, and where there is no source."""
+    Of own data `options` are the settings of the function, and `image_size`. Raises ValueError for
+    an unknown name, for damaged files, and where there is no source."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    if _entry(name) is None:
+        return _own(name, root, tuple(sorted(options.items())))
     return _load(name, root)
+
+
+def own_path(name: str, data_dir: str = "") -> Path | None:
+    """Where own data of that name lies; None for the package's names, and where nothing is."""
+    path = Path(data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")) / name
+    return path if name and name not in DATASETS and path.exists() else None
 
 
 def source(name: str, data_dir: str = "") -> str:
@@ -139,30 +172,88 @@ def source(name: str, data_dir: str = "") -> str:
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     if name == "digits":
         return "embedded"
-    if info(name).make is not None:
+    entry = _entry(name)
+    if entry is None:
+        return str(own_path(name, data_dir) or name)
+    if entry.make is not None:
         return "synthesised"
-    folder = Path(root) / info(name).name
-    return str(folder) if root and folder.is_dir() else f"hub {info(name).hub or '(no copy)'}"
+    folder = Path(root) / entry.name
+    return str(folder) if root and folder.is_dir() else f"hub {entry.hub or '(no copy)'}"
 
 
 def reread(name: str, data_dir: str = "") -> Dataset:
     """The dataset from its files, past the cache. Errors as `load`."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
-    entry, folder = info(name), Path(root) / name
-    if name != "digits" and root and folder.is_dir():
+    entry, folder = _entry(name), Path(root) / name
+    if entry is not None and name != "digits" and root and folder.is_dir():
         return _checked(entry, _from_folder(entry, folder), str(folder))
-    return _load(name, root)
+    return load(name, data_dir)
+
+
+def _entry(name: str) -> Info | None:
+    """What is known of the dataset unread; None for own data."""
+    if name not in DATASETS and references.is_reference(name):
+        found = references.load(name)
+        return found if isinstance(found, Info) else None
+    return DATASETS.get(name)
+
+
+@cache
+def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
+    """Own data, at a path or made by a function, its `Info` as found."""
+    given = dict(options)
+    size = given.pop("image_size", 0)
+    path = own_path(name, root)
+    if path is not None:
+        key = f"own-{fingerprint(path)}-{size}"
+        raw = cached(key, lambda: read_local(path, size))
+    elif references.is_reference(name):
+        key = f"{name}-{references.source_code(name)}-" + ",".join(f"{k}={v}" for k, v in options)
+        raw = cached(key, lambda: _made(name, given))
+    else:
+        raise ValueError(
+            f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
+            "path, itself or in data-dir, of a folder of class folders, a .npz, or a folder or "
+            "parquet file of the datasets library"
+        )
+    count = len(raw.classes) or int(raw.y.max()) + 1
+    scale = 255.0 if raw.x.dtype == np.uint8 else 1.0
+    entry = Info(
+        name,
+        raw.x.shape[1:],
+        count,
+        "own data",
+        scale=scale,
+        classes=raw.classes,
+        columns=tuple(raw.columns),
+    )
+    return _checked(entry, raw, name, key)
+
+
+def _made(name: str, options: dict[str, Any]) -> Raw:
+    """What the function ``module:NAME`` returns: a `Raw`, or inputs and labels."""
+    made = references.called(name, references.load(name), {}, options)
+    if not isinstance(made, Raw):
+        try:
+            x, y = map(np.asarray, made)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
+        made = Raw(x, y, len(x))
+    x = inputs_of(made.x, name)
+    return joined([Raw(x, made.y, made.num_train, made.columns, made.classes)], name)
 
 
 @cache
 def _load(name: str, root: str) -> Dataset:
-    entry = info(name)
+    entry = _entry(name)
+    assert entry is not None
     if name == "digits":
         return _checked(entry, _digits(Path()), "scikit-learn", "digits")
     if entry.make is not None:
-        key = f"{name}-made-{MADE}"
+        made = references.source_code(name) if references.is_reference(name) else MADE
+        key = f"{name}-made-{made}"
         return _checked(entry, cached(key, entry.make), "synthesis", key)
-    folder = Path(root) / name
+    folder = Path(root) / entry.name
     if root and folder.is_dir():
         key = f"{name}-{fingerprint(folder)}"
         raw = cached(key, lambda: _from_folder(entry, folder))

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from partitions.datasets import Dataset, Info, load
+from partitions import references
+from partitions.datasets import Dataset, Info, configured
 from partitions.deals import TEST, TRAIN, VALIDATION, Deal, remembered
 from partitions.registry import Config, Partition, partition
 from partitions.seeds import seed_of
@@ -33,7 +34,7 @@ class Federation:
         hidden = int(config["partition.public-samples"])
         if hidden < DEFAULT_PUBLIC:
             raise ValueError(f"partition.public-samples is {hidden}; it must be at least 0")
-        self.dataset = dataset or load(str(config["dataset"]), str(config["data-dir"]))
+        self.dataset = dataset or configured(config)
         if hidden == DEFAULT_PUBLIC:
             hidden = min(5000, len(self.dataset.y) // 6)
         self.info: Info = self.dataset.info
@@ -43,7 +44,9 @@ class Federation:
                 f"samples of {self.info.name}"
             )
         self._parts = self._pools()
-        own = {key: config[key] for key in config if key in DEALT or key.startswith("partition.")}
+        own = {k: v for k, v in config.items() if k in DEALT or k.startswith("partition.")}
+        if references.is_reference(rule := str(config["partition"])):
+            own |= {"code": references.source_code(rule), **references.options(config, rule)}
         own["partition.public-samples"] = hidden
         deal = remembered(self.dataset.key, own, lambda: self._deal(entry, config, hidden))
         self._pooled, self._rows, self._attributes = deal.pooled, deal.rows, deal.attributes

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from partitions import references
 from partitions.changes import Change, Corruption, Rotation, Subsampling
-from partitions.datasets import info
+from partitions.datasets import described
 from partitions.seeds import seed_of
 
 Config = Mapping[str, str | int | float | bool]
@@ -55,7 +56,7 @@ def _class_fraction(config: Config, novel: np.ndarray) -> Any:
 
 
 def _classes_per_client(config: Config) -> int:
-    known, count = info(str(config["dataset"])), int(config["partition.classes-per-client"])
+    known, count = described(config), int(config["partition.classes-per-client"])
     if count > known.num_classes:
         raise ValueError(
             f"partition.classes-per-client is {count}, but {known.name} has only "
@@ -91,7 +92,7 @@ def _coarse(config: Config, novel: np.ndarray) -> Any:
 def _natural(config: Config, novel: np.ndarray) -> Any:
     from partitions.natural import NaturalPartitioner
 
-    known = info(str(config["dataset"]))
+    known = described(config)
     column = str(config["partition.column"]) or next(iter(known.columns), "")
     if not column:
         raise ValueError(f"{known.name} has no natural column to divide it by")
@@ -110,7 +111,7 @@ def _base(config: Config, novel: np.ndarray) -> Any:
     name = str(config["partition.base"])
     if name not in BASES:
         raise ValueError(f"partition.base is {name!r}; known: {', '.join(BASES)}")
-    return PARTITIONS[name].make(config, novel)
+    return RULES[name].make(config, novel)
 
 
 def _rotation(config: Config, novel: np.ndarray) -> Change:
@@ -140,9 +141,7 @@ def _subsampling(config: Config, novel: np.ndarray) -> Change:
 def _preference(config: Config, novel: np.ndarray) -> Any:
     from partitions.preference import PreferencePartitioner, apportion
 
-    counts = apportion(
-        str(config["partition.shares"]), len(novel), info(str(config["dataset"])).num_classes
-    )
+    counts = apportion(str(config["partition.shares"]), len(novel), described(config).num_classes)
     seed = seed_of(int(config["seed"]), "sub-populations")
     preferred = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     return PreferencePartitioner(
@@ -158,7 +157,7 @@ def _seed(config: Config) -> int:
     return seed_of(int(config["seed"]), "partition") % 2**32  # flwr-datasets wants 32 bits
 
 
-PARTITIONS = {
+RULES = {
     "iid": Partition(_iid, "every client a random sample of equal size"),
     "shards": Partition(
         _shards, "label-sorted shards, some per client (McMahan et al.)", ("shards-per-client",)
@@ -213,11 +212,26 @@ PARTITIONS = {
     ),
 }
 COMPOSED = ("cross-dataset", "preference")  # rules whose federation is of its own kind
-BASES = [n for n, rule in PARTITIONS.items() if rule.change is None and n not in COMPOSED]
+BASES = [n for n, rule in RULES.items() if rule.change is None and n not in COMPOSED]
 
 
 def partition(name: str) -> Partition:
     """The entry of `name`; ValueError with the choices if there is none."""
-    if name not in PARTITIONS:
-        raise ValueError(f"unknown partition {name!r}; known: {', '.join(PARTITIONS)}")
     return PARTITIONS[name]
+
+
+def _adopted(name: str, rule: Any) -> Partition:
+    """``module:NAME``: a `Partition`, or what makes a Partitioner, such as flwr-datasets' own."""
+    if isinstance(rule, Partition):
+        return rule
+
+    def make(config: Config, novel: np.ndarray) -> Any:
+        count = len(novel)
+        given = {"num_clients": count, "num_partitions": count, "partition_by": "label"}
+        given |= {"novel": novel, "seed": _seed(config)}
+        return references.called(name, rule, given, references.options(config, name))
+
+    return Partition(make, f"{rule.__doc__ or name}".partition("\n")[0])
+
+
+PARTITIONS = references.Table("partition", RULES, _adopted)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partitions.datasets import Dataset, Info, load
+from partitions.datasets import Dataset, Info, configured
 from partitions.federation import Federation
 from partitions.registry import Config, partition
 from partitions.shares import SUB_POPULATION, PreferredSamples, Share
@@ -26,7 +26,7 @@ class PreferenceFederation(Federation):
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
         self.rule = partition("preference").make(config, self.novel)
-        self.dataset: Dataset = load(str(config["dataset"]), str(config["data-dir"]))
+        self.dataset: Dataset = configured(config)
         self.info: Info = preference_info(self.dataset.info)
         types = self.dataset.y[: self.dataset.num_train].numpy()
         self.rule.dataset = datasets.Dataset.from_dict({"label": types})

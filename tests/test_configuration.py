@@ -6,9 +6,9 @@ from fedapps.config import accepted, defaults, keywords, override, parse_overrid
 from fedapps.methods import METHODS
 from strategies.privacy import Privacy
 
-READ_BY_APPS = {"method", "dataset", "data_dir", "partition", "num_clients", "train_fraction",
-                "rounds", "model", "client_models", "from_dir", "standardize", "output_dir",
-                "device", "callbacks", "early_stopping", "serving"}  # fmt: skip
+READ_BY_APPS = {"method", "dataset", "data_dir", "image_size", "partition", "num_clients",
+                "train_fraction", "rounds", "model", "client_models", "from_dir", "standardize",
+                "output_dir", "device", "callbacks", "early_stopping", "serving"}  # fmt: skip
 READ_BY_APPS |= keywords(Privacy.__init__).keys()
 COMMON = {key.replace("-", "_") for key in defaults() if "." not in key}
 

@@ -1,14 +1,18 @@
 """name → target network, fitted to the shape of the dataset's inputs."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from clients.models.head import headed
 from clients.models.networks import MLP, ConvNet, FeatureMLP, LeNet, OmniglotLeNet
 from clients.models.preference import PreferenceNet
+from partitions.references import VARIADIC, Table, called
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Model:
     line: str
 
 
-MODELS = {
+NETWORKS = {
     "mlp": Model(MLP, "784-200-200-C, ReLU; any input (FedTTA)"),
     "mlp-small": Model(partial(MLP, hidden=(100,)), "one hidden layer of 100 (pFedHN, MNIST)"),
     "mlp-big": Model(partial(MLP, hidden=(400, 400)), "two hidden layers of 400"),
@@ -40,12 +44,30 @@ def sized(model: str, size: str) -> str:
     return {"small": f"{model}-small", "medium": model, "big": f"{model}-big"}.get(size, size)
 
 
-def build_model(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
-    """The network `name` for inputs of `shape`, initialised by `seed` alone.
+def build_model(
+    name: str, shape: tuple[int, ...], num_classes: int, seed: int, **options: Any
+) -> nn.Module:
+    """The network `name` for inputs of `shape`, initialised by `seed` alone; `options` are the
+    settings of a referenced one.
 
     Raises ValueError for an unknown name or a shape that the network cannot take."""
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name].build(tuple(shape), num_classes)
+        return MODELS[name].build(tuple(shape), num_classes, **options)
+
+
+def _adopted(name: str, build: Any) -> Model:
+    """What ``module:NAME`` builds, given `num_classes` and, if it takes it, `shape`."""
+    if isinstance(build, Model):
+        return build
+
+    def made(shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
+        kinds = [p.kind for p in inspect.signature(build).parameters.values()]
+        passed = {"num_classes": num_classes} if VARIADIC[1] in kinds else {}
+        given = {"shape": shape, "num_classes": num_classes}
+        return headed(called(name, build, given, passed | options), name, shape, num_classes)
+
+    return Model(made, f"{build.__doc__ or name}".partition("\n")[0])
+
+
+MODELS = Table("model", NETWORKS, _adopted)

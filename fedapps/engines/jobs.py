@@ -13,6 +13,7 @@ from typing import Any
 
 from fedapps.config import Config, Value, folder_name, variant
 from fedapps.engines.superlink import SuperLink
+from partitions.datasets import own_path
 
 ENGINES = ("ray", "in-process")
 POLL_SECONDS = 0.25
@@ -65,9 +66,16 @@ def make_jobs(
     for method in methods:
         for seed in seeds:
             folder = output.resolve() / folder_name(method, seed)
-            own: dict[str, Value] = {"seed": seed, "output-dir": str(folder)}
+            own: dict[str, Value] = {"seed": seed, "output-dir": str(folder), **_located(config)}
             jobs.append(Job(method, seed, variant(config, method) | own, folder))
     return jobs
+
+
+def _located(config: Mapping[str, Value]) -> Config:
+    """Folders of data as absolute paths: engines run elsewhere."""
+    found = {"data-dir": str(Path(str(config["data-dir"])).resolve())} if config["data-dir"] else {}
+    path = own_path(str(config["dataset"]), str(config["data-dir"]))
+    return {**found, **({"dataset": str(path.resolve())} if path else {})}
 
 
 def run_jobs(

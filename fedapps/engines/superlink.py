@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +23,10 @@ import psutil
 import tomli_w
 
 from fedapps.config import Value, project_dir
+from partitions.references import OURS
 
 NAME = "fedapps"
-PACKAGES = ("fedapps", "strategies", "clients", "partitions", "experiments")
+PACKAGES = OURS
 START_SECONDS = 60.0
 COMMANDS = Path(sys.executable).parent  # of the running environment, activated or not
 
@@ -113,9 +115,8 @@ class SuperLink:
 
     def submit(self, config: Mapping[str, Value], federation: str = "") -> int:
         """Hand a run of this package to the SuperLink by ``flwr run``; returns the run's id."""
-        file = self.home / "run.toml"
-        file.write_text(tomli_w.dumps(dict(config)), "utf-8")
-        arguments = ["run", str(self.home / "app"), NAME, "--run-config", str(file)]
+        _declare(self.home / "app", config)
+        arguments = ["run", str(self.home / "app"), NAME]
         if federation:
             arguments += ["--federation-config", federation]
         return int(self._flwr(*arguments)["run-id"])
@@ -192,3 +193,12 @@ def _stage(folder: Path) -> None:
     for name in PACKAGES:
         ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.json", "*.jsonl")
         shutil.copytree(packages / name, folder / name, ignore=ignore)
+
+
+def _declare(app: Path, config: Mapping[str, Value]) -> None:
+    """Let the app declare the run's whole configuration: Flower lets a run set no other keys, and
+    what comes from outside the package has settings of its own."""
+    file = app / "pyproject.toml"
+    project = tomllib.loads(file.read_text("utf-8"))
+    project["tool"]["flwr"]["app"]["config"] = dict(config)
+    file.write_text(tomli_w.dumps(project), "utf-8")

@@ -44,7 +44,7 @@ def _folder(folder: Path, size: int) -> Raw:
     parts += [_class_folders(one, size, False) for one in test[:1]]
     if len({part.classes for part in parts}) > 1:
         raise ValueError(f"{train[0]} and {test[0]} hold different class folders")
-    return _joined(parts, folder)
+    return joined(parts, folder)
 
 
 def _class_folders(folder: Path, size: int, train: bool) -> Raw:
@@ -118,10 +118,10 @@ def _arrays(path: Path) -> Raw:
                 name: a for name, a in arrays.items()
                 if name not in ("x", "y") and a.shape == (len(x),)
             }  # fmt: skip
-            parts.append(Raw(_inputs(x, path), y, len(x) * (ending != "_test"), columns))
+            parts.append(Raw(inputs_of(x, path), y, len(x) * (ending != "_test"), columns))
     if not parts:
         raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and y")
-    return _joined(parts, path)
+    return joined(parts, path)
 
 
 def _table(loaded: Any, source: Path, size: int) -> Raw:
@@ -142,7 +142,7 @@ def _table(loaded: Any, source: Path, size: int) -> Raw:
         if isinstance(first, Image.Image):
             x = _images(((f"{source}, row {i}", r[inputs]) for i, r in enumerate(rows)), size)
         else:
-            x = _inputs(np.asarray(rows.with_format("numpy")[inputs][:]), source)
+            x = inputs_of(np.asarray(rows.with_format("numpy")[inputs][:]), source)
         samples = tuple(map(str, range(len(x)))) if isinstance(first, Image.Image) else ()
         columns = {
             key: np.asarray(split[key][:])
@@ -152,10 +152,10 @@ def _table(loaded: Any, source: Path, size: int) -> Raw:
         y = np.asarray(split[label][:]) if label else np.full(len(x), UNLABELED)
         names = tuple(getattr(split.features.get(label), "names", None) or ())
         parts.append(Raw(x, y, len(x) * (name in train), columns, names, samples))
-    return _joined(parts, source)
+    return joined(parts, source)
 
 
-def _inputs(x: np.ndarray, source: Path) -> np.ndarray:
+def inputs_of(x: np.ndarray, source: Path | str) -> np.ndarray:
     """Inputs as uint8 (0 … 255) or float32; images (n, H, W) and (n, H, W, C) with the channels
     first."""
     if x.dtype.kind not in "uif" or x.ndim < 2:
@@ -170,7 +170,7 @@ def _inputs(x: np.ndarray, source: Path) -> np.ndarray:
     return x
 
 
-def _joined(parts: list[Raw], source: Path) -> Raw:
+def joined(parts: list[Raw], source: Path | str) -> Raw:
     """Parts of one dataset; labels that are texts become numbers, in alphabetical order."""
     for part in parts:
         if len(part.x) != len(part.y):

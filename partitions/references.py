@@ -1,0 +1,142 @@
+"""``module:NAME``: methods, models, datasets and partitions from outside the package.
+
+Named as Flower names its own components, and looked for where Python looks: on PYTHONPATH, in the
+environment, in the folder of the Flower app, in the folder where the command runs. What such a
+function takes by keyword, with a default, is a setting ``module:NAME.key`` of the configuration:
+declared by the signature, checked by the default's type."""
+
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+Value = str | int | float | bool
+Entry = TypeVar("Entry")
+# Arguments that the package fills: no settings, whatever their defaults.
+FILLED = {"shape", "num_classes", "num_clients", "num_partitions", "partition_by", "novel", "seed"}
+OURS = ("partitions", "clients", "strategies", "fedapps", "experiments")
+
+
+def is_reference(name: str) -> bool:
+    """Whether the name is one of something outside the package."""
+    module, _, attribute = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
+@cache
+def load(reference: str) -> Any:
+    """What ``module:NAME`` names. Raises ValueError if there is no such module or name."""
+    module, _, name = reference.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{reference!r}: {error}; modules are looked for on PYTHONPATH ({sys.path[0] or '.'}, "
+            f"…) and in the environment"
+        ) from error
+    if not hasattr(found, name):
+        own = [n for n, v in vars(found).items() if getattr(v, "__module__", "") == module]
+        raise ValueError(f"{reference!r}: {module} has no {name}; it has {', '.join(own) or '–'}")
+    return getattr(found, name)
+
+
+@cache
+def keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword arguments of a function with their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def declared(function: Callable[..., Any]) -> dict[str, Value]:
+    """The settings of a function: its keyword arguments whose defaults a configuration can hold,
+    with hyphens for underscores."""
+    return {
+        name.replace("_", "-"): default
+        for name, default in keywords(function).items()
+        if isinstance(default, Value) and name not in FILLED
+    }
+
+
+def options(config: Mapping[str, Value], name: str) -> dict[str, Value]:
+    """The settings ``name.key`` of a configuration as keyword arguments."""
+    start = f"{name}."
+    return {
+        key.removeprefix(start).replace("-", "_"): value
+        for key, value in config.items()
+        if key.startswith(start)
+    }
+
+
+def source_code(reference: str) -> str:
+    """A digest of the source of the module that `reference` names, "" if it has none: what was
+    computed by it and kept is stale when it changes."""
+    file = getattr(importlib.import_module(reference.partition(":")[0]), "__file__", None)
+    data = Path(file).read_bytes() if file else b""
+    return hashlib.blake2b(data, digest_size=8).hexdigest() if data else ""
+
+
+def find_here() -> None:
+    """Let this process and those that it starts find modules in the current folder.
+
+    Not where it has folders of the names of this package's: they would hide them."""
+    here = Path.cwd()
+    if any((here / name).exists() for name in OURS):
+        return
+    known = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    paths = dict.fromkeys(str(Path(p).absolute()) for p in (*known, str(here)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # absolute: they run in other folders
+    if str(here) not in sys.path:
+        sys.path.append(str(here))
+
+
+def called(name: str, function: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """``function(…)`` with what it takes of `given`, and with `options`.
+
+    Raises ValueError for an argument that it needs and nobody gives."""
+    if not callable(function):
+        raise ValueError(f"{name!r} is {function!r}; it must be a function or a class")
+    parameters = inspect.signature(function).parameters
+    for parameter in parameters.values():
+        needed = parameter.default is parameter.empty and parameter.kind not in VARIADIC
+        if needed and parameter.name not in given:
+            raise ValueError(
+                f"{name!r} needs {parameter.name!r}; it is given {', '.join(given) or 'nothing'}, "
+                f"and what has a default of its own"
+            )
+    return function(**{k: v for k, v in given.items() if k in parameters} | dict(options))
+
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Table(dict[str, Entry], Generic[Entry]):
+    """name → entry of a kind; a reference is a name as well, made an entry by `adopt`.
+
+    Iteration yields the package's own names. ``table[name]`` raises ValueError with the choices
+    for a name that is neither."""
+
+    def __init__(
+        self, kind: str, entries: Mapping[str, Entry], adopt: Callable[[str, Any], Entry]
+    ) -> None:
+        super().__init__(entries)
+        self.kind, self._adopt = kind, adopt
+        self._adopted: dict[str, Entry] = {}
+
+    def check(self, name: str) -> str:
+        """The name, if it is one; ValueError with the choices otherwise."""
+        _ = self[name]
+        return name
+
+    def __missing__(self, name: str) -> Entry:
+        if name not in self._adopted:
+            if not is_reference(name):
+                raise ValueError(
+                    f"unknown {self.kind} {name!r}; known: {', '.join(self)}, and module:NAME"
+                )
+            self._adopted[name] = self._adopt(name, load(name))
+        return self._adopted[name]

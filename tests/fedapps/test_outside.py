@@ -1,0 +1,180 @@
+"""What comes from outside the package: the code of docs/extending.md, written to a folder."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import federate
+
+from clients.models import build_model
+from fedapps.config import defaults, override, own_settings, settings, variant
+from fedapps.engines.jobs import make_jobs
+from partitions import federation, references
+from partitions.datasets import configured, described
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
+DITTO = "my_lab.ditto:METHOD"
+FEDAPPS = str(Path(sys.executable).parent / "fedapps")
+
+
+def write_blocks(folder):
+    """The page's blocks that begin with a comment naming their file."""
+    for name, code in re.findall(r"```\w+\n# (\S+\.(?:py|toml))\n(.*?)```", PAGE, re.S):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(code, "utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def outside(tmp_path_factory):
+    """The page's files on sys.path; leaves no trace of them."""
+    folder = tmp_path_factory.mktemp("outside")
+    write_blocks(folder)
+    sys.path.append(str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+    references.load.cache_clear()
+
+
+def test_ditto_takes_at_most_two_files_and_sixty_lines(outside):
+    lines = (outside / "my_lab" / "ditto.py").read_text("utf-8").splitlines()
+    assert len(lines) <= 60
+
+
+def test_settings_are_declared_by_the_signature_and_checked():
+    assert own_settings(DITTO) == {"penalty": 0.1, "lr": 0.1}
+    assert own_settings("my_lab.data:rings") == {"samples": 600, "noise": 0.2}
+    assert own_settings("my_lab.rules:BySize") == {"power": 1.0}
+    assert own_settings("my_lab.nets:resnet10") == {"zero-init-residual": False}
+    config = override(defaults(), {f"{DITTO}.penalty": 2, "method": DITTO})
+    assert config[f"{DITTO}.penalty"] == 2.0
+    known = settings(config, DITTO)
+    assert (known["penalty"], known["lr"], defaults()["lr"]) == (2.0, 0.1, 0.3)
+    own = variant(defaults(), f"{DITTO} penalty=0.5 lr=0.2 momentum=0.9")
+    told = [own[key] for key in (f"{DITTO}.penalty", f"{DITTO}.lr", "lr", "momentum")]
+    assert told == [0.5, 0.2, 0.3, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "my_lab.dito:METHOD"}, ["'my_lab.dito:METHOD'", "PYTHONPATH"]),
+        ({"method": "my_lab.ditto:METHODS"}, ["has no METHODS", "DittoClient"]),
+        ({f"{DITTO}.mu": 1.0}, [f"'{DITTO}.mu'", "penalty"]),
+        ({f"{DITTO}.penalty": "much"}, ["penalty", "'much'", "a number"]),
+        ({"my_lab.data:rings.noise": True}, ["noise", "True", "a number"]),
+    ],
+)
+def test_what_is_refused_names_value_and_choices(changes, words):
+    with pytest.raises(ValueError) as error:
+        override(defaults(), changes)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "my_lab.nets:resnet10"}, "must be a fedapps.methods.Method"),
+        ({"method": DITTO, f"{DITTO}.penalty": -1.0}, "penalty is -1.0"),
+        ({"partition": "my_lab.rules:BySize", "my_lab.rules:BySize.power": -1.0}, "power is -1"),
+        ({"partition": "flwr_datasets.partitioner:DirichletPartitioner"}, "needs 'alpha'"),
+        ({"dataset": "my_lab.rules:BySize"}, "needs 'num_partitions'"),
+        ({"model": "my_lab.data:rings"}, "gives tuple, not a torch.nn.Module"),
+        ({"model": "torch.nn:Flatten"}, "does not end in a linear layer of 10"),
+        ({"dataset": "my_lab/nothing.npz"}, "unknown dataset 'my_lab/nothing.npz'"),
+    ],
+)
+def test_a_run_refuses_what_does_not_fit(changes, words):
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        federate(**changes)
+
+
+def test_everything_of_ones_own_runs_together():
+    rings, sizes = "my_lab.data:rings", "my_lab.rules:BySize"
+    changes = {
+        "method": DITTO, "dataset": rings, f"{rings}.samples": 90, f"{rings}.noise": 0.0,
+        "partition": sizes, f"{sizes}.power": 2.0, "num-clients": 3,
+    }  # fmt: skip
+    config = override(defaults(), changes)
+    parts = federation(config)
+    # Shares 1, 1/4, 1/9 of 90 rows: ends at 66.1, 82.7, 90.
+    assert [len(parts.share(i).everything) for i in range(3)] == [66, 17, 7]
+    x, y = configured(config).x, configured(config).y
+    assert torch.allclose(x.norm(dim=1), y + 1.0)  # no noise: the radius is the ring
+    result, _ = federate(**changes)
+    assert result.evaluate_metrics_clientapp[2]["train-clients"] == 2
+
+
+def test_an_info_tells_the_task_unread():
+    config = defaults() | {"dataset": "my_lab.data:RINGS"}
+    assert (described(config).shape, described(config).num_classes) == ((2,), 3)
+
+
+@pytest.mark.parametrize("name", ["my_lab.nets:resnet10", "torchvision.models:mobilenet_v3_small"])
+def test_a_foreign_network_ends_in_the_head_that_methods_know(name):
+    """Grey inputs are repeated to three channels; head(features(x)) is the network."""
+    network = build_model(name, (1, 32, 32), 7, 0).eval()
+    same = build_model(name, (1, 32, 32), 7, 0)
+    assert all(
+        torch.equal(a, b) for a, b in zip(network.parameters(), same.parameters(), strict=True)
+    )
+    x = torch.rand(2, 1, 32, 32)
+    assert network.head.out_features == 7
+    assert torch.equal(network(x), network.head(network.features(x)))
+    assert torch.equal(network(x), network(x.repeat(1, 3, 1, 1)))
+
+
+def test_a_torchvision_network_keeps_its_head_on_the_client(tmp_path):
+    """A folder of images, fedper: what travels has no head."""
+    for name, colour in (("rose", 200), ("tulip", 40)):
+        (tmp_path / name).mkdir()
+        for i in range(6):
+            Image.new("L", (9 + i, 8), colour + i).save(tmp_path / name / f"{i}.png")
+    result, _ = federate(**{
+        "method": "fedper", "dataset": str(tmp_path), "image-size": 8, "partition": "iid",
+        "num-clients": 3, "rounds": 1, "local-steps": 1,
+        "model": "my_lab.nets:resnet10",
+    })  # fmt: skip
+    names = list(result.arrays)
+    assert any(name.startswith("body.layer4") for name in names)
+    assert not any(name.startswith("head") for name in names)
+
+
+def test_relative_paths_become_absolute_for_the_engines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("d.npz", x=np.eye(2), y=[0, 1])
+    config = override(defaults(), {"dataset": "d.npz", "data-dir": "."})
+    [job] = make_jobs(config, ["fedavg"], [0], tmp_path / "out")
+    assert job.config["dataset"] == str(tmp_path / "d.npz")
+    assert job.config["data-dir"] == str(tmp_path)
+
+
+def test_on_ray_as_in_one_process_from_the_command(tmp_path):
+    """In a folder with the page's files only: both engines agree to the last bit."""
+    write_blocks(tmp_path)
+    keys = ["num-clients=3", "rounds=1", "local-steps=2", "dataset=my_lab.data:rings"]
+    keys += ["partition=my_lab.rules:BySize", "my_lab.data:rings.samples=60"]
+    told = []
+    for engine, more in (("ray", []), ("in-process", ["--seeds", "0,1", "--jobs", "2"])):
+        command = [FEDAPPS, "run", *keys, "--methods", f"{DITTO} penalty=0.3", "--engine", engine]
+        done = subprocess.run(
+            [*command, *more, "--output", engine], cwd=tmp_path, check=False,
+            capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder = tmp_path / engine / f"{DITTO},penalty=0.3-seed0"
+        config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+        assert config[f"{DITTO}.penalty"] == 0.3
+        assert f"{DITTO}.penalty" in (tmp_path / engine / "report.html").read_text("utf-8")
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        told.append([summary[key] for key in ("train", "novel", "per_client")])
+    assert told[0] == told[1]
