@@ -1,11 +1,7 @@
 """What comes from outside the package: the code of docs/extending.md, written to a folder."""
 
-import json
-import os
 import re
-import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -156,25 +152,3 @@ def test_relative_paths_become_absolute_for_the_engines(tmp_path, monkeypatch):
     [job] = make_jobs(config, ["fedavg"], [0], tmp_path / "out")
     assert job.config["dataset"] == str(tmp_path / "d.npz")
     assert job.config["data-dir"] == str(tmp_path)
-
-
-def test_on_ray_as_in_one_process_from_the_command(tmp_path):
-    """In a folder with the page's files only: both engines agree to the last bit."""
-    write_blocks(tmp_path)
-    keys = ["num-clients=3", "rounds=1", "local-steps=2", "dataset=my_lab.data:rings"]
-    keys += ["partition=my_lab.rules:BySize", "my_lab.data:rings.samples=60"]
-    told = []
-    for engine, more in (("ray", []), ("in-process", ["--seeds", "0,1", "--jobs", "2"])):
-        command = [FEDAPPS, "run", *keys, "--methods", f"{DITTO} penalty=0.3", "--engine", engine]
-        done = subprocess.run(
-            [*command, *more, "--output", engine], cwd=tmp_path, check=False,
-            capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        folder = tmp_path / engine / f"{DITTO},penalty=0.3-seed0"
-        config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        assert config[f"{DITTO}.penalty"] == 0.3
-        assert f"{DITTO}.penalty" in (tmp_path / engine / "report.html").read_text("utf-8")
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-        told.append([summary[key] for key in ("train", "novel", "per_client")])
-    assert told[0] == told[1]
