@@ -1,7 +1,7 @@
 """The inner loop of FedTTA (Ye et al., UPFL, Section 3.2): a base model f(·; ψ) that a model
 g(·; φ) of its logits adapts, in training differentiably, afterwards step by step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +13,20 @@ from clients.tent import batch_statistics, entropy
 Parameters = Mapping[str, Tensor]
 
 
-def kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over the batch of KL(σ(student) ‖ σ(teacher)), from logits (n, C)."""
-    log_p, log_q = student.log_softmax(1), teacher.log_softmax(1)
+KL_DIRECTIONS = ("student-teacher", "teacher-student")
+INNER_LOSSES = ("whole", "batches")
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """Mean over the batch of KL(σ(p) ‖ σ(q)), from logits (n, C)."""
+    log_p, log_q = p.log_softmax(1), q.log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1).mean()
+
+
+def divergence(student: Tensor, teacher: Tensor, direction: str) -> Tensor:
+    """KL(student ‖ teacher), as the paper prints it, or KL(teacher ‖ student), as its authors'
+    code has it; from logits (n, C)."""
+    return kl(student, teacher) if direction == "student-teacher" else kl(teacher, student)
 
 
 @dataclass(frozen=True)
@@ -31,17 +41,25 @@ class Step:
 
 
 class Adapting:
-    """What adapts `base` under `adaptation` with steps of `inner_lr`; see FedTTAClient."""
+    """What adapts `base` under `adaptation` with steps of `inner_lr`; see FedTTAClient.
+
+    With `inner_loss` = "whole" the loss of n samples is √(batch_size / n)·‖g‖₂ over all of them,
+    with "batches" the mean over batches of `batch_size` of ‖g(batch)‖₂. `weight_decay` is that of
+    every step; `adapt_clip_norm` clips the gradient of a step that is not trained through."""
 
     base: nn.Module
     adaptation: nn.Module
     inner_lr: float
+    inner_loss: str
+    weight_decay: float
+    adapt_clip_norm: float
     first_order: bool
     batch_size: int
     adapt_batch_size: int
 
     def adapt(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """f(x; ψ) and f(x; ψ̃), ψ̃ = ψ − η_inner ∇_ψ ℓ_per, Eq. (3)–(6), differentiable."""
+        """f(x; ψ) and f(x; ψ̃) for one batch x, differentiable, Eq. (3)–(6):
+        ψ̃ = ψ − η_inner (∇_ψ ℓ_per + λψ) with the weight decay λ."""
         psi = dict(self.base.named_parameters())
         z = self.base(x)
         source, inner = psi, z
@@ -51,45 +69,84 @@ class Adapting:
         # The factor −η_inner stands inside the gradient: two passes over all weights less.
         descent = -self.inner_lr * self.personalization(inner)
         steps = torch.autograd.grad(descent, list(source.values()), create_graph=True)
-        psi_tilde = {name: p + step for (name, p), step in zip(psi.items(), steps, strict=True)}
+        kept = 1 - self.inner_lr * self.weight_decay
+        psi_tilde = {
+            name: torch.add(step, p, alpha=kept)
+            for (name, p), step in zip(psi.items(), steps, strict=True)
+        }
         return z, functional_call(self.base, {**psi_tilde, **self.buffers()}, (x,))
 
     def personalization(self, z: Tensor) -> Tensor:
-        """ℓ_per = ‖g(Z; φ)‖₂, Eq. (2), times √(batch-size / n) for n samples."""
-        scale = (self.batch_size / len(z)) ** 0.5
-        return scale * torch.linalg.vector_norm(self.adaptation(z))
+        """ℓ_per = ‖g(Z; φ)‖₂, Eq. (2), of one batch's logits; "whole": × √(batch-size / n)."""
+        norm = torch.linalg.vector_norm(self.adaptation(z))
+        return norm * (self.batch_size / len(z)) ** 0.5 if self.inner_loss == "whole" else norm
 
     def buffers(self) -> Parameters:
         """Copies of the base model's buffers: running statistics count a batch once."""
         return {name: b.clone() for name, b in self.base.named_buffers()}
 
-    def steps(self, x: Tensor, count: int) -> Iterator[Step]:
-        """The model before and after each of `count` steps on all of x, Eq. (10)–(12)."""
+    def steps(self, x: Tensor, count: int, batch_size: int = 0) -> Iterator[Step]:
+        """The model before and after each of `count` steps on all of x, Eq. (10)–(12):
+        ψ ← ψ − η_inner (clipped ∇_ψ ℓ_per + λψ). `batch_size` replaces the client's."""
         batch_statistics(self.base, len(x) > 1)
         psi: Parameters = dict(self.base.named_parameters())
         for number in range(count + 1):
-            z, ell, gradient = self.evaluate_at(psi, x, differentiate=number < count)
+            z, ell, gradient = self.evaluate_at(
+                psi, x, differentiate=number < count, batch_size=batch_size
+            )
             yield Step(number, psi, z, ell, float(entropy(z)))
+            clip = self._clip_factor(gradient)
             with torch.no_grad():
-                psi = {name: p - self.inner_lr * gradient[name] for name, p in psi.items()}
+                psi = {
+                    name: p - self.inner_lr * (clip * gradient[name] + self.weight_decay * p)
+                    for name, p in psi.items()
+                }
 
     def evaluate_at(
-        self, psi: Parameters, x: Tensor, *, differentiate: bool
+        self, psi: Parameters, x: Tensor, *, differentiate: bool, batch_size: int = 0
     ) -> tuple[Tensor, float, Parameters]:
-        """f(x; ψ), ℓ_per and ∇_ψ ℓ_per, batch by batch: ∇√s = Σ_b ∇s_b / (2√s)."""
+        """f(x; ψ), ℓ_per and ∇_ψ ℓ_per, pass by pass.
+
+        "whole": ℓ_per = √(B/n) √s with s = Σ_j g_j², and ∇√s = Σ_passes ∇s_pass / (2√s).
+        "batches": ℓ_per = s / M with s = Σ_b ‖g(batch b)‖₂ over the M batches."""
         psi = {name: p.detach().requires_grad_(differentiate) for name, p in psi.items()}
+        size = batch_size or self.batch_size  # B
         logits, total = [], 0.0
         gradient = {name: torch.zeros_like(p) for name, p in psi.items()}
-        for batch in x.tensor_split(-(-len(x) // self.adapt_batch_size)):
+        for batch in self._passes(x, size):
             with torch.set_grad_enabled(differentiate):
                 z = functional_call(self.base, {**psi, **self.buffers()}, (batch,))
-                s = self.adaptation(z).square().sum()
+                s = self._summed(self.adaptation(z), size)
             if differentiate:
                 for name, g in zip(psi, torch.autograd.grad(s, list(psi.values())), strict=True):
                     gradient[name] += g
             logits.append(z.detach())
             total += float(s.detach())
-        scale = (self.batch_size / len(x)) ** 0.5
-        norm = total**0.5
-        factor = scale / (2 * norm) if norm else 0.0
-        return torch.cat(logits), scale * norm, {n: factor * g for n, g in gradient.items()}
+        if self.inner_loss == "batches":
+            factor = 1 / -(-len(x) // size)
+            ell = factor * total
+        else:
+            scale, norm = (size / len(x)) ** 0.5, total**0.5
+            factor = scale / (2 * norm) if norm else 0.0
+            ell = scale * norm
+        return torch.cat(logits), ell, {n: factor * g for n, g in gradient.items()}
+
+    def _passes(self, x: Tensor, size: int) -> Sequence[Tensor]:
+        """x in parts of at most `adapt_batch_size` samples, for memory alone; where batches count
+        one by one, they stay whole."""
+        if self.inner_loss == "whole":
+            return x.tensor_split(-(-len(x) // self.adapt_batch_size))
+        return x.split(max(self.adapt_batch_size // size, 1) * size)
+
+    def _summed(self, g: Tensor, size: int) -> Tensor:
+        """What one pass adds to s, from g(Z; φ) (n, 1)."""
+        if self.inner_loss == "whole":
+            return g.square().sum()
+        return torch.stack([torch.linalg.vector_norm(b) for b in g.split(size)]).sum()
+
+    def _clip_factor(self, gradient: Parameters) -> float:
+        """By what a gradient is multiplied so that its norm is at most `adapt_clip_norm`."""
+        if not self.adapt_clip_norm:
+            return 1.0
+        norm = float(nn.utils.get_total_norm(gradient.values()))
+        return min(1.0, self.adapt_clip_norm / (norm + 1e-6))

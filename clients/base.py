@@ -25,6 +25,7 @@ from partitions.shares import SUB_POPULATION, Samples, Share
 Config = dict[str, Any]
 Metrics = dict[str, Any]
 NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
+LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to those given
 UNLABELED = -1  # the label of a sample that has none
 
 
@@ -33,9 +34,11 @@ class Client(NumPyClient):
 
     `client` is its id, `seed` the run's seed, `initial` the arrays that the model starts from
     (default: its present ones). `lr`, `momentum` and `weight_decay` are those of local SGD,
-    which runs `local_epochs` passes if > 0, else `local_steps` mini-batches of `batch_size`."""
+    which runs `local_epochs` passes if > 0, else `local_steps` mini-batches of `batch_size`; with
+    `short_batches` the last mini-batch of a pass has what remains."""
 
     personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
+    rates: tuple[str, ...] = ("lr",)  # its attributes that are learning rates: they may decay
     needs_public = False  # True: learns from public samples, which no client owns
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
 
@@ -53,6 +56,7 @@ class Client(NumPyClient):
         local_steps: int = 20,
         local_epochs: int = 0,
         batch_size: int = 64,
+        short_batches: bool = False,
         device: str = "cpu",
         model_name: str = "",
     ) -> None:
@@ -62,8 +66,11 @@ class Client(NumPyClient):
         self.initial = model_arrays(model) if initial is None else initial
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.local_steps, self.local_epochs, self.batch_size = local_steps, local_epochs, batch_size
+        self.short_batches = short_batches
+        self._rates: dict[str, float] = {}  # the learning rates as they were given
         self.state: Arrays = {}
         self.adapted: Metrics = {}  # what the last prediction's adaptation tells of itself
+        self.stages: dict[str, Tensor] = {}  # its logits (n, C) at earlier stages, by name
 
     # What a method overrides
 
@@ -131,7 +138,7 @@ class Client(NumPyClient):
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
         """What its owner gets: the personal network, and its logits (n, C) for all inputs here."""
-        self._seed_torch("evaluate", config)
+        self._begin("evaluate", config)
         self.receive(arrays, config)
         x, _ = self.share.everything.to(self.device)[:]
         logits = self.predict(x)
@@ -197,7 +204,14 @@ class Client(NumPyClient):
             steps=self.local_steps,
             epochs=self.local_epochs if epochs is None else epochs,
             generator=generator,
+            short=self.short_batches,
         )
+
+    def slow(self, factor: float) -> None:
+        """Set its learning rates to `factor` times those that it was given."""
+        self._rates = self._rates or {name: getattr(self, name) for name in self.rates}
+        for name, rate in self._rates.items():
+            setattr(self, name, factor * rate)
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
@@ -218,15 +232,21 @@ class Client(NumPyClient):
         return sgd(**settings)
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
-        """Put the accuracy of `samples` under `key`; returns mean loss and labeled count."""
+        """Put the accuracy of `samples` under `key`; returns mean loss and labeled count.
+
+        Under "accuracy" also what the adaptation tells, and the accuracies of its stages."""
         if not len(samples):
             return 0.0, 0
         x, y = samples.to(self.device)[:]
         logits = self.predict(x)
         labeled = y != UNLABELED
+        stages = self.stages if key == "accuracy" else {}
+        metrics |= self.adapted if key == "accuracy" else {}
         count = int(labeled.sum())
         if not count:
             return 0.0, 0
+        for name, z in stages.items():
+            metrics[f"{name}-accuracy"] = float((z.argmax(1) == y)[labeled].float().mean())
         logits, y = logits[labeled], y[labeled]
         predicted = logits.argmax(1)
         metrics[key] = float((predicted == y).float().mean())
@@ -247,17 +267,19 @@ class Client(NumPyClient):
 
     def fit(self, parameters: NDArrays, config: Config) -> tuple[NDArrays, int, Metrics]:
         """Train on named arrays; names travel in `config` and in the metrics."""
-        self._seed_torch("train", config)
+        self._begin("train", config)
         reply, n, metrics = self.train(self._named(parameters, config), config)
         return list(reply.values()), n, metrics | self._names(reply, config)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
         """Score the model that the named arrays make."""
-        self._seed_torch("evaluate", config)
+        self._begin("evaluate", config)
         return self.score(self._named(parameters, config), config)
 
-    def _seed_torch(self, purpose: str, config: Config) -> None:
-        """Dropout and noise draw from torch's global generator: the call alone decides it."""
+    def _begin(self, purpose: str, config: Config) -> None:
+        """The round's learning rates, and what dropout and noise draw: the call alone decides it,
+        though they use torch's global generator."""
+        self.slow(float(config.get(LR_FACTOR, 1.0)))
         seed = seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         if self.device == "cpu":
             torch.default_generator.manual_seed(seed)  # manual_seed looks after every other device

@@ -24,6 +24,7 @@ class FedADGClient(Client):
     trains D and G. Each mini-batch updates D, then F and the classifier, then G."""
 
     personal = ("discriminator.",)
+    rates = ("lr", "adversarial_lr")
 
     def __init__(
         self,

@@ -62,6 +62,7 @@ class FedEmbedClient(GlobalPlusClient):
 
     personal = (EMBEDDING, "own.")
     exchanges = ("query.prototype", "query.som", "train.assign")
+    rates: tuple[str, ...] = ("lr", "embedding_lr", "triplet_lr")
 
     def __init__(
         self,

@@ -3,23 +3,25 @@ other by their logits on a public unlabeled set.
 
 Departs from the paper: no private pre-training before the first round. A novel client digests the
 consensus from its initial model; "mae" on logits is the loss of the authors' code, "kl" that of
-FedTTA's comparison, KL(student ‖ teacher)."""
+FedTTA's comparison (see `clients.adaptation.divergence`)."""
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.adaptation import kl
+from clients.adaptation import KL_DIRECTIONS, divergence
 from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.sgd import batches
-from clients.tent import TENTClient, batch_statistics
+from clients.tent import NORMALISATION, TENTClient, batch_statistics
 from partitions.seeds import seed_of
 from partitions.shares import Samples
 
 DIGEST_LOSSES = ("kl", "mae")
+INITIALIZATIONS = ("shared", "own")
+RESETTABLE = (nn.Linear, nn.Conv2d, *NORMALISATION)
 Logits = dict[str, Tensor]  # sets of logits (m, C) on the public set, by name
 
 
@@ -27,8 +29,10 @@ class FedMDClient(Client):
     """Digests the consensus, revisits its own data, communicates logits; the model stays here.
 
     A round digests for `digest_epochs` passes over the public set, a novel client for
-    `novel_digest_epochs`. Logits travel as float16 if `float16`. Raises ValueError if the share
-    has no public set."""
+    `novel_digest_epochs`, by batches of `public_batch_size` (0: `batch_size`). Clients of one
+    architecture start from the same weights, with `initialization` = "own" each from its own, and a
+    novel one from others at every evaluation. Logits travel as float16 if `float16`. Raises
+    ValueError if the share has no public set."""
 
     personal = ("",)
     needs_public = True
@@ -38,23 +42,35 @@ class FedMDClient(Client):
         *args: Any,
         digest_epochs: int = 1,
         novel_digest_epochs: int = 20,
+        public_batch_size: int = 0,
         digest_loss: str = "mae",
+        kl_direction: str = "student-teacher",
+        initialization: str = "shared",
         float16: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        for key, value in (
-            ("digest-epochs", digest_epochs),
-            ("novel-digest-epochs", novel_digest_epochs),
+        for key, value, least in (
+            ("digest-epochs", digest_epochs, 1),
+            ("novel-digest-epochs", novel_digest_epochs, 1),
+            ("public-batch-size", public_batch_size, 0),
         ):
-            if value < 1:
-                raise ValueError(f"{key} is {value}; it must be at least 1")
-        if digest_loss not in DIGEST_LOSSES:
-            raise ValueError(f"unknown digest-loss {digest_loss!r}; known: {DIGEST_LOSSES}")
+            if value < least:
+                raise ValueError(f"{key} is {value}; it must be at least {least}")
+        for key, chosen, known in (
+            ("digest-loss", digest_loss, DIGEST_LOSSES),
+            ("kl-direction", kl_direction, KL_DIRECTIONS),
+            ("initialization", initialization, INITIALIZATIONS),
+        ):
+            if chosen not in known:
+                raise ValueError(f"unknown {key} {chosen!r}; known: {', '.join(known)}")
         if self.share.public is None or not len(self.share.public):
             raise ValueError("the client has no public samples; set partition.public-samples")
         self.digest_epochs, self.novel_digest_epochs = digest_epochs, novel_digest_epochs
-        self.digest_loss, self.dtype = digest_loss, "float16" if float16 else "float32"
+        self.public_batch_size = public_batch_size or self.batch_size
+        self.digest_loss, self.kl_direction = digest_loss, kl_direction
+        self.initialization = initialization
+        self.dtype = "float16" if float16 else "float32"
         self.public: Tensor = self.share.public[:][0]  # D_p (m, *shape)
 
     def properties(self) -> Config:
@@ -65,7 +81,7 @@ class FedMDClient(Client):
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Digest, revisit, communicate; returns logits alone."""
-        self.load({})
+        self.wake(config)
         metrics: Metrics = {}
         if arrays:
             metrics["digest-loss"] = self.digest(arrays, config, self.digest_epochs)
@@ -80,10 +96,21 @@ class FedMDClient(Client):
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The client's own model; a novel one digests the consensus first, for this call."""
-        super().receive({}, config)
+        self.wake(config)
         if self.share.novel and arrays:
             self.digest(arrays, config, self.novel_digest_epochs)
-            self.model.eval()
+        self.model.eval()
+
+    def wake(self, config: Config) -> None:
+        """The model as the last round left it or, where there was none, as it starts."""
+        self.load({})
+        if not self.state and self.initialization == "own":
+            round_ = int(config.get("server-round", 0))
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of(self.seed, "initialization", round_, self.client))
+                for module in self.model.modules():
+                    if isinstance(module, RESETTABLE):
+                        module.reset_parameters()
 
     def digest(self, arrays: Arrays, config: Config, epochs: int) -> float:
         """Fit the consensus logits on the public set; returns the mean loss."""
@@ -99,7 +126,7 @@ class FedMDClient(Client):
             config,
             # Each sample's "label" is its row in the teacher's logits.
             samples=Samples(self.public, torch.arange(m), torch.arange(m), scale=1.0),
-            rows=batches(m, self.batch_size, steps=0, epochs=epochs, generator=generator),
+            rows=batches(m, self.public_batch_size, steps=0, epochs=epochs, generator=generator),
             loss=lambda x, row: self.distillation(x, {n: t[row] for n, t in teacher.items()}),
         )
 
@@ -108,7 +135,9 @@ class FedMDClient(Client):
     def distillation(self, x: Tensor, teacher: Logits) -> Tensor:
         """Loss of the student on public inputs x (n, *shape) against the teacher's (n, C)."""
         z, target = self.model(x), teacher["logits"]
-        return kl(z, target) if self.digest_loss == "kl" else F.l1_loss(z, target)
+        if self.digest_loss == "mae":
+            return F.l1_loss(z, target)
+        return divergence(z, target, self.kl_direction)
 
     def communicate(self) -> Logits:
         """The model's logits on the public set."""
@@ -118,7 +147,34 @@ class FedMDClient(Client):
 
 
 class HeteroTENTClient(FedMDClient, TENTClient):
-    """TENT inside FedMD, FedTTA's baseline for clients of different architectures."""
+    """TENT inside FedMD, FedTTA's baseline for clients of different architectures.
 
-    def __init__(self, *args: Any, digest_loss: str = "kl", **options: Any) -> None:
+    `clip_norm` (0: never) clips the gradients of training; with `communicate_adapted` the public
+    logits are those of the model adapted to the public set."""
+
+    def __init__(
+        self,
+        *args: Any,
+        digest_loss: str = "kl",
+        clip_norm: float = 0.0,
+        communicate_adapted: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, digest_loss=digest_loss, **options)
+        if clip_norm < 0:
+            raise ValueError(f"heterotent.clip-norm is {clip_norm}; it must not be negative")
+        self.clip_norm, self.communicate_adapted = clip_norm, communicate_adapted
+
+    def fit_locally(self, config: Config, **options: Any) -> float:
+        """SGD with clipped gradients."""
+
+        def clip() -> None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+
+        return super().fit_locally(config, adjust=clip if self.clip_norm else None, **options)
+
+    def communicate(self) -> Logits:
+        """The logits of the model as it is, or as it adapts to the public set."""
+        if not self.communicate_adapted:
+            return super().communicate()
+        return {"logits": self.predict(self.public.to(self.device))}

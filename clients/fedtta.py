@@ -6,7 +6,9 @@ Departs from the paper: the outer gradients of ψ and of φ are clipped, each ne
 it a client diverges in the first round); ‖g‖₂ is scaled by √(batch-size / n), so that a step on
 any number n of samples is the step that was meta-learnt; normalisation layers use the statistics
 of the inputs at hand, in training and in adaptation; the un-adapted model is no candidate of
-FedTTA++, since it is often over-confident."""
+FedTTA++, since it is often over-confident.
+
+The authors' code departs further: see the settings in experiments/fedtta/table1-mnist.toml."""
 
 from copy import deepcopy
 from typing import Any
@@ -15,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.adaptation import Adapting, Step, kl
+from clients.adaptation import INNER_LOSSES, KL_DIRECTIONS, Adapting, Step, divergence
 from clients.arrays import Arrays
-from clients.base import UNLABELED, Client, Config, Metrics
+from clients.base import Client, Config, Metrics
 from clients.models.adaptable import Adaptable, Adaptation
 from clients.tent import batch_statistics, with_statistics
 from partitions.datasets import Info
-from partitions.shares import Samples
+from partitions.seeds import seed_of
 
 
 class FedTTAClient(Adapting, Client):
@@ -31,15 +33,24 @@ class FedTTAClient(Adapting, Client):
     up to `max_steps` steps, stops once the entropy has not fallen below its least for `patience`
     steps and keeps the model of least entropy. `clip_norm` 0 never clips; `first_order` drops the
     second derivatives with respect to ψ. Adapts in equal batches of at most `adapt_batch_size`
-    samples, whose squared norms add up."""
+    samples, whose squared norms add up.
+
+    `inner_loss`, `adapt_clip_norm` and the common `weight_decay` say what a step is, see
+    `Adapting`; `adapt_momentum` is that of φ, `kl_direction` that of `divergence`."""
+
+    rates = ("lr", "inner_lr", "adapt_lr")
 
     def __init__(
         self,
         *args: Any,
         inner_lr: float = 0.5,
         adapt_lr: float = 0.01,
+        adapt_momentum: float = 0.0,
         mu: float = 0.0,
+        kl_direction: str = "student-teacher",
         clip_norm: float = 1.0,
+        inner_loss: str = "whole",
+        adapt_clip_norm: float = 0.0,
         first_order: bool = False,
         max_steps: int = 1,
         patience: int = 1,
@@ -48,27 +59,40 @@ class FedTTAClient(Adapting, Client):
     ) -> None:
         super().__init__(*args, **options)
         least = {"inner-lr": 0, "adapt-lr": 0, "mu": 0, "clip-norm": 0, "max-steps": 1}
-        least |= {"patience": 1, "adapt-batch-size": 1}
+        least |= {"patience": 1, "adapt-batch-size": 1, "adapt-clip-norm": 0, "adapt-momentum": 0}
         given = inner_lr, adapt_lr, mu, clip_norm, max_steps, patience, adapt_batch_size
-        for (key, bound), value in zip(least.items(), given, strict=True):
+        for (key, bound), value in zip(
+            least.items(), (*given, adapt_clip_norm, adapt_momentum), strict=True
+        ):
             if value < bound:
                 raise ValueError(f"{key} is {value}; it must be at least {bound}")
+        for key, chosen, known in (
+            ("inner-loss", inner_loss, INNER_LOSSES),
+            ("kl-direction", kl_direction, KL_DIRECTIONS),
+        ):
+            if chosen not in known:
+                raise ValueError(f"unknown {key} {chosen!r}; known: {', '.join(known)}")
         if not isinstance(self.model, Adaptable):
             raise ValueError("the model has no adaptation network; wrap it by FedTTAClient.build")
-        self.inner_lr, self.adapt_lr, self.mu = inner_lr, adapt_lr, mu
+        self.inner_lr, self.adapt_lr, self.adapt_momentum = inner_lr, adapt_lr, adapt_momentum
+        self.mu, self.kl_direction = mu, kl_direction
+        self.inner_loss, self.adapt_clip_norm = inner_loss, adapt_clip_norm
         self.clip_norm, self.first_order = clip_norm, first_order
         self.max_steps, self.patience = max_steps, patience
         self.adapt_batch_size = adapt_batch_size
         self.base, self.adaptation = self.model.base, self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
         self._best: Step  # of the last adaptation
-        self._unadapted: Tensor  # logits before the last adaptation …
-        self._one_step: Tensor  # … and after its first step
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info, *, adaptation_width: int = 32) -> nn.Module:
-        """The target network with an adaptation network of three hidden layers."""
-        return Adaptable(model, Adaptation(info.num_classes, adaptation_width))
+    def build(
+        cls, model: nn.Module, info: Info, *, adaptation_width: int = 32, seed: int = 0
+    ) -> nn.Module:
+        """The target network with an adaptation network of three hidden layers, which does not
+        repeat the first's draws."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, "adaptation"))
+            return Adaptable(model, Adaptation(info.num_classes, adaptation_width))
 
     # Training
 
@@ -85,9 +109,10 @@ class FedTTAClient(Adapting, Client):
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """SGD on both networks, a learning rate each."""
+        phi = {"lr": self.adapt_lr, "momentum": self.adapt_momentum}
         groups = [
             {"params": list(self.base.parameters())},
-            {"params": list(self.adaptation.parameters()), "lr": self.adapt_lr},
+            {"params": list(self.adaptation.parameters())} | phi,
         ]
         return super().fit_locally(config, parameters=groups, adjust=self.clip, **options)
 
@@ -98,13 +123,14 @@ class FedTTAClient(Adapting, Client):
                 nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm, foreach=True)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """CE(f(X; ψ̃), Y) + μ KL(σ(f(X; ψ)) ‖ σ(f(X; ψ_server))), Eq. (13)."""
+        """CE(f(X; ψ̃), Y) + μ KL(σ(f(X; ψ)) ‖ σ(f(X; ψ_server))), Eq. (13); the other way round
+        by `kl_direction`."""
         z, adapted = self.adapt(x)
         loss = F.cross_entropy(adapted, y)
         if self.server is not None:
             with torch.no_grad():
                 reference = self.server(x)
-            loss = loss + self.mu * kl(z, reference)
+            loss = loss + self.mu * divergence(z, reference, self.kl_direction)
         return loss
 
     # Adaptation without labels
@@ -115,9 +141,9 @@ class FedTTAClient(Adapting, Client):
         worse = 0  # steps in a row whose entropy is not below the least
         for step in self.steps(x, self.max_steps):
             if step.number == 0:
-                self._unadapted, before = step.logits, step.entropy
+                self.stages, before = {"base": step.logits}, step.entropy
             elif best is None or step.entropy < best.entropy:
-                self._one_step = step.logits if best is None else self._one_step
+                self.stages.setdefault("one-step", step.logits)
                 best, worse = step, 0
             else:
                 worse += 1
@@ -137,19 +163,6 @@ class FedTTAClient(Adapting, Client):
         model = deepcopy(self.base)
         model.load_state_dict(dict(self._best.parameters), strict=False)
         return with_statistics(model, x)
-
-    def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
-        """Also the steps taken, the entropies, and the accuracies before and after one step."""
-        loss, labeled = super()._score(key, samples, metrics)
-        if key == "accuracy" and len(samples):
-            metrics |= self.adapted
-            if labeled:
-                y = samples.to(self.device)[:][1]
-                known = y != UNLABELED
-                for name, z in {"base": self._unadapted, "one-step": self._one_step}.items():
-                    right = z.argmax(1)[known] == y[known]
-                    metrics[f"{name}-accuracy"] = float(right.float().mean())
-        return loss, labeled
 
 
 class FedTTAProxClient(FedTTAClient):

@@ -1,30 +1,31 @@
 """HeteroFedTTA client (Ye et al., UPFL, Algorithm 2): FedTTA inside FedMD.
 
 Two sets of logits travel, the base and the personalized model's, Eq. (14). Departs from the paper,
-which leaves it open what a model is adapted to for its public logits: `adapt_on`. The mean over a
-batch stands for the sum over D_p, since the learning rates are those of mean losses."""
+which leaves it open what a model is adapted to for its public logits: `adapt_on`, in the authors'
+code "public-set". The mean over a batch stands for the sum over D_p, since the learning rates are
+those of mean losses."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clients.adaptation import kl
+from clients.adaptation import divergence
 from clients.fedmd import FedMDClient, Logits
 from clients.fedtta import FedTTAClient
-from clients.models.adaptable import Adaptable, Adaptation
 from clients.models.networks import ConvNet
 from clients.tent import batch_statistics
 from partitions.datasets import Info
 
-ADAPT_ON = ("public", "own")
+ADAPT_ON = ("public", "public-set", "own")
 
 
 class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     """`base_weight` is λ, which weighs the base model's distillation.
 
     Its public logits are of the base model adapted to each public batch ("public", as the student
-    is in Eq. (14)) or to its own training inputs ("own")."""
+    is in Eq. (14)), by one step to the whole public set ("public-set") or by one to its own
+    training inputs ("own")."""
 
     def __init__(
         self,
@@ -42,28 +43,36 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
         self.base_weight, self.adapt_on = base_weight, adapt_on
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info, *, adaptation_width: int = 0) -> nn.Module:
+    def build(
+        cls, model: nn.Module, info: Info, *, adaptation_width: int = 0, seed: int = 0
+    ) -> nn.Module:
         """An adaptation network as wide as Table 3 has it for 0: 32, 64, 128 by size."""
         small = 2 * model.conv1.out_channels if isinstance(model, ConvNet) else 32
-        return Adaptable(model, Adaptation(info.num_classes, adaptation_width or small))
+        return super().build(model, info, adaptation_width=adaptation_width or small, seed=seed)
 
     def distillation(self, x: Tensor, teacher: Logits) -> Tensor:
-        """KL(σ(f(x; ψ̃ˢ)) ‖ σ(f(x; ψ̃ᵗ))) + λ KL(σ(f(x; ψˢ)) ‖ σ(f(x; ψᵗ))), Eq. (14)."""
+        """KL(σ(f(x; ψ̃ˢ)) ‖ σ(f(x; ψ̃ᵗ))) + λ KL(σ(f(x; ψˢ)) ‖ σ(f(x; ψᵗ))), Eq. (14); the other
+        way round by `kl_direction`."""
         z, adapted = self.adapt(x)
-        base = kl(z, teacher["logits/base"])
-        return kl(adapted, teacher["logits/personalized"]) + self.base_weight * base
+        base = divergence(z, teacher["logits/base"], self.kl_direction)
+        personalized = divergence(adapted, teacher["logits/personalized"], self.kl_direction)
+        return personalized + self.base_weight * base
 
     def communicate(self) -> Logits:
         """f(D_p; ψ) and f(D_p; ψ̃)."""
         batch_statistics(self.base)
         public = self.public.to(self.device)
-        if self.adapt_on == "own":
+        if self.adapt_on == "public":
+            pairs = [self.adapt(x) for x in public.split(self.public_batch_size)]
+            base, personalized = (torch.cat(part).detach() for part in zip(*pairs, strict=True))
+        elif self.adapt_on == "public-set":
+            base, personalized = (
+                step.logits for step in self.steps(public, 1, self.public_batch_size)
+            )
+        else:
             own = self.share.train.to(self.device)[:][0]
             *_, last = self.steps(own, 1)
             psi = dict(self.base.named_parameters())
             base = self.evaluate_at(psi, public, differentiate=False)[0]
             personalized = self.evaluate_at(last.parameters, public, differentiate=False)[0]
-        else:
-            pairs = [self.adapt(x) for x in public.split(self.batch_size)]
-            base, personalized = (torch.cat(part).detach() for part in zip(*pairs, strict=True))
         return {"logits/base": base, "logits/personalized": personalized}

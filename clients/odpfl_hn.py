@@ -35,6 +35,7 @@ class ODPFLHNClient(Client):
     against who does not know the run's seed."""
 
     exchanges = ("query.encode", "train.backprop")
+    rates = ("lr", "encoder_local_lr")
 
     def __init__(
         self,

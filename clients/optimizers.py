@@ -16,7 +16,8 @@ from torch.optim.sgd import sgd
 class Optimizer:
     """What SGD and Adam share: groups of parameters, each with a learning rate.
 
-    `parameters` are tensors, or groups {"params": …, "lr": …} as torch.optim takes them."""
+    `parameters` are tensors, or groups {"params": …, "lr": …} as torch.optim takes them; of SGD
+    they may also have a "momentum"."""
 
     def __init__(
         self,
@@ -29,14 +30,14 @@ class Optimizer:
         plain: list[Tensor] = []
         for one in parameters:
             if isinstance(one, dict):
-                self.add(one["params"], one.get("lr", lr))
+                self.add(**one)
             else:
                 plain.append(one)
         self.add(plain)
 
-    def add(self, parameters: Iterable[Tensor], lr: float | None = None) -> None:
+    def add(self, params: Iterable[Tensor], lr: float | None = None) -> None:
         """One more group, by default at the common learning rate."""
-        self.groups.append((list(parameters), self.lr if lr is None else lr))
+        self.groups.append((list(params), self.lr if lr is None else lr))
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -45,13 +46,14 @@ class Optimizer:
                 parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Descend along the gradients; a parameter without one stays as it is."""
+    def step(self, factor: float = 1.0) -> None:
+        """Descend along the gradients, each group at `factor` times its learning rate; a
+        parameter without a gradient stays as it is."""
         for parameters, lr in self.groups:
             moved = [p for p in parameters if p.grad is not None]
             gradients = [g for p in parameters if (g := p.grad) is not None]
             if moved:
-                self.update(moved, gradients, lr)
+                self.update(moved, gradients, factor * lr)
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """Change `parameters` in place."""
@@ -64,9 +66,19 @@ class SGD(Optimizer):
     def __init__(
         self, parameters: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(parameters, lr, weight_decay)
         self.momentum = momentum
+        self._momenta: dict[Tensor, float] = {}  # of the groups that have one of their own
         self._buffers: dict[Tensor, Tensor | None] = {}
+        super().__init__(parameters, lr, weight_decay)
+
+    def add(
+        self, params: Iterable[Tensor], lr: float | None = None, momentum: float | None = None
+    ) -> None:
+        """One more group, by default at the common learning rate and momentum."""
+        params = list(params)
+        super().add(params, lr)
+        if momentum is not None:
+            self._momenta |= dict.fromkeys(params, momentum)
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
@@ -76,7 +88,7 @@ class SGD(Optimizer):
             gradients,
             buffers,
             weight_decay=self.weight_decay,
-            momentum=self.momentum,
+            momentum=self._momenta.get(parameters[0], self.momentum),
             lr=lr,
             dampening=0.0,
             nesterov=False,

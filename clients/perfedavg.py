@@ -24,6 +24,8 @@ Weights = dict[str, Tensor]
 class PerFedAvgClient(Client):
     """`lr` is β, `inner_lr` is α, `delta` the δ of the Hessian-free difference."""
 
+    rates = ("lr", "inner_lr")
+
     def __init__(
         self,
         *args: Any,

@@ -104,6 +104,8 @@ class GlobalPlusClient(GlobalClient):
 
     personal: tuple[str, ...] = (EMBEDDING,)
 
+    rates: tuple[str, ...] = ("lr", "embedding_lr")
+
     def __init__(self, *args: Any, embedding_lr: float = 0.01, **options: Any) -> None:
         super().__init__(*args, **options)
         if embedding_lr < 0:

@@ -11,15 +11,24 @@ from partitions.shares import Samples
 
 
 def batches(
-    n: int, batch_size: int, *, steps: int, epochs: int, generator: torch.Generator
+    n: int,
+    batch_size: int,
+    *,
+    steps: int,
+    epochs: int,
+    generator: torch.Generator,
+    short: bool = False,
 ) -> Sequence[Tensor]:
     """Row indices of each mini-batch: reshuffled passes over `n` samples.
 
-    `steps` batches of min(batch_size, n) rows that run on from one pass into the next; with
-    `epochs` > 0 instead that many passes, whose last batch may be shorter."""
-    if epochs > 0:
-        passes = [torch.randperm(n, generator=generator) for _ in range(epochs)]
-        return [rows for one in passes for rows in one.split(batch_size)]
+    `steps` batches of min(batch_size, n) rows that run on from one pass into the next or, if
+    `short`, end with it: the last of a pass has what remains. With `epochs` > 0 instead that many
+    passes, whose last batch may be shorter."""
+    if epochs > 0 or short:
+        count = epochs or -(-steps // -(-n // batch_size))
+        passes = [torch.randperm(n, generator=generator) for _ in range(count)]
+        rows = [rows for one in passes for rows in one.split(batch_size)]
+        return rows if epochs > 0 else rows[:steps]
     size = min(batch_size, n)
     passes = [torch.randperm(n, generator=generator) for _ in range(-(-steps * size // n))]
     drawn = torch.cat([torch.empty(0, dtype=torch.int64), *passes])

@@ -6,6 +6,7 @@ statistics of the inputs at hand, as in the paper; dropout is off, so that adapt
 Departs from the paper: all of a client's inputs are one batch, whose predictions are those after
 the last step."""
 
+import math
 from typing import Any
 
 import torch
@@ -55,27 +56,46 @@ def with_statistics(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 class TENTClient(Client):
-    """FedAvg's client that, when scored, takes `adapt_steps` SGD steps on the mean entropy."""
+    """FedAvg's client that, when scored, takes `adapt_steps` SGD steps on the mean entropy.
+
+    `bits` measures it in bits, which makes a step longer by 1 / ln 2; `adapt_clip_norm` (0: never)
+    clips its gradient. The weight decay is that of training."""
 
     def __init__(
-        self, *args: Any, adapt_steps: int = 10, parameters: str = "auto", **options: Any
+        self,
+        *args: Any,
+        adapt_steps: int = 10,
+        parameters: str = "auto",
+        bits: bool = False,
+        adapt_clip_norm: float = 0.0,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         if parameters not in PARAMETERS:
             raise ValueError(f"unknown tent.parameters {parameters!r}; known: {PARAMETERS}")
         if adapt_steps < 0:
             raise ValueError(f"tent.adapt-steps is {adapt_steps}; it must not be negative")
+        if adapt_clip_norm < 0:
+            raise ValueError(f"adapt-clip-norm is {adapt_clip_norm}; it must not be negative")
         self.adapt_steps, self.parameters = adapt_steps, parameters
+        self.unit = math.log(2) if bits else 1.0  # of the entropy, in nats
+        self.adapt_clip_norm = adapt_clip_norm
         self._steps_end: dict[str, Tensor] = {}  # the weights that made the last prediction
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the model adapted to the inputs x, from the weights last loaded."""
         sent = {name: t.clone() for name, t in self.model.state_dict().items()}
         batch_statistics(self.model, len(x) > 1)  # one sample alone has no spread
-        optimizer = SGD(self.trainable(), self.lr)
+        adapted = self.trainable()
+        optimizer = SGD(adapted, self.lr, weight_decay=self.weight_decay)
+        self.stages = {}
         for _ in range(self.adapt_steps):
             optimizer.zero_grad()
-            entropy(self.model(x)).backward()
+            z = self.model(x)
+            self.stages.setdefault("base", z.detach())
+            (entropy(z) / self.unit).backward()
+            if self.adapt_clip_norm:
+                nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
         logits = super().predict(x)
         self._steps_end = {name: t.clone() for name, t in self.model.state_dict().items()}

@@ -1,5 +1,6 @@
 """Files written whole: to a temporary file, then renamed."""
 
+import json
 import os
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def read_arrays(folder: Path) -> Arrays:
             f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>"
         )
     return load_file(file)
+
+
+def best_round(folder: Path) -> int:
+    """The round whose model a run left in its folder; 0 if it does not tell."""
+    file = folder / "summary.json"
+    return int(json.loads(file.read_text("utf-8"))["best_round"]) if file.is_file() else 0
 
 
 MODEL = "model.safetensors"

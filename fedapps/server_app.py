@@ -24,7 +24,7 @@ from fedapps.config import (
     override,
     settings,
 )
-from fedapps.files import read_arrays
+from fedapps.files import best_round, read_arrays
 from fedapps.methods import METHODS
 from fedapps.results.recorder import Recorder
 from strategies.base import PersonalizedStrategy
@@ -87,6 +87,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         evaluate_novel=bool(entry.novel),
         on_round=on_round,
         saved=read_arrays(Path(str(config["from-dir"]))) if config["from-dir"] else None,
+        saved_rounds=best_round(Path(str(config["from-dir"]))) if config["from-dir"] else 0,
         privacy=privacy,
         only_model=only,
         **({"models": sizes} if sizes and "models" in accepted(entry.strategy) else {}),

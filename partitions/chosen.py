@@ -10,15 +10,23 @@ from partitions.users import PreferenceFederation, preference_info
 
 KEYS = ("dataset", "data-dir", "image-size", "partition", "num-clients", "train-fraction",
         "standardize", "seed")  # fmt: skip
+SAME_SEED = -1  # of data-seed: the run's own
 # rules whose federation is of its own kind
 OWN = {"preference": PreferenceFederation, "cross-dataset": CrossFederation}
 
 
 def federation(config: Config) -> Federation:
-    """The federation that `config` describes, one object per process for equal settings."""
+    """The federation that `config` describes, one object per process for equal settings.
+
+    Its seed is ``data-seed``, so that runs of several seeds can have one split; -1: ``seed``."""
     relevant = {
         k: v for k, v in config.items() if k in KEYS or k.startswith("partition.") or ":" in k
     }
+    data_seed = int(config["data-seed"])
+    if data_seed < SAME_SEED:
+        raise ValueError(f"data-seed is {data_seed}; it must be at least 0, or -1 for the seed")
+    if data_seed != SAME_SEED:
+        relevant["seed"] = data_seed
     return _federation(tuple(sorted(relevant.items())))
 
 

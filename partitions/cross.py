@@ -40,6 +40,8 @@ class CrossFederation(Federation):
         self._of: list[Federation | None] = []
         for dataset, role in ((self.dataset, ~self.novel), (other, self.novel)):
             own: Config = {"partition": base, "num-clients": int(role.sum()), "train-fraction": 1.0}
+            if dataset is other:
+                own = {**own, "standardize": "none"}  # as the training clients' inputs, below
             self._of.append(Federation({**config, **own}, dataset) if role.any() else None)
         self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
         train, others = self._of

@@ -36,6 +36,8 @@ from partitions.readers.yahoo import read_yahoo
 from partitions.voices import VERSION as MADE
 from partitions.voices import generate
 
+Moment = float | tuple[float, ...]  # a mean or a deviation: one number, or one for each channel
+
 
 @dataclass(frozen=True)
 class Info:
@@ -53,6 +55,8 @@ class Info:
     columns: tuple[str, ...] = ()  # natural columns
     num_types: int = 0  # kinds of inputs that users may prefer, if labels are users' tastes
     files: str = ""  # the official files, for people
+    mean: Moment = 0.0  # of inputs in [0, 1] by channel, where customary constants are known …
+    std: Moment = 0.0  # … and the deviation; 0: they are not
 
 
 @dataclass(frozen=True)
@@ -93,17 +97,20 @@ DATASETS = {
         Info("digits", (1, 8, 8), 10, "1 797 digits of scikit-learn, embedded", scale=16.0,
              classes=tuple(string.digits)),
         Info("mnist", (1, 28, 28), 10, "70 000 digits", "ylecun/mnist", idx.read_mnist,
-             classes=tuple(string.digits), files=_IDX),
+             classes=tuple(string.digits), files=_IDX, mean=0.1307, std=0.3081),
         Info("fashion-mnist", (1, 28, 28), 10, "70 000 pieces of clothing",
              "zalando-datasets/fashion_mnist", idx.read_mnist, classes=_CLOTHING, files=_IDX),
         Info("cifar10", (3, 32, 32), 10, "60 000 photographs", "uoft-cs/cifar10", cifar(10),
-             classes=_OBJECTS, files="cifar-10-batches-py/ or cifar-10-python.tar.gz"),
+             classes=_OBJECTS, files="cifar-10-batches-py/ or cifar-10-python.tar.gz",
+             mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
         Info("cifar100", (3, 32, 32), 100, "60 000 photographs, 20 superclasses",
              "uoft-cs/cifar100", cifar(100), columns=("coarse",),
-             files="cifar-100-python/ or cifar-100-python.tar.gz"),
+             files="cifar-100-python/ or cifar-100-python.tar.gz",
+             mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)),
         Info("femnist", (1, 28, 28), 62, "characters by writer (LEAF)", "flwrlabs/femnist",
              read_femnist, classes=CHARACTERS, columns=("writer",),
-             files="LEAF's {train,test}/*.json, or emnist-byclass-*-ubyte[.gz] without writers"),
+             files="LEAF's {train,test}/*.json, or emnist-byclass-*-ubyte[.gz] without writers",
+             mean=0.1307, std=0.3081),
         Info("omniglot", (1, 28, 28), 1623, "1 623 characters of 50 alphabets",
              read=read_omniglot, columns=("alphabet",),
              files="images_background/ and images_evaluation/, or their .zip"),

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from partitions import references
-from partitions.datasets import Dataset, Info, configured
+from partitions.datasets import DATASETS, Dataset, Info, Moment, configured
 from partitions.deals import TEST, TRAIN, VALIDATION, Deal, remembered
 from partitions.registry import Config, Partition, partition
 from partitions.seeds import seed_of
@@ -12,6 +12,7 @@ from partitions.shares import Samples, Share
 
 DEFAULT_PUBLIC = -1  # of public samples: 5000, at most a sixth of the data
 DEALT = ("partition", "num-clients", "train-fraction", "seed")  # keys that decide who holds what
+STANDARDIZE = ("none", "channels", "training-clients")
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
@@ -52,8 +53,8 @@ class Federation:
         self._pooled, self._rows, self._attributes = deal.pooled, deal.rows, deal.attributes
         if self._change:
             self._rows = [self._change.rows(i, rows) for i, rows in enumerate(deal.rows)]
-        self._check_sizes(str(config["partition"]))
-        self._mean, self._std = self._moments() if config["standardize"] else (0.0, 1.0)
+        self._check_sizes(str(config["partition"]), entry.sparse)
+        self._mean, self._std = self._scaling(str(config["standardize"]))
         self._shares: dict[int, Share] = {}
         public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(deal.public))
         self.public = public if hidden else None
@@ -106,12 +107,29 @@ class Federation:
         dealt = [np.asarray(rule.load_partition(i)["row"]) for i in clients]
         return Deal(dealt, public, False, [{} for _ in clients])
 
-    def _check_sizes(self, name: str) -> None:
-        if empty := [i for i, rows in enumerate(self._rows) if len(rows) < 2]:
+    def _check_sizes(self, name: str, sparse: bool) -> None:
+        least = np.where(self.novel & sparse, 0, 2)
+        if empty := [i for i, rows in enumerate(self._rows) if len(rows) < least[i]]:
             raise ValueError(
                 f"clients {empty} got fewer than 2 samples; use fewer clients than num-clients="
                 f"{self.num_clients} or a milder partition than {name!r}"
             )
+
+    def _scaling(self, standardize: str) -> tuple[Moment, Moment]:
+        """Mean and deviation by which inputs in [0, 1] are standardised."""
+        if standardize == "none":
+            return 0.0, 1.0
+        if standardize == "training-clients":
+            return self._moments()
+        if standardize != "channels":
+            raise ValueError(f"unknown standardize {standardize!r}; known: {STANDARDIZE}")
+        if not self.info.std:
+            known = ", ".join(name for name, entry in DATASETS.items() if entry.std)
+            raise ValueError(
+                f"standardize is 'channels', but {self.info.name} has no customary constants; "
+                f"those have: {known}; 'training-clients' takes any dataset"
+            )
+        return self.info.mean, self.info.std
 
     def _moments(self) -> tuple[float, float]:
         """Mean and deviation of the training clients' inputs, over all pixels."""

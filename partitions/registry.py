@@ -20,12 +20,14 @@ class Partition:
     """A rule: ``make(config, novel)`` gives flwr-datasets' Partitioner for the roles `novel`,
     bool (num_clients,); ``change(config, novel)`` what is done to clients afterwards.
 
-    Both raise ValueError for bad options; neither needs any data."""
+    Both raise ValueError for bad options; neither needs any data. A `sparse` rule may leave novel
+    clients without samples."""
 
     make: Callable[[Config, np.ndarray], Any]
     line: str
     options: tuple[str, ...] = ()
     change: Callable[[Config, np.ndarray], Change] | None = None
+    sparse: bool = False
 
 
 def _iid(config: Config, novel: np.ndarray) -> Any:
@@ -46,7 +48,12 @@ def _shards(config: Config, novel: np.ndarray) -> Any:
 def _pathological(config: Config, novel: np.ndarray) -> Any:
     from partitions.pathological import PathologicalPartitioner
 
-    return PathologicalPartitioner(len(novel), _classes_per_client(config), _seed(config))
+    return PathologicalPartitioner(
+        len(novel),
+        _classes_per_client(config),
+        _seed(config),
+        bool(config["partition.equal-sizes"]),
+    )
 
 
 def _class_fraction(config: Config, novel: np.ndarray) -> Any:
@@ -77,10 +84,20 @@ def _dirichlet_novel(config: Config, novel: np.ndarray) -> Any:
     return NormalizedDirichletPartitioner(_alphas(config, novel), _seed(config))
 
 
+def _dirichlet_split(config: Config, novel: np.ndarray) -> Any:
+    from partitions.dirichlet_split import SplitDirichletPartitioner
+
+    return SplitDirichletPartitioner(novel, *_two_alphas(config), _seed(config))
+
+
 def _alphas(config: Config, novel: np.ndarray) -> list[float]:
+    return [_two_alphas(config)[int(one)] for one in novel]
+
+
+def _two_alphas(config: Config) -> tuple[float, float]:
+    """The concentrations of training and of novel clients."""
     alpha = float(config["partition.alpha"])
-    novel_alpha = float(config["partition.novel-alpha"])
-    return [(novel_alpha or alpha) if one else alpha for one in novel]
+    return alpha, float(config["partition.novel-alpha"]) or alpha
 
 
 def _coarse(config: Config, novel: np.ndarray) -> Any:
@@ -163,10 +180,18 @@ RULES = {
         _shards, "label-sorted shards, some per client (McMahan et al.)", ("shards-per-client",)
     ),
     "pathological": Partition(
-        _pathological, "at most some classes a client, equal sizes", ("classes-per-client",)
+        _pathological,
+        "at most some classes a client, equal sizes",
+        ("classes-per-client", "equal-sizes"),
     ),
     "dirichlet": Partition(
         _dirichlet, "class proportions from a Dirichlet distribution", ("alpha", "novel-alpha")
+    ),
+    "dirichlet-split": Partition(
+        _dirichlet_split,
+        "Dirichlet shares of each class; novel clients hold the test split (FedTTA)",
+        ("alpha", "novel-alpha"),
+        sparse=True,
     ),
     "class-fraction": Partition(
         _class_fraction,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from partitions.datasets import Info
+from partitions.datasets import Info, Moment
 
 Rows = Tensor | slice
 SUB_POPULATION = "sub-population"  # attribute of a share: the type that its user prefers
@@ -20,14 +20,14 @@ class Samples:
     """Rows `index` of inputs x (N, *shape) as stored and labels y (N,); nothing is copied.
 
     ``samples[rows]`` gives (x, y) of those of its rows: x float32 (n, *shape), the stored values
-    over `scale`, then less `mean` over `std`."""
+    over `scale`, then less `mean` over `std`, which are numbers or one for each channel."""
 
     x: Tensor
     y: Tensor
     index: Tensor
     scale: float = 255.0
-    mean: float = 0.0
-    std: float = 1.0
+    mean: Moment = 0.0
+    std: Moment = 1.0
 
     def __len__(self) -> int:
         return len(self.index)
@@ -35,10 +35,11 @@ class Samples:
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         index = self.index[rows]
         x = self.x[index].float()
+        mean, std = (_broadcast(moment, x.device) for moment in (self.mean, self.std))
         if self.scale != 1.0 or self.std != 1.0:
-            x /= self.scale * self.std
+            x /= self.scale * std
         if self.mean != 0.0:
-            x -= self.mean / self.std
+            x -= mean / std
         return x, self.y[index]
 
     def converted(self) -> Self:
@@ -53,6 +54,13 @@ class Samples:
             return self
         x, y = (_moved(tensor, str(device)) for tensor in (self.x, self.y))
         return Samples(x, y, self.index.to(device), self.scale, self.mean, self.std)
+
+
+def _broadcast(moment: Moment, device: torch.device) -> Tensor | float:
+    """One number, or (channels, 1, 1)."""
+    if isinstance(moment, tuple):
+        return torch.tensor(moment, device=device)[:, None, None]
+    return moment
 
 
 _on_device: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # source kept, so its id stays taken
@@ -138,7 +146,8 @@ class Share:
         if not (folder / META).is_file() or not (folder / DATA).is_file():
             raise ValueError(f"data-path {folder} must hold {META} and {DATA}")
         meta, arrays = json.loads((folder / META).read_text("utf-8")), load_file(folder / DATA)
-        scaling = (meta["scale"], meta["mean"], meta["std"])
+        mean, std = (tuple(m) if isinstance(m, list) else m for m in (meta["mean"], meta["std"]))
+        scaling = (meta["scale"], mean, std)
 
         def samples(x: Tensor, y: Tensor, index: Tensor | None = None) -> Samples:
             index = torch.arange(len(y)) if index is None else index

@@ -36,7 +36,7 @@ class PreferenceFederation(Federation):
             mine = self.preferred == kind
             self._rank[mine] = np.arange(mine.sum())
         self._drawn: dict[int, Tensor] = {}
-        self._mean, self._std = self._moments() if config["standardize"] else (0.0, 1.0)
+        self._mean, self._std = self._scaling(str(config["standardize"]))
 
     def share(self, client: int) -> Share:
         """The user's data. Raises ValueError for an id out of range."""

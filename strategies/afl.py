@@ -42,7 +42,8 @@ class AFL(PersonalizedStrategy):
         told = [client for client, risk in risks.items() if np.isfinite(risk)]
         before = np.array([self.mixture[client] for client in told])
         if told:
-            ascent = before + self.mixture_lr * np.array([risks[client] for client in told])
+            rate = self.decay * self.mixture_lr
+            ascent = before + rate * np.array([risks[client] for client in told])
             after = project(ascent, before.sum())
             self.mixture |= dict(zip(told, after.tolist(), strict=True))
         if sum(weights) == 0:

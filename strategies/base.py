@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
+from clients.base import LR_FACTOR
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
 from strategies.magnitude import Magnitudes, distance, scaled
@@ -26,6 +27,7 @@ from strategies.roster import Roster
 from strategies.scores import f1_scores, means
 
 CHOICES = ("skip", "stop")
+MEANS = ("clients", "samples")
 
 
 class Stop(Exception):
@@ -82,6 +84,9 @@ class PersonalizedStrategy(Strategy):
     of a former run, from which this one goes on; with 0 rounds it is only evaluated. With
     `only_model` the roster is cut to the clients whose network has that name. With `bound`
     evaluations report the empirical terms of ODPFL-HN's generalization bound as well.
+    Accuracies are means over clients or, with `mean_over` = "samples", over their samples. The
+    learning rates of round r, counted from 0, are `lr_decay` ** (r / `lr_decay_rounds`) times
+    those given, the clients' and the server's own; `saved_rounds` more where `saved` had as many.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -108,6 +113,10 @@ class PersonalizedStrategy(Strategy):
         only_model: str = "",
         bound: bool = False,
         privacy: Protection | None = None,
+        mean_over: str = "clients",
+        lr_decay: float = 1.0,
+        lr_decay_rounds: int = 10,
+        saved_rounds: int = 0,
     ) -> None:
         if not 0 < fraction_train <= 1:
             raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
@@ -119,12 +128,21 @@ class PersonalizedStrategy(Strategy):
             raise ValueError(f"max-update-norm is {max_update_norm}; it must not be negative")
         if on_client_failure not in CHOICES:
             raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
+        if mean_over not in MEANS:
+            raise ValueError(f"unknown mean-over {mean_over!r}; known: {MEANS}")
+        if not 0 < lr_decay <= 1 or lr_decay_rounds < 1:
+            raise ValueError(
+                f"lr-decay is {lr_decay} in lr-decay-rounds {lr_decay_rounds}; it must lie in "
+                f"(0, 1], and the rounds be at least 1"
+            )
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
         self.max_update_norm = max_update_norm
         self.seed, self.on_round, self.privacy = seed, on_round, privacy
-        self.saved, self.bound = saved, bound
+        self.saved, self.bound, self.mean_over = saved, bound, mean_over
+        self.lr_decay, self.lr_decay_rounds = lr_decay, lr_decay_rounds
+        self.saved_rounds = saved_rounds
         self.roster = Roster(min_available_nodes, wait, only_model)
         self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
@@ -149,6 +167,12 @@ class PersonalizedStrategy(Strategy):
         """Whether training may end before its rounds: no phase that the method needs is to come,
         and the training clients' validation can judge."""
         return not self.reports_last
+
+    @property
+    def decay(self) -> float:
+        """What the learning rates of the round at hand are to those given."""
+        before = max(self.saved_rounds + self.round - 1, 0)
+        return self.lr_decay ** (before / self.lr_decay_rounds)
 
     # What a method overrides
 
@@ -204,10 +228,15 @@ class PersonalizedStrategy(Strategy):
         """One more request and reply within the round, e.g. ``exchange("query.encode", …)``.
 
         `like` gives arrays of the names, shapes and dtypes that a node's reply must have."""
-        settings = self._config | {"server-round": self.round} | dict(config or {})
+        settings = self._config | self._round_settings() | dict(config or {})
         sent = self._messages(action, payloads, ConfigRecord(settings))
         replies = self.grid.send_and_receive([m for m, _ in sent], timeout=self.timeout)
         return self._receive(sent, replies, like or {})
+
+    def _round_settings(self) -> dict[str, Any]:
+        """What every message of a round tells its client."""
+        slowed = {LR_FACTOR: self.decay} if self.lr_decay < 1 else {}
+        return {"server-round": self.round} | slowed
 
     def training_nodes(self) -> list[Node]:
         """The training nodes of the roster, by client id."""
@@ -290,7 +319,7 @@ class PersonalizedStrategy(Strategy):
         nodes = self.sample()
         self.now.payloads = self.broadcast(self.arrays, nodes)
         asked = self.privacy.settings() if self.privacy else {}
-        settings = ConfigRecord(dict(config) | {"server-round": server_round} | asked)
+        settings = ConfigRecord(dict(config) | self._round_settings() | asked)
         self.now.sent = self._messages("train", self.now.payloads, settings)
         self.now.report = {"round": server_round, "sampled": len(nodes)}
         return [message for message, _ in self.now.sent]
@@ -358,7 +387,7 @@ class PersonalizedStrategy(Strategy):
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
         nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
         payloads = self.personalize(self.arrays, nodes)
-        extra = {"server-round": server_round} | ({"bound": True} if self.bound else {})
+        extra = self._round_settings() | ({"bound": True} if self.bound else {})
         settings = ConfigRecord(dict(config) | extra)
         self.now.sent = self._messages("evaluate", payloads, settings)
         return [message for message, _ in self.now.sent]
@@ -371,7 +400,8 @@ class PersonalizedStrategy(Strategy):
         metrics = None
         if self.now.sent:
             self.evaluation = self._receive(self.now.sent, replies, {})
-            metrics = MetricRecord({**means(self.evaluation), **f1_scores(self.evaluation)})
+            told = means(self.evaluation, self.mean_over) | f1_scores(self.evaluation)
+            metrics = MetricRecord({**told})
             if self.bound:
                 self._add_distance(metrics)
             self.now.report["evaluation"] = dict(metrics)

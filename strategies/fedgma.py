@@ -36,6 +36,6 @@ class FedGMA(PersonalizedStrategy):
         w = {name: a for name, a in arrays.items() if not is_statistic(name)}
         for name, before in w.items():
             deltas = np.stack([u.arrays[name] - before for u in updates])
-            step = self.server_lr * mask(deltas, self.agreement) * deltas.mean(0)
+            step = self.decay * self.server_lr * mask(deltas, self.agreement) * deltas.mean(0)
             w[name] = before + step.astype(before.dtype)
         return w | mean_statistics(updates)

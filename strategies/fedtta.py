@@ -1,13 +1,27 @@
-"""FedTTA's server (Ye et al., UPFL, Algorithm 1): the unweighted mean of ψ and of φ."""
+"""FedTTA's server (Ye et al., UPFL, Algorithm 1): the mean of ψ and of φ.
+
+The paper prints the plain mean; its authors' code weighs the clients by their samples."""
+
+from typing import Any
 
 from clients.arrays import Arrays
 from strategies.fedavg import FedAvg
 from strategies.replies import Update
 
+WEIGHTINGS = ("uniform", "samples")
+
 
 class FedTTA(FedAvg):
-    """ψ ← (1/M) Σ_i ψ_i, φ ← (1/M) Σ_i φ_i: every client counts the same."""
+    """ψ ← Σ_i p_i ψ_i, φ ← Σ_i p_i φ_i: p_i = 1/M ("uniform") or n_i / Σ n ("samples")."""
+
+    def __init__(self, *, weighting: str = "uniform", **options: Any) -> None:
+        super().__init__(**options)
+        if weighting not in WEIGHTINGS:
+            raise ValueError(f"unknown weighting {weighting!r}; known: {', '.join(WEIGHTINGS)}")
+        self.weighting = weighting
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The plain mean of the clients' models."""
+        """The mean of the clients' models."""
+        if self.weighting == "samples":
+            return super().aggregate(arrays, updates)
         return self.mean(arrays, updates, [1.0] * len(updates))

@@ -195,4 +195,4 @@ class ODPFLHN(PFedHN):
             self.gamma[name].grad = torch.from_numpy(gradient)
         if self.clip_norm > 0:
             nn.utils.clip_grad_norm_(self.gamma.values(), self.clip_norm)
-        self._encoder_optimizer.step()
+        self._encoder_optimizer.step(self.decay)

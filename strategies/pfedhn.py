@@ -236,7 +236,7 @@ class PFedHN(PersonalizedStrategy):
         if self.clip_norm > 0:
             learnt = [*network.parameters(), *self.embeddings.values()]
             nn.utils.clip_grad_norm_(learnt, self.clip_norm)
-        self.optimizer.step()
+        self.optimizer.step(self.decay)
         self._generated = []
         self.targets.average_counters(updates)
         return self.server_arrays()

@@ -47,6 +47,8 @@ class PFL(PersonalizedStrategy):
                 server_lr=server_lr,
                 server_momentum=server_momentum,
             )
+        self.base.lr_decay, self.base.lr_decay_rounds = self.lr_decay, self.lr_decay_rounds
+        self.base.saved_rounds = self.saved_rounds
         self.keeps_arrays = self.base.keeps_arrays
         self._heads_stay = base == "fedper"
 

@@ -50,7 +50,7 @@ class CentralAdam(PersonalizedStrategy):
             self._optimizer.add(found.values())
         for name, parameter in self._parameters.items():
             parameter.grad = torch.from_numpy(arrays[name] - mean[name])
-        self._optimizer.step()
+        self._optimizer.step(self.decay)
         return {name: p.detach().numpy().copy() for name, p in self._parameters.items()}
 
 

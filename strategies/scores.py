@@ -15,16 +15,20 @@ LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN,
 GROUPS = {"sub-population", "head", "counts"}  # of these no mean is told
 
 
-def means(updates: Sequence[Update]) -> dict[str, float]:
+def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
     """``train-…`` and ``novel-…``: the mean over clients of every number that they told.
 
-    With accuracy, the clients that told one, and novel ones' standard error."""
+    With accuracy, the clients that told one, and novel ones' standard error. `over` "samples"
+    weighs the clients by the labeled samples they were scored on, but for the standard error."""
     found: dict[str, float] = {}
     for role, novel in (("train", False), ("novel", True)):
         group = [u for u in updates if u.node.novel == novel]
         for key in sorted({key for u in group for key in u.metrics} - GROUPS):
-            values = [u.metrics[key] for u in group if key in u.metrics]
-            found[f"{role}-{key}"] = float(np.mean(values))
+            told = [u for u in group if key in u.metrics]
+            values = [u.metrics[key] for u in told]
+            counts = [u.num_examples for u in told]
+            weights = counts if over == "samples" and any(counts) else None
+            found[f"{role}-{key}"] = float(np.average(values, weights=weights))
             if key == "accuracy":
                 found[f"{role}-clients"] = len(values)
                 if novel and len(values) > 1:

@@ -31,20 +31,22 @@ class MLP(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """conv 5×5 a → maxpool 2 → conv 5×5 b → maxpool 2 → fc 512 → C (McMahan et al.).
+    """conv 5×5 a → maxpool 2 → conv 5×5 b → maxpool 2 → `fc` (512) → C (McMahan et al.).
 
     Convolutions keep the size (padding 2), so images from 4×4 on fit."""
 
-    def __init__(self, shape: Shape, num_classes: int, widths: tuple[int, int] = (32, 64)):
+    def __init__(
+        self, shape: Shape, num_classes: int, widths: tuple[int, int] = (32, 64), fc: int = 512
+    ) -> None:
         super().__init__()
         channels, height, width = _image(shape, "convnet", 4)
         self.conv1 = nn.Conv2d(channels, widths[0], 5, padding=2)
         self.conv2 = nn.Conv2d(widths[0], widths[1], 5, padding=2)
-        self.fc = nn.Linear(widths[1] * (height // 4) * (width // 4), 512)
-        self.head = nn.Linear(512, num_classes)
+        self.fc = nn.Linear(widths[1] * (height // 4) * (width // 4), fc)
+        self.head = nn.Linear(fc, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, 512) before the head."""
+        """Activations (n, fc) before the head."""
         x = convolved(x, self.conv1, self.conv2)
         return F.relu(self.fc(x.flatten(1)))
 

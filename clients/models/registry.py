@@ -28,6 +28,7 @@ NETWORKS = {
     "mlp-small": Model(partial(MLP, hidden=(100,)), "one hidden layer of 100 (pFedHN, MNIST)"),
     "mlp-big": Model(partial(MLP, hidden=(400, 400)), "two hidden layers of 400"),
     "convnet": Model(ConvNet, "two 5×5 convolutions 32/64, fc 512 (FedTTA)"),
+    "convnet-2048": Model(partial(ConvNet, fc=2048), "convnet with fc 2048 (FedTTA, FEMNIST)"),
     "convnet-small": Model(partial(ConvNet, widths=(16, 32)), "16/32 (HeteroFedTTA)"),
     "convnet-big": Model(partial(ConvNet, widths=(64, 128)), "64/128 (HeteroFedTTA)"),
     "lenet": Model(LeNet, "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"),

@@ -9,10 +9,9 @@ from typing import Self
 import partitions
 from fedapps.config import Config
 from fedapps.files import MODEL, write_text
-from partitions.datasets import Info
+from partitions.datasets import Info, Moment
 
 FILE = "serving.json"
-Moment = float | list[float]  # one number, or one for each channel
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Card:
     def parse(cls, text: str) -> Self:
         """The card that `text` wrote."""
         told = json.loads(text)
-        lists = {key: tuple(told[key]) for key in ("shape", "classes")}
+        lists = {key: tuple(value) for key, value in told.items() if isinstance(value, list)}
         return cls(**(told | lists))
 
 
@@ -64,11 +63,11 @@ def make_card(config: Config) -> Card:
     classes: tuple[str, ...] = info.classes
     mean: Moment | None = 0.0
     std: Moment | None = 1.0
-    if len(classes) != info.num_classes or config["standardize"] not in (False, "none"):
+    if len(classes) != info.num_classes or config["standardize"] != "none":
         try:
             federation = partitions.federation(config)
         except ValueError:  # a server of real nodes has no data
-            mean, std = (None, None) if config["standardize"] else (mean, std)
+            mean, std = (None, None) if config["standardize"] != "none" else (mean, std)
         else:
             one = federation.share(0).everything
             classes = federation.dataset.classes or classes

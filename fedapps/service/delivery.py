@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from clients.arrays import model_arrays
 from clients.tent import entropy
 from fedapps.files import MODEL, write_arrays, write_text
-from fedapps.service.card import Card, Moment
+from fedapps.service.card import Card
 from fedapps.service.inputs import Inputs
+from partitions.datasets import Moment
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
 
@@ -42,7 +43,7 @@ def _as_wide(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
     """One number, or one for each channel, to go with inputs (n, *shape)."""
     assert moment is not None  # inputs could not have been made otherwise
     numbers = torch.tensor(moment)
-    return numbers.reshape(-1, *[1] * (len(shape) - 1)) if isinstance(moment, list) else numbers
+    return numbers.reshape(-1, *[1] * (len(shape) - 1)) if isinstance(moment, tuple) else numbers
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,9 @@ def unlabeled(
             "that `fedapps data --export` wrote, which holds them"
         )
     scale = 1.0 if x.is_floating_point() else PICTURE if picture else card.scale
-    mean, std = (tuple(m) if isinstance(m, list) else m for m in (card.mean, card.std))
     none = torch.full((len(x),), UNLABELED)
     labels = none if labels is None else labels
-    everything = Samples(x, none, torch.arange(len(x)), scale, mean, std)  # type: ignore[arg-type]
+    everything = Samples(x, none, torch.arange(len(x)), scale, card.mean, card.std)
     names = names or [str(row) for row in range(len(x))]
     return Inputs(names, _novel(everything, None), labels, torch.ones(len(x), dtype=torch.bool))
 

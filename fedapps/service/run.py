@@ -18,7 +18,7 @@ from fedapps.bridge import answer
 from fedapps.client_app import build_client, method_model
 from fedapps.config import Config, construct, saved_configuration
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import HANDOUT, read_arrays
+from fedapps.files import HANDOUT, best_round, read_arrays
 from fedapps.methods import METHODS
 from fedapps.service.card import Card, read_card
 from fedapps.service.delivery import Personal, Served
@@ -117,6 +117,7 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         min_available_nodes=0,
         evaluate_novel=bool(entry.novel),
         saved=read_arrays(run.folder),
+        saved_rounds=best_round(run.folder),
         privacy=None,
     )
     _, initial = method_model(run.method, config, run.card.info())

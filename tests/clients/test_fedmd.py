@@ -39,12 +39,13 @@ def client(cls=FedMDClient, model="mlp-small", **options):
     return cls(net, share(**data), local_steps=2, batch_size=4, **options)
 
 
+@pytest.mark.parametrize("direction", ["student-teacher", "teacher-student"])
 @pytest.mark.parametrize("weight", [0.0, 0.8])
-def test_equation_14_by_hand(weight):
+def test_equation_14_by_hand(weight, direction):
     """f(x) = w x at x = 1, w = (ln 3, 0), g(z) = z₁ − z₂, η_inner = ½ ln 3: p = (¾, ¼) and
     ψ̃ = (½ ln 3, ½ ln 3), p̃ = (½, ½). Teachers q = (½, ½) and q̃ = (¾, ¼):
 
-    KL(p̃‖q̃) = ½ ln ⅔ + ½ ln 2 and KL(p‖q) = ¾ ln 1.5 + ¼ ln ½."""
+    KL(p̃‖q̃) = ½ ln ⅔ + ½ ln 2 and KL(p‖q) = ¾ ln 1.5 + ¼ ln ½; the reverse ones change places."""
     base, adaptation = nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         base.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
@@ -55,6 +56,7 @@ def test_equation_14_by_hand(weight):
         inner_lr=math.log(3) / 2,
         batch_size=1,
         base_weight=weight,
+        kl_direction=direction,
     )
     teacher = {
         "logits/base": torch.tensor([[0.0, 0.0]]),
@@ -62,6 +64,8 @@ def test_equation_14_by_hand(weight):
     }
     personalized = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
     plain = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    if direction == "teacher-student":
+        personalized, plain = plain, personalized
     loss = student.distillation(torch.ones(1, 1), teacher).item()
     assert loss == pytest.approx(personalized + weight * plain, rel=1e-5)
 
@@ -74,8 +78,12 @@ def test_digest_losses_by_hand():
     mae = FedMDClient(model, data).distillation(one, {"logits": torch.tensor([[2.0, -2.0]])})
     assert mae.item() == 2.0
     kl = FedMDClient(model, data, digest_loss="kl")
-    told = kl.distillation(one, {"logits": torch.tensor([[3.0, 1.0]]).log()}).item()
+    teacher = {"logits": torch.tensor([[3.0, 1.0]]).log()}
+    told = kl.distillation(one, teacher).item()
     assert told == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+    reverse = FedMDClient(model, data, digest_loss="kl", kl_direction="teacher-student")
+    told = reverse.distillation(one, teacher).item()
+    assert told == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
 
 
 @pytest.mark.parametrize("float16", [False, True])
@@ -112,24 +120,77 @@ def test_a_novel_client_digests_when_scored_and_keeps_nothing(cls):
     assert novel.score({}, {"server-round": 1}) != told
 
 
-@pytest.mark.parametrize("adapt_on", ["public", "own"])
+@pytest.mark.parametrize("adapt_on", ["public", "public-set", "own"])
 def test_public_logits_of_both_models(adapt_on):
-    """ "own": f(D_p; ψ̃) with ψ̃ of the training inputs; "public": each batch adapts for itself."""
-    one = client(HeteroFedTTAClient, adapt_on=adapt_on)
+    """ "own": f(D_p; ψ̃) with ψ̃ of the training inputs; "public": each batch adapts for itself;
+    "public-set": ψ̃ by the mean ‖g‖ over batches of 3, 3, 3 and 1 of D_p's ten samples."""
+    one = client(HeteroFedTTAClient, adapt_on=adapt_on, public_batch_size=3, inner_loss="batches")
     one.load({})
     told = one.communicate()
     public = one.public
     torch.testing.assert_close(told["logits/base"], one.base(public).detach())
     if adapt_on == "public":
-        expected = torch.cat([one.adapt(x)[1] for x in public.split(4)]).detach()
+        expected = torch.cat([one.adapt(x)[1] for x in public.split(3)]).detach()
     else:
-        ell = one.personalization(one.base(one.share.train[:][0]))
+        batches = public.split(3) if adapt_on == "public-set" else one.share.train[:][0].split(4)
+        ell = sum(one.adaptation(one.base(x)).square().sum().sqrt() for x in batches) / len(batches)
         steps = torch.autograd.grad(ell, list(one.base.parameters()))
         with torch.no_grad():
             for p, step in zip(one.base.parameters(), steps, strict=True):
                 p.sub_(one.inner_lr * step)
         expected = one.base(public).detach()
     torch.testing.assert_close(told["logits/personalized"], expected)
+
+
+def test_heterogeneous_tent_tells_the_logits_of_the_model_adapted_to_the_public_set():
+    """One step of lr 0.1 on the mean entropy of D_p, or none."""
+    plain = client(HeteroTENTClient, adapt_steps=1, lr=0.1)
+    one = client(HeteroTENTClient, adapt_steps=1, lr=0.1, communicate_adapted=True)
+    told, adapted = (c.load({}) or c.communicate()["logits"] for c in (plain, one))
+    torch.testing.assert_close(told, one.model(one.public).detach())
+    log_p = one.model(one.public).log_softmax(1)
+    entropy = -(log_p.exp() * log_p).sum() / 10
+    steps = torch.autograd.grad(entropy, list(one.model.parameters()))
+    with torch.no_grad():
+        for p, step in zip(one.model.parameters(), steps, strict=True):
+            p.sub_(0.1 * step)
+    torch.testing.assert_close(adapted, one.model(one.public).detach())
+
+
+def test_heterogeneous_tent_clips_what_it_trains_on():
+    """With lr 1 and two steps whose gradients are clipped at 0.01 no weights move by more than
+    0.02 in norm; unclipped they do."""
+    moved = []
+    for clip in (0.01, 0.0):
+        one = client(HeteroTENTClient, lr=1.0, clip_norm=clip)
+        one.load({})
+        one.fit_locally({})
+        after = {n: p.detach().numpy() for n, p in one.model.named_parameters()}
+        moved.append(math.sqrt(sum(((after[n] - one.initial[n]) ** 2).sum() for n in after)))
+    assert moved[0] <= 0.02 * 1.001 < moved[1]
+
+
+def test_an_initialization_of_its_own():
+    """Of each client; kept by one that trains, and drawn anew by a novel one in every round."""
+
+    def start(**options):
+        one = client(initialization="own", **options)
+        one.wake({"server-round": 3})
+        return one.model.layers[0].weight.detach().clone()
+
+    shared, own, other = client().model.layers[0].weight, start(client=1), start(client=2)
+    assert not torch.equal(own, shared) and not torch.equal(own, other)
+    assert torch.equal(own, start(client=1))
+    trained = client(initialization="own", client=1)
+    trained.train({}, {"server-round": 3})
+    kept = trained.model.layers[0].weight.detach().clone()
+    trained.wake({"server-round": 4})
+    assert torch.equal(trained.model.layers[0].weight, kept)
+    novel = client(initialization="own", novel=True)
+    draws = [
+        (novel.wake({"server-round": r}), novel.model.layers[0].weight.clone())[1] for r in (1, 2)
+    ]
+    assert not torch.equal(*draws)
 
 
 def test_adaptation_networks_by_size():
@@ -148,6 +209,14 @@ def test_bad_settings_are_named():
         client(digest_epochs=0)
     with pytest.raises(ValueError, match=r"base-weight is -1"):
         client(HeteroFedTTAClient, base_weight=-1)
+    with pytest.raises(ValueError, match=r"'random'.*own"):
+        client(initialization="random")
+    with pytest.raises(ValueError, match=r"'up'.*student-teacher"):
+        client(kl_direction="up")
+    with pytest.raises(ValueError, match="public-batch-size is -1"):
+        client(public_batch_size=-1)
+    with pytest.raises(ValueError, match="clip-norm is -1"):
+        client(HeteroTENTClient, clip_norm=-1)
     with pytest.raises(ValueError, match=r"'all'.*public"):
         client(HeteroFedTTAClient, adapt_on="all")
 

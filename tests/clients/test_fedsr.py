@@ -71,6 +71,23 @@ def test_training_repeats_and_learns_all_its_parts():
         assert not np.array_equal(a, sent[name]), name
 
 
+def test_a_widened_layer_gives_mean_and_deviation():
+    """784-200-400: the deviation is softplus of what ReLU leaves, at least softplus(0) = ln 2."""
+    info = Info("tiny", (1, 28, 28), 10, "")
+    base = build_model("mlp", info.shape, 10, 0)
+    net = FedSRClient.build(base, info, representation="widened")
+    assert [tuple(p.shape) for p in net.body.parameters()] == [
+        (200, 784), (200,), (400, 200), (400,),
+    ]  # fmt: skip
+    assert (net.head.in_features, net.head.out_features) == (200, 10)
+    mean, scale = net.distribution(torch.randn(50, 1, 28, 28, generator=torch.manual_seed(0)))
+    assert mean.shape == scale.shape == (50, 200)
+    assert mean.min() == 0 and scale.min().item() == pytest.approx(math.log(2))
+    assert mean.max() > 0 and scale.max() > 0.7
+    with pytest.raises(ValueError, match=r"'wide'.*widened"):
+        FedSRClient.build(base, info, representation="wide")
+
+
 def test_settings_out_of_range():
     with pytest.raises(ValueError, match="l2r"):
         make(l2r=-1.0)

@@ -8,7 +8,9 @@ from torch import nn
 from clients.adaptation import kl
 from clients.base import UNLABELED, Client
 from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
+from partitions.datasets import Info
 from partitions.shares import Samples, Share
 from strategies.fedavg import FedAvg
 from strategies.fedtta import FedTTA
@@ -65,6 +67,99 @@ def test_one_sample_by_hand():
     assert loss.item() == pytest.approx(math.log(2))
     assert client.base.weight.grad.flatten().tolist() == pytest.approx([-0.5, 0.5])
     assert client.adaptation.weight.grad.flatten().tolist() == pytest.approx([0.25, -0.25])
+
+
+@pytest.mark.parametrize("direction", ["student-teacher", "teacher-student"])
+def test_equation_13_by_hand(direction):
+    """x = 1, y = 0, w = (ln 3, 0), a = (1, −1), η_inner = ½ ln 3, so that ψ̃ = (½ ln 3, ½ ln 3):
+    CE = ln 2 with the gradient (−½, ½). p = (¾, ¼), the server's q = (½, ½), μ = 0.7.
+
+    As printed KL(p‖q) = ¾ ln 1.5 + ¼ ln ½, and ∂KL(p‖q)/∂z_k = p_k (ln(p_k/q_k) − KL): with
+    ln 1.5 − ln ½ = ln 3 that is ±(3/16) ln 3. The reverse is KL(q‖p) = ½ ln ⅔ + ½ ln 2, and
+    ∂KL(q‖p)/∂z = p − q = (¼, −¼)."""
+    client = FedTTAClient(
+        line(w=[0.0, 0.0], a=[1.0, -1.0]), share(ONE), mu=0.7, inner_lr=math.log(3) / 2,
+        batch_size=1, kl_direction=direction,
+    )  # fmt: skip
+    client.remember()
+    with torch.no_grad():
+        client.base.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
+    loss = client.loss(*ONE[:])
+    loss.backward()
+    if direction == "student-teacher":
+        kl_, slope = 0.75 * math.log(1.5) + 0.25 * math.log(0.5), 3 / 16 * math.log(3)
+    else:
+        kl_, slope = 0.5 * math.log(2 / 3) + 0.5 * math.log(2), 0.25
+    assert loss.item() == pytest.approx(math.log(2) + 0.7 * kl_, rel=1e-5)
+    gradient = client.base.weight.grad.flatten().tolist()
+    assert gradient == pytest.approx([-0.5 + 0.7 * slope, 0.5 - 0.7 * slope], rel=1e-5)
+
+
+THREE = torch.tensor([[1.0], [2.0], [3.0]])
+
+
+@pytest.mark.parametrize("passes", [1, 3, 100])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_step_over_unequal_batches_by_hand(clip, passes):
+    """x = 1, 2, 3 in batches of two, w = (2, 1), a = (1, −1): g_j = x_j, and the mean of
+    ‖(1, 2)‖ = √5 and ‖(3)‖ = 3 is ℓ_per = (√5 + 3)/2 with the gradient ℓ_per·a, of norm √2 ℓ_per.
+
+    A step of η = 0.1 with the weight decay 0.5 leads to w − 0.1 (ℓ_per·a + 0.5 w), clipped at 1 to
+    w − 0.1 (a/√2 + 0.5 w)."""
+    client = FedTTAClient(
+        line(w=[2.0, 1.0], a=[1.0, -1.0]), share(ONE), inner_lr=0.1, weight_decay=0.5,
+        inner_loss="batches", batch_size=2, adapt_clip_norm=clip, adapt_batch_size=passes,
+    )  # fmt: skip
+    before, after = client.steps(THREE, 1)
+    ell = (5**0.5 + 3) / 2
+    assert before.personalization == pytest.approx(ell)
+    length = 1 / 2**0.5 if clip else ell
+    expected = [2 - 0.1 * (length + 1.0), 1 - 0.1 * (-length + 0.5)]
+    assert after.parameters["weight"].flatten().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_trained_step_on_a_short_batch_by_hand():
+    """One of two samples, x = 3: ‖g‖ = |3 (w₁ − w₂)| as it is, or times √(2/1). With the weight
+    decay 0.5 and η = 0.1: ψ̃ = w − 0.1 (‖g‖·a + 0.5 w), and f(3; ψ̃) = 3 ψ̃."""
+    for inner_loss, length in (("batches", 3.0), ("whole", 3 * 2**0.5)):
+        client = FedTTAClient(
+            line(w=[2.0, 1.0], a=[1.0, -1.0]), share(ONE), inner_lr=0.1, weight_decay=0.5,
+            inner_loss=inner_loss, batch_size=2,
+        )  # fmt: skip
+        adapted = client.adapt(THREE[2:])[1].flatten().tolist()
+        expected = [3 * (2 - 0.1 * (length + 1.0)), 3 * (1 - 0.1 * (-length + 0.5))]
+        assert adapted == pytest.approx(expected, rel=1e-5)
+
+
+def test_momentum_of_the_adaptation_model_alone():
+    """Two steps under gradients that do not change, g = (1, −1): φ moves by η g and η (1 + m) g,
+    ψ by η_outer g twice. With y = 0 and w = (0, 0), g(z) = a·z with a = 0 leaves ψ̃ = ψ; so CE's
+    gradient is set by hand."""
+    model = line(w=[0.0, 0.0], a=[0.0, 0.0])
+    client = FedTTAClient(
+        model, share(ONE), lr=0.1, adapt_lr=0.01, adapt_momentum=0.9, clip_norm=0.0,
+        local_steps=2, batch_size=1,
+    )  # fmt: skip
+
+    def loss(x, y):
+        z = model.base.weight.flatten() + model.adaptation.weight.flatten()
+        return z[0] - z[1]
+
+    client.loss = loss
+    client.fit_locally({})
+    assert model.base.weight.flatten().tolist() == pytest.approx([-0.2, 0.2])
+    assert model.adaptation.weight.flatten().tolist() == pytest.approx([-0.029, 0.029])
+
+
+def test_the_two_networks_have_draws_of_their_own():
+    """g's first weights are not f's first draws, scaled by the two layers' widths."""
+    info = Info("test", (4,), 4, "")
+    base = build_model("mlp", (4,), 4, seed=0)
+    model = FedTTAClient.build(base, info, seed=0)
+    f, g = model.base.layers[0].weight.flatten(), model.adaptation[0].weight.flatten()
+    assert abs(np.corrcoef(f[:128].detach(), g.detach())[0, 1]) < 0.5
+    other = FedTTAClient.build(base, info, seed=1)
+    assert not torch.equal(other.adaptation[0].weight, model.adaptation[0].weight)
 
 
 def test_kl_by_hand():
@@ -158,13 +253,17 @@ def test_without_inner_step_and_clipping_it_is_fedavg_bit_for_bit():
         assert not np.array_equal(array, base(0).initial[name])
 
 
-def test_the_server_takes_the_plain_mean():
-    """(1 + 4) / 2, whatever the sample counts are."""
+def test_the_servers_mean_by_hand():
+    """(1 + 4) / 2, whatever the sample counts are, or (9·1 + 1·4) / 10 by them."""
     replies = [
         Update(Node(i, i), {"w": np.float32([w])}, n, {})
         for i, (w, n) in enumerate([(1, 9), (4, 1)])
     ]
     assert FedTTA().aggregate({}, replies)["w"].tolist() == [2.5]
+    by_samples = FedTTA(weighting="samples").aggregate({}, replies)["w"]
+    assert by_samples.tolist() == pytest.approx([1.3])
+    with pytest.raises(ValueError, match=r"'equal'.*uniform"):
+        FedTTA(weighting="equal")
 
 
 def test_each_network_is_clipped_apart():
@@ -286,11 +385,20 @@ def test_a_novel_client_without_labels_gets_predictions_and_no_accuracy():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("mu", -1.0), ("clip_norm", -1.0), ("max_steps", 0), ("patience", 0), ("inner_lr", -0.5)],
-)
+    [
+        ("mu", -1.0), ("clip_norm", -1.0), ("max_steps", 0), ("patience", 0), ("inner_lr", -0.5),
+        ("adapt_clip_norm", -1.0), ("adapt_momentum", -0.1),
+    ],
+)  # fmt: skip
 def test_bad_settings_are_named(key, value):
     with pytest.raises(ValueError, match=f"{key.replace('_', '-')} is {value}"):
         FedTTAClient(network(nn.ReLU()), share(ONE), **{key: value})
+
+
+@pytest.mark.parametrize("key", ["inner_loss", "kl_direction"])
+def test_unknown_choices_are_named(key):
+    with pytest.raises(ValueError, match=rf"unknown {key.replace('_', '-')} 'half'; known: "):
+        FedTTAClient(network(nn.ReLU()), share(ONE), **{key: "half"})
 
 
 def test_a_model_without_adaptation_network_is_refused():

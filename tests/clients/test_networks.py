@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from clients.models import build_model
 from clients.models.networks import convolved
 
 
@@ -14,6 +15,12 @@ def test_a_block_is_convolution_pooling_relu(weight, expected):
     nn.init.constant_(layer.weight, weight)
     x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
     assert convolved(x, layer).tolist() == [[[[expected]]]]
+
+
+def test_the_convnet_of_femnist():
+    """fc 2048 takes 64·7·7 = 3136 activations and gives 2048."""
+    net = build_model("convnet-2048", (1, 28, 28), 62, seed=0)
+    assert net.fc.weight.shape == (2048, 3136) and net.head.weight.shape == (62, 2048)
 
 
 def test_flattened_features_keep_the_order_of_channels():

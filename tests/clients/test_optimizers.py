@@ -25,11 +25,12 @@ def network():
     return nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
 
 
-def trained(make, options):
+def trained(make, options, own=None):
+    own = own or {}
     net = network()
     groups = [
         {"params": list(net[0].parameters())},
-        {"params": list(net[1].parameters()), "lr": 0.5},
+        {"params": list(net[1].parameters()), "lr": 0.5} | own,
     ]
     optimizer = make(groups, lr=0.1, **options)
     for step in range(5):
@@ -45,6 +46,22 @@ def trained(make, options):
 def test_the_steps_are_torch_s(ours, theirs, options):
     for one, two in zip(trained(ours, options), trained(theirs, options), strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_group_may_have_a_momentum_of_its_own():
+    own = {"momentum": 0.8}
+    for options in ({}, {"momentum": 0.5, "weight_decay": 0.01}):
+        pairs = zip(trained(SGD, options, own), trained(torch.optim.SGD, options, own), strict=True)
+        assert all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_a_step_may_be_shortened():
+    """p = 1, gradient 2: at a quarter of the rates 0.1 and 0.5 the groups move by 0.05 and 0.25."""
+    p, q = nn.Parameter(torch.tensor([1.0])), nn.Parameter(torch.tensor([1.0]))
+    optimizer = SGD([{"params": [p]}, {"params": [q], "lr": 0.5}], lr=0.1)
+    (p.square() + q.square()).sum().backward()
+    optimizer.step(0.25)
+    assert (p.item(), q.item()) == (pytest.approx(0.95), pytest.approx(0.75))
 
 
 def test_sgd_by_hand():

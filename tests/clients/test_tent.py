@@ -46,6 +46,23 @@ def test_one_step_by_hand():
     assert tent.predict(torch.ones(1, 1))[0].tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_a_step_in_bits_with_weight_decay_by_hand(clip):
+    """As above in bits: the gradient is ∓(3/16) ln 3 / ln 2, of norm √2 (3/16) ln 3 / ln 2, or 0.1
+    if clipped; a step of lr ½ also takes ½·0.2 w off."""
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
+    one = samples_of(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+    share = Share(train=one, validation=one, test=None, everything=one, novel=True)
+    options = {"adapt_steps": 1, "bits": True, "adapt_clip_norm": clip, "weight_decay": 0.2}
+    tent = TENTClient(model, share, lr=0.5, **options)
+    slope = 0.1 / 2**0.5 if clip else 3 / 16 * math.log(3) / math.log(2)
+    expected = [math.log(3) * 0.9 + 0.5 * slope, -0.5 * slope]
+    assert tent.predict(torch.ones(1, 1))[0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert tent.stages["base"][0].tolist() == pytest.approx([math.log(3), 0.0])
+
+
 LAYERS = {
     "batchnorm": lambda: (nn.BatchNorm1d(8), nn.ReLU()),
     "layernorm": lambda: (nn.LayerNorm(8), nn.ReLU()),
@@ -99,3 +116,5 @@ def test_bad_settings_are_named():
         client(parameters="some")
     with pytest.raises(ValueError, match="adapt-steps is -1"):
         client(adapt_steps=-1)
+    with pytest.raises(ValueError, match="adapt-clip-norm is -1"):
+        client(adapt_clip_norm=-1)

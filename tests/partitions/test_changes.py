@@ -104,7 +104,7 @@ def test_subsampled_novel_clients_keep_a_nested_share(divide, fraction):
 def test_standardised_changes_use_the_training_clients_moments(divide):
     """Standardising is affine, so a changed input is (changed / 16 − mean) / deviation."""
     changes = {"partition": "corrupted", "num_clients": 4, "partition_rotation": 20.0}
-    raw, scaled = divide(**changes), divide(standardize=True, **changes)
+    raw, scaled = divide(**changes), divide(standardize="training-clients", **changes)
     client = int(np.flatnonzero(raw.novel)[0])
     x, z = (fed.share(client).everything for fed in (raw, scaled))
     assert torch.allclose(z[:][0], (x[:][0] - z.mean) / z.std, atol=1e-5)

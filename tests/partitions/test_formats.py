@@ -245,7 +245,7 @@ def test_novel_clients_of_another_dataset(tmp_path, monkeypatch):
     miniatures.stl10(tmp_path / "stl10")
     config = defaults() | {
         "dataset": "cifar10", "data-dir": str(tmp_path), "partition": "cross-dataset",
-        "partition.base": "iid", "num-clients": 6, "standardize": True,
+        "partition.base": "iid", "num-clients": 6, "standardize": "training-clients",
     }  # fmt: skip
     fed = federation(config)
     assert isinstance(fed, CrossFederation)
@@ -285,3 +285,20 @@ def test_classes_are_matched_by_name():
     assert tuple(both.x.shape) == (4, 1, 4, 4)
     # 0, 80, 120, 200 of 255 are 0, 5, 8, 13 of 16
     assert both.x[:, 0, 2, 2].tolist() == [0, 5, 8, 13]
+
+
+def test_channels_are_standardised_by_customary_constants(tmp_path, monkeypatch):
+    """CIFAR-10: (v / 255 − m_c) / s_c for a stored v, with its own m and s in each channel; the
+    same where they are converted at once, saved and loaded."""
+    miniatures.cifar(tmp_path / "cifar10", 10, monkeypatch)
+    config = {"dataset": "cifar10", "data-dir": str(tmp_path), "partition": "iid"}
+    fed = federation(defaults() | config | {"standardize": "channels"})
+    share = fed.share(0)
+    stored = fed.dataset.x[share.train.index].double()
+    for c, (m, s) in enumerate(((0.4914, 0.2023), (0.4822, 0.1994), (0.4465, 0.2010))):
+        expected = (stored[:, c] / 255 - m) / s
+        torch.testing.assert_close(share.train[:][0][:, c].double(), expected, atol=1e-5, rtol=0)
+    share.save(tmp_path / "out", fed.info)
+    loaded = type(share).load(tmp_path / "out")[0].train
+    assert torch.equal(loaded[:][0], share.train[:][0])
+    assert torch.equal(share.train.converted()[:][0], share.train[:][0])

@@ -37,7 +37,7 @@ def test_class_counts_are_the_clients(toy, divide):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"partition": "class-fraction", "standardize": True},
+        {"partition": "class-fraction", "standardize": "training-clients"},
         {"partition": "rotated", "partition_public_samples": 30},
         {"partition": "iid", "partition_test_fraction": 0.2},
     ],

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedapps.config import defaults
 from partitions import Federation
+from partitions.datasets import info
 from partitions.shares import Samples
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
@@ -154,12 +155,22 @@ def test_impossible_requests_name_value_and_choices(changes, words):
 
 
 def test_standardised_training_inputs_have_mean_zero_and_deviation_one():
-    fed = federation(partition="iid", num_clients=4, standardize=True)
+    fed = federation(partition="iid", num_clients=4, standardize="training-clients")
     inputs = np.concatenate(
         [fed.share(i).everything[:][0].numpy().ravel() for i in np.flatnonzero(~fed.novel)]
     )
     assert inputs.mean() == pytest.approx(0, abs=1e-4)
     assert inputs.std() == pytest.approx(1, abs=1e-4)
+
+
+def test_one_channel_is_standardised_by_its_constants():
+    """MNIST's: 0.1307 and 0.3081; a dataset without constants says who has some."""
+    known = info("mnist")
+    assert (known.mean, known.std) == (0.1307, 0.3081)
+    with pytest.raises(ValueError, match=r"digits has no customary constants.*mnist.*cifar100"):
+        federation(standardize="channels")
+    with pytest.raises(ValueError, match=r"'yes'.*training-clients"):
+        federation(standardize="yes")
 
 
 def test_inputs_lie_in_the_unit_interval_by_default():
@@ -170,7 +181,7 @@ def test_inputs_lie_in_the_unit_interval_by_default():
 
 
 def test_a_saved_share_is_the_share(tmp_path):
-    fed = federation(partition="iid", standardize=True)
+    fed = federation(partition="iid", standardize="training-clients")
     share = fed.share(3)
     share.save(tmp_path, fed.info)
     loaded, info = type(share).load(tmp_path)

@@ -5,6 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import SMALL, federate
+
+from partitions import federation
 
 few = settings(max_examples=12, deadline=None)
 seeds = st.integers(0, 10**6)
@@ -210,3 +213,100 @@ def test_public_samples_are_nobodys(toy, divide, held, seed, count):
 def test_impossible_requests_name_value_and_choices(divide, changes, message):
     with pytest.raises(ValueError, match=message):
         divide(**changes)
+
+
+# FedTTA's protocol
+
+
+@few
+@given(seed=seeds, clients=st.sampled_from([5, 10, 15]), per_client=st.sampled_from([2, 4]))
+def test_pathological_shards_of_unequal_sizes(toy, divide, held, seed, clients, per_client):
+    """Classes of 370, 371, … 374 samples, each cut into clients·k/5 parts: nothing is left over."""
+    labels = np.repeat(np.arange(5), np.arange(370, 375))
+    fed = divide(
+        toy(labels), partition="pathological", num_clients=clients, seed=seed,
+        partition_classes_per_client=per_client, partition_equal_sizes=False,
+    )  # fmt: skip
+    parts = held(fed)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(1860))
+    cuts = clients * per_client // 5
+    for rows in parts:
+        counts = np.bincount(labels[rows], minlength=5)
+        assert np.count_nonzero(counts) <= per_client
+        shards = counts / (np.arange(370, 375) / cuts)  # a shard is 1 ± 1/30
+        assert np.round(shards).sum() == per_client
+
+
+def test_classes_that_do_not_divide_the_shards_are_told(toy, divide):
+    with pytest.raises(ValueError, match=r"num-clients=7 .* 14 shards, which 5 classes"):
+        divide(toy(np.arange(200) % 5), partition="pathological", num_clients=7,
+               partition_equal_sizes=False)  # fmt: skip
+
+
+def split(divide, data, **changes):
+    return divide(data, partition="dirichlet-split", num_clients=20, **changes)
+
+
+@few
+@given(seed=seeds, novel_alpha=st.sampled_from([0.01, 0.05, 0.5, 10.0]))
+def test_training_clients_hold_the_training_split_whatever_the_novel_alpha(
+    toy, divide, held, seed, novel_alpha
+):
+    """Their very rows, and their cut into training and validation."""
+    data = toy(np.arange(3000) % 10, num_train=2400)
+    try:
+        one, two = (
+            split(divide, data, seed=seed, partition_alpha=0.3, partition_novel_alpha=alpha)
+            for alpha in (novel_alpha, 1.0)
+        )
+    except ValueError as error:  # a training client was left with less than two samples
+        assert "fewer than 2 samples" in str(error)
+        return
+    for part in ("train", "validation", "everything"):
+        for client, (mine, again) in enumerate(zip(held(one, part), held(two, part), strict=True)):
+            if not one.novel[client]:
+                assert mine.tolist() == again.tolist()
+    everything = held(one)
+    train = np.concatenate([everything[i] for i in np.flatnonzero(~one.novel)])
+    test = np.concatenate([everything[i] for i in np.flatnonzero(one.novel)])
+    assert sorted(train.tolist()) == list(range(2400))
+    assert sorted(test.tolist()) == list(range(2400, 3000))
+
+
+def test_dirichlet_split_statistics(toy, divide, held):
+    """Shares p ~ Dir(α) of a class over n clients: E Σ p² = (α + 1) / (nα + 1), for n = 10 and
+    α = 1 and 0.1 that is 2/11 and 0.55."""
+    data = toy(np.arange(12_000) % 10, num_train=6000)
+    for novel_alpha, expected in ((1.0, 2 / 11), (0.1, 0.55)):
+        squares = []
+        for seed in range(12):
+            fed = split(
+                divide, data, seed=seed, partition_alpha=5.0, partition_novel_alpha=novel_alpha
+            )
+            parts = [rows for i, rows in enumerate(held(fed)) if fed.novel[i]]
+            squares.append((shares_of(data.y.numpy(), parts, 10) ** 2).sum(0).mean())
+        assert np.mean(squares) == pytest.approx(expected, rel=0.08)
+
+
+def test_novel_clients_without_samples_are_left_out_of_the_means():
+    """Digits over three novel clients at α = 0.01: some get nothing, and no reply is dropped."""
+    config = SMALL | {
+        "partition": "dirichlet-split", "num-clients": 10, "train-fraction": 0.3, "rounds": 1,
+        "partition.alpha": 10.0, "partition.novel-alpha": 0.01,
+    }  # fmt: skip
+    fed = federation(config)
+    sizes = np.array([len(fed.share(i).everything) for i in range(10)])
+    assert (sizes[fed.novel] == 0).any() and (sizes[~fed.novel] >= 2).all()
+    for method in ("fedtta++", "tent"):
+        result, _ = federate(**config | {"method": method})
+        told = result.evaluate_metrics_clientapp[1]
+        assert told["novel-clients"] == np.count_nonzero(sizes[fed.novel])
+        assert told["train-clients"] == 3
+
+
+@pytest.mark.parametrize("key", ["partition_alpha", "partition_novel_alpha"])
+def test_concentrations_of_the_split_must_be_positive(toy, divide, key):
+    with pytest.raises(ValueError, match=r"-1\.0.*> 0"):
+        split(divide, toy(np.arange(60) % 3, num_train=30), **{key: -1.0})
+    with pytest.raises(ValueError, match="no test split"):
+        split(divide, toy(np.arange(60) % 3))

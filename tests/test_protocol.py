@@ -1,0 +1,226 @@
+"""What papers leave to their code: a decaying learning rate, one split for several seeds, means
+over samples, and that labels of novel clients choose nothing."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import MetricRecord
+from tiny import SMALL, federate, share, update
+
+import partitions
+from clients.base import Client
+from clients.sgd import batches
+from fedapps.client_app import app, method_model
+from fedapps.config import accepted, keywords
+from fedapps.engines.grid import InProcessGrid
+from fedapps.methods import METHODS
+from fedapps.server_app import run
+from strategies.afl import AFL
+from strategies.base import Round
+from strategies.fedavg import FedAvg
+from strategies.fedgma import FedGMA
+from strategies.replies import Node
+from strategies.scores import means
+
+# Decaying rates
+
+
+def test_the_factor_of_a_round_by_hand():
+    """0.5 in every 4 rounds, from round 1 on: 1 in round 1, 0.5 in round 5, 0.5^(5/4) in round 6;
+    three rounds later where the saved model had as many."""
+    strategy, later = (FedAvg(lr_decay=0.5, lr_decay_rounds=4, saved_rounds=n) for n in (0, 3))
+    for round_, expected in ((0, 1.0), (1, 1.0), (5, 0.5), (6, 0.5**1.25)):
+        strategy.now = Round(round_)
+        assert strategy.decay == pytest.approx(expected)
+    later.now = Round(2)
+    assert later.decay == 0.5
+    for bad in ({"lr_decay": 0.0}, {"lr_decay": 1.1}, {"lr_decay_rounds": 0}):
+        with pytest.raises(ValueError, match=r"lr-decay is .*lr-decay-rounds"):
+            FedAvg(**bad)
+
+
+class Watched(InProcessGrid):
+    """What each message told of the learning rates."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.told: list[tuple[str, int, float | None]] = []
+
+    def _deliver(self, message):
+        config = message.content.config_records["config"]
+        if "server-round" in config:
+            kind = message.metadata.message_type
+            self.told.append((kind, config["server-round"], config.get("lr-factor")))
+        return super()._deliver(message)
+
+
+def test_clients_are_told_the_factor_with_every_message():
+    """Training, evaluation and further exchanges; without decay the messages are as ever."""
+    config = SMALL | {"method": "odpfl-hn", "lr-decay": 0.5, "lr-decay-rounds": 1}
+    grid = Watched.simulation(app, config, 6)
+    run(grid, config, "in-process")
+    kinds = {kind for kind, _, _ in grid.told}
+    assert kinds == {"train", "evaluate", "query.encode", "train.backprop"}
+    assert all(factor == 0.5 ** (round_ - 1) for _, round_, factor in grid.told)
+    grid = Watched.simulation(app, SMALL, 6)
+    run(grid, SMALL, "in-process")
+    assert {factor for _, _, factor in grid.told} == {None}
+
+
+def test_a_slowed_client_steps_shorter():
+    """w = 0, x = 1, y = 0: the gradient is (−½, ½); lr 0.4 at a factor ¼ moves by 0.1·½."""
+    model = torch.nn.Linear(1, 2, bias=False)
+    start = {"weight": np.zeros((2, 1), np.float32)}
+    client = Client(model, share([[1.0]], [0]), lr=0.4, local_steps=1, batch_size=1)
+    for factor, step in ((0.25, 0.05), (1.0, 0.2), (0.25, 0.05)):
+        reply, _, _ = client.fit(list(start.values()), {"lr-factor": factor})
+        assert reply[0].flatten().tolist() == pytest.approx([step, -step])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_learning_rate_of_a_client_decays(method):
+    """Its settings named lr or …-lr are its `rates`, but those that only the server reads."""
+    cls = METHODS[method].client
+    own = {key for one in cls.__mro__ if "__init__" in vars(one) for key in keywords(one.__init__)}
+    assert {key for key in own if key == "lr" or key.endswith("_lr")} == set(cls.rates)
+    assert accepted(cls).keys() >= set(cls.rates)
+
+
+def test_servers_rates_decay():
+    """FedGMA: w = 0, Δ = 1, η_g = 2 at a factor ½ gives 1. AFL: λ = (½, ½), L = (1, 2) and
+    γ_λ = 0.2 at ½ give Π(0.6, 0.7) = (0.45, 0.55)."""
+    decay = {"lr_decay": 0.5, "lr_decay_rounds": 1}
+    fedgma = FedGMA(server_lr=2.0, agreement=0.0, **decay)
+    fedgma.now = Round(2)
+    after = fedgma.aggregate({"w": np.zeros(1)}, [update(i, {"w": np.ones(1)}) for i in (0, 1)])
+    assert after["w"].tolist() == [1.0]
+    afl = AFL(mixture_lr=0.2, **decay)
+    afl.now, afl.nodes = Round(2), [Node(0, 0), Node(1, 1)]
+    afl.aggregate({}, [update(i, {"w": np.ones(1)}, risk=i + 1.0) for i in (0, 1)])
+    assert list(afl.mixture.values()) == pytest.approx([0.45, 0.55])
+
+
+@pytest.mark.parametrize("method", ["pfedhn", "odpfl-hn", "pfl-ensemble", "global"])
+def test_servers_optimizers_are_slowed(method):
+    """With a decay to nearly nothing the server's arrays stop in the second round."""
+    changes = {"method": method, "partition": "preference" if method == "global" else "iid"}
+    if method == "pfl-ensemble":
+        changes |= {"pfl-ensemble.base": "pfedhn"}
+    stopped = {"lr-decay": 1e-12, "lr-decay-rounds": 1}
+    one, two = (federate(**changes, **stopped, rounds=rounds)[0] for rounds in (1, 2))
+    free = federate(**changes, rounds=2)[0]
+    for name, array in two.arrays.items():
+        np.testing.assert_allclose(array.numpy(), one.arrays[name].numpy(), rtol=1e-3, atol=1e-6)
+    assert any(not np.array_equal(a.numpy(), free.arrays[n].numpy()) for n, a in two.arrays.items())
+
+
+def test_a_saved_models_rates_are_those_of_its_round(tmp_path):
+    """TENT from a model of round 2 is scored as it was in that round."""
+    decay = {"method": "tent", "lr-decay": 0.1, "lr-decay-rounds": 1, "evaluate-every": 2}
+    first, _ = federate(**decay, **{"output-dir": str(tmp_path)})
+    again, _ = federate(**decay, **{"from-dir": str(tmp_path), "rounds": 0})
+    expected = dict(first.evaluate_metrics_clientapp[2])
+    assert dict(again.evaluate_metrics_clientapp[0]) == expected
+    fresh, _ = federate(**(decay | {"lr-decay": 1.0, "from-dir": str(tmp_path), "rounds": 0}))
+    assert dict(fresh.evaluate_metrics_clientapp[0]) != expected
+
+
+# Mini-batches, means, splits
+
+
+def test_short_batches_end_with_their_pass():
+    """Seven samples in threes: 3, 3, 1 a pass; a fourth batch is the start of the next."""
+    drawn = batches(7, 3, steps=4, epochs=0, generator=torch.Generator().manual_seed(0), short=True)
+    assert [len(rows) for rows in drawn] == [3, 3, 1, 3]
+    assert sorted(torch.cat(drawn[:3]).tolist()) == list(range(7))
+    client = Client(torch.nn.Linear(1, 2), share([[1.0]] * 7, [0] * 7), local_steps=4, batch_size=3)
+    assert [len(rows) for rows in client.rows({})] == [3, 3, 3, 3]
+    client.short_batches = True
+    assert [len(rows) for rows in client.rows({})] == [3, 3, 1, 3]
+
+
+def test_means_over_clients_and_over_samples():
+    """Accuracies 1 of 1 sample and 0.5 of 3: ¾ over clients, 2.5/4 over samples."""
+    replies = [update(0, {}, 1, accuracy=1.0), update(1, {}, 3, accuracy=0.5)]
+    assert means(replies)["train-accuracy"] == 0.75
+    assert means(replies, "samples")["train-accuracy"] == 0.625
+    unlabeled = [update(0, {}, 0, entropy=1.0), update(1, {}, 0, entropy=2.0)]
+    assert means(unlabeled, "samples") == {"train-entropy": 1.5}
+    with pytest.raises(ValueError, match=r"mean-over 'rounds'.*samples"):
+        FedAvg(mean_over="rounds")
+    told = [dict(federate(**{"mean-over": over})[0].evaluate_metrics_clientapp[2]) for over in
+            ("clients", "samples")]  # fmt: skip
+    assert told[0].keys() == told[1].keys()
+
+
+def test_one_split_for_several_seeds():
+    """data-seed deals and gives roles; seed still decides the model and the batches."""
+    one, two, other = (
+        partitions.federation(SMALL | {"data-seed": data, "seed": seed})
+        for data, seed in ((24, 0), (24, 1), (-1, 24))
+    )
+    assert one is two is other
+    rows, others = (f.share(0).everything.index for f in (one, partitions.federation(SMALL)))
+    assert rows.tolist() != others.tolist()
+    weights = [
+        method_model("fedavg", SMALL | {"data-seed": 24, "seed": seed}, one.info)[1]
+        for seed in (0, 1)
+    ]
+    assert not np.array_equal(weights[0]["head.weight"], weights[1]["head.weight"])
+    with pytest.raises(ValueError, match="data-seed is -2"):
+        partitions.federation(SMALL | {"data-seed": -2})
+
+
+# Labels of novel clients
+
+
+@pytest.mark.parametrize("method", ["tent", "fedtta", "fedtta++", "heterotent", "heterofedtta"])
+def test_permuted_novel_labels_change_nothing_but_novel_accuracy(method, tmp_path, monkeypatch):
+    """Not the predictions, not the entropies, not the steps taken, not the chosen round."""
+    from clients.base import Client
+
+    predictions: list[torch.Tensor] = []
+    score = Client._score
+
+    def kept(self, key, samples, metrics):
+        predict = self.predict
+        self.predict = lambda x: predictions.append(predict(x)) or predictions[-1]
+        return score(self, key, samples, metrics)
+
+    monkeypatch.setattr(Client, "_score", kept)
+    config = SMALL | {"method": method, "rounds": 3, "partition": "iid", "lr": 0.1}
+    config |= {"heterotent.novel-digest-epochs": 1, "heterofedtta.novel-digest-epochs": 1}
+    seen = []
+    for name in ("true", "permuted"):
+        fed = partitions.federation(
+            config | ({"partition.public-samples": -1} if "hetero" in method else {})
+        )
+        labels = fed.dataset.y
+        truth = labels.clone()
+        if name == "permuted":
+            held = torch.cat(
+                [fed.share(int(i)).everything.index for i in np.flatnonzero(fed.novel)]
+            )
+            order = torch.randperm(len(held), generator=torch.Generator().manual_seed(0))
+            labels[held] = truth[held[order]]
+        predictions.clear()
+        try:
+            result, _ = federate(**config | {"output-dir": str(tmp_path / name)})
+        finally:
+            labels.copy_(truth)
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        seen.append((list(predictions), result.evaluate_metrics_clientapp, summary["best_round"]))
+    (one, rounds, best), (two, others, chosen) = seen
+    assert best == chosen
+    assert len(one) == len(two) > 0 and all(map(torch.equal, one, two))
+    labeled = {"novel-accuracy", "novel-loss", "novel-sem", "novel-base-accuracy",
+               "novel-one-step-accuracy"}  # fmt: skip
+    for a, b in zip(rounds.values(), others.values(), strict=True):
+        assert isinstance(a, MetricRecord) and a.keys() == b.keys()
+        assert {k: v for k, v in a.items() if k not in labeled} == {
+            k: v for k, v in b.items() if k not in labeled
+        }
+    assert any(a["novel-accuracy"] != b["novel-accuracy"]
+               for a, b in zip(rounds.values(), others.values(), strict=True))  # fmt: skip
