@@ -41,6 +41,7 @@ class Client(NumPyClient):
     rates: tuple[str, ...] = ("lr",)  # its attributes that are learning rates: they may decay
     needs_public = False  # True: learns from public samples, which no client owns
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
+    remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
 
     def __init__(
         self,

@@ -6,10 +6,12 @@ Departs from the paper: batches of a batched encoding are weighed by their sizes
 a mean-pooling encoder equals the encoding in one pass; for ε ≥ 1, where the classic Gaussian
 mechanism does not hold, the noise is that of the analytic one (Balle and Wang, ICML 2018)."""
 
+import hashlib
 import math
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,11 +32,15 @@ class ODPFLHNClient(Client):
     (0: all in one). With `training` = "two-phase" it fits the encoder to the server's embedding
     in `encoder_steps` steps of `encoder_local_lr`.
 
-    A novel client with `dp_epsilon` > 0 adds the Gaussian noise of (ε, δ)-differential privacy
-    with respect to replacing one input, drawn by `dp_generator`; a "seeded" one protects only
-    against who does not know the run's seed."""
+    A novel client with `descriptor_epsilon` > 0 protects itself: it adds Gaussian noise and
+    answers at most `descriptor_answers` different γ, with (ε, δ)-differential privacy of all its
+    answers together with respect to replacing one input; the same γ gets the same answer again,
+    as long as its inputs are the same.
+    What it spent it keeps. Noise is drawn by `dp_generator`; a "seeded" one protects only against
+    who does not know the run's seed."""
 
     exchanges = ("query.encode", "train.backprop")
+    remembers = ("query.encode",)
     rates = ("lr", "encoder_local_lr")
 
     def __init__(
@@ -44,8 +50,9 @@ class ODPFLHNClient(Client):
         encode_batch_size: int = 0,
         encoder_steps: int = 5,
         encoder_local_lr: float = 0.01,
-        dp_epsilon: float = 0.0,
-        dp_delta: float = 0.01,
+        descriptor_epsilon: float = 0.0,
+        descriptor_delta: float = 0.01,
+        descriptor_answers: int = 1,
         dp_generator: str = "system",
         **options: Any,
     ) -> None:
@@ -55,20 +62,24 @@ class ODPFLHNClient(Client):
             ("encode-batch-size", encode_batch_size),
             ("encoder-steps", encoder_steps),
             ("encoder-local-lr", encoder_local_lr),
-            ("dp-epsilon", dp_epsilon),
+            ("descriptor-epsilon", descriptor_epsilon),
         ):
             if value < 0:
                 raise ValueError(f"{key} is {value}; it must not be negative")
-        if not 0 < dp_delta < 1:
-            raise ValueError(f"dp-delta is {dp_delta}; it must lie between 0 and 1")
+        if not 0 < descriptor_delta < 1 or descriptor_answers < 1:
+            raise ValueError(
+                f"descriptor-delta is {descriptor_delta} and descriptor-answers "
+                f"{descriptor_answers}; they must lie in (0, 1) and be at least 1"
+            )
         generator(dp_generator, 0, "dp")  # refuses an unknown one
         assert isinstance(self.model, Described)
         self.target, self.encoder = self.model.target, self.model.encoder
         self.encode_samples, self.encode_batch_size = encode_samples, encode_batch_size
         self.encoder_steps, self.encoder_local_lr = encoder_steps, encoder_local_lr
-        self.dp_epsilon, self.dp_delta = dp_epsilon, dp_delta
+        self.descriptor_epsilon, self.descriptor_delta = descriptor_epsilon, descriptor_delta
+        self.descriptor_answers = descriptor_answers
         self.dp_generator = dp_generator
-        if dp_epsilon:
+        if descriptor_epsilon:
             self.encoder.sensitivity(1)  # refuses at once what cannot be bounded
 
     @classmethod
@@ -91,8 +102,9 @@ class ODPFLHNClient(Client):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The generated network; what its descriptor cost a private novel client is told."""
         super().receive(arrays, config)
-        if self.dp_epsilon and self.share.novel:
-            self.adapted = {"epsilon": self.dp_epsilon, "delta": self.dp_delta}
+        if self.descriptor_epsilon and self.share.novel:
+            epsilon, delta = self.descriptor_epsilon, self.descriptor_delta
+            self.adapted = {"epsilon": epsilon, "delta": delta}
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The generated network, without the encoder."""
@@ -101,16 +113,44 @@ class ODPFLHNClient(Client):
     # The three exchanges
 
     def encode(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """e_i = g({x}; γ), from labels none; a private novel client adds noise and tells its σ."""
-        self.load(arrays)
-        with torch.no_grad():
-            e, n = self.descriptor(config)
-        if self.dp_epsilon and self.share.novel:
-            sigma = noise_scale(self.encoder.sensitivity(n), self.dp_epsilon, self.dp_delta)
+        """e_i = g({x}; γ), from labels none; a private novel client adds noise and tells its σ.
+
+        Raises ValueError if that client's budget does not allow for another γ."""
+        private = bool(self.descriptor_epsilon) and self.share.novel
+        known = digest(arrays | self._inputs()) if private else ""
+        if f"answer/{known}" not in self.state:
+            self.load(arrays)
+            with torch.no_grad():
+                e, n = self.descriptor(config)
+            if not private:
+                return to_numpy({DESCRIPTOR: e}), {}
             counters = int(config.get("server-round", 0)), self.client
             source = generator(self.dp_generator, self.seed, "dp", *counters)
-            return noised(to_numpy({DESCRIPTOR: e}), sigma, source), {"dp-sigma": sigma}
-        return to_numpy({DESCRIPTOR: e}), {}
+            sigma = self._spend(self.encoder.sensitivity(n))
+            noisy = noised(to_numpy({DESCRIPTOR: e}), sigma, source)[DESCRIPTOR]
+            self.state |= {f"answer/{known}": noisy, f"sigma/{known}": np.array(sigma)}
+        told = {"dp-sigma": float(self.state[f"sigma/{known}"])}
+        return {DESCRIPTOR: self.state[f"answer/{known}"]}, told
+
+    def _inputs(self) -> Arrays:
+        """What a private descriptor describes; other inputs would be another question."""
+        samples = self.share.everything
+        return {"inputs": samples.x[samples.index].numpy()}
+
+    def _spend(self, sensitivity: float) -> float:
+        """σ of one answer more, whose (Δ/σ)² is taken from the budget.
+
+        k answers with the noise of sensitivity √k Δ are together one with that of Δ (μ-GDP)."""
+        whole = noise_scale(1.0, self.descriptor_epsilon, self.descriptor_delta) ** -2
+        spent, cost = float(self.state.get("spent", 0.0)), whole / self.descriptor_answers
+        if spent + cost > whole * (1 + 1e-9):
+            raise ValueError(
+                f"this client has answered what descriptor-epsilon {self.descriptor_epsilon:g} and "
+                f"descriptor-answers {self.descriptor_answers} allow, and this is another encoder, "
+                "or its data have changed"
+            )
+        self.state["spent"] = np.array(spent + cost)
+        return sensitivity / cost**0.5
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """w̃_i: local SGD from w_i; where an embedding e_i comes along, the encoder is fitted."""
@@ -167,6 +207,14 @@ class ODPFLHNClient(Client):
             optimizer.step()
             losses.append(float(loss.detach()))
         return losses[0] if losses else 0.0
+
+
+def digest(arrays: Arrays) -> str:
+    """What tells one question from another."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(name.encode() + arrays[name].tobytes())
+    return found.hexdigest()
 
 
 def noise_scale(sensitivity: float, epsilon: float, delta: float) -> float:

@@ -1,46 +1,57 @@
-"""Differential privacy on the client: the update clipped as one, then noised if it is local.
+"""Differential privacy on the client: what of a reply may leave under the run's `dp`.
 
-Clipping is Flower's own `fixedclipping_mod`: it takes the change of all arrays of a train reply
-together, and train messages here have the shape that it wants (one record each way, the same
-names). Flower's `LocalDpMod` is not used: it fixes ε and δ of one message and draws from numpy's
-global generator."""
+A train reply leaves as the change clipped as one, then noised where the privacy is local, and
+says nothing else; of its properties a client tells the public ones. Flower's `fixedclipping_mod`
+and `LocalDpMod` are not used: the first fails on a change of zeros and passes one that is not
+finite, the second fixes ε and δ of one message and draws from numpy's global generator."""
 
 import os
 from typing import Protocol
 
 import numpy as np
 import scipy  # its modules load where they are used
-from flwr.app import Context, Message
-from flwr.clientapp.mod import fixedclipping_mod
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from clients.arrays import Arrays, from_record, to_record
 from partitions.seeds import seed_of
 
 NOISE = "dp-local-noise"  # key of a train message's config: deviation of the client's noise
+MODES = ("none", "local", "central")
 GENERATORS = ("system", "seeded")
+EVERYTHING = "everything"
+COVERS = (EVERYTHING, "model-updates")
+PUBLIC = {"client", "novel", "model", "input-size"}  # properties that say nothing of the samples
+VOLUNTEERED = {"prototype"}  # a property that tells a sub-population; see `FedEmbedClient`
 
 
-class Normal(Protocol):
-    """What draws standard normal numbers."""
+class Source(Protocol):
+    """What draws random numbers."""
+
+    def random(self, size: int) -> np.ndarray:
+        """Independent draws, uniform in [0, 1)."""
+        ...
 
     def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
-        """Independent draws of the given shape."""
+        """Independent standard normal draws of the given shape."""
         ...
 
 
 class SystemGenerator:
-    """Standard normal numbers from the operating system's secure source."""
+    """Random numbers from the operating system's secure source."""
+
+    def random(self, size: int) -> np.ndarray:
+        """Uniform multiples of 2⁻⁵²."""
+        whole = np.frombuffer(os.urandom(8 * size), np.uint64) >> np.uint64(12)
+        return whole.astype(float) / 2.0**52
 
     def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
         """Φ⁻¹ of uniform multiples of 2⁻⁵², shifted by half a step off 0 and 1."""
-        count = int(np.prod(size))
-        whole = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(12)
-        return scipy.special.ndtri((whole.astype(float) + 0.5) / 2.0**52).reshape(size)
+        uniform = self.random(int(np.prod(size))) + 2.0**-53
+        return scipy.special.ndtri(uniform).reshape(size)
 
 
-def generator(name: str, seed: int, purpose: str, *counters: int) -> Normal:
+def generator(name: str, seed: int, purpose: str, *counters: int) -> Source:
     """The system's generator, or for tests one that the seed decides.
 
     Raises ValueError for an unknown name."""
@@ -51,7 +62,16 @@ def generator(name: str, seed: int, purpose: str, *counters: int) -> Normal:
     return np.random.default_rng(seed_of(seed, purpose, *counters))
 
 
-def noised(arrays: Arrays, deviation: float, source: Normal) -> Arrays:
+def clipped(change: Arrays, norm: float) -> Arrays:
+    """min(1, C / ‖Δ‖₂) Δ, all arrays as one vector; zeros for a Δ that is not finite."""
+    length = sum(float(np.square(a, dtype=float).sum()) for a in change.values()) ** 0.5
+    if not np.isfinite(length):
+        return {name: np.zeros_like(a) for name, a in change.items()}
+    scale = min(1.0, norm / length) if length else 1.0
+    return {name: scale * a for name, a in change.items()}
+
+
+def noised(arrays: Arrays, deviation: float, source: Source) -> Arrays:
     """The arrays + N(0, deviation²) in every entry, dtypes kept."""
     return {
         name: (a + deviation * source.standard_normal(a.shape)).astype(a.dtype)
@@ -59,24 +79,65 @@ def noised(arrays: Arrays, deviation: float, source: Normal) -> Arrays:
     }
 
 
+def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in the dtype, rounded if that is of whole numbers."""
+    return (np.rint(array) if dtype.kind in "iu" else array).astype(dtype)
+
+
 def private(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Flower mod for train messages: clip and noise the reply if the server asks for it."""
-    config = dict(message.content.config_records.get("config") or {})
-    if KEY_CLIPPING_NORM not in config:
-        return call_next(message, context)
-    reply = fixedclipping_mod(message, context, call_next)
-    if reply.has_error() or not config.get(NOISE):
-        return reply
+    """Flower mod for every message: lets out of the reply what the run's privacy lets leave.
+
+    Raises ValueError, which reaches the server as an error reply, for a message whose answer
+    nothing covers, and for local privacy whose noise the server did not name."""
     options = context.run_config
+    if options.get("dp", "none") == "none":
+        return call_next(message, context)
+    action, everything = message.metadata.message_type, options["dp-covers"] == EVERYTHING
+    if everything and action not in ("query", "train"):
+        raise ValueError(f"dp-covers is 'everything', and the answer to {action!r} is not covered")
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    if action == "query":
+        names = PUBLIC if everything else PUBLIC | VOLUNTEERED
+        for key, told in reply.content.config_records.items():
+            reply.content[key] = ConfigRecord({n: v for n, v in told.items() if n in names})
+    elif action != "evaluate":
+        for key in reply.content.metric_records:
+            reply.content[key] = MetricRecord({"num-examples": 1})
+    if action == "train":
+        _protect(message, reply, context)
+    return reply
+
+
+def _protect(message: Message, reply: Message, context: Context) -> None:
+    """Clip the reply's change, by the client's own setting, and add noise if it is local."""
+    options = context.run_config
+    config = {k: v for r in message.content.config_records.values() for k, v in r.items()}
+    deviation = 0.0
+    if options["dp"] == "local":
+        deviation = float(str(config.get(NOISE, 0)))
+        least = float(options["dp-noise-multiplier"]) * float(options["dp-clip"])
+        if deviation <= 0 or deviation < least:
+            raise ValueError(f"dp is 'local', but the server asked for noise of {deviation:g}")
     client = int(context.node_config.get("partition-id", context.node_id))
     source = generator(
         str(options["dp-generator"]),
         int(options["seed"]),
         "dp-local",
-        int(str(config["server-round"])),
+        int(str(config.get("server-round", 0))),
         client,
     )
-    for name, record in reply.content.array_records.items():
-        deviation = float(str(config[NOISE]))
-        reply.content[name] = to_record(noised(from_record(record), deviation, source))
-    return reply
+    sent: Arrays = {}
+    for record in message.content.array_records.values():
+        sent |= from_record(record)
+    ((key, record),) = reply.content.array_records.items()  # two would be clipped apart
+    trained = from_record(record)
+    if trained.keys() != sent.keys():
+        raise ValueError(f"a private reply must have the names {sorted(sent)}")
+    change = {name: a.astype(float) - sent[name] for name, a in trained.items()}
+    change = clipped(change, float(options["dp-clip"]))
+    if deviation:
+        change = noised(change, deviation, source)
+    moved = {n: as_type(sent[n] + c, trained[n].dtype) for n, c in change.items()}
+    reply.content[key] = to_record(moved)

@@ -123,7 +123,8 @@ def privacy(
     for epsilon in map(float, epsilons.split(",")):
         points = []
         for count in map(int, counts.split(",")):
-            keys = {"encode-samples": count, "dp-epsilon": epsilon, "dp-delta": delta}
+            private = {"descriptor-epsilon": epsilon, "descriptor-delta": delta}
+            keys = {"encode-samples": count} | private
             told = later(run, **{f"odpfl-hn.{key}": value for key, value in keys.items()})["novel"]
             points.append((count, 100 * told["accuracy"], 100 * told["sem"]))
             print(f"ε {epsilon or np.inf}: {count} samples, {points[-1][1]:.2f} %")

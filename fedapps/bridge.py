@@ -18,8 +18,9 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     """Let the client that `make` builds for the method at hand answer the message.
 
     The method is the message's ``method``, else the run's. The client's state is loaded before
-    and stored after ``train`` messages only, so that evaluation changes nothing; it is also
-    written to the node's ``state-dir``, if it has one."""
+    and stored after ``train`` messages and those it `remembers`, so that evaluation changes
+    nothing; it is also written to the node's ``state-dir``, if it has one. That happens before
+    the reply leaves."""
     config, arrays = unpack(message.content)
     method = str(config.get("method", context.run_config.get("method", "")))
     client = make(context, method)
@@ -44,7 +45,7 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
         named, metrics = getattr(client, action.partition(".")[2])(arrays, config)
         reply["arrays"] = to_record(named)
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
-    if action.startswith("train"):
+    if action.startswith("train") or action in client.remembers:
         _store_state(context, method, client)
     return Message(reply, reply_to=message)
 

@@ -199,12 +199,12 @@ def check(config: Config) -> None:
 
     method = check_method(config["method"])
     check_run(config)
-    check_privacy(config, method)
+    privacy = check_privacy(config, method)
     dealt = len(str(config["client-models"]).split(","))
     for client in range(min(dealt, int(config["num-clients"]))):
         node = {"partition-id": client, "num-partitions": config["num-clients"]}
         make_client(Context(0, 0, node, RecordDict(), config), method)
-    construct(METHODS[method].strategy, config=config, method=method)
+    construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
 
 
 def _experiment(arguments: list[str], saved: Path | None) -> Experiment:

@@ -37,8 +37,8 @@ def make_client(context: Context, method: str) -> Client:
     if (card := service.card_of(context)) is not None:
         share = service.inputs_of(context, card).share
         info, client_id = card.info(), service.CLIENT if share.novel else client_id
-        if share.novel and "dp-epsilon" in node:  # the privacy that it wants for itself
-            config[f"{method}.dp-epsilon"] = float(node["dp-epsilon"])
+        if share.novel and "descriptor-epsilon" in node:  # the privacy that it wants for itself
+            config[f"{method}.descriptor-epsilon"] = float(node["descriptor-epsilon"])
     elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
     else:
@@ -157,7 +157,7 @@ class App(ClientApp):
         """The reply; the bridge refuses what is no exchange of the method at hand."""
         category, _, action = message.metadata.message_type.partition(".")
         if action and message.metadata.message_type not in self._registered_funcs:
-            getattr(self, category)(action)(_answer)
+            getattr(self, category)(action, mods=[private])(_answer)
         return super().__call__(message, context)
 
 
@@ -166,8 +166,8 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 app = App()
-app.query()(_answer)
+app.query(mods=[private])(_answer)
 app.train(mods=[private])(_answer)
-app.evaluate()(_answer)
+app.evaluate(mods=[private])(_answer)
 app.query("wants")(service.wants)
 app.query("serve")(lambda message, context: service.serve(message, context, make_client))

@@ -46,3 +46,4 @@ def best_round(folder: Path) -> int:
 
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # models of its clients that a method may hand out
+PRIVACY = "privacy.json"  # what its users have spent

@@ -1,5 +1,6 @@
 """The Flower ServerApp: builds the method's strategy and runs it."""
 
+import json
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedapps.config import (
     override,
     settings,
 )
-from fedapps.files import best_round, read_arrays
+from fedapps.files import PRIVACY, best_round, read_arrays, write_text
 from fedapps.methods import METHODS
 from fedapps.results.recorder import Recorder
 from strategies.base import PersonalizedStrategy
@@ -74,6 +75,8 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     output = str(config["output-dir"])
     callbacks = make_callbacks(config)
     recorder = Recorder(config, engine, Path(output) if output else None)
+    if privacy is not None and output:
+        privacy.on_spend = lambda state: write_text(Path(output) / PRIVACY, json.dumps(state))
 
     def on_round(report: dict[str, Any]) -> None:
         recorder.record(report, strategy)
@@ -109,9 +112,18 @@ def shared_arrays(config: Config, method: str, model: str) -> Arrays:
 
 
 def check_privacy(config: Config, method: str) -> Privacy | None:
-    """The run's differential privacy, None without. Raises ValueError for bad settings, and for
-    a kind of privacy that the method cannot keep."""
-    privacy: Privacy = construct(Privacy, config=config, method=method)
+    """The run's differential privacy, None without; what a run that it goes on from has spent is
+    spent here, too. Raises ValueError for bad settings, and for what no ε would hold for."""
+    own, spent = settings(config, method), None
+    if own["dp"] != "none" and own["from_dir"]:
+        ledger = Path(own["from_dir"]) / PRIVACY
+        if not ledger.is_file():
+            raise ValueError(
+                f"dp is {own['dp']!r}, but {own['from_dir']} holds no {PRIVACY}: its model was "
+                "trained without privacy, so that no ε would hold for what comes of it"
+            )
+        spent = json.loads(ledger.read_text("utf-8"))
+    privacy: Privacy = construct(Privacy, config=config, method=method, spent=spent)
     if privacy.mode == "none":
         return None
     if privacy.mode not in METHODS[method].dp:

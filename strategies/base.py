@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
 from clients.base import LR_FACTOR
+from clients.privacy import EVERYTHING
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
 from strategies.magnitude import Magnitudes, distance, scaled
@@ -37,21 +38,36 @@ class Stop(Exception):
 class Protection(Protocol):
     """Differential privacy of a run, see `strategies.privacy.Privacy`."""
 
-    mode: str
-    poisson: bool
+    expected: float  # users in a round, where it is a secret how many there are
+    hides_participants: bool
+    covers: str
 
     def settings(self) -> dict[str, Any]:
         """What train messages tell the clients."""
         ...
 
-    def protect(
-        self, updates: Sequence[Update], sent: Sequence[Arrays], round_: int, users: int
-    ) -> list[Update]:
-        """The updates to aggregate in place of those that came."""
+    def admit(self, what: str) -> None:
+        """Something leaves clients that the budget does not cover; ValueError if it must."""
         ...
 
-    def report(self) -> dict[str, float]:
-        """What of the budget is spent."""
+    def toss(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
+        """The round's nodes by secret coins, perhaps none; None: they may be known."""
+        ...
+
+    def spend(self, nodes: Sequence[Node]) -> None:
+        """These nodes are about to be asked to train."""
+        ...
+
+    def protect(self, updates: Sequence[Update], arrays: Arrays, round_: int) -> list[Update]:
+        """The updates to aggregate in place of those that came, which started from `arrays`."""
+        ...
+
+    def released(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a round's report may be written down."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What of the budget is spent, and what that covers."""
         ...
 
 
@@ -67,6 +83,7 @@ class Round:
     clipped: int = 0  # updates beyond max-update-norm
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     started: float = field(default_factory=time.monotonic)
+    evaluated: bool = False  # whether an evaluation is due, be it of nobody
 
 
 class PersonalizedStrategy(Strategy):
@@ -212,8 +229,8 @@ class PersonalizedStrategy(Strategy):
         """The server's next arrays from valid replies, which come sorted by client."""
         raise NotImplementedError
 
-    def report(self) -> dict[str, float]:
-        """Numbers of the method's own for the round's metrics, e.g. a privacy budget."""
+    def report(self) -> dict[str, Any]:
+        """What the method has to say of itself for the round's metrics, e.g. a privacy budget."""
         return {}
 
     # What methods call
@@ -247,16 +264,8 @@ class PersonalizedStrategy(Strategy):
         nodes = self.training_nodes()
         if not nodes:
             raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
-        if self.privacy is not None and self.privacy.poisson:
-            return self._toss(nodes)
-        return self._draw("sample", nodes, self.fraction_train)
-
-    def _toss(self, nodes: Sequence[Node]) -> list[Node]:
-        """Each node by a coin of its own; again if nobody is drawn."""
-        generator = np.random.default_rng(seed_of(self.seed, "sample", self.round))
-        while not (chosen := generator.random(len(nodes)) < self.fraction_train).any():
-            continue
-        return [node for node, one in zip(nodes, chosen, strict=True) if one]
+        tossed = self.privacy.toss(nodes, self.round) if self.privacy else None
+        return self._draw("sample", nodes, self.fraction_train) if tossed is None else tossed
 
     def _draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
         """A share of the nodes by the generator of (seed, purpose, round), by client id."""
@@ -318,7 +327,10 @@ class PersonalizedStrategy(Strategy):
         self._meet()
         nodes = self.sample()
         self.now.payloads = self.broadcast(self.arrays, nodes)
-        asked = self.privacy.settings() if self.privacy else {}
+        asked: dict[str, Any] = {}
+        if self.privacy is not None:
+            self.privacy.spend(list(self.now.payloads))
+            asked = self.privacy.settings()
         settings = ConfigRecord(dict(config) | self._round_settings() | asked)
         self.now.sent = self._messages("train", self.now.payloads, settings)
         self.now.report = {"round": server_round, "sampled": len(nodes)}
@@ -333,17 +345,18 @@ class PersonalizedStrategy(Strategy):
             self.now.sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
         )
         self._stop_on_failure()
-        if len(updates) < self.min_valid_replies:
+        nobody_drawn = not self.now.report["sampled"]  # a private round of noise alone
+        if len(updates) < self.min_valid_replies and not nobody_drawn:
+            found = f"{len(updates)} valid replies of {len(self.now.sent)}"
             raise RuntimeError(
-                f"round {server_round}: {len(updates)} valid replies of {len(self.now.sent)}, "
-                f"min-valid-replies is {self.min_valid_replies}; "
-                f"dropped by cause: {dict(self.now.dropped)}"
+                f"round {server_round}: {'too few valid replies' if self._hides else found}, "
+                f"min-valid-replies is {self.min_valid_replies}"
+                + ("" if self._hides else f"; dropped by cause: {dict(self.now.dropped)}")
             )
         sent = [self.now.payloads[update.node] for update in updates]
-        updates, sent = self.named(updates, sent)
+        updates, _ = self.named(updates, sent)
         if self.privacy is not None:
-            users = len(self.training_nodes())
-            updates = self.privacy.protect(updates, sent, server_round, users)
+            updates = self.privacy.protect(updates, self.arrays, server_round)
         self.arrays = self.aggregate(self.arrays, updates)
         self._stop_on_failure()  # in an exchange that aggregate made
         dropped = dict(self.now.dropped)
@@ -355,13 +368,13 @@ class PersonalizedStrategy(Strategy):
             **({"clipped": self.now.clipped} if self.max_update_norm else {}),
             "megabytes": {way: n / clients / 1e6 for way, n in self.now.bytes.items()},
         } | self.report()
-        if self.privacy is not None:
-            self.now.report |= self.privacy.report()
-        metrics = MetricRecord({"valid-replies": len(updates)})
-        if self.now.report["loss"] is not None:
-            metrics["loss"] = self.now.report["loss"]
-        for cause, count in dropped.items():
-            metrics[f"dropped-{cause}"] = count
+        metrics = MetricRecord()
+        if not self._hides:
+            metrics["valid-replies"] = len(updates)
+            if self.now.report["loss"] is not None:
+                metrics["loss"] = self.now.report["loss"]
+            for cause, count in dropped.items():
+                metrics[f"dropped-{cause}"] = count
         if self.keeps_arrays:
             self._record = None
             return None, metrics
@@ -370,8 +383,8 @@ class PersonalizedStrategy(Strategy):
 
     def _stop_on_failure(self) -> None:
         if self.now.dropped and self.on_client_failure == "stop":
-            dropped = dict(self.now.dropped)
-            raise RuntimeError(f"round {self.round}: a client failed ({dropped}); see the log")
+            causes = sorted(self.now.dropped) if self._hides else dict(self.now.dropped)
+            raise RuntimeError(f"round {self.round}: a client failed ({causes}); see the log")
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -381,7 +394,12 @@ class PersonalizedStrategy(Strategy):
         self.now.sent = []
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
+        self.now.evaluated = True
         self._take(arrays)
+        if self.privacy is not None:
+            if self.privacy.covers == EVERYTHING:
+                return []  # a score that no noise covers stays on its client
+            self.privacy.admit("scores of evaluations")
         self.now.dropped = Counter()
         self._meet()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
@@ -398,17 +416,21 @@ class PersonalizedStrategy(Strategy):
         """Means over clients, training and novel ones apart, and the end of the round."""
         self.now.report["seconds"] = time.monotonic() - self.now.started
         metrics = None
-        if self.now.sent:
-            self.evaluation = self._receive(self.now.sent, replies, {})
-            told = means(self.evaluation, self.mean_over) | f1_scores(self.evaluation)
-            metrics = MetricRecord({**told})
+        if self.now.evaluated:
+            told = self._receive(self.now.sent, replies, {})
+            metrics = MetricRecord({**means(told, self.mean_over), **f1_scores(told)})
             if self.bound:
                 self._add_distance(metrics)
             self.now.report["evaluation"] = dict(metrics)
-            if self.now.dropped:
+            if self.now.sent and self.now.dropped:
                 self.now.report["evaluation-dropped"] = dict(self.now.dropped)
+            self.evaluation = told
+            if self.privacy is not None:
+                self.evaluation = []  # nobody's own score is written down
+                self.now.report |= self.privacy.report()
         if self.on_round is not None:
-            self.on_round(self.now.report)
+            report = self.now.report
+            self.on_round(report if self.privacy is None else self.privacy.released(report))
         return metrics
 
     def _add_distance(self, metrics: MetricRecord) -> None:
@@ -479,8 +501,11 @@ class PersonalizedStrategy(Strategy):
 
     def _plausible(self, updates: list[Update], sent: list[tuple[Message, Node]]) -> list[Update]:
         """The updates but those whose arrays are absurdly far from what was sent; train replies
-        that are farther than `max_update_norm` are brought to it."""
-        if not any(update.arrays for update in updates):
+        that are farther than `max_update_norm` are brought to it.
+
+        Where participants are secret all stay, since what is usual would tell of them; those are
+        clipped in any case."""
+        if self._hides or not any(update.arrays for update in updates):
             return updates
         kind = sent[0][0].metadata.message_type
         starts = self.now.payloads if kind == "train" else {}
@@ -504,7 +529,15 @@ class PersonalizedStrategy(Strategy):
     def _drop(self, node: Node, cause: str, detail: str) -> None:
         """Count and log a reply that is not used."""
         self.now.dropped[cause] += 1
-        log(WARNING, "client %s: reply dropped, %s: %s", node.client, cause, detail)
+        log(WARNING, "%s: reply dropped, %s: %s", self._named(node), cause, detail)
+
+    @property
+    def _hides(self) -> bool:
+        """Whether it is a secret who takes part, and how many."""
+        return self.privacy is not None and self.privacy.hides_participants
+
+    def _named(self, node: Node) -> str:
+        return "a client" if self._hides else f"client {node.client}"
 
 
 def _mean(values: list[float]) -> float | None:

@@ -1,14 +1,17 @@
 """FedEmbed server (Silva et al., 2022, Algorithm 1): heads of sub-populations, and who uses which.
 
-The mean change over all participants drives a central Adam; the server does not learn who uses
-which head. *Prototype*: the volunteers' embeddings, asked for anew each round, travel to the
-users. *SOM*: the map travels; users return an update and a score for each node, and after the
-update one-hot (old, new) counts, by which new nodes take over heads. Rows of the map are kept in
-the order of the heads, so that no head ever moves. Settled here (ours): a map's update tells of
-the embedding, and so do prototypes of volunteers; neither is covered by the privacy budget, which
-is that of the model's updates. With *personal* assignment each user has a head of its own, which
-it keeps, or which the server holds with all others under the central Adam ("own personal cluster",
-section 4.1); one user of the round moves such a head, so Adam moves it on for some rounds more."""
+The mean change over all participants drives a central Adam. *Prototype*: the volunteers'
+embeddings, asked for anew each round, travel to the users. *SOM*: the map travels; users return
+an update and a score for each node, and after the update one-hot (old, new) counts, by which new
+nodes take over heads. Rows of the map are kept in the order of the heads, so that no head ever
+moves. With *personal* assignment each user has a head of its own, which it keeps, or which the
+server holds with all others under the central Adam ("own personal cluster", section 4.1); one user
+of the round moves such a head, so Adam moves it on for some rounds more.
+
+What the server learns of a user: unless the change is noised locally, its head, since the unused
+ones come back as they were sent; with a map also its embedding v, which the update pull·(v − m)
+tells exactly, and its head from the counts. Under differential privacy these assignments need
+`dp-covers` = "model-updates"."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +26,11 @@ from strategies.fedavg import mean
 from strategies.heads import HeldHeads
 from strategies.preference import CentralAdam, Schedule
 from strategies.replies import Node, Update
+
+EXCHANGES = {  # by assignment: what leaves users beside their updates
+    "prototype": "embeddings and sub-populations of prototypical users",
+    "som": "every user's embedding, in its map update, and the head it chose",
+}
 
 
 class FedEmbed(HeldHeads, CentralAdam):
@@ -46,6 +54,8 @@ class FedEmbed(HeldHeads, CentralAdam):
         super().__init__(**options)
         self.assignment, self.dim = check_assignment(assignment), embedding_dim
         check_heads("server" if self.holds else "client", assignment)
+        if self.privacy is not None and assignment in EXCHANGES:
+            self.privacy.admit(EXCHANGES[assignment])
         self.schedule = Schedule(som_rate, som_rate_end, som_radius, som_radius_end)
         self.centers = np.zeros((0, embedding_dim), np.float32)  # prototypes, or the map's nodes
         self.heads = np.zeros(0, np.int64)  # the head of each center

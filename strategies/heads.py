@@ -89,8 +89,8 @@ class HeldHeads(PersonalizedStrategy):
     def stored(self, arrays: Arrays, updates: Sequence[Update]) -> Arrays:
         """The heads with their users' changes, which a private run tells with noise."""
         users = float(len(updates))
-        if self.privacy is not None and self.privacy.mode == "central":  # its mean is over these
-            users = max(1.0, self.fraction_train * len(self.training_nodes()))
+        if self.privacy is not None and self.privacy.hides_participants:
+            users = self.privacy.expected  # what its mean is over
         return {
             name: arrays[name] + array.dtype.type(users) * array
             for name, array in self.mean_changes(arrays, updates).items()

@@ -13,17 +13,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from strategies.fedavg import mean
 from strategies.pfedhn import DESCRIPTOR, PFedHN
+from strategies.privacy import TEST_SETTING
 from strategies.replies import Node, Update
 
 TRAININGS = ("end-to-end", "two-phase")
 TARGET, ENCODER = "target.", "encoder."
+TERMS = (
+    "one input of a novel client replaced, against the server; Gaussian mechanism (classic below "
+    "ε = 1, else analytic), all its answers together; not covered: training clients, the number of "
+    "its samples, its score in evaluations"
+)
 OUTPUT = "encoder.out.bias"  # as long as the descriptor
 
 
@@ -42,7 +48,9 @@ class ODPFLHN(PFedHN):
         encoder_lr: float = 0.5,
         training: str = "end-to-end",
         fine_tune_rounds: int = 10,
-        dp_epsilon: float = 0.0,
+        descriptor_epsilon: float = 0.0,
+        descriptor_delta: float = 0.01,
+        dp_generator: str = "system",
         server_lr: float = 0.5,
         server_momentum: float = 0.0,
         server_weight_decay: float = 0.0,
@@ -64,7 +72,23 @@ class ODPFLHN(PFedHN):
                 f"negative"
             )
         self.encoder_lr, self.training = encoder_lr, training
-        self.fine_tune_rounds, self.private = fine_tune_rounds, dp_epsilon > 0
+        self.fine_tune_rounds, self.private = fine_tune_rounds, descriptor_epsilon > 0
+        if self.novel_rounds:
+            raise ValueError(
+                f"novel-rounds is {self.novel_rounds}, but odpfl-hn serves novel clients without "
+                "labels: in such rounds theirs would train the encoder, and be scored after"
+            )
+        if self.private and self.bound:
+            raise ValueError(
+                "bound asks novel clients for exact gradients of their inputs, which "
+                f"odpfl-hn.descriptor-epsilon {descriptor_epsilon:g} does not cover; set one"
+            )
+        self._promise = {
+            "dp-epsilon": descriptor_epsilon,
+            "dp-delta": descriptor_delta,
+            "dp-generator": dp_generator,
+            "dp-terms": TERMS + (TEST_SETTING if dp_generator != "system" else ""),
+        }
         self.reports_last = self.private
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
@@ -134,9 +158,16 @@ class ODPFLHN(PFedHN):
             self._descend_on_encoder([update.node for update in updates])
         return self.server_arrays()
 
-    def report(self) -> dict[str, float]:
-        """The largest σ of the noise that private novel clients said they added."""
-        return {"dp-sigma": max(self._sigmas)} if self._sigmas else {}
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """As always; private novel clients encoded since the round's training was reported."""
+        self.now.report |= self.report()
+        return super().aggregate_evaluate(server_round, replies)
+
+    def report(self) -> dict[str, Any]:
+        """What novel clients' privacy is, and the largest σ that they said they added."""
+        return self._promise | {"dp-sigma": max(self._sigmas)} if self._sigmas else {}
 
     # Descriptors
 

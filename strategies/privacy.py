@@ -1,61 +1,49 @@
-"""Differential privacy of a run: noise multiplier, central noise, and ε(δ) by dp-accounting.
+"""Differential privacy of a run: what is sampled, clipped, noised, told, and how much is spent.
 
-*Central*: each user takes part with the sampling rate q, by a coin of its own (Poisson sampling;
-an empty round is drawn again); with m = q N users expected, the server applies
-(Σ_u clip_C(Δ_u) + N(0, z²C²)) / m. ε(δ) is that of the Poisson-sampled Gaussian mechanism,
-composed over rounds, for adding or removing a user.
-*Local*: each user adds N(0, z²C²) to its own update. ε(δ) protects a user's update against the
-server: two updates of a user differ by at most 2C, so the mechanism has noise multiplier z/2; it
-is composed over the rounds of the user who took part most often, and sampling hides nothing."""
+*Central*: the server is trusted, whoever sees its models is not. Each user takes part by a coin of
+its own (Poisson sampling at rate q, in secret); the server clips every user's change to norm C
+and applies (Σ_u clip_C(Δ_u) + N(0, z²C²)) / m, with m = q N users expected, N configured.
+*Local*: the server is not trusted either. Each user clips and adds N(0, z²C²) to its own change;
+who takes part in which round is known, so that sampling hides nothing.
 
-import logging
-from collections import Counter
-from collections.abc import Sequence
+See `strategies.accountant` for ε, and `docs/privacy.md` for what each message holds."""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-    calibrate_dp_mechanism,
-)
-from dp_accounting.mechanism_calibration import ExplicitBracketInterval
-from dp_accounting.rdp import RdpAccountant
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+import numpy as np
 
 from clients.arrays import Arrays
-from clients.privacy import GENERATORS, NOISE, generator, noised
-from strategies.replies import Update
+from clients.privacy import (
+    COVERS,
+    EVERYTHING,
+    GENERATORS,
+    MODES,
+    NOISE,
+    as_type,
+    clipped,
+    generator,
+    noised,
+)
+from strategies.accountant import central_epsilon, local_epsilon, local_loss, multiplier
+from strategies.replies import Node, Update
 
-# It warns of every Rényi order whose series does not converge and leaves that order out, which
-# keeps ε an upper bound.
-logging.getLogger("absl").setLevel(logging.ERROR)
-MODES = ("none", "local", "central")
-SMALLEST, LARGEST = 0.05, 1e4  # noise multipliers between which a given ε is sought
-
-
-def epsilon(mode: str, z: float, rate: float, rounds: int, delta: float) -> float:
-    """ε(δ) after `rounds` rounds with noise multiplier z; for `local`, rounds of one user."""
-    accountant = RdpAccountant()
-    accountant.compose(_event(mode, z, rate, rounds))
-    return float(accountant.get_epsilon(delta))
-
-
-def _event(mode: str, z: float, rate: float, rounds: int) -> DpEvent:
-    one: DpEvent = GaussianDpEvent(z / 2)
-    if mode == "central":
-        one = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
-    return SelfComposedDpEvent(one, rounds)
+TEST_SETTING = "; TEST SETTING: whoever knows the seed knows the noise"
+RELEASED = ("round", "evaluation")  # of a round's report under central privacy, beside dp-…
 
 
 class Privacy:
     """Settings `dp…` of a run of `rounds` rounds, `fraction_train` being the sampling rate q.
 
     Of `dp_noise_multiplier` z and `dp_epsilon` one is given, the other 0; z is then calibrated so
-    that the whole run keeps ε at `dp_delta` (local: even for a user in every round). Raises
-    ValueError for settings that contradict each other."""
+    that the whole run keeps ε at `dp_delta` (local: even for a user in every round). `spent` is
+    the `state` of the run that this one goes on from; ε holds for both together. N, the number of
+    users, is round(`train_fraction` · `num_clients`), whoever of them is there. With `dp_covers` =
+    "everything" nothing leaves a client that ε does not cover; with "model-updates" evaluations
+    are scored exactly, and what a method exchanges beside its updates is not covered.
+
+    Raises ValueError for settings that contradict each other."""
 
     def __init__(
         self,
@@ -66,79 +54,193 @@ class Privacy:
         dp_epsilon: float = 0.0,
         dp_delta: float = 0.00001,
         dp_generator: str = "system",
+        dp_covers: str = EVERYTHING,
         fraction_train: float = 1.0,
         rounds: int = 30,
+        num_clients: int = 20,
+        train_fraction: float = 0.5,
+        min_valid_replies: int = 1,
+        bound: bool = False,
+        robust: str = "none",
+        max_update_norm: float = 0.0,
         seed: int = 0,
+        spent: Mapping[str, Any] | None = None,
     ) -> None:
-        if dp not in MODES:
-            raise ValueError(f"unknown dp {dp!r}; known: {', '.join(MODES)}")
-        if dp_generator not in GENERATORS:
-            raise ValueError(f"unknown dp-generator {dp_generator!r}; known: {GENERATORS}")
-        if dp != "none" and (dp_clip <= 0 or not 0 < dp_delta < 1):
-            raise ValueError(f"dp-clip is {dp_clip} and dp-delta {dp_delta}; > 0 and in (0, 1)")
-        given = (dp_noise_multiplier, dp_epsilon)
-        if dp != "none" and (min(given) < 0 or sum(value > 0 for value in given) != 1):
-            raise ValueError(
-                f"dp-noise-multiplier is {dp_noise_multiplier} and dp-epsilon {dp_epsilon}; "
-                f"exactly one of them must be positive, the other 0"
-            )
-        self.mode, self.clip, self.delta = dp, dp_clip, dp_delta
-        self.rate, self.rounds = fraction_train, rounds
+        for key, value, known in (
+            ("dp", dp, MODES),
+            ("dp-generator", dp_generator, GENERATORS),
+            ("dp-covers", dp_covers, COVERS),
+        ):
+            if value not in known:
+                raise ValueError(f"unknown {key} {value!r}; known: {', '.join(known)}")
+        given = {"dp-noise-multiplier": dp_noise_multiplier, "dp-epsilon": dp_epsilon}
+        if dp == "none" and any(given.values()):
+            raise ValueError(f"{_text(given)}, but dp is 'none': set it to 'local' or 'central'")
+        if dp != "none":
+            if min(given.values()) < 0 or sum(value > 0 for value in given.values()) != 1:
+                raise ValueError(f"{_text(given)}; exactly one must be positive, the other 0")
+            if dp_clip <= 0 or not 0 < dp_delta < 1:
+                raise ValueError(f"dp-clip is {dp_clip} and dp-delta {dp_delta}; > 0 and in (0, 1)")
+            if bound:
+                raise ValueError(
+                    f"bound asks clients for exact errors and gradients, which dp {dp!r} does not "
+                    "cover; set one of the two"
+                )
+        if dp == "central":
+            for key, refused, why in (
+                ("min-valid-replies", min_valid_replies > 1, "it would tell how many took part"),
+                ("robust", robust != "none", "ε is that of the mean"),
+                ("max-update-norm", max_update_norm > 0, "dp-clip clips every update"),
+            ):
+                if refused:
+                    raise ValueError(f"leave {key} at its default with dp 'central': {why}")
+        self.mode, self.clip, self.delta, self.covers = dp, dp_clip, dp_delta, dp_covers
+        self.rate = fraction_train
+        self.expected = max(1.0, fraction_train * round(train_fraction * num_clients))  # m = q N
+        self.on_spend: Callable[[Mapping[str, Any]], None] | None = None  # called with `state()`
+        self.not_covered: list[str] = []
         self._generator, self._seed = dp_generator, seed
-        self._participations: Counter[int] = Counter()
-        self._rounds_done = 0
+        self._spent: dict[str, float] = {}  # central: rounds by "z q"; local: μ² by client
         self.z = dp_noise_multiplier
-        if dp != "none" and dp_epsilon > 0:
-            self.z = calibrate_dp_mechanism(
-                RdpAccountant,
-                lambda z: _event(dp, z, fraction_train, rounds),
-                dp_epsilon,
-                dp_delta,
-                ExplicitBracketInterval(SMALLEST, LARGEST),
-                tol=1e-4,
-            )
+        if spent is not None:
+            self.restore(spent)
+        if dp != "none" and dp_epsilon > 0 and rounds:
+            before = self._epsilon(self._spent)
+            if before >= dp_epsilon:
+                raise ValueError(
+                    f"dp-epsilon is {dp_epsilon}, but the runs that this one goes on from have "
+                    f"spent ε = {before:.4g}"
+                )
+            self.z = multiplier(lambda z: self._epsilon(self._after(z, rounds)), dp_epsilon)
+
+    # What a strategy asks
 
     @property
-    def poisson(self) -> bool:
-        """Whether users are sampled by coins of their own."""
-        return self.mode == "central" and self.rate < 1
+    def hides_participants(self) -> bool:
+        """Whether who takes part, and how many, is a secret of the server's."""
+        return self.mode == "central"
 
     def settings(self) -> dict[str, Any]:
         """What train messages tell the clients."""
-        if self.mode == "none":
-            return {}
-        noise = self.z * self.clip if self.mode == "local" else 0.0
-        return {KEY_CLIPPING_NORM: self.clip, NOISE: noise}
+        return {NOISE: self.z * self.clip} if self.mode == "local" else {}
 
-    def protect(
-        self, updates: Sequence[Update], sent: Sequence[Arrays], round_: int, users: int
-    ) -> list[Update]:
+    def admit(self, what: str) -> None:
+        """Note something that leaves clients and that ε does not cover.
+
+        Raises ValueError if ε is to cover everything."""
+        if self.covers == EVERYTHING:
+            raise ValueError(
+                f"with dp {self.mode!r} {what} would leave the clients without noise; set "
+                "dp-covers to 'model-updates' if ε need not cover that"
+            )
+        if what not in self.not_covered:
+            self.not_covered.append(what)
+
+    def toss(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
+        """Each node by a secret coin of its own, perhaps none; None where coins hide nothing."""
+        if self.mode != "central" or self.rate == 1:
+            return None
+        draws = generator(self._generator, self._seed, "sample", round_).random(len(nodes))
+        return [node for node, draw in zip(nodes, draws, strict=True) if draw < self.rate]
+
+    def spend(self, nodes: Sequence[Node]) -> None:
+        """Count a round in which `nodes` are asked to train, whether or not they answer.
+
+        To be called before the messages leave, so that no crash loses what was given."""
+        if self.mode == "central":
+            self._add(f"{self.z!r} {self.rate!r}", 1)
+        else:
+            for node in nodes:
+                self._add(str(node.client), local_loss(self.z))
+        if self.on_spend is not None:
+            self.on_spend(self.state())
+
+    def protect(self, updates: Sequence[Update], arrays: Arrays, round_: int) -> list[Update]:
         """Updates whose plain mean is the private one; every user counts alike.
 
-        `sent` are the arrays that the updates started from, `users` is N."""
-        self._rounds_done += 1
-        self._participations.update(update.node.client for update in updates)
-        alike = [replace(update, num_examples=1) for update in updates]
-        if self.mode != "central" or not alike:
-            return alike
-        factor = len(alike) / max(1.0, self.rate * users)
-        scaled = [
-            replace(u, arrays={n: x[n] + factor * (y - x[n]) for n, y in u.arrays.items()})
-            for u, x in zip(alike, sent, strict=True)
-        ]
+        Central: a single one. `arrays` is what the updates started from; they may lack some of its
+        names and need not be clipped. A round in which nobody took part is one of noise alone."""
+        if self.mode != "central":
+            return [replace(update, num_examples=1) for update in updates]
+        total = {name: np.zeros(x.shape) for name, x in arrays.items()}
+        for update in updates:
+            change = {name: y.astype(float) - arrays[name] for name, y in update.arrays.items()}
+            for name, one in clipped(change, self.clip).items():
+                total[name] += one
         source = generator(self._generator, self._seed, "dp-central", round_)
-        first = scaled[0]  # noise of the mean, put into one of its terms
-        return [
-            replace(first, arrays=noised(first.arrays, factor * self.z * self.clip, source)),
-            *scaled[1:],
-        ]
+        total = noised(total, self.z * self.clip, source)
+        mean = {n: as_type(x + total[n] / self.expected, x.dtype) for n, x in arrays.items()}
+        return [Update(Node(0, 0), mean, 1, {})]
 
-    def report(self) -> dict[str, float]:
-        """ε(δ) of the rounds so far."""
+    def released(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a round's report may be written down."""
+        if not self.hides_participants:
+            return dict(report)
+        return {k: v for k, v in report.items() if k in RELEASED or k.startswith("dp-")}
+
+    # What is spent
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was spent so far, in plain numbers; see `restore`."""
+        return {"mode": self.mode, "spent": dict(self._spent)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what a former run, or this one before a crash, had spent at least.
+
+        Raises ValueError if that was another mode's."""
+        if state["mode"] != self.mode:
+            raise ValueError(
+                f"dp is {self.mode!r}, but the model to start from was trained with "
+                f"dp {state['mode']!r}; the two protect different things and do not add up"
+            )
+        for key, least in state["spent"].items():
+            self._spent[key] = max(self._spent.get(key, 0), least)
+
+    def report(self) -> dict[str, Any]:
+        """ε(δ) of the rounds so far, and what it means."""
         if self.mode == "none":
             return {}
-        rounds = self._rounds_done
+        return {
+            "dp-epsilon": self._epsilon(self._spent),
+            "dp-delta": self.delta,
+            "dp-noise-multiplier": self.z,
+            "dp-generator": self._generator,
+            "dp-terms": self.terms(),
+        }
+
+    def terms(self) -> str:
+        """Unit, adversary, accountant and exclusions, in one line."""
+        said = {
+            "central": "one user added or removed, against whoever sees the models but trusts the "
+            "server; privacy loss distributions, Poisson sampling",
+            "local": "one user's updates replaced, against the server too; sum of Gaussians, the "
+            "user asked most often",
+        }[self.mode]
+        if self.not_covered:
+            said += f"; not covered: {', '.join(self.not_covered)}"
+        if self._generator != "system":
+            said += TEST_SETTING
+        return said
+
+    def _epsilon(self, spent: Mapping[str, float]) -> float:
         if self.mode == "local":
-            rounds = max(self._participations.values(), default=0)
-        spent = epsilon(self.mode, self.z, self.rate, rounds, self.delta)
-        return {"dp-epsilon": spent, "dp-delta": self.delta, "dp-noise-multiplier": self.z}
+            return local_epsilon(max(spent.values(), default=0.0), self.delta)
+        rounds: dict[tuple[float, float], int] = {}
+        for key, count in spent.items():
+            z, q = map(float, key.split())
+            rounds[z, q] = int(count)
+        return central_epsilon(rounds, self.delta)
+
+    def _after(self, z: float, rounds: int) -> dict[str, float]:
+        """What will be spent after that many rounds more, by a user in all of them."""
+        if self.mode == "local":
+            return {"": max(self._spent.values(), default=0) + rounds * local_loss(z)}
+        key = f"{z!r} {self.rate!r}"
+        return self._spent | {key: self._spent.get(key, 0) + rounds}
+
+    def _add(self, key: str, amount: float) -> None:
+        self._spent[key] = self._spent.get(key, 0) + amount
+
+
+def _text(given: Mapping[str, float]) -> str:
+    return " and ".join(f"{key} is {value:g}" for key, value in given.items())

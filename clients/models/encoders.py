@@ -31,7 +31,7 @@ class Encoder(nn.Module):
         Raises ValueError where no bound is known."""
         raise ValueError(
             f"encoder {NAMES[type(self)]!r} has no bounded sensitivity, so it cannot be made "
-            f"private; with dp-epsilon use encoder 'ds-sphere'"
+            f"private; with descriptor-epsilon use encoder 'ds-sphere'"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from fedapps.config import Config
-from fedapps.files import HANDOUT, MODEL, write_arrays, write_text
+from fedapps.files import HANDOUT, MODEL, PRIVACY, write_arrays, write_text
 from fedapps.service.card import make_card, write_card
 from strategies.base import PersonalizedStrategy
 
@@ -34,7 +34,7 @@ class Recorder:
         self._started = time.monotonic()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for stale in ("metrics.jsonl", "summary.json", MODEL, HANDOUT):
+            for stale in ("metrics.jsonl", "summary.json", MODEL, HANDOUT, PRIVACY):
                 (folder / stale).unlink(missing_ok=True)
             versions = {name: version(name) for name in LIBRARIES}
             versions |= {"python": platform.python_version(), "results": FORMAT}
@@ -84,7 +84,8 @@ class Recorder:
 
     def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
         keys = ("method", "dataset", "partition", "model", "seed")
-        megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]
+        megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]  # private: none
+        dropped = [r["dropped"] for r in self.rounds if "dropped" in r]
         return {
             **{key: self.config[key] for key in keys},
             "engine": self.engine or ("ray" if "ray" in sys.modules else "deployment"),
@@ -95,18 +96,18 @@ class Recorder:
             "last": {key: last[key] for key in ("train", "novel", "per_client")},
             "per_client": self._best["per_client"],
             "megabytes_per_client_round": {
-                way: sum(m[way] for m in megabytes) / max(len(megabytes), 1)
+                way: sum(m[way] for m in megabytes) / len(megabytes) if megabytes else None
                 for way in ("down", "up")
             },
             "seconds": time.monotonic() - self._started,
             **({"privacy": told} if (told := _privacy(self.rounds[-1])) else {}),
-            "dropped_replies": sum(sum(r.get("dropped", {}).values()) for r in self.rounds),
+            "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
         }
 
 
-def _privacy(report: dict[str, Any]) -> dict[str, float]:
-    """ε spent so far, at which δ, with which noise multiplier; {} without privacy."""
-    names = ("epsilon", "delta", "noise-multiplier")
+def _privacy(report: dict[str, Any]) -> dict[str, Any]:
+    """ε spent so far, at which δ, by which noise, and on which terms; {} without privacy."""
+    names = ("epsilon", "delta", "noise-multiplier", "sigma", "generator", "terms")
     found = {name: report[f"dp-{name}"] for name in names if f"dp-{name}" in report}
     return {name.replace("-", "_"): value for name, value in found.items()}
 

@@ -1,6 +1,6 @@
 """What a person sees of a run: live progress, and a table at the end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
@@ -115,7 +115,6 @@ def results(jobs: Sequence[Job]) -> Results:
             continue
         served = METHODS[method.split()[0]].novel or any(s["novel"] for s in summaries)
         novel = _accuracy([s["novel"] for s in summaries]) if served else NOT_SERVED
-        megabytes = [s["megabytes_per_client_round"] for s in summaries]
         rows.append(
             [
                 method,
@@ -126,8 +125,8 @@ def results(jobs: Sequence[Job]) -> Results:
                 *_bound(summaries) * bounded,
                 str(summaries[0]["rounds"]),
                 f"{np.mean([s['seconds'] for s in summaries]):.0f}",
-                f"{np.mean([m['down'] for m in megabytes]):.3f}",
-                f"{np.mean([m['up'] for m in megabytes]):.3f}",
+                _megabytes(summaries, "down"),
+                _megabytes(summaries, "up"),
             ]
         )
     first, spread = jobs[0].config, _seeds(jobs) > 1
@@ -135,7 +134,8 @@ def results(jobs: Sequence[Job]) -> Results:
         *["training clients: validation accuracy"] * validated,
         *["novel clients: all their samples"] * joined,
         *["F1 of test samples: mean over sub-populations; over users"] * scored,
-        *["ε (δ): spent in the whole run"] * private,
+        *["ε (δ): spent in the whole run, each run by itself"] * private,
+        *_terms_of_privacy(jobs, summaries_of),
         *["± standard deviation over seeds"] * spread,
         *["± standard error over clients"] * (joined and not spread),
         "MB per client and round",
@@ -180,9 +180,27 @@ def _f1(summaries: Sequence[dict[str, Any]], key: str) -> str:
 
 
 def _epsilon(summaries: Sequence[dict[str, Any]]) -> str:
-    """The largest ε(δ) over seeds."""
+    """The largest ε(δ) over seeds; "TEST" where it holds for nobody who knows the seed."""
     told = [s["privacy"] for s in summaries if "privacy" in s]
-    return f"{max(t['epsilon'] for t in told):.2f} ({told[0]['delta']:g})" if told else "∞"
+    if not told:
+        return "∞"
+    test = " TEST" if any(t["generator"] != "system" for t in told) else ""
+    return f"{max(t['epsilon'] for t in told):.2f} ({told[0]['delta']:g}){test}"
+
+
+def _terms_of_privacy(jobs: Sequence[Job], summaries: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What every ε stands for: unit, adversary, accountant and exclusions, once for each kind."""
+    methods: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        if "privacy" in (summary := summaries[job.name]):
+            methods.setdefault(summary["privacy"]["terms"], {})[job.method] = None
+    return [f"ε of {', '.join(names)}: {terms}" for terms, names in methods.items()]
+
+
+def _megabytes(summaries: Sequence[dict[str, Any]], way: str) -> str:
+    """Mean over seeds; – where who took part is a secret."""
+    told = [m for s in summaries if (m := s["megabytes_per_client_round"][way]) is not None]
+    return f"{np.mean(told):.3f}" if told else "–"
 
 
 def _terms(summary: dict[str, Any]) -> tuple[float, float] | None:

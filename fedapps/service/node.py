@@ -51,7 +51,7 @@ def serve(message: Message, context: Context, make: Make) -> Message:
     inputs = inputs_of(context, card)
     served = served_by(message, context, make, card, inputs)
     served.write(_state_dir(context))
-    return acknowledged(message, served)
+    return acknowledged(message)
 
 
 def served_by(message: Message, context: Context, make: Make, card: Card, inputs: Inputs) -> Served:
@@ -71,10 +71,9 @@ def served_by(message: Message, context: Context, make: Make, card: Card, inputs
     return Served(card, network.cpu(), logits.cpu(), inputs, dict(client.adapted))
 
 
-def acknowledged(message: Message, served: Served) -> Message:
+def acknowledged(message: Message) -> Message:
     """The answer to the server: that it is done, nothing of the data."""
-    metrics = MetricRecord({"num-examples": len(served.logits)})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    return Message(RecordDict({"metrics": MetricRecord()}), reply_to=message)
 
 
 def _state_dir(context: Context) -> Path:

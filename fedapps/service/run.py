@@ -71,7 +71,7 @@ class Run:
             raise ValueError("this is a training client's folder; its own node serves it")
         found: list[Served] = []
         errors: list[ValueError] = []
-        config = self.config | ({f"{self.method}.dp-epsilon": epsilon} if epsilon else {})
+        config = self.config | ({f"{self.method}.descriptor-epsilon": epsilon} if epsilon else {})
 
         def make(context: Context, method: str) -> Client:
             return build_client(config, method, inputs.share, self.card.info(), CLIENT)
@@ -81,7 +81,7 @@ class Run:
                 if message.metadata.message_type != "query.serve":
                     return answer(message, context, make)
                 found.append(served_by(message, context, make, self.card, inputs))
-                return acknowledged(message, found[0])
+                return acknowledged(message)
             except ValueError as error:
                 errors.append(error)
                 raise

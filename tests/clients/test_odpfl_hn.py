@@ -118,9 +118,12 @@ def test_large_epsilon_is_the_analytic_mechanism(epsilon):
 def test_the_noise_has_the_scale_that_is_reported(epsilon):
     """Σ (noise/σ)² over 4 · 1500 entries is χ² distributed; a two-sided test at 1e-6."""
     plain = client("ds-sphere", novel=True)
-    private = client("ds-sphere", novel=True, dp_epsilon=epsilon, dp_generator="seeded")
+    private = client("ds-sphere", novel=True, descriptor_epsilon=epsilon, dp_generator="seeded")
     exact = plain.encode(gamma(plain), {})[0][DESCRIPTOR]
-    replies = [private.encode(gamma(private), {"server-round": r}) for r in range(1500)]
+    replies = []
+    for r in range(1500):  # as many clients, each asked once
+        private.state = {}
+        replies.append(private.encode(gamma(private), {"server-round": r}))
     sigma = replies[0][1]["dp-sigma"]
     assert sigma == noise_scale(2 * DIM**0.5 / 9, epsilon, 0.01)
     noise = np.array([e[DESCRIPTOR] - exact for e, _ in replies], np.float64) / sigma
@@ -131,15 +134,54 @@ def test_the_noise_has_the_scale_that_is_reported(epsilon):
 
 def test_the_systems_noise_does_not_repeat_and_seeded_noise_does():
     def draws(kind):
-        one = client("ds-sphere", novel=True, dp_epsilon=1.0, dp_generator=kind)
-        return [one.encode(gamma(one), {"server-round": 1})[0][DESCRIPTOR] for _ in range(2)]
+        twins = [client("ds-sphere", novel=True, descriptor_epsilon=1.0, dp_generator=kind)] * 2
+        told = []
+        for one in twins:
+            one.state = {}
+            told.append(one.encode(gamma(one), {"server-round": 1})[0][DESCRIPTOR])
+        return told
 
     assert (draws("system")[0] != draws("system")[1]).any()
     np.testing.assert_array_equal(*draws("seeded"))
 
 
+def scaled(factor):
+    return {name: factor * array for name, array in gamma(client("ds-sphere")).items()}
+
+
+def test_a_private_client_answers_one_encoder_and_always_alike():
+    """Also in another round, on other rows, and as another object that found the state."""
+    one = client("ds-sphere", novel=True, descriptor_epsilon=1.0, encode_samples=5)
+    answers = [one.encode(gamma(one), {"server-round": r})[0][DESCRIPTOR] for r in (1, 2)]
+    np.testing.assert_array_equal(*answers)
+    later = client("ds-sphere", novel=True, descriptor_epsilon=1.0)
+    later.state = one.state
+    with pytest.raises(ValueError, match="has answered what descriptor-epsilon 1 and"):
+        later.encode(scaled(2), {})
+    np.testing.assert_array_equal(later.encode(gamma(one), {})[0][DESCRIPTOR], answers[0])
+    later.share.everything.x[0] += 1  # an old answer would describe other data
+    with pytest.raises(ValueError, match="or its data have changed"):
+        later.encode(gamma(one), {})
+
+
+def test_several_answers_share_one_budget():
+    """Four answers at ε = 0.5, so Σ (Δ/σ)² is that of one: σ is doubled, √4. The fifth is refused,
+    and so is any after the budget has been lowered."""
+    options = {"novel": True, "descriptor_epsilon": 0.5}
+    one = client("ds-sphere", **options, descriptor_answers=4)
+    told = [one.encode(scaled(1 + k), {})[1]["dp-sigma"] for k in range(4)]
+    assert told == pytest.approx([2 * noise_scale(2 * DIM**0.5 / 9, 0.5, 0.01)] * 4)
+    assert one.encode(scaled(3), {})[1]["dp-sigma"] == told[2]
+    with pytest.raises(ValueError, match="descriptor-answers 4 allow"):
+        one.encode(scaled(9), {})
+    lower = client("ds-sphere", **options | {"descriptor_epsilon": 0.4}, descriptor_answers=9)
+    lower.state = one.state
+    with pytest.raises(ValueError, match=r"descriptor-epsilon 0\.4"):
+        lower.encode(scaled(9), {})
+
+
 def test_training_clients_add_no_noise():
-    plain, one = (client("ds-sphere", dp_epsilon=e) for e in (0.0, 0.1))
+    plain, one = (client("ds-sphere", descriptor_epsilon=e) for e in (0.0, 0.1))
     np.testing.assert_array_equal(
         one.encode(gamma(one), {})[0][DESCRIPTOR], plain.encode(gamma(plain), {})[0][DESCRIPTOR]
     )
@@ -148,14 +190,15 @@ def test_training_clients_add_no_noise():
 @pytest.mark.parametrize("encoder", ["ds", "dss", "st"])
 def test_an_unbounded_encoder_is_refused(encoder):
     with pytest.raises(ValueError, match="no bounded sensitivity"):
-        client(encoder, novel=True, dp_epsilon=1.0)
+        client(encoder, novel=True, descriptor_epsilon=1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dp_epsilon": -1.0}, "dp-epsilon is -1.0"),
-        ({"dp_delta": 0.0}, "dp-delta is 0.0"),
+        ({"descriptor_epsilon": -1.0}, "descriptor-epsilon is -1.0"),
+        ({"descriptor_delta": 0.0}, "descriptor-delta is 0.0"),
+        ({"descriptor_answers": 0}, "descriptor-answers 0"),
         ({"dp_generator": "none"}, "'none'; known"),
         ({"encode_batch_size": -1}, "encode-batch-size is -1"),
     ],

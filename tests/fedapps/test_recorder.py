@@ -57,7 +57,7 @@ def test_novel_labeled_clients_are_reported_at_the_end_of_their_rounds(tmp_path)
 
 def test_a_private_novel_client_is_in_the_summary(tmp_path):
     """It answers in round 4 alone; without any local step the first round would be the best."""
-    private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.dp-epsilon": 1.0}
+    private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
     told = summary(tmp_path, method="odpfl-hn", rounds=4, **private | {"local-steps": 0})
     assert told["best_round"] == 4
     assert told["novel"]["clients"] == 3

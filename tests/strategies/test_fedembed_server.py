@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -174,17 +176,21 @@ def test_no_message_holds_an_embedding_but_a_volunteers(assignment):
     assert 0 <= result.evaluate_metrics_clientapp[2]["train-f1"] <= 1
 
 
+PRIVATE = {"dp-noise-multiplier": 1.0, "dp-clip": 0.01, "dp-generator": "seeded"}
+
+
 @pytest.mark.parametrize("mode", ["local", "central"])
 @pytest.mark.parametrize("method", ["fedembed", "fedrep", "pfedme", "pfedkm"])
-def test_private_runs_keep_their_clip_and_tell_their_budget(method, mode):
-    private = {"dp": mode, "dp-noise-multiplier": 1.0, "dp-clip": 0.01, "dp-generator": "seeded"}
-    config = SMALL | private | {"method": method, "model": "preference-net"}
+def test_private_runs_keep_their_clip_and_ask_nothing_else(method, mode):
+    own = {"method": method, "model": "preference-net", "fedembed.assignment": "type", "dp": mode}
+    config = SMALL | PRIVATE | own
     grid = Watched.simulation(app, config, 20)
     if (method, mode) == ("pfedkm", "central"):
         with pytest.raises(ValueError, match="pfedkm cannot keep dp 'central'; able: fedavg"):
             run(grid, config, "in-process")
         return
-    run(grid, config | {"output-dir": ""}, "in-process")
+    run(grid, config, "in-process")
+    assert {m.metadata.message_type for m in grid.seen} == {"query", "train"}
     trained = [m for m in grid.seen if m.metadata.message_type == "train" and m.has_content()]
     replies = {m.metadata.reply_to_message_id: m for m in trained if m.metadata.reply_to_message_id}
     assert len(replies) >= 8
@@ -197,3 +203,27 @@ def test_private_runs_keep_their_clip_and_tell_their_budget(method, mode):
         change = np.concatenate([(y[n].astype(float) - x[n]).ravel() for n in x])
         expected = 0.01 if mode == "central" else 0.01 * np.sqrt(len(change))
         assert np.linalg.norm(change) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "named"),
+    [("prototype", "embeddings and sub-populations of prototypical"), ("som", "every user's emb")],
+)
+def test_an_assignment_that_noise_does_not_cover_must_be_said_and_is_named(
+    assignment, named, tmp_path
+):
+    own = {"method": "fedembed", "fedembed.assignment": assignment, "dp": "central"}
+    config = SMALL | PRIVATE | own | {"output-dir": str(tmp_path), "train-fraction": 1.0}
+    with pytest.raises(ValueError, match=f"{named}.* would leave the clients without noise"):
+        run(Watched.simulation(app, config, 20), config, "in-process")
+    config |= {"dp-covers": "model-updates"}
+    run(Watched.simulation(app, config, 20), config, "in-process")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert f"not covered: {named}" in summary["privacy"]["terms"]
+    assert "scores of evaluations" in summary["privacy"]["terms"]
+    assert summary["train"]["f1"] > 0
+    assert summary["per_client"] == {}
+    assert summary["dropped_replies"] is None
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        kept = {key for key in json.loads(line) if not key.startswith("dp-")}
+        assert kept <= {"round", "evaluation"}

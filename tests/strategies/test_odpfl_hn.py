@@ -1,10 +1,13 @@
 """ODPFL-HN's three exchanges against the end-to-end gradient; its two phases; private clients."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from tiny import federate, share
+from tiny import federate, share, states
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -96,10 +99,33 @@ def test_two_phase_training_freezes_the_encoder_and_then_tunes_the_hypernetwork(
 
 
 def test_a_private_novel_client_is_asked_once():
-    private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.dp-epsilon": 1.0}
+    private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
     result, _ = go(rounds=3, **private)
     shown = [r for r, m in result.evaluate_metrics_clientapp.items() if "novel-accuracy" in m]
     assert shown == [3]
+
+
+def test_a_private_novel_client_remembers_across_messages_what_it_answered(tmp_path):
+    """Asked by message after the run: its γ again, and another one."""
+    private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
+    result, grid = go(rounds=1, **private, **{"output-dir": str(tmp_path)})
+    gamma = {n: a for n, a in from_record(result.arrays).items() if n.startswith("encoder/")}
+    gamma = {f"encoder.{n.partition('/')[2].removeprefix('encoder.')}": a for n, a in gamma.items()}
+    novel = min(states(grid, "odpfl-hn"))
+
+    def ask(arrays):
+        content = RecordDict({"arrays": to_record(arrays)})
+        (reply,) = grid.send_and_receive([Message(content, novel, "query.encode")])
+        return reply
+
+    before = states(grid, "odpfl-hn")[novel]
+    answer = from_record(ask(gamma).content["arrays"])["descriptor"]
+    assert any(np.array_equal(answer, array) for array in before.values())
+    refused = ask({name: array + 1 for name, array in gamma.items()})
+    assert "descriptor-answers 1 allow" in refused.error.reason
+    told = json.loads((tmp_path / "summary.json").read_text())["privacy"]
+    assert told["epsilon"] == 1.0
+    assert "one input of a novel client" in told["terms"]
 
 
 def test_a_saved_run_goes_on_where_it_ended(tmp_path):
@@ -117,3 +143,7 @@ def test_bad_settings_are_refused():
         ODPFLHN(training="one")
     with pytest.raises(ValueError, match="encoder-lr -1"):
         ODPFLHN(encoder_lr=-1.0)
+    with pytest.raises(ValueError, match="novel-rounds is 2, but odpfl-hn serves"):
+        ODPFLHN(novel_rounds=2)
+    with pytest.raises(ValueError, match="bound asks novel clients"):
+        ODPFLHN(bound=True, descriptor_epsilon=1.0)

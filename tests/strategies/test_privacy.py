@@ -1,55 +1,70 @@
+"""Differential privacy: what a client lets out, what the server adds up, what it has cost."""
+
 import numpy as np
 import pytest
-from dp_accounting.rdp import RdpAccountant
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
 
 from clients.arrays import from_record, to_record
-from clients.privacy import NOISE, SystemGenerator, generator, noised, private
-from strategies.privacy import Privacy, epsilon
+from clients.privacy import NOISE, SystemGenerator, clipped, generator, noised, private
+from strategies.accountant import central_epsilon, local_epsilon
+from strategies.privacy import Privacy
 from strategies.replies import Node, Update
 
-from flwr.app import ConfigRecord, MetricRecord  # isort: skip
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM  # isort: skip
-from flwr.supercore.task_identity import TaskIdentity  # isort: skip
+CENTRAL = {"dp": "central", "dp_noise_multiplier": 1.0}
+METRICS = {"num-examples": 20, "loss": 0.7}
+PROPERTIES = {"client": 4, "novel": False, "num-examples": 20, "prototype": 3, "model": "mlp"}
 
 
-def answered(change, **asked):
-    """What the mod lets through when a client trains arrays of zeros to `change`."""
+def replied(action, change, asked, dp, **options):
+    """The reply that the mod lets through; with `train`, arrays of ones were sent and grew by
+    `change`."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
-    sent = {name: np.zeros_like(a) for name, a in change.items()}
+    sent = {name: np.ones_like(a) for name, a in change.items()}
     config = ConfigRecord({"server-round": 3} | asked)
     content = RecordDict({"arrays": to_record(sent), "config": config})
-    message = Message(content, dst_node_id=1, message_type="train")
+    message = Message(content, dst_node_id=1, message_type=action)
     message.metadata.__dict__["_message_id"] = "1"
-    options = {"dp-generator": "seeded", "seed": 0}
-    context = Context(1, 1, {"partition-id": 4}, RecordDict(), options)
+    known = {"dp": dp, "dp-clip": 1.0, "dp-noise-multiplier": 0.0, "dp-covers": "everything"}
+    settings = known | {"dp-generator": "seeded", "seed": 0} | options
+    context = Context(1, 1, {"partition-id": 4}, RecordDict(), settings)
 
-    def train(message, context):
-        content = {"arrays": to_record(change), "metrics": MetricRecord({"num-examples": 20})}
-        return Message(RecordDict(content), reply_to=message)
+    def answer(message, context):
+        reply = RecordDict({"metrics": MetricRecord(METRICS)})
+        if action == "query":
+            reply = RecordDict({"properties": ConfigRecord(PROPERTIES)})
+        elif action != "evaluate":
+            reply["arrays"] = to_record({name: 1 + a for name, a in change.items()})
+        return Message(reply, reply_to=message)
 
-    return from_record(private(message, context, train).content["arrays"])
+    return private(message, context, answer).content
+
+
+def answered(change, asked=None, dp="central", **options):
+    """The change that leaves a client whose training made `change`."""
+    reply = replied("train", change, asked or {}, dp, **options)
+    return {name: a - 1 for name, a in from_record(reply["arrays"]).items()}
 
 
 def test_update_is_clipped_over_all_arrays_together():
     """Norms 6 and 8 make 10 = 10 C with C = 1: it leaves as 0.6 and 0.8, of norm 1."""
     change = {"a": np.array([6.0], np.float32), "heads.3.weight": np.array([[0, 8]], np.float32)}
-    reply = answered(change, **{KEY_CLIPPING_NORM: 1.0})
+    reply = answered(change)
     assert reply["a"] == pytest.approx([0.6])
     assert reply["heads.3.weight"] == pytest.approx(np.array([[0, 0.8]]))
 
 
-def test_small_update_and_unasked_one_leave_as_they_are():
+def test_small_update_and_one_without_privacy_leave_as_they_are():
     change = {"a": np.array([0.3, 0.4], np.float32)}
-    assert answered(change, **{KEY_CLIPPING_NORM: 1.0})["a"] == pytest.approx([0.3, 0.4])
-    assert answered({"a": np.array([30.0])})["a"].tolist() == [30.0]
+    assert answered(change)["a"] == pytest.approx([0.3, 0.4])
+    assert answered({"a": np.array([30.0])}, dp="none")["a"].tolist() == [30.0]
 
 
 def test_local_noise_has_the_scale_that_was_asked_for():
     """100 000 entries, σ = 0.5: chi-square limits at 1e-4 on both sides, and it is Gaussian."""
     change = {"a": np.zeros(100_000, np.float32) + np.float32(1e-9)}
-    noise = answered(change, **{KEY_CLIPPING_NORM: 1.0, NOISE: 0.5})["a"]
+    noise = answered(change, {NOISE: 0.5}, "local")["a"]
     square = (noise / 0.5) ** 2
     low, high = stats.chi2.ppf([1e-4, 1 - 1e-4], len(noise))
     assert low < square.sum() < high
@@ -58,6 +73,7 @@ def test_local_noise_has_the_scale_that_was_asked_for():
 
 def test_system_generator_is_standard_normal_and_never_repeats():
     draws = SystemGenerator().standard_normal((50_000,))
+    assert stats.kstest(SystemGenerator().random(50_000), "uniform").pvalue > 1e-5
     assert stats.kstest(draws, "norm").pvalue > 1e-5
     assert np.isfinite(draws).all()
     assert (draws != SystemGenerator().standard_normal((50_000,))).any()
@@ -77,6 +93,48 @@ def test_seeded_generator_repeats_and_unknown_ones_are_named():
         generator("dice", 0, "x")
 
 
+# On the client
+
+
+def test_a_change_of_zeros_and_one_that_is_not_finite_leave_as_zeros():
+    """Whether a client diverged is for nobody to know; noise is added to these zeros."""
+    for values in ([0, 0], [np.nan, 1], [np.inf, 1]):
+        assert clipped({"a": np.array(values, np.float32)}, 2.0)["a"].tolist() == [0, 0]
+    noise = answered({"a": np.array([np.nan, 1])}, {NOISE: 0.5}, "local")["a"]
+    assert (np.isfinite(noise) & (noise != 0)).all()
+
+
+@pytest.mark.parametrize(("asked", "z"), [({}, 0.0), ({NOISE: 0.0}, 0.0), ({NOISE: 0.9}, 2.0)])
+def test_a_client_does_not_answer_a_server_that_asks_for_too_little_noise(asked, z):
+    """With z = 2 and C = 0.5 its own configuration says 1."""
+    with pytest.raises(ValueError, match="the server asked for noise of"):
+        answered({"a": np.ones(1)}, asked, "local", **{"dp-noise-multiplier": z, "dp-clip": 0.5})
+
+
+def test_metrics_and_properties_that_tell_of_samples_stay():
+    none = {"a": np.zeros(2)}
+    assert dict(replied("train", none, {}, "central")["metrics"]) == {"num-examples": 1}
+    told = dict(replied("query", none, {}, "local")["properties"])
+    assert told == {"client": 4, "novel": False, "model": "mlp"}
+    assert dict(replied("query", none, {}, "none")["properties"]) == PROPERTIES
+
+
+@pytest.mark.parametrize("action", ["evaluate", "query.som", "train.assign"])
+def test_what_is_not_covered_is_answered_only_if_it_need_not_be(action):
+    none = {"a": np.zeros(2)}
+    with pytest.raises(ValueError, match=f"the answer to '{action}' is not covered"):
+        replied(action, none, {}, "central")
+    told = replied(action, none, {}, "central", **{"dp-covers": "model-updates"})["metrics"]
+    assert dict(told) == (METRICS if action == "evaluate" else {"num-examples": 1})
+    assert (
+        "prototype"
+        in replied("query", none, {}, "local", **{"dp-covers": "model-updates"})["properties"]
+    )
+
+
+# On the server
+
+
 def updates(count, value, size=3):
     return [
         Update(Node(i, i), {"a": np.full(size, value, np.float32)}, 20 + i, {})
@@ -84,72 +142,148 @@ def updates(count, value, size=3):
     ]
 
 
+def central(**options):
+    """20 users of 100 expected, where nothing else is said."""
+    known = {"fraction_train": 0.2, "num_clients": 200, "dp_generator": "seeded"}
+    return Privacy(dp="central", **{"dp_noise_multiplier": 1.0} | known | options)
+
+
+def summed(privacy, replies, start):
+    """The arrays that the private mean makes of `start`."""
+    (only,) = privacy.protect(replies, {"a": start}, 1)
+    return only.arrays["a"]
+
+
 def test_central_mean_divides_by_the_users_expected():
-    """30 of 100 users came where 20 were expected; Δ = 1, z ≈ 0: mean 30 / 20 = 1.5 over x = 2."""
-    privacy = Privacy(
-        dp="central", dp_noise_multiplier=1e-12, fraction_train=0.2, dp_generator="seeded"
-    )
-    kept = privacy.protect(updates(30, 3.0), [{"a": np.full(3, 2, np.float32)}] * 30, 1, 100)
-    assert {update.num_examples for update in kept} == {1}
-    mean = np.mean([update.arrays["a"] for update in kept], axis=0)
-    assert mean == pytest.approx([3.5, 3.5, 3.5], rel=1e-6)
+    """30 of 100 users came where 20 were expected; Δ = 0.5 in each of three entries, of norm
+    0.866 < C; z ≈ 0: mean 30 · 0.5 / 20 = 0.75 over x = 2."""
+    start = np.full(3, 2, np.float32)
+    moved = summed(central(dp_noise_multiplier=1e-12), updates(30, 2.5), start)
+    assert moved == pytest.approx([2.75] * 3, rel=1e-6)
 
 
-def test_central_noise_of_the_mean():
-    """σ of the mean = z C / (q N) = 2 · 0.5 / 20 = 0.05, at 50 000 entries."""
-    privacy = Privacy(
-        dp="central",
-        dp_noise_multiplier=2.0,
-        dp_clip=0.5,
-        fraction_train=0.2,
-        dp_generator="seeded",
-    )
+def test_the_server_clips_whatever_a_client_sent():
+    """Changes (3, 4) of norm 5 and (0.3, 0.4) of norm 0.5, C = 1: (0.6, 0.8) and (0.3, 0.4), over
+    m = 20."""
+    replies = [
+        Update(Node(i, i), {"a": np.array(change)}, 1, {})
+        for i, change in enumerate([(3.0, 4.0), (0.3, 0.4)])
+    ]
+    moved = summed(central(dp_noise_multiplier=1e-12), replies, np.zeros(2))
+    assert moved == pytest.approx([0.9 / 20, 1.2 / 20])
+
+
+@pytest.mark.parametrize("count", [0, 10])
+def test_central_noise_of_the_mean(count):
+    """σ of the mean = z C / (q N) = 2 · 0.5 / 20 = 0.05, at 50 000 entries, also where nobody
+    took part."""
     n = 50_000
-    kept = privacy.protect(updates(10, 0.0, n), [{"a": np.zeros(n, np.float32)}] * 10, 1, 100)
-    mean = np.mean([update.arrays["a"] for update in kept], axis=0)
+    privacy = central(dp_noise_multiplier=2.0, dp_clip=0.5)
+    moved = summed(privacy, updates(count, 0.0, n), np.zeros(n, np.float32))
     low, high = stats.chi2.ppf([1e-4, 1 - 1e-4], n)
-    assert low < ((mean / 0.05) ** 2).sum() < high
+    assert low < ((moved / 0.05) ** 2).sum() < high
 
 
-def test_epsilon_of_one_gaussian_is_that_of_dp_accountings_own_test():
-    """rdp_privacy_accountant_test: noise multiplier 4.530877117 is exactly (1, 1e-6)-DP."""
-    assert epsilon("central", 4.530877117, 1.0, 1, 1e-6) == pytest.approx(1.0, abs=2e-3)
-    assert epsilon("local", 2 * 4.530877117, 0.1, 1, 1e-6) == pytest.approx(1.0, abs=2e-3)
+def test_users_are_drawn_one_by_one_and_not_by_the_seed():
+    """Counts of 4000 draws at q = 0.2 of 10 users: mean 2, variance 10 q (1 − q) = 1.6, where a
+    sample of fixed size has none; sometimes nobody (0.8¹⁰ = 0.107). Limits at five deviations.
+    The seed decides them in the test setting alone."""
+    nodes = [Node(i, i) for i in range(10)]
+    privacy = central(dp_generator="system")
+    counts = np.array([len(privacy.toss(nodes, 1)) for _ in range(4000)])
+    assert abs(counts.mean() - 2) < 5 * (1.6 / 4000) ** 0.5
+    assert 1.35 < counts.var() < 1.85
+    assert abs((counts == 0).mean() - 0.107) < 5 * (0.107 * 0.893 / 4000) ** 0.5
+    many = [Node(i, i) for i in range(200)]
+    assert privacy.toss(many, 1) != privacy.toss(many, 1)
+    assert central().toss(many, 1) == central().toss(many, 1) != central().toss(many, 2)
+    assert central(fraction_train=1.0).toss(nodes, 1) is None
 
 
-def test_epsilon_of_dpsgd_on_mnist():
-    """TensorFlow Privacy's tutorial: q = 256 / 60 000, z = 1.3, 15 epochs, δ = 1e-5: ε 1.18 by
-    its older conversion; the present one is tighter, hence a little less."""
-    assert 0.9 < epsilon("central", 1.3, 256 / 60000, 15 * 234, 1e-5) < 1.18
+def test_participants_are_nobodys_business_under_central_privacy():
+    report = {"round": 3, "sampled": 7, "valid": 6, "dropped": {"error": 1}, "loss": 0.3,
+              "seconds": 2.0, "evaluation": {}, "dp-epsilon": 1.0}  # fmt: skip
+    assert central().released(report).keys() == {"round", "evaluation", "dp-epsilon"}
+    assert Privacy(dp="local", dp_noise_multiplier=1.0).released(report) == report
 
 
-def test_noise_multiplier_is_calibrated_to_epsilon():
-    privacy = Privacy(dp="central", dp_epsilon=2.0, fraction_train=0.1, rounds=50)
-    assert epsilon("central", privacy.z, 0.1, 50, 1e-5) == pytest.approx(2.0, abs=0.01)
-    assert privacy.settings()[NOISE] == 0.0
+# What is spent
 
 
-def test_local_budget_counts_the_busiest_users_rounds():
+def test_every_round_that_was_asked_counts():
+    """Three central rounds, in two of which nobody may have answered; δ = 1e-5."""
+    privacy = central()
+    for _ in range(3):
+        privacy.spend([])
+    assert privacy.report()["dp-epsilon"] == central_epsilon({(1.0, 0.2): 3}, 1e-5)
+
+
+def test_local_budget_is_that_of_the_user_who_was_asked_most_often():
+    """Users 0, 1, 1, 1 and 2 were asked, whoever answered: Σ μ² = 3 (2/4)² = 0.75."""
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0, dp_clip=0.5)
-    start = [{"a": np.zeros(3, np.float32)}] * 2
-    privacy.protect(updates(2, 0.0), start, 1, 9)
-    privacy.protect(updates(1, 0.0), start[:1], 2, 9)
-    assert privacy.settings() == {KEY_CLIPPING_NORM: 0.5, NOISE: 2.0}
-    accountant = RdpAccountant()
-    from dp_accounting import GaussianDpEvent
+    for asked in ([0, 1], [1], [2, 1]):
+        privacy.spend([Node(i, i) for i in asked])
+    assert privacy.settings() == {NOISE: 2.0}
+    assert privacy.report()["dp-epsilon"] == local_epsilon(0.75, 1e-5)
 
-    accountant.compose(GaussianDpEvent(2.0), 2)
-    assert privacy.report()["dp-epsilon"] == pytest.approx(accountant.get_epsilon(1e-5))
+
+@pytest.mark.parametrize("mode", ["local", "central"])
+def test_noise_multiplier_is_calibrated_to_epsilon(mode):
+    options = {"dp_epsilon": 2.0, "fraction_train": 0.1, "rounds": 50}
+    privacy = Privacy(dp=mode, **options)
+    for _ in range(50):
+        privacy.spend([Node(0, 0)])
+    assert 1.99 < privacy.report()["dp-epsilon"] <= 2.0
+    again = Privacy(dp=mode, spent=privacy.state(), **options | {"dp_epsilon": 2.5})
+    for _ in range(50):
+        again.spend([Node(0, 0)])
+    assert 2.49 < again.report()["dp-epsilon"] <= 2.5
+    with pytest.raises(ValueError, match="have spent ε = "):
+        Privacy(dp=mode, spent=privacy.state(), **options | {"dp_epsilon": 1.5})
+
+
+def test_what_was_spent_survives_a_crash_and_is_not_counted_twice():
+    told = []
+    privacy = Privacy(dp="local", dp_noise_multiplier=4.0)
+    privacy.on_spend = told.append
+    privacy.spend([Node(3, 3)])
+    privacy.spend([Node(3, 3)])
+    assert told == [{"mode": "local", "spent": {"3": n * 0.25}} for n in (1, 2)]
+    again = Privacy(dp="local", dp_noise_multiplier=4.0, spent=told[0])
+    again.restore(told[1])
+    assert again.state() == told[1]
+    with pytest.raises(ValueError, match="trained with dp 'local'"):
+        central(spent=told[0])
+
+
+def test_terms_name_unit_adversary_and_exclusions():
+    privacy = Privacy(dp="local", dp_noise_multiplier=4.0, dp_covers="model-updates")
+    privacy.admit("scores of evaluations")
+    assert privacy.terms() == (
+        "one user's updates replaced, against the server too; sum of Gaussians, the user asked "
+        "most often; not covered: scores of evaluations"
+    )
+    assert "one user added or removed" in central().terms()
+    assert "TEST SETTING" in central().terms()
+    with pytest.raises(ValueError, match="set dp-covers to 'model-updates'"):
+        central().admit("embeddings")
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"dp": "some"}, "unknown dp 'some'"),
-        ({"dp": "local"}, "exactly one of them"),
-        ({"dp": "local", "dp_epsilon": 1.0, "dp_noise_multiplier": 1.0}, "exactly one of them"),
+        ({"dp": "local"}, "exactly one must be positive"),
+        ({"dp": "local", "dp_epsilon": 1.0, "dp_noise_multiplier": 1.0}, "exactly one must"),
         ({"dp": "central", "dp_epsilon": 1.0, "dp_clip": 0.0}, "dp-clip is 0.0"),
         ({"dp_generator": "dice"}, "unknown dp-generator 'dice'"),
+        ({"dp_covers": "nothing"}, "unknown dp-covers 'nothing'"),
+        ({"dp_epsilon": 1.0}, "dp-epsilon is 1, but dp is 'none'"),
+        ({"dp_noise_multiplier": 1.0}, "dp-noise-multiplier is 1 and"),
+        ({"dp": "local", "dp_noise_multiplier": 1.0, "bound": True}, "bound asks clients"),
+        (CENTRAL | {"min_valid_replies": 2}, "leave min-valid-replies at its default"),
+        (CENTRAL | {"robust": "median"}, "leave robust at its default"),
+        (CENTRAL | {"max_update_norm": 9.0}, "leave max-update-norm at its default"),
     ],
 )
 def test_bad_settings_are_named(settings, words):
