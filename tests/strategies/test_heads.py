@@ -89,7 +89,8 @@ def test_a_saved_run_has_the_heads_of_its_clients(tmp_path):
 
 
 def private(**settings):
-    return Privacy(dp="central", dp_clip=10.0, dp_generator="seeded", **settings)
+    known = {"dp_clip": 10.0, "dp_generator": "seeded", "num_clients": 4, "train_fraction": 1.0}
+    return Privacy(dp="central", **known, **settings)
 
 
 def test_a_private_head_takes_its_users_change_whatever_the_rounds_size():
