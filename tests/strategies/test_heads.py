@@ -35,9 +35,9 @@ def answered(strategy, changes):
         moves = {name: body if name == "body" else head for name in sent[node]}
         trained = {name: a + np.float32(moves[name]) for name, a in sent[node].items()}
         replies.append(update(node.client, trained))
-    replies, starts = strategy.named(replies, [sent[node] for node in nodes])
+    replies, _ = strategy.named(replies, [sent[node] for node in nodes])
     if strategy.privacy is not None:
-        replies = strategy.privacy.protect(replies, starts, 1, len(strategy.nodes))
+        replies = strategy.privacy.protect(replies, strategy.arrays, 1)
     strategy.arrays = strategy.aggregate(strategy.arrays, replies)
     return strategy.arrays
 
