@@ -26,6 +26,8 @@ Config = dict[str, Any]
 Metrics = dict[str, Any]
 NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
 LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to those given
+KEEP, RECALL = "query.keep", "train.recall"  # of a simulation's clients alone
+COMMON = ("query.domain", KEEP, RECALL)  # the exchanges that every method's client answers
 UNLABELED = -1  # the label of a sample that has none
 
 
@@ -39,6 +41,7 @@ class Client(NumPyClient):
 
     personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
     rates: tuple[str, ...] = ("lr",)  # its attributes that are learning rates: they may decay
+    needs_state = ""  # what its state is for: "training" alone, or its "predictions" as well
     needs_public = False  # True: learns from public samples, which no client owns
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
@@ -162,6 +165,15 @@ class Client(NumPyClient):
         weights = torch.from_numpy(arrays["weights"])
         seed = seed_of(self.seed, "domain", self.client)
         return half(samples.to(self.device), weights, float(config["side"]), seed), {}
+
+    def keep(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """All that it keeps between rounds, for the checkpoint of a simulation."""
+        return self.state, {}
+
+    def recall(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """Take back what `keep` told."""
+        self.state = dict(arrays)
+        return {}, {}
 
     # What methods call
 

@@ -25,6 +25,7 @@ class FedADGClient(Client):
 
     personal = ("discriminator.",)
     rates = ("lr", "adversarial_lr")
+    needs_state = "training"
 
     def __init__(
         self,

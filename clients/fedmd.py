@@ -35,6 +35,7 @@ class FedMDClient(Client):
     ValueError if the share has no public set."""
 
     personal = ("",)
+    needs_state = "predictions"
     needs_public = True
 
     def __init__(

@@ -7,3 +7,4 @@ class FedPerClient(Client):
     """The last linear layer is personal: trained locally, kept between rounds, never sent."""
 
     personal = ("head.",)
+    needs_state = "predictions"

@@ -15,6 +15,8 @@ HEAD = "head."
 class LGFedAvgClient(Client):
     """Replies with the whole model up to round `fedavg_rounds`, with the head alone after it."""
 
+    needs_state = "predictions"
+
     def __init__(self, *args: Any, fedavg_rounds: int = 20, **options: Any) -> None:
         super().__init__(*args, **options)
         if fedavg_rounds < 0:

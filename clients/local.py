@@ -7,3 +7,4 @@ class LocalClient(Client):
     """The whole model is personal."""
 
     personal = ("",)
+    needs_state = "predictions"

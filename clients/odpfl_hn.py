@@ -41,6 +41,7 @@ class ODPFLHNClient(Client):
 
     exchanges = ("query.encode", "train.backprop")
     remembers = ("query.encode",)
+    needs_state = "training"  # of a private novel client: its answers, and what they spent
     rates = ("lr", "encoder_local_lr")
 
     def __init__(

@@ -4,13 +4,18 @@ The classes of `torch.optim` import torch's compiler when the first one is made:
 for each actor of a simulation and for each message that a real node answers. Nothing is compiled
 here, so the steps are called without them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
+
+from clients.arrays import to_numpy, to_tensors
+
+MOMENTS = ("first", "second", "steps")
 
 
 class Optimizer:
@@ -38,6 +43,24 @@ class Optimizer:
     def add(self, params: Iterable[Tensor], lr: float | None = None) -> None:
         """One more group, by default at the common learning rate."""
         self.groups.append((list(params), self.lr if lr is None else lr))
+
+    def state(self) -> list[dict[str, np.ndarray]]:
+        """What is remembered of each parameter, in the order of the groups."""
+        return [to_numpy(self.remembered(p)) for parameters, _ in self.groups for p in parameters]
+
+    def load_state(self, state: Sequence[dict[str, np.ndarray]]) -> None:
+        """Go on as the optimizer did that told `state`, over the same parameters."""
+        parameters = [p for parameters, _ in self.groups for p in parameters]
+        for parameter, own in zip(parameters, state, strict=True):
+            self.remember(parameter, to_tensors(own, parameter.device))
+
+    def remembered(self, parameter: Tensor) -> dict[str, Tensor]:
+        """What was learnt of a parameter in former steps; {} before its first one."""
+        raise NotImplementedError
+
+    def remember(self, parameter: Tensor, own: dict[str, Tensor]) -> None:
+        """The counterpart of `remembered`."""
+        raise NotImplementedError
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -80,6 +103,15 @@ class SGD(Optimizer):
         if momentum is not None:
             self._momenta |= dict.fromkeys(params, momentum)
 
+    def remembered(self, parameter: Tensor) -> dict[str, Tensor]:
+        """b."""
+        b = self._buffers.get(parameter)
+        return {} if b is None else {"momentum": b}
+
+    def remember(self, parameter: Tensor, own: dict[str, Tensor]) -> None:
+        """b."""
+        self._buffers[parameter] = own.get("momentum")
+
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
         buffers = [self._buffers.get(p) for p in parameters]
@@ -103,6 +135,15 @@ class Adam(Optimizer):
     def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, lr, weight_decay)
         self._moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def remembered(self, parameter: Tensor) -> dict[str, Tensor]:
+        """First and second moment, and the number of steps."""
+        return dict(zip(MOMENTS, self._moments.get(parameter, ()), strict=False))
+
+    def remember(self, parameter: Tensor, own: dict[str, Tensor]) -> None:
+        """The moments and the number of steps."""
+        if own:
+            self._moments[parameter] = (own[MOMENTS[0]], own[MOMENTS[1]], own[MOMENTS[2]])
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""

@@ -56,6 +56,7 @@ class PFedHNPCClient(PFedHNClient):
     clients differ in their numbers of classes."""
 
     personal = ("head.",)
+    needs_state = "predictions"
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ class PFedMeClient(Client):
     the local momentum and weight decay. θ_i is kept as ``theta/…`` between rounds."""
 
     rates = ("lr", "personal_lr")
+    needs_state = "predictions"
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ HEAD = "head."
 class PFLClient(Client):
     """Over `base` = "fedper" the head stays here until it is asked for."""
 
+    needs_state = "predictions"
     exchanges = ("query.export", "query.domain")
 
     def __init__(self, *args: Any, base: str = "fedper", **options: Any) -> None:

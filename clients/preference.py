@@ -103,6 +103,7 @@ class GlobalPlusClient(GlobalClient):
     """One head for all users, conditioned on a personal embedding v_u that never leaves."""
 
     personal: tuple[str, ...] = (EMBEDDING,)
+    needs_state = "predictions"
 
     rates: tuple[str, ...] = ("lr", "embedding_lr")
 

@@ -15,6 +15,8 @@ from clients.base import Client, Config, Metrics
 class ScaffoldClient(Client):
     """Local SGD corrected by c − c_i. Plain SGD only: option II divides by K·η_l."""
 
+    needs_state = "training"
+
     def __init__(self, *args: Any, lr: float = 0.1, momentum: float = 0.0, **options: Any) -> None:
         super().__init__(*args, lr=lr, momentum=momentum, **options)
         if momentum:

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import LR_FACTOR, NAMES, Client
+from clients.base import COMMON, LR_FACTOR, NAMES, Client
 from fedapps.files import write_arrays
 
 STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
@@ -38,7 +38,7 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     elif action == "evaluate":
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
         reply["metrics"] = MetricRecord({"num-examples": num_examples, "loss": loss, **metrics})
-    elif action not in client.exchanges:
+    elif action not in (*client.exchanges, *COMMON):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
         client.slow(float(config.get(LR_FACTOR, 1.0)))

@@ -30,6 +30,13 @@ class Callback:
     def evaluation_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
         """After `round_ends`, in rounds that evaluate; the replies are `strategy.evaluation`."""
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint is to hold of it: arrays, numbers and texts."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on, in a run that is resumed, from a `state`."""
+
     def run_ends(self, summary: Mapping[str, Any]) -> None:
         """At the end, be it by an error; `summary` is the run's summary.json."""
 
@@ -53,6 +60,14 @@ class EarlyStopping(Callback):
         self.best = max(accuracy, self.best)
         if self.since >= self.patience:
             raise Stop(f"no better validation in {self.since} evaluations")
+
+    def state(self) -> dict[str, Any]:
+        """The best accuracy, and how many evaluations ago it was."""
+        return {"best": self.best, "since": self.since}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        self.best, self.since = state["best"], state["since"]
 
 
 class Logger(Callback):
@@ -161,6 +176,16 @@ class Callbacks:
             yield
         finally:
             self._tell("run_ends", summary())
+
+    def state(self) -> list[dict[str, Any]]:
+        """What a checkpoint holds of each."""
+        return [callback.state() for callback in self.callbacks]
+
+    def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from a `state`; if a callback was taken off since, each starts anew."""
+        if len(state) == len(self.callbacks):
+            for callback, own in zip(self.callbacks, state, strict=True):
+                callback.load_state(own)
 
     def round_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
         """Tell a round, and its evaluation if it has one."""

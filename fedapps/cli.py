@@ -26,10 +26,12 @@ from fedapps.config import (
     saved_configuration,
     saved_runs,
 )
-from fedapps.engines.jobs import ENGINES, make_jobs, run_jobs
-from fedapps.engines.sweep import finished, keep_finished
-from fedapps.files import read_arrays, write_text
+from fedapps.engines.jobs import ENGINES, Job, make_jobs, run_jobs
+from fedapps.engines.sweep import begun_jobs, finished, keep_finished
+from fedapps.files import write_text
 from fedapps.methods import METHODS
+from fedapps.results.checkpoint import newest_checkpoint
+from fedapps.results.folder import check_former
 from fedapps.results.published import Published
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
@@ -73,6 +75,10 @@ def run(
         Path | None,
         typer.Option("--from", help="Folder of finished runs to start from; 0 rounds if not set."),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a run, or of several: run what is unfinished to its end."),
+    ] = None,
     bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run what is finished again, too; asks before.")
@@ -81,7 +87,8 @@ def run(
 ) -> None:
     """Train methods and compare them on training and novel clients.
 
-    Runs that the output folder holds finished, under the same configuration, are kept."""
+    Runs that the output folder holds finished, under the same configuration, are kept;
+    unfinished ones go on from their newest checkpoint."""
     console = Console()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
@@ -91,36 +98,27 @@ def run(
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
         if jobs < 1:
             raise ValueError(f"--jobs is {jobs}; it must be at least 1")
-        asked = _experiment(arguments or [], from_) | Experiment(methods=methods, seeds=seeds)
-        changes = asked.settings | ({"bound": True} if bound else {})
-        if not asked.methods:
-            asked, changes = asked | Experiment(methods=MAIN_METHODS), MAIN_JOB | changes
-        config = override(defaults(), changes)
-        for key, values in asked.grid.items():
-            for value in values:
-                override(config, {key: value})
-        names = combinations(_words(asked.methods), asked.grid)
-        numbers = [_whole(word) for word in _words(asked.seeds or str(config["seed"]))]
-        work = make_jobs(config, names, numbers, output)
-        if from_ is not None:
-            for job in work:
-                folder = run_folder(from_, job.name)
-                read_arrays(folder)  # refuses a folder that holds no model
-                saved = override(saved_configuration(folder), changes | {"from-dir": str(folder)})
-                job.config = make_jobs(saved, [job.method], [job.seed], output)[0].config
-        for job in {job.method: job for job in work}.values():
-            check(job.config)
-        if asked.published:
-            Published.read(asked.settings, asked.published)
-        if fresh:
-            lost = [job.name for job in work if finished(job.folder)]
-            question = f"{output} holds finished runs that will be lost: {', '.join(lost)}. Go on?"
-            if lost and not yes and not typer.confirm(question):
-                raise typer.Exit(1)
+        if resume is not None:
+            if arguments or methods or seeds or from_ or bound or fresh:
+                raise ValueError("--resume goes on with runs as they are; it takes no settings")
+            work = begun_jobs(resume)
+            output = work[0].folder.parent
         else:
-            keep_finished(work)
-        if asked.source:
-            write_text(output / "experiment.toml", asked.source)
+            asked = _experiment(arguments or [], from_) | Experiment(methods=methods, seeds=seeds)
+            work = _jobs(asked, output, from_, bound, fresh)
+            if fresh:
+                lost = [job.name for job in work if finished(job.folder)]
+                question = f"{output} holds finished runs that will be lost: {', '.join(lost)}."
+                if lost and not yes and not typer.confirm(f"{question} Go on?"):
+                    raise typer.Exit(1)
+            else:
+                keep_finished(work)
+            if asked.source:
+                write_text(output / "experiment.toml", asked.source)
+        for job in work:
+            if job.config["resume"] and not job.done:
+                for refused in newest_checkpoint(job.folder, job.config)[1]:
+                    console.print(f"[yellow]{refused}[/yellow]", highlight=False)
     except (ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(2) from error
@@ -205,6 +203,34 @@ def check(config: Config) -> None:
         node = {"partition-id": client, "num-partitions": config["num-clients"]}
         make_client(Context(0, 0, node, RecordDict(), config), method)
     construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
+
+
+def _jobs(
+    asked: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
+) -> list[Job]:
+    """The runs that are asked for, checked. Raises ValueError for bad input."""
+    changes = asked.settings | ({"bound": True} if bound else {})
+    if not asked.methods:
+        asked, changes = asked | Experiment(methods=MAIN_METHODS), MAIN_JOB | changes
+    config = override(defaults(), changes)
+    for key, values in asked.grid.items():
+        for value in values:
+            override(config, {key: value})
+    names = combinations(_words(asked.methods), asked.grid)
+    numbers = [_whole(word) for word in _words(asked.seeds or str(config["seed"]))]
+    work = make_jobs(config | {"resume": not fresh}, names, numbers, output)
+    if from_ is not None:
+        for job in work:
+            folder = run_folder(from_, job.name)
+            check_former(folder, job.method.split()[0])
+            begun = {"from-dir": str(folder), "resume": not fresh}
+            saved = override(saved_configuration(folder), changes | begun)
+            job.config = make_jobs(saved, [job.method], [job.seed], output)[0].config
+    for job in {job.method: job for job in work}.values():
+        check(job.config)
+    if asked.published:
+        Published.read(asked.settings, asked.published)
+    return work
 
 
 def _experiment(arguments: list[str], saved: Path | None) -> Experiment:

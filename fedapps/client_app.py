@@ -1,5 +1,6 @@
 """The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
 
+import sys
 from dataclasses import replace
 from functools import lru_cache
 
@@ -21,6 +22,8 @@ from partitions.datasets import Info
 from partitions.federation import DEFAULT_PUBLIC
 from partitions.references import options
 from partitions.shares import Share
+
+SIMULATED = "simulated"  # node configuration of the in-process engine's clients
 
 torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
 
@@ -165,9 +168,19 @@ def _answer(message: Message, context: Context) -> Message:
     return answer(message, context, make_client)
 
 
+def _answer_simulated(message: Message, context: Context) -> Message:
+    """A virtual client tells what it keeps, and gets it back; a real node's state stays on it."""
+    ray = sys.modules.get("ray")
+    if not context.node_config.get(SIMULATED) and not (ray and ray.is_initialized()):
+        raise PermissionError("what a real node keeps stays on it")
+    return _answer(message, context)
+
+
 app = App()
 app.query(mods=[private])(_answer)
 app.train(mods=[private])(_answer)
 app.evaluate(mods=[private])(_answer)
 app.query("wants")(service.wants)
 app.query("serve")(lambda message, context: service.serve(message, context, make_client))
+app.query("keep")(_answer_simulated)
+app.train("recall")(_answer_simulated)

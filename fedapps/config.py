@@ -279,11 +279,31 @@ def saved_runs(folder: Path) -> tuple[str, str]:
     return ",".join(methods), ",".join(seeds)
 
 
+def run_configuration(run: Path) -> Config:
+    """What a run was configured with. Raises ValueError, naming the file, if it is not whole."""
+    file = run / "config.toml"
+    try:
+        config = tomllib.loads(file.read_text("utf-8"))
+        config.pop("versions", None)
+        return override(defaults(), config)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
 def saved_configuration(run: Path) -> Config:
     """What a finished run was configured with, its folders apart."""
-    config = tomllib.loads((run / "config.toml").read_text("utf-8"))
-    config.pop("versions", None)
-    return override(defaults(), config | {"output-dir": "", "from-dir": ""})
+    return run_configuration(run) | {"output-dir": "", "from-dir": ""}
+
+
+# Where a run is, how it is begun and looked after, not what it computes.
+CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every")
+
+
+def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
+    """The keys in which two runs' configurations differ, with both values; "" if in none."""
+    here = override(defaults(), here)
+    other = [key for key in here if key not in CIRCUMSTANCES and there.get(key) != here[key]]
+    return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in other)
 
 
 def parse_override(argument: str) -> tuple[str, Value]:

@@ -1,7 +1,7 @@
 """The Flower ServerApp: builds the method's strategy and runs it."""
 
 import json
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from fedapps.config import (
     override,
     settings,
 )
-from fedapps.files import PRIVACY, best_round, read_arrays, write_text
+from fedapps.files import PRIVACY, best_round, write_text
 from fedapps.methods import METHODS
+from fedapps.results.checkpoint import State, newest_checkpoint
+from fedapps.results.folder import read_former, read_memories
 from fedapps.results.recorder import Recorder
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy
@@ -74,13 +76,20 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     sizes = {name: shared_arrays(config, method, name) for name in client_models(config)}
     output = str(config["output-dir"])
     callbacks = make_callbacks(config)
-    recorder = Recorder(config, engine, Path(output) if output else None)
+    former, memories, begun = _former(config)
+    recorder = Recorder(config, engine, Path(output) if output else None, begun)
+    if begun is not None:
+        callbacks.load_state(begun["callbacks"])
     if privacy is not None and output:
-        privacy.on_spend = lambda state: write_text(Path(output) / PRIVACY, json.dumps(state))
+        ledger = Path(output) / PRIVACY
+        if begun is not None and ledger.is_file() and config["dp-generator"] == "system":
+            privacy.restore(json.loads(ledger.read_text("utf-8")))  # of a lost round, too
+        privacy.on_spend = lambda state: write_text(ledger, json.dumps(state))
 
     def on_round(report: dict[str, Any]) -> None:
         recorder.record(report, strategy)
         callbacks.round_ends(report, strategy)
+        recorder.check_point(strategy, {"callbacks": callbacks.state()})
 
     strategy: PersonalizedStrategy = construct(
         entry.strategy,
@@ -89,7 +98,8 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         min_available_nodes=int(config["num-clients"]),
         evaluate_novel=bool(entry.novel),
         on_round=on_round,
-        saved=read_arrays(Path(str(config["from-dir"]))) if config["from-dir"] else None,
+        former=former,
+        memories=memories,
         saved_rounds=best_round(Path(str(config["from-dir"]))) if config["from-dir"] else 0,
         privacy=privacy,
         only_model=only,
@@ -102,6 +112,21 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
             num_rounds=int(config["rounds"]),
             train_config=ConfigRecord({"method": method}),
         )
+
+
+def _former(config: Config) -> tuple[State | None, dict[int, Arrays], State | None]:
+    """From which strategy's state and clients' memories the run starts, and from which checkpoint:
+    its own newest one if it is to resume, else what ``from-dir`` holds."""
+    if config["resume"] and config["output-dir"]:
+        begun, refused = newest_checkpoint(Path(str(config["output-dir"])), config)
+        for reason in refused:
+            log(WARNING, reason)
+        if begun is not None:
+            return begun["strategy"], begun["clients"], begun
+    if not config["from-dir"]:
+        return None, {}, None
+    folder = Path(str(config["from-dir"]))
+    return read_former(folder), read_memories(folder), None
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

@@ -27,6 +27,8 @@ def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
 class AFL(PersonalizedStrategy):
     """`mixture_lr` is γ_λ; γ_ω is the clients' lr. `mixture` holds λ by client id."""
 
+    kept = ("mixture",)
+
     def __init__(self, *, mixture_lr: float = 0.001, **options: Any) -> None:
         super().__init__(**options)
         if mixture_lr < 0:

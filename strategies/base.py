@@ -18,7 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
-from clients.base import LR_FACTOR
+from clients.base import KEEP, LR_FACTOR, RECALL
+from clients.optimizers import Optimizer
 from clients.privacy import EVERYTHING
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
@@ -70,6 +71,14 @@ class Protection(Protocol):
         """What of the budget is spent, and what that covers."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """What lives through the run."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        ...
+
 
 @dataclass
 class Round:
@@ -97,19 +106,22 @@ class PersonalizedStrategy(Strategy):
     `max_update_norm` > 0 updates are scaled down to that norm, all arrays together. With
     `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer than
     `min_valid_replies` valid ones. `on_round` is called with each round's report and may raise
-    `Stop`; `privacy` protects updates before they are aggregated. `saved` are the server's arrays
-    of a former run, from which this one goes on; with 0 rounds it is only evaluated. With
-    `only_model` the roster is cut to the clients whose network has that name. With `bound`
-    evaluations report the empirical terms of ODPFL-HN's generalization bound as well.
-    Accuracies are means over clients or, with `mean_over` = "samples", over their samples. The
-    learning rates of round r, counted from 0, are `lr_decay` ** (r / `lr_decay_rounds`) times
-    those given, the clients' and the server's own; `saved_rounds` more where `saved` had as many.
+    `Stop`; `privacy` protects updates before they are aggregated. `former` is the `state` of a
+    former run, or just its "arrays", from which this one goes on: in the round after the one that
+    the state tells, if it tells one; with 0 rounds it is only evaluated. `memories` are what that
+    run's clients kept, by client id; they get it back. With `only_model` the roster is cut to the
+    clients whose network has that name. With `bound` evaluations report the empirical terms of
+    ODPFL-HN's generalization bound as well. Accuracies are means over clients or, with `mean_over`
+    = "samples", over their samples. The learning rates of round r, counted from 0, are `lr_decay`
+    ** (r / `lr_decay_rounds`) times those given, the clients' and the server's own; `saved_rounds`
+    more where `former` had as many.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
     any_model = False  # True: it serves clients whose networks differ
     phase = 0  # the best round of a run is sought in its last phase
+    kept: tuple[str, ...] = ()  # attributes that live through the run, beside the arrays
     reports_last = False  # True: the last round is reported, be it the best on validation or not
 
     def __init__(
@@ -126,7 +138,8 @@ class PersonalizedStrategy(Strategy):
         seed: int = 0,
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
-        saved: Arrays | None = None,
+        former: Mapping[str, Any] | None = None,
+        memories: Mapping[int, Arrays] | None = None,
         only_model: str = "",
         bound: bool = False,
         privacy: Protection | None = None,
@@ -157,7 +170,8 @@ class PersonalizedStrategy(Strategy):
         self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
         self.max_update_norm = max_update_norm
         self.seed, self.on_round, self.privacy = seed, on_round, privacy
-        self.saved, self.bound, self.mean_over = saved, bound, mean_over
+        self.former, self.memories = former, dict(memories or {})
+        self.bound, self.mean_over = bound, mean_over
         self.lr_decay, self.lr_decay_rounds = lr_decay, lr_decay_rounds
         self.saved_rounds = saved_rounds
         self.roster = Roster(min_available_nodes, wait, only_model)
@@ -233,6 +247,39 @@ class PersonalizedStrategy(Strategy):
         """What the method has to say of itself for the round's metrics, e.g. a privacy budget."""
         return {}
 
+    def optimizers(self) -> list[Optimizer]:
+        """The server's optimizers: what they keep of their parameters lives through the run."""
+        return []
+
+    # What lives through the run
+
+    def state(self) -> dict[str, Any]:
+        """All that lives through the run: dicts, lists and sets of arrays, numbers and texts."""
+        return {
+            "round": self.round,
+            "arrays": self.arrays,
+            "kept": {name: getattr(self, name) for name in self.kept},
+            "optimizers": [optimizer.state() for optimizer in self.optimizers()],
+            "magnitudes": self._magnitudes.state(),
+            "privacy": self.privacy.state() if self.privacy else {},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on, once initialised, from a `state`; of a saved model only the arrays are needed.
+
+        Raises ValueError if it is that of another network."""
+        self.arrays = self.restore(self.arrays, state["arrays"])
+        self.handout = state.get("handout", {})
+        for name, value in state.get("kept", {}).items():
+            setattr(self, name, value)
+        if "round" in state:
+            self.now.number = state["round"]
+            for optimizer, own in zip(self.optimizers(), state["optimizers"], strict=True):
+                optimizer.load_state(own)
+            self._magnitudes.load_state(state["magnitudes"])
+            if self.privacy is not None:
+                self.privacy.restore(state["privacy"])
+
     # What methods call
 
     def exchange(
@@ -278,37 +325,63 @@ class PersonalizedStrategy(Strategy):
     def summary(self) -> None:
         """Nothing to log: the settings stand in the run's configuration."""
 
-    def start(  # type: ignore[override]
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
-        **options: Any,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run `num_rounds` rounds; the result holds the server's final arrays.
+        """Run the rounds up to `num_rounds`; the result holds the server's final arrays.
 
-        Options are those of Flower's `start`; `train_config` goes along with queries, further
-        exchanges and, unless `evaluate_config` is given, evaluations as well."""
-        self.num_rounds, self.timeout = num_rounds, timeout
-        self._config = dict(options.get("train_config") or {})
-        options["evaluate_config"] = options.get("evaluate_config") or ConfigRecord(self._config)
+        Flower's loop, but it may begin after a `former` run's last round. `train_config` goes
+        along with queries, further exchanges and, unless `evaluate_config` is given, evaluations
+        as well."""
+        self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
+        self.now = Round()
+        self._config = dict(train_config or {})
+        training = ConfigRecord(self._config)
+        evaluation = evaluate_config or training
+        result, arrays = Result(), initial_arrays
+        self._take(arrays)
+        done = self.round
+
+        def evaluate_centrally(number: int) -> None:
+            if evaluate_fn and (metrics := evaluate_fn(number, arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
+
+        def evaluate(number: int) -> None:
+            asked = self.configure_evaluate(number, arrays, evaluation, grid)
+            metrics = self.aggregate_evaluate(number, grid.send_and_receive(asked, timeout=timeout))
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[number] = metrics
+
+        if not done:
+            evaluate_centrally(0)
         try:
-            result = super().start(grid, initial_arrays, num_rounds, timeout, **options)
+            for number in range(done + 1, num_rounds + 1):
+                log(INFO, "[ROUND %s/%s]", number, num_rounds)
+                asked = self.configure_train(number, arrays, training, grid)
+                replies = grid.send_and_receive(asked, timeout=timeout)
+                aggregated, metrics = self.aggregate_train(number, replies)
+                arrays = arrays if aggregated is None else aggregated
+                if metrics is not None:
+                    result.train_metrics_clientapp[number] = metrics
+                evaluate(number)
+                evaluate_centrally(number)
         except Stop as stop:
             log(INFO, "training ends after round %s: %s", self.round, stop)
-            result = Result()
         if not num_rounds:
             self.now = Round(0, report={"round": 0})
-            asked = self.configure_evaluate(0, initial_arrays, options["evaluate_config"], grid)
-            replies = grid.send_and_receive(asked, timeout=timeout)
-            if (metrics := self.aggregate_evaluate(0, replies)) is not None:
-                result.evaluate_metrics_clientapp[0] = metrics
+            evaluate(0)
         result.arrays = to_record(self.arrays)
         return result
 
     def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
-        """Take over the `saved` arrays without any round: ready to serve the nodes of the grid by
+        """Take over the `former` state without any round: ready to serve the nodes of the grid by
         `personalize` and `exchange`, whose messages hold `config`."""
         self.grid, self._config = grid, dict(config)
         self._take(initial_arrays)
@@ -444,9 +517,23 @@ class PersonalizedStrategy(Strategy):
             metrics["novel-half-distance"] = self._distance
 
     def _meet(self) -> None:
-        """Who is there now; those who are refused count among the dropped."""
+        """Who is there now; those who are refused count among the dropped, and clients of a former
+        run get back what they had in mind."""
         self.nodes = self.roster.present(self.grid, self._config, self.timeout)
         self.now.dropped += self.roster.refused
+        known = [node for node in self.nodes if node.client in self.memories]
+        if known:
+            self.exchange(RECALL, {node: self.memories.pop(node.client) for node in known})
+            self.now.bytes = {"down": 0, "up": 0}  # nothing of it is the round's
+
+    def ask_memories(self) -> dict[int, Arrays]:
+        """What the clients of a simulation have in mind, by client id; a real node tells nobody.
+
+        Raises RuntimeError if one of them does not answer."""
+        replies = self.exchange(KEEP, {node: {} for node in self.nodes})
+        if len(replies) < len(self.nodes):
+            raise RuntimeError(f"{len(replies)} of {len(self.nodes)} clients told what they keep")
+        return {update.node.client: update.arrays for update in replies if update.arrays}
 
     # Arrays and messages
 
@@ -456,8 +543,9 @@ class PersonalizedStrategy(Strategy):
             return
         arrays = from_record(record)
         self.arrays = self.initialize(arrays)
-        if self.saved is not None:
-            self.arrays, self.saved = self.restore(self.arrays, self.saved), None
+        if self.former is not None:
+            self.load_state(self.former)
+            self.former = None
         self._given, self._record = record, record if self.arrays is arrays else None
 
     def _messages(
@@ -505,9 +593,9 @@ class PersonalizedStrategy(Strategy):
 
         Where participants are secret all stay, since what is usual would tell of them; those are
         clipped in any case."""
-        if self._hides or not any(update.arrays for update in updates):
+        kind = sent[0][0].metadata.message_type if sent else ""
+        if self._hides or kind == KEEP or not any(update.arrays for update in updates):
             return updates
-        kind = sent[0][0].metadata.message_type
         starts = self.now.payloads if kind == "train" else {}
         start = {u.node: self.reference(starts.get(u.node, {})) for u in updates}
         far = {u.node: distance(u.arrays, start[u.node]) for u in updates}

@@ -40,6 +40,8 @@ class FedEmbed(HeldHeads, CentralAdam):
 
     head = PERSONAL_HEAD
 
+    kept = ("centers", "heads", "positions")
+
     def __init__(
         self,
         *,

@@ -25,6 +25,8 @@ class FedMA(PersonalizedStrategy):
     """A new global neuron costs `new_neuron_cost` mean squared norms of the layer's neurons; no
     layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
 
+    kept = ("support", "assignments")
+
     def __init__(
         self,
         *,

@@ -17,6 +17,8 @@ HEAD = "head."
 class LGFedAvg(FedAvg):
     """`fedavg_rounds` rounds of FedAvg, then the head alone; the server keeps FedAvg's body."""
 
+    kept = ("started",)
+
     def __init__(self, *, fedavg_rounds: int = 20, **options: Any) -> None:
         super().__init__(**options)
         if fedavg_rounds < 0:

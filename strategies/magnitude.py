@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -41,6 +41,14 @@ class Magnitudes:
 
     def __init__(self) -> None:
         self._usual: dict[str, deque[float]] = {}
+
+    def state(self) -> dict[str, list[float]]:
+        """The distances, by kind of message."""
+        return {kind: list(usual) for kind, usual in self._usual.items()}
+
+    def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Go on from a `state`."""
+        self._usual = {kind: deque(usual, maxlen=REMEMBERED) for kind, usual in state.items()}
 
     def limit(self, kind: str, distances: Sequence[float]) -> float:
         """The largest plausible one of these `distances`, which are then remembered.

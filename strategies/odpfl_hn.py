@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
+from clients.optimizers import Optimizer
 from strategies.fedavg import mean
 from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.privacy import TEST_SETTING
@@ -41,6 +42,7 @@ class ODPFLHN(PFedHN):
     hypernetwork is tuned on its descriptors. The other settings are pFedHN's."""
 
     any_model = False  # the encoder follows the target network's convolutions
+    kept = (*PFedHN.kept, "sigmas")
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class ODPFLHN(PFedHN):
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
         self._serves_novel = self.evaluate_novel
-        self._sigmas: list[float] = []
+        self.sigmas: list[float] = []
 
     # The strategy's contract
 
@@ -167,7 +169,11 @@ class ODPFLHN(PFedHN):
 
     def report(self) -> dict[str, Any]:
         """What novel clients' privacy is, and the largest σ that they said they added."""
-        return self._promise | {"dp-sigma": max(self._sigmas)} if self._sigmas else {}
+        return self._promise | {"dp-sigma": max(self.sigmas)} if self.sigmas else {}
+
+    def optimizers(self) -> list[Optimizer]:
+        """Those of the hypernetwork and of the encoder."""
+        return [*super().optimizers(), self._encoder_optimizer]
 
     # Descriptors
 
@@ -194,7 +200,7 @@ class ODPFLHN(PFedHN):
             e = torch.from_numpy(update.arrays[DESCRIPTOR].copy())
             self.descriptors[update.node.client] = e.requires_grad_(self.training == "end-to-end")
             if "dp-sigma" in update.metrics:
-                self._sigmas.append(update.metrics["dp-sigma"])
+                self.sigmas.append(update.metrics["dp-sigma"])
         met = {node.client for node in super().meet(own)} | self.descriptors.keys()
         return [node for node in nodes if node.client in met]
 

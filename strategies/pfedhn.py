@@ -42,6 +42,7 @@ class PFedHN(PersonalizedStrategy):
 
     keeps_arrays = True
     any_model = True
+    kept: tuple[str, ...] = ("counters",)
 
     def __init__(
         self,
@@ -163,19 +164,18 @@ class PFedHN(PersonalizedStrategy):
         """Never where novel rounds are to come."""
         return super().may_stop and not self.novel_rounds
 
-    def start(  # type: ignore[override]
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        *args: Any,
         **options: Any,
     ) -> Result:
         """Run `num_rounds` rounds, then the novel rounds."""
         self._last_training_round = num_rounds
-        return super().start(
-            grid, initial_arrays, num_rounds + self.novel_rounds, timeout, **options
-        )
+        total = num_rounds + self.novel_rounds
+        return super().start(grid, initial_arrays, total, *args, **options)
 
     @property
     def frozen(self) -> bool:
@@ -240,6 +240,20 @@ class PFedHN(PersonalizedStrategy):
         self._generated = []
         self.targets.average_counters(updates)
         return self.server_arrays()
+
+    def optimizers(self) -> list[Optimizer]:
+        """That of φ and of the embeddings, in the order in which they were met."""
+        self.network()
+        return [self.optimizer]
+
+    @property
+    def counters(self) -> dict[str, Arrays]:
+        """The target networks' arrays that are averaged, not generated."""
+        return self.targets.counters
+
+    @counters.setter
+    def counters(self, counters: dict[str, Arrays]) -> None:
+        self.targets.counters = counters
 
     # The hypernetwork
 

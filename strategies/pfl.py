@@ -5,12 +5,13 @@ PFL-sampled: the accuracy of a random training client's model, in expectation. P
 model of the training client at the smallest A-distance. PFL-ensemble: the mean of all models'
 logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from clients.arrays import Arrays, prefixed
+from clients.optimizers import Optimizer
 from clients.pfl import BASES, HEAD
 from strategies.base import PersonalizedStrategy
 from strategies.distances import a_distances
@@ -63,6 +64,21 @@ class PFL(PersonalizedStrategy):
         """The base's."""
         return self.base.restore(arrays, saved)
 
+    def state(self) -> dict[str, Any]:
+        """With what the base keeps."""
+        kept = {name: getattr(self.base, name) for name in self.base.kept}
+        return super().state() | {"base": kept}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """With what the base kept."""
+        super().load_state(state)
+        for name, value in state.get("base", {}).items():
+            setattr(self.base, name, value)
+
+    def optimizers(self) -> list[Optimizer]:
+        """The base's."""
+        return self.base.optimizers()
+
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The base's."""
         return self._updated_base().broadcast(arrays, nodes)
@@ -103,14 +119,16 @@ class PFL(PersonalizedStrategy):
 class PFLNearest(PFL):
     """A novel client gets the model of the nearest training client, in A-distance."""
 
+    kept = ("nearest",)
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._nearest: dict[int, int] = {}  # training client by novel client; inputs do not change
+        self.nearest: dict[int, int] = {}  # training client by novel client; inputs do not change
 
     def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
         """The nearest training client's model, among those that handed it out."""
         models = self.personal_models(arrays)
-        new = [node for node in novel if node.client not in self._nearest]
+        new = [node for node in novel if node.client not in self.nearest]
         if new:
             training = self.training_nodes()
             if not training:
@@ -121,10 +139,10 @@ class PFLNearest(PFL):
             distances = a_distances(self.exchange, new, training)
             for node, row in zip(new, distances, strict=True):
                 if np.isfinite(row).any():
-                    self._nearest[node.client] = training[int(np.nanargmin(row))].client
+                    self.nearest[node.client] = training[int(np.nanargmin(row))].client
         offers = {}
         for node in novel:
-            start = f"{self._nearest.get(node.client)}/"
+            start = f"{self.nearest.get(node.client)}/"
             own = {name: a for name, a in models.items() if name.startswith(start)}
             if own:
                 offers[node] = own

@@ -4,7 +4,7 @@ The server's half of the baselines *Global* and *Global+* (FedEmbed, section 4.1
 per parameter the mean over all participants, applied as a gradient by Adam (Reddi et al., ICLR
 2021, FedOpt, with Adam's bias correction)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from clients.arrays import Arrays
-from clients.optimizers import Adam
+from clients.optimizers import Adam, Optimizer
 from partitions.seeds import seed_of
 from strategies import som
 from strategies.base import PersonalizedStrategy
@@ -37,21 +37,34 @@ class CentralAdam(PersonalizedStrategy):
         self._optimizer = Adam(self._parameters.values(), self.server_lr)
         return arrays
 
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """The same over the saved arrays."""
+        return CentralAdam.initialize(self, super().restore(arrays, saved))
+
+    def optimizers(self) -> list[Optimizer]:
+        """The central one, over all arrays that there are."""
+        self._track(self.arrays, self.arrays)
+        return [self._optimizer]
+
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """One Adam step along the mean change; a user counts alike whatever its head."""
         return self.descend(arrays, weighted_mean([u.arrays for u in updates], [1] * len(updates)))
 
     def descend(self, arrays: Arrays, mean: Arrays) -> Arrays:
         """One Adam step with the gradient x − mean; arrays that are new start in it."""
-        new = [name for name in mean if name not in self._parameters]
-        if new:
-            found = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
-            self._parameters |= found
-            self._optimizer.add(found.values())
+        self._track(arrays, mean)
         for name, parameter in self._parameters.items():
             parameter.grad = torch.from_numpy(arrays[name] - mean[name])
         self._optimizer.step(self.decay)
         return {name: p.detach().numpy().copy() for name, p in self._parameters.items()}
+
+    def _track(self, arrays: Arrays, names: Iterable[str]) -> None:
+        """Let the optimizer move the arrays of these names, where it does not already."""
+        new = [name for name in names if name not in self._parameters]
+        if new:
+            found = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
+            self._parameters |= found
+            self._optimizer.add(found.values())
 
 
 class PFedKM(CentralAdam):
@@ -62,6 +75,7 @@ class PFedKM(CentralAdam):
     them each round. Users who have not taken part yet use head 0."""
 
     HEAD = "heads.0."
+    kept = ("gradients", "cluster")
 
     def __init__(
         self,

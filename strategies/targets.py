@@ -18,10 +18,10 @@ class Targets:
 
     def __init__(self, networks: Mapping[str, Arrays]) -> None:
         self._real: dict[str, Arrays] = {}
-        self._counters: dict[str, Arrays] = {}
+        self.counters: dict[str, Arrays] = {}
         for network, arrays in networks.items():
             self._real[network] = {n: a for n, a in arrays.items() if a.dtype.kind == "f"}
-            self._counters[network] = {n: a for n, a in arrays.items() if a.dtype.kind != "f"}
+            self.counters[network] = {n: a for n, a in arrays.items() if a.dtype.kind != "f"}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,17 +54,17 @@ class Targets:
         """Row i of every array as the model of node i, with its counters."""
         rows = {name: np.asarray(t.detach().numpy()) for name, t in theta.items()}
         return {
-            node: {name: array[i] for name, array in rows.items()} | self._counters[network]
+            node: {name: array[i] for name, array in rows.items()} | self.counters[network]
             for i, node in enumerate(nodes)
         }
 
     def average_counters(self, updates: Sequence[Update]) -> None:
         """The mean of the replies' counters, weighted by sample counts."""
-        for network, counters in self._counters.items():
+        for network, counters in self.counters.items():
             own = [update for update in updates if self._of(update.node) == network]
             if counters and own:
                 counts = [{n: u.arrays[n] for n in counters} for u in own]
-                self._counters[network] = weighted_mean(counts, [u.num_examples for u in own])
+                self.counters[network] = weighted_mean(counts, [u.num_examples for u in own])
 
     def _of(self, node: Node) -> str:
         return "" if "" in self._real else str(node.properties.get("model", ""))

@@ -44,8 +44,12 @@ class InProcessGrid(Grid):
 
     @classmethod
     def simulation(cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int) -> Self:
-        """A grid whose nodes are configured as Flower's simulation engine does."""
-        nodes = [{"partition-id": i, "num-partitions": num_nodes} for i in range(num_nodes)]
+        """A grid whose nodes are configured as Flower's simulation engine does, and say that they
+        are simulated."""
+        nodes: list[UserConfig] = [
+            {"partition-id": i, "num-partitions": num_nodes, "simulated": True}
+            for i in range(num_nodes)
+        ]
         return cls(client_app, run_config, nodes)
 
     def set_run(self, run: Run) -> None:

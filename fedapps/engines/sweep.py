@@ -5,11 +5,16 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedapps.config import Config, defaults, override
+from fedapps.config import (
+    Config,
+    defaults,
+    differences,
+    label_of,
+    override,
+    run_configuration,
+)
 from fedapps.engines.jobs import Job
 from fedapps.results.recorder import FORMAT
-
-PLACES: Config = {"output-dir": ""}  # where a run is, not what it computes
 
 
 def keep_finished(jobs: Sequence[Job]) -> None:
@@ -44,11 +49,19 @@ def finished(folder: Path) -> Config | None:
         return None
 
 
-def differences(there: Config, here: Config) -> str:
-    """The keys in which two configurations differ, with both values; "" if in none."""
-    here = override(defaults(), here)
-    other = [key for key in here if key not in PLACES and there[key] != here[key]]
-    return ", ".join(f"{key} is {there[key]!r} there, {here[key]!r} here" for key in other)
+def begun_jobs(folder: Path) -> list[Job]:
+    """The runs that were begun in `folder`, be it the folder of one, each to go on from its newest
+    checkpoint; the finished ones are done. Raises ValueError if there is none."""
+    folder = folder.resolve()
+    runs = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
+    if not runs:
+        raise ValueError(f"{folder} holds no run that could go on: no config.toml in it")
+    jobs = []
+    for run in runs:
+        config = run_configuration(run) | {"output-dir": str(run), "resume": True}
+        method, seed = label_of(run, str(config["method"])), int(config["seed"])
+        jobs.append(Job(method, seed, config, run, done=finished(run) is not None))
+    return jobs
 
 
 def seconds_left(jobs: Sequence[Job], parallel: int) -> float | None:

@@ -9,7 +9,6 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from safetensors.numpy import load_file
 from torch import Tensor
 
 from clients.arrays import to_record
@@ -18,8 +17,9 @@ from fedapps.bridge import answer
 from fedapps.client_app import build_client, method_model
 from fedapps.config import Config, construct, saved_configuration
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import HANDOUT, best_round, read_arrays
+from fedapps.files import best_round
 from fedapps.methods import METHODS
+from fedapps.results.folder import read_former
 from fedapps.service.card import Card, read_card
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
@@ -116,14 +116,12 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         method=run.method,
         min_available_nodes=0,
         evaluate_novel=bool(entry.novel),
-        saved=read_arrays(run.folder),
+        former=read_former(run.folder),
         saved_rounds=best_round(run.folder),
         privacy=None,
     )
     _, initial = method_model(run.method, config, run.card.info())
     shared = {n: a for n, a in initial.items() if not entry.client.is_personal(n)}
-    if (run.folder / HANDOUT).is_file():
-        strategy.handout = load_file(run.folder / HANDOUT)
     strategy.open(grid, to_record(shared), {"method": run.method})
     return strategy
 

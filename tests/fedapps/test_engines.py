@@ -18,6 +18,7 @@ from flwr.simulation import run_simulation
 from fedapps.config import defaults
 from fedapps.engines.jobs import flower_runs, make_jobs, run_jobs
 from fedapps.engines.superlink import SuperLink, free_port
+from fedapps.results.folder import read_memories
 from strategies.pfedhn import PFedHN
 
 SMALL = {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 2}
@@ -48,7 +49,11 @@ def test_ray_and_in_process_agree_to_the_last_bit(tmp_path):
         assert numbers(one.summary()) == numbers(two.summary())
         assert (one.summary()["engine"], two.summary()["engine"]) == ("ray", "in-process")
         names = {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors"}
+        names |= {"fedper": {"clients"}, "pfedhn": {"strategy.safetensors"}}.get(one.method, set())
         assert {file.name for file in one.folder.iterdir()} == names
+        memories = [read_memories(job.folder) for job in (one, two)]
+        assert repr(memories[0]) == repr(memories[1])
+        assert len(memories[0]) == 2 * (one.method == "fedper")  # of the training clients
 
 
 def test_one_flower_run_serves_methods_under_one_configuration(tmp_path):

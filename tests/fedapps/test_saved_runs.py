@@ -1,6 +1,7 @@
 """``fedapps run --from`` and ``--bound``."""
 
 import json
+import shutil
 
 from fedapps.cli import cli
 
@@ -26,6 +27,26 @@ def test_novel_labeled_clients_join_a_saved_model(tmp_path):
     assert summary["rounds"] == 2
     assert summary["novel"]["clients"] == 3
     assert summary["train"]["accuracy"] == before["train"]["accuracy"]  # φ is frozen
+
+
+def test_what_clients_keep_to_themselves_is_part_of_a_saved_run(tmp_path):
+    """Evaluated again, methods whose parts stay on clients score as they did in the run; without
+    these parts, or a strategy's own, they are refused, not evaluated wrongly."""
+    first, later = tmp_path / "first", tmp_path / "later"
+    methods = "pfl-ensemble,lg-fedavg fedavg-rounds=1"
+    options = [*SMALL, "rounds=4", "evaluate-every=1"]
+    fedapps("run", "--methods", methods, *options, "--output", first)
+    fedapps("run", "--from", first, *SMALL[-2:], "--output", later)
+    for run in ("pfl-ensemble-seed0", "lg-fedavg,fedavg-rounds=1-seed0"):
+        before, after = (
+            json.loads((folder / run / "summary.json").read_text()) for folder in (first, later)
+        )
+        assert {c: told["accuracy"] for c, told in before["per_client"].items()} == {
+            c: told["accuracy"] for c, told in after["per_client"].items()
+        }
+    shutil.rmtree(first / "pfl-ensemble-seed0" / "clients")
+    more = ["--methods", "pfl-ensemble", *SMALL[-2:], "--output", tmp_path / "refused"]
+    assert "holds no clients/" in fedapps("run", "--from", first, *more, code=2)
 
 
 def test_the_bounds_columns_add_up(tmp_path):

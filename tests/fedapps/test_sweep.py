@@ -5,8 +5,9 @@ from tiny import SMALL
 from typer.testing import CliRunner
 
 from fedapps.cli import cli
+from fedapps.config import differences
 from fedapps.engines.jobs import Job, make_jobs
-from fedapps.engines.sweep import differences, seconds_left
+from fedapps.engines.sweep import seconds_left
 
 RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
 

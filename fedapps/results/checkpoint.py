@@ -1,0 +1,112 @@
+"""Checkpoints: the whole state of a run in one file, written whole, refused where damaged.
+
+A state is made of dicts, lists and sets of arrays, numbers and texts. Its arrays are the tensors
+of a safetensors file; everything else is JSON in that file's header, in which an array is
+``{"array": name}`` and a dict ``{"dict": [[key, value], …]}``, its order kept. No pickle."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from clients.arrays import Arrays
+from fedapps.config import Config, differences
+from fedapps.files import write_bytes
+
+FORMAT = "1"
+FOLDER = "checkpoints"
+KEPT = 2  # where the newest is damaged, the one before it is used
+State = dict[str, Any]
+
+
+def write_checkpoint(run: Path, config: Config, round_: int, state: Mapping[str, Any]) -> None:
+    """Write the state of the run in the folder `run` after a round; older ones go, but one."""
+    write_state(_file(run, round_), {"config": config, "state": state})
+    rounds = sorted(int(f.stem.split("-")[1]) for f in (run / FOLDER).glob("round-*.safetensors"))
+    for old in [r for r in rounds if r <= round_][:-KEPT]:
+        _file(run, old).unlink()
+
+
+def newest_checkpoint(run: Path, config: Config) -> tuple[State | None, list[str]]:
+    """The state of the newest whole checkpoint of the run in the folder `run`, None if there is
+    none; and why newer ones are refused, by name."""
+    refused: list[str] = []
+    for file in sorted((run / FOLDER).glob("round-*.safetensors"), reverse=True):
+        try:
+            content = read_state(file)
+            if other := differences(content["config"], config):
+                raise ValueError(f"it is another run's: {other}")
+            return content["state"], refused
+        except ValueError as error:
+            refused.append(f"{file} is refused: {error}")
+    return None, refused
+
+
+def write_state(file: Path, state: Mapping[str, Any]) -> None:
+    """Write a state to `file`, whole or not at all."""
+    arrays: Arrays = {}
+    text = json.dumps(_pack(state, "", arrays))
+    told = {"format": FORMAT, "state": text, "digest": _digest(text, arrays)}
+    write_bytes(file, save(arrays, told))
+
+
+def read_state(file: Path) -> State:
+    """The state in `file`. Raises ValueError if it is damaged, or in another format."""
+    try:
+        with safe_open(file, "numpy") as content:
+            told = content.metadata() or {}
+            arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"it cannot be read ({error})") from error
+    if told.get("format") != FORMAT:
+        raise ValueError(f"its format is {told.get('format')!r}, not {FORMAT!r}")
+    if told.get("digest") != _digest(told.get("state", ""), arrays):
+        raise ValueError("it is damaged: content and digest differ")
+    state: State = _unpack(json.loads(told["state"]), arrays)
+    return state
+
+
+def _file(run: Path, round_: int) -> Path:
+    return run / FOLDER / f"round-{round_:08d}.safetensors"
+
+
+def _digest(text: str, arrays: Arrays) -> str:
+    """Of the JSON and of every array's name, kind and content."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.asarray(array, order="C").data)
+    return digest.hexdigest()
+
+
+def _pack(value: Any, name: str, arrays: Arrays) -> Any:
+    """`value` as JSON can hold it, its arrays put into `arrays` under names of their own."""
+    if isinstance(value, np.ndarray):
+        assert name not in arrays, name
+        arrays[name] = np.asarray(value, order="C")
+        return {"array": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _pack(one, f"{name}/{key}", arrays)] for key, one in value.items()]}
+    if isinstance(value, set):
+        return {"set": sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(value)]
+    return value
+
+
+def _unpack(value: Any, arrays: Arrays) -> Any:
+    """The counterpart of `_pack`."""
+    if isinstance(value, list):
+        return [_unpack(one, arrays) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return arrays[value["array"]]
+    if "set" in value:
+        return set(value["set"])
+    return {key: _unpack(one, arrays) for key, one in value["dict"]}

@@ -1,0 +1,70 @@
+"""What others go on from of a finished run: its model, and what strategy and clients keep beside.
+
+All at the reported round. `clients/` is there after simulations alone: what a real node keeps is
+its own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from clients.arrays import Arrays
+from fedapps.files import HANDOUT, MODEL, read_arrays, write_arrays
+from fedapps.methods import METHODS
+from fedapps.results.checkpoint import State, read_state, write_state
+
+STRATEGY, CLIENTS = "strategy.safetensors", "clients"
+
+
+def write_model(run: Path, state: Mapping[str, Any]) -> None:
+    """The server's arrays of a strategy's `state`, and what it keeps beside them, if anything."""
+    write_arrays(run / MODEL, state["arrays"])
+    if state["handout"]:
+        write_arrays(run / HANDOUT, state["handout"])
+    if state["kept"]:
+        write_state(run / STRATEGY, state["kept"])
+
+
+def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
+    """What each client keeps, ``clients/<id>.safetensors``."""
+    (run / CLIENTS).mkdir(exist_ok=True)
+    for client, arrays in memories.items():
+        write_arrays(run / CLIENTS / f"{client}.safetensors", arrays)
+
+
+def clear(run: Path) -> None:
+    """Remove what a former run left there of its model."""
+    for name in (MODEL, HANDOUT, STRATEGY):
+        (run / name).unlink(missing_ok=True)
+    rmtree(run / CLIENTS, ignore_errors=True)
+
+
+def read_former(run: Path) -> State:
+    """The state that a strategy goes on from. Raises ValueError where the model is missing, or
+    what is kept beside it is damaged."""
+    state: State = {"arrays": read_arrays(run)}
+    if (file := run / HANDOUT).is_file():
+        state["handout"] = load_file(file)
+    if (file := run / STRATEGY).is_file():
+        try:
+            state["kept"] = read_state(file)
+        except ValueError as error:
+            raise ValueError(f"{file} is refused: {error}") from error
+    return state
+
+
+def read_memories(run: Path) -> dict[int, Arrays]:
+    """What the run's clients keep, by client id; {} if it is not told."""
+    return {int(file.stem): load_file(file) for file in (run / CLIENTS).glob("*.safetensors")}
+
+
+def check_former(run: Path, method: str) -> None:
+    """Raise ValueError unless the folder holds all that the method's predictions need."""
+    read_former(run)
+    if METHODS[method].client.needs_state == "predictions" and not (run / CLIENTS).is_dir():
+        raise ValueError(
+            f"{run} holds no {CLIENTS}/: what {method}'s clients keep to themselves is missing, "
+            "and without it their predictions would be wrong. Run it to its end in a simulation"
+        )

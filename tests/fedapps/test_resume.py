@@ -1,0 +1,228 @@
+"""A run that was cut short goes on from its checkpoint, and ends bit for bit as if it had not been.
+
+Methods one by one, in process: interrupted after a round, resumed by nothing but the folder."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.client_app import app
+from fedapps.config import defaults
+from fedapps.engines.grid import InProcessGrid
+from fedapps.methods import METHODS
+from fedapps.results.checkpoint import newest_checkpoint, read_state, write_state
+from fedapps.results.folder import read_memories
+from fedapps.results.recorder import Recorder
+from fedapps.server_app import run
+from strategies.base import PersonalizedStrategy
+
+TASTES = {
+    "partition": "preference",
+    "fedembed.embedding-dim": 8,
+    "global+.embedding-dim": 8,
+    **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
+}
+PREFERENCE = ("strategies.preference", "strategies.fedembed")
+SMALL = defaults() | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
+SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
+TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
+ADAM = {"odpfl-hn.server-optimizer": "adam", "odpfl-hn.server-lr": 0.001}
+CASES: dict[str, tuple[str, dict]] = {method: (method, {}) for method in METHODS} | {
+    "fedma": ("fedma", {"fedma.new-neuron-cost": 0.1}),  # so that layers grow
+    "fedembed-som": ("fedembed", {"fedembed.assignment": "som", "rounds": 3}),
+    "fedembed-held": (
+        "fedembed",
+        {"fedembed.assignment": "personal", "fedembed.heads": "server"},
+    ),
+    "odpfl-hn-adam": ("odpfl-hn", ADAM | {"odpfl-hn.encoder-lr": 0.01}),
+    "odpfl-hn-two-phase": ("odpfl-hn", ADAM | TWO_PHASE),
+    "pfedhn-novel": ("pfedhn", {"rounds": 2, "novel-rounds": 2}),
+    "pfl-nearest-pfedhn": ("pfl-nearest", {"pfl-nearest.base": "pfedhn"}),
+    "lg-fedavg-phases": ("lg-fedavg", {"lg-fedavg.fedavg-rounds": 1}),
+    "early-stopping": ("fedavg", {"early-stopping": 2, "evaluate-every": 1, "lr": 0.0}),
+    "private": ("fedavg", {"dp": "local", "dp-noise-multiplier": 1.0, "dp-generator": "seeded"}
+                | {"dp-covers": "model-updates"}),
+}  # fmt: skip
+
+
+class Cut(BaseException):
+    """The run is cut, as by SIGKILL: nothing tidies up after it."""
+
+
+def go(folder, method, config, **more):
+    config = SMALL | (TASTES if METHODS[method].strategy.__module__ in PREFERENCE else {}) | config
+    config |= {"method": method, "output-dir": str(folder), **more}
+    grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
+    return run(grid, config, "in-process")
+
+
+def cut(folder, method, config, after, monkeypatch):
+    """A run that ends dead once it has written the checkpoint of round `after`."""
+    with monkeypatch.context() as patch:
+        begin = PersonalizedStrategy.configure_train
+
+        def configure_train(self, server_round, *args):
+            if server_round == after + 1:
+                raise Cut
+            return begin(self, server_round, *args)
+
+        patch.setattr(PersonalizedStrategy, "configure_train", configure_train)
+        patch.setattr(Recorder, "__exit__", lambda *_: None)
+        with pytest.raises(Cut):
+            go(folder, method, config)
+
+
+def left(folder):
+    """All that a run left, timings apart."""
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for told in (summary, *lines):
+        del told["seconds"]
+    arrays = {
+        f"{file.relative_to(folder)}:{name}": (array.dtype.str, array.shape, array.tobytes())
+        for file in sorted(folder.rglob("*.safetensors"))
+        for name, array in load_file(file).items()
+    }
+    return summary, lines, arrays
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resumed_is_as_good_as_undisturbed(name, tmp_path, monkeypatch):
+    method, config = CASES[name]
+    last = go(tmp_path / "whole", method, config)
+    cut(tmp_path / "cut", method, config, 2, monkeypatch)
+    resumed = go(tmp_path / "cut", method, config, resume=True)
+    assert left(tmp_path / "whole") == left(tmp_path / "cut")
+    assert {n: a.data for n, a in last.arrays.items()} == {
+        n: a.data for n, a in resumed.arrays.items()
+    }
+    assert not (tmp_path / "cut" / "checkpoints").exists()
+
+
+FEDPER = {"rounds": 3, "evaluate-every": 1}
+
+
+def test_killed_between_any_two_writes(tmp_path, monkeypatch):
+    """A file is written by renaming it: the run dies before, or after, the first rename, the
+    second, … until it has none left, and what it had begun to append is half a line."""
+    go(tmp_path / "whole", "fedper", FEDPER)
+    expected, written, survived = left(tmp_path / "whole"), 0, False
+    while not survived:
+        folder, renames, replace = tmp_path / f"cut-{written}", [], os.replace
+
+        def dying(source, target, renames=renames, replace=replace, last=written):
+            if len(renames) == last // 2 and not last % 2:
+                raise Cut
+            replace(source, target)
+            renames.append(target)
+            if len(renames) == last // 2 + 1:
+                raise Cut
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", dying)
+            patch.setattr(Recorder, "__exit__", dead_or_done(Recorder.__exit__))
+            try:
+                go(folder, "fedper", FEDPER)
+                survived = True
+            except Cut:
+                with (folder / "metrics.jsonl").open("a") as file:
+                    file.write('{"round": 7, "los')
+        go(folder, "fedper", FEDPER, resume=True)
+        assert left(folder) == expected, written
+        written += 1
+    assert written > 2 * 3 * 4  # before and after config, then model, summary, checkpoint a round
+
+
+def dead_or_done(leave):
+    """Recorder.__exit__ of a process that a Cut kills."""
+
+    def exit_(self, kind, error, trace):
+        if kind is not Cut:
+            leave(self, kind, error, trace)
+
+    return exit_
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(tmp_path, monkeypatch, caplog):
+    go(tmp_path / "whole", "fedper", FEDPER)
+    cut(tmp_path / "cut", "fedper", FEDPER, 2, monkeypatch)
+    cut(tmp_path / "other", "fedper", FEDPER | {"lr": 0.1}, 2, monkeypatch)
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    newest, before = checkpoints / "round-00000002.safetensors", "round-00000001.safetensors"
+    whole = newest.read_bytes()
+    config = SMALL | FEDPER | {"method": "fedper"}
+    middle = len(whole) // 2
+    for damaged, reason in [
+        (whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :], "digest differ"),
+        (whole[: middle + 1], "cannot be read"),
+        (b"", "cannot be read"),
+        (whole.replace(b'"format":"1"', b'"format":"9"'), "its format is '9'"),
+        ((tmp_path / "other" / "checkpoints" / newest.name).read_bytes(), "lr is 0.1 there, 0.3"),
+    ]:
+        newest.write_bytes(damaged)
+        state, refused = newest_checkpoint(tmp_path / "cut", config)
+        assert state["strategy"]["round"] == 1
+        assert len(refused) == 1
+        assert newest.name in refused[0]
+        assert reason in refused[0]
+    go(tmp_path / "cut", "fedper", FEDPER, resume=True)
+    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+    assert f"{newest.name} is refused" in caplog.text
+    assert before not in caplog.text
+
+
+def test_a_full_disk_at_a_checkpoint_costs_that_checkpoint(tmp_path, monkeypatch, caplog):
+    """Round 2's cannot be written: the run says so and goes on, killed later it goes on from 1."""
+    go(tmp_path / "whole", "fedper", FEDPER)
+    write = Path.write_bytes
+
+    def full(self, data):
+        if "round-00000002" in self.name:
+            write(self, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    cut(tmp_path / "cut", "fedper", FEDPER, 2, monkeypatch)
+    assert "round 2: no checkpoint is written: [Errno 28] No space left" in caplog.text
+    state, refused = newest_checkpoint(tmp_path / "cut", SMALL | FEDPER | {"method": "fedper"})
+    assert (state["strategy"]["round"], refused) == (1, [])
+    go(tmp_path / "cut", "fedper", FEDPER, resume=True)  # which the full disk does not end, either
+    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+
+
+def test_every_state_comes_back_as_it_was(tmp_path):
+    """Ints as keys, sets, the order of dicts, 0-d and empty arrays, exact numbers, infinity."""
+    state = {
+        "b": {10: 0.1 + 0.2, 2: {"x/y": np.float32([[1, 2]]).T}},
+        "a": [{3, 1}, None, True, "ε", np.array(7), np.zeros((0, 4), np.int64), float("inf")],
+    }
+    write_state(tmp_path / "state", state)
+    back = read_state(tmp_path / "state")
+    assert list(back) == ["b", "a"]
+    assert list(back["b"]) == [10, 2]
+    assert repr(back) == repr(state)
+    assert back["a"][4].shape == ()
+    assert b"pickle" not in (tmp_path / "state").read_bytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_declare_whether_they_remember(method, tmp_path):
+    """`needs_state` is set for those clients that have a state after training, and no others."""
+    go(tmp_path, method, {"rounds": 1, "evaluate-every": 1, "lg-fedavg.fedavg-rounds": 0})
+    memories = read_memories(tmp_path)
+    if method != "odpfl-hn":  # whose state is that of private novel clients
+        assert bool(memories) == bool(METHODS[method].client.needs_state)
+
+
+def test_a_resumed_run_is_as_patient_as_before(tmp_path, monkeypatch):
+    """With lr 0 validation never gets better than in round 1: patience 2 ends with round 3."""
+    config = CASES["early-stopping"][1]
+    cut(tmp_path, "fedavg", config, 2, monkeypatch)
+    go(tmp_path, "fedavg", config, resume=True)
+    assert left(tmp_path)[0]["rounds"] == 3
