@@ -4,6 +4,7 @@ Methods one by one, in process: interrupted after a round, resumed by nothing bu
 
 import errno
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -170,7 +171,8 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(tmp_path, monkeypatc
         assert len(refused) == 1
         assert newest.name in refused[0]
         assert reason in refused[0]
-    go(tmp_path / "cut", "fedper", FEDPER, resume=True)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        go(tmp_path / "cut", "fedper", FEDPER, resume=True)
     assert left(tmp_path / "cut") == left(tmp_path / "whole")
     assert f"{newest.name} is refused" in caplog.text
     assert before not in caplog.text
@@ -188,7 +190,8 @@ def test_a_full_disk_at_a_checkpoint_costs_that_checkpoint(tmp_path, monkeypatch
         return write(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    cut(tmp_path / "cut", "fedper", FEDPER, 2, monkeypatch)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        cut(tmp_path / "cut", "fedper", FEDPER, 2, monkeypatch)
     assert "round 2: no checkpoint is written: [Errno 28] No space left" in caplog.text
     state, refused = newest_checkpoint(tmp_path / "cut", SMALL | FEDPER | {"method": "fedper"})
     assert (state["strategy"]["round"], refused) == (1, [])
