@@ -93,6 +93,13 @@ class Round:
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     started: float = field(default_factory=time.monotonic)
     evaluated: bool = False  # whether an evaluation is due, be it of nobody
+    lap: float = field(default_factory=time.monotonic)  # when the present phase began
+    phases: dict[str, float] = field(default_factory=dict)  # seconds
+
+    def ends(self, phase: str) -> None:
+        """What went on since the last phase ended was `phase`."""
+        now = time.monotonic()
+        self.phases[phase], self.lap = now - self.lap, now
 
 
 class PersonalizedStrategy(Strategy):
@@ -407,12 +414,14 @@ class PersonalizedStrategy(Strategy):
         settings = ConfigRecord(dict(config) | self._round_settings() | asked)
         self.now.sent = self._messages("train", self.now.payloads, settings)
         self.now.report = {"round": server_round, "sampled": len(nodes)}
+        self.now.ends("send")
         return [message for message, _ in self.now.sent]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid replies."""
+        self.now.ends("clients")
         like = {node: self.expected(sent) for node, sent in self.now.payloads.items()}
         updates = self._receive(
             self.now.sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
@@ -441,6 +450,7 @@ class PersonalizedStrategy(Strategy):
             **({"clipped": self.now.clipped} if self.max_update_norm else {}),
             "megabytes": {way: n / clients / 1e6 for way, n in self.now.bytes.items()},
         } | self.report()
+        self.now.ends("aggregate")
         metrics = MetricRecord()
         if not self._hides:
             metrics["valid-replies"] = len(updates)
@@ -501,6 +511,8 @@ class PersonalizedStrategy(Strategy):
             if self.privacy is not None:
                 self.evaluation = []  # nobody's own score is written down
                 self.now.report |= self.privacy.report()
+            self.now.ends("evaluate")
+        self.now.report["phases"] = self.now.phases
         if self.on_round is not None:
             report = self.now.report
             self.on_round(report if self.privacy is None else self.privacy.released(report))

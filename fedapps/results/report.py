@@ -1,167 +1,124 @@
-"""The HTML report of a folder of runs: the table, learning curves, clients one by one, settings.
+"""The HTML report of a folder of runs: table, curves, clients, costs, settings.
 
-One file that needs no other and no network: figures are drawn by matplotlib into the page."""
+One file that needs no other and no network: `report.html` here is its page, into which the tables
+and the numbers are put; a script in it draws them."""
 
-import io
-import tomllib
+import json
 from collections.abc import Sequence
 from html import escape
-from itertools import groupby
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from fedapps.config import defaults
 from fedapps.engines.jobs import Job
 from fedapps.files import write_text
-from fedapps.results.runs import rounds_of
-from fedapps.results.table import novel_clients, results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedapps.results.plot import ROLES
+from fedapps.results.runs import rounds_of, versions_of
+from fedapps.results.table import results
 
 NAME = "report.html"
-ROLES = {"train": "training clients", "novel": "novel clients"}
 OF_THE_RUN = {"method", "seed", "output-dir", "versions"}  # settings that the page shows elsewhere
-BLACK = {"color": "black"}
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0 } caption { caption-side: bottom; color: #555 }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right }
-th:first-child, td:first-child { text-align: left } .error { color: #b00 }
-svg { max-width: 100%; height: auto }
-"""
+LIMIT = 2_000_000  # bytes of the page
+DIGITS = 5  # of an accuracy in [0, 1]
 
 
 def write_report(jobs: Sequence[Job], folder: Path, problems: Sequence[str] = ()) -> Path:
-    """Write the report of the runs to `folder`, `problems` told in it; returns the file."""
+    """Write the report of the runs to `folder`, `problems` told in it; returns the file.
+
+    What does not fit into `LIMIT` bytes is left out, and told: rounds between others, then clients
+    of later seeds, then all clients."""
     shown = results(jobs)
-    reports = {job.name: rounds_of(job) for job in jobs}
-    parts = [
-        f"<h1>{escape(shown.title)}</h1>",
-        _table(shown.columns, shown.rows, shown.caption),
-        *(f'<p class="error">{escape(f"{j.name} failed: {j.error}")}</p>' for j in jobs if j.error),
-        *(f'<p class="error">{escape(problem)}</p>' for problem in problems),
-    ]
-    if any("evaluation" in report for rounds in reports.values() for report in rounds):
-        parts += ["<h2>By round</h2>", _svg(curves(jobs, reports))]
-    if any(f1_of(job) for job in jobs):
-        parts += ["<h2>F1 by sub-population</h2>", _svg(sub_populations(jobs))]
-    one_by_one = clients(jobs)
-    if any(axis.lines for axis in one_by_one.axes):
-        parts += ["<h2>Clients one by one, at the best round</h2>", _svg(one_by_one)]
-    parts += ["<h2>Settings</h2>", *_settings(jobs)]
-    head = f'<meta charset="utf-8"><title>{escape(shown.title)}</title><style>{STYLE}</style>'
-    page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
+    told = [*(f"{job.name} failed: {job.error}" for job in jobs if job.error), *problems]
+    first = min((job.seed for job in jobs), default=0)
+    for points, seeds, left_out in (
+        (1000, None, ""),
+        (100, None, "only some of the rounds are drawn"),
+        (100, {first}, f"only some of the rounds and clients of seed {first} are drawn"),
+        (100, set[int](), "only some of the rounds and no single clients are drawn"),
+    ):
+        runs = [run_data(job, points, seeds is None or job.seed in seeds) for job in jobs]
+        notes = [*told, *([f"so that the page stays small, {left_out}"] if left_out else [])]
+        filled = {
+            "title": escape(shown.title),
+            "problems": "".join(f'<p class="error">{escape(note)}</p>' for note in notes),
+            "table": _table(shown.columns, shown.rows, shown.caption),
+            "settings": "".join(_settings(jobs)),
+            "data": _json({"roles": ROLES, "runs": runs}),
+        }
+        page = (files("fedapps.results") / NAME).read_text("utf-8")
+        head, *rest = page.split("{{")  # in one pass: what is filled in is not looked at again
+        page = head + "".join(filled[name] + text for name, text in _holes(rest))
+        if len(page.encode()) <= LIMIT:
+            break
     write_text(folder / NAME, page)
     return folder / NAME
 
 
-def curves(jobs: Sequence[Job], reports: dict[str, list[dict[str, Any]]]) -> "Figure":
-    """Accuracy of training and of novel clients by round, the mean over seeds and their range.
-
-    F1 where a method is scored by that alone."""
-    figure, axes = _axes(jobs)
-    for colour, (method, group) in enumerate(groupby(jobs, key=lambda job: job.method)):
-        runs = [reports[job.name] for job in group]
-        for role, axis in axes.items():
-            told: dict[int, list[float]] = {}
-            for report in (r for rounds in runs for r in rounds):
-                numbers = report.get("evaluation", {})
-                score = numbers.get(f"{role}-accuracy", numbers.get(f"{role}-f1"))
-                if score is not None:
-                    told.setdefault(report["round"], []).append(100 * score)
-            if told:
-                x, values = sorted(told), [told[n] for n in sorted(told)]
-                low, high = map(min, values), map(max, values)
-                mean = [float(np.mean(v)) for v in values]
-                axis.plot(x, mean, color=f"C{colour}", marker=".", label=method)
-                axis.fill_between(x, list(low), list(high), color=f"C{colour}", alpha=0.2)
-    for axis in axes.values():
-        axis.set_xlabel("round")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        if axis.lines:
-            axis.legend()
-    return figure
-
-
-def clients(jobs: Sequence[Job]) -> "Figure":
-    """Each client's accuracy as a dot, quartiles as a box; all seeds together."""
-    figure, axes = _axes(jobs)
-    names = list(dict.fromkeys(job.method for job in jobs))
-    for role, axis in axes.items():
-        for place, method in enumerate(names):
-            told = [
-                100 * client["accuracy"]
-                for job in jobs
-                if job.method == method
-                for client in job.summary().get("per_client", {}).values()
-                if client["role"] == role and client["accuracy"] is not None
+def run_data(job: Job, points: int, with_clients: bool) -> dict[str, Any]:
+    """What the page draws of a run: of at most `points` evaluations [round, training, novel]
+    scores in [0, 1]; of clients [id, role, accuracy, samples, accuracy at the last round]."""
+    summary = {} if job.error else job.summary()
+    rounds = rounds_of(job)
+    evaluations = [
+        [report["round"], *(_score(report["evaluation"], role) for role in ROLES)]
+        for report in rounds
+        if isinstance(report.get("evaluation"), dict)
+    ]
+    dropped: dict[str, int] = {}
+    phases: dict[str, float] = {}
+    for report in rounds:
+        for cause, count in report.get("dropped", {}).items():
+            dropped[cause] = dropped.get(cause, 0) + count
+        for phase, seconds in report.get("phases", {}).items():
+            phases[phase] = phases.get(phase, 0.0) + seconds / len(rounds)
+    last = summary.get("last", {}).get("per_client", {})
+    clients = summary.get("per_client", {}) if with_clients else {}
+    return {
+        "method": job.method,
+        "seed": job.seed,
+        "rounds": summary.get("rounds", 0),
+        "seconds": summary.get("seconds", 0.0),
+        "megabytes": summary.get("megabytes_per_client_round", {"down": 0.0, "up": 0.0}),
+        "phases": phases,
+        "dropped": dropped,
+        "evaluations": evaluations[:: -(-len(evaluations) // points) or 1],
+        "f1": f1_of(summary),
+        "clients": [
+            [
+                name,
+                one["role"],
+                _short(one["accuracy"]),
+                one["examples"],
+                _short(last.get(name, {}).get("accuracy")),
             ]
-            if told:
-                axis.boxplot(
-                    [told], positions=[place], widths=0.6, showfliers=False, medianprops=BLACK
-                )
-                spread = np.linspace(-0.2, 0.2, len(told))
-                axis.plot(place + spread, told, ".", color=f"C{place}", alpha=0.5)
-        axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    return figure
-
-
-def sub_populations(jobs: Sequence[Job]) -> "Figure":
-    """F1 of each sub-population (columns) under each method (rows), the mean over seeds."""
-    from matplotlib.figure import Figure
-
-    told = {
-        method: scores
-        for method, group in groupby(jobs, key=lambda job: job.method)
-        if (scores := [s for job in group if (s := f1_of(job))])
+            for name, one in clients.items()
+        ],
     }
-    kinds = sorted({kind for scores in told.values() for s in scores for kind in s})
-    values = np.array(
-        [
-            [np.mean([s.get(kind, np.nan) for s in scores]) for kind in kinds]
-            for scores in told.values()
-        ]
-    )
-    figure = Figure(figsize=(10, 1.2 + 0.4 * len(told)), layout="constrained")
-    axis = figure.subplots()
-    axis.imshow(values, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-    axis.set_yticks(range(len(told)), list(told))
-    axis.set_xticks(range(len(kinds)), map(str, kinds))
-    axis.set_xlabel("sub-population")
-    for (row, column), value in np.ndenumerate(values):
-        colour = "white" if value > 0.6 else "black"
-        axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-    return figure
 
 
-def f1_of(job: Job) -> dict[int, float]:
-    """F1 by sub-population at the run's best round; empty where none is told."""
-    told = job.summary().get("train", {})
-    return {int(k): f1 for key, f1 in told.items() if (k := key.removeprefix("f1_")).isdigit()}
+def f1_of(summary: dict[str, Any]) -> dict[str, float]:
+    """F1 by sub-population at the run's reported round; empty where none is told."""
+    told = summary.get("train") or {}
+    return {k: f1 for key, f1 in told.items() if (k := key.removeprefix("f1_")).isdigit()}
 
 
-def _axes(jobs: Sequence[Job]) -> tuple["Figure", dict[str, Any]]:
-    """A panel for each role that there is."""
-    from matplotlib.figure import Figure
-
-    roles = [role for role in ROLES if role == "train" or novel_clients(jobs)]
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    panels = figure.subplots(1, len(roles), sharey=True, squeeze=False)[0]
-    for axis, role in zip(panels, roles, strict=True):
-        axis.set_title(ROLES[role])
-        axis.grid(alpha=0.3)
-    panels[0].set_ylabel("accuracy (or F1), %")
-    return figure, dict(zip(roles, panels, strict=True))
+def _score(numbers: dict[str, Any], role: str) -> float | None:
+    return _short(numbers.get(f"{role}-accuracy", numbers.get(f"{role}-f1")))
 
 
-def _svg(figure: "Figure") -> str:
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
-    return text[text.index("<svg") :]
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
+
+
+def _holes(parts: Sequence[str]) -> list[tuple[str, str]]:
+    """``"name}}text"`` as (name, text)."""
+    return [(name, text) for name, _, text in (part.partition("}}") for part in parts)]
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script element that holds it."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
@@ -169,7 +126,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) 
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
     )
-    return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table>"
+    return (
+        f"<table><caption>{escape(caption)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 def _settings(jobs: Sequence[Job]) -> list[str]:
@@ -182,10 +142,9 @@ def _settings(jobs: Sequence[Job]) -> list[str]:
         and value != known.get(key)
         and all(job.config.get(key) == value for job in jobs)
     ]
-    parts = [_table(["setting", "value"], rows, "what differs from the defaults")]
-    written = jobs[0].folder / "config.toml"
-    if written.is_file():
-        versions = tomllib.loads(written.read_text("utf-8")).get("versions", {})
-        told = ", ".join(f"{name} {number}" for name, number in versions.items())
-        parts.append(f"<p>{escape(told)}</p>")
-    return parts
+    told = ", ".join(f"{name} {number}" for name, number in versions_of(jobs[0]).items())
+    table = _table(["setting", "value"], rows, "what differs from the defaults")
+    return [
+        f'<div class="settings">{table}</div>',
+        f'<p class="dim">{escape(told)}</p>' * bool(told),
+    ]

@@ -51,6 +51,13 @@ def rounds_of(job: Job) -> list[dict[str, Any]]:
     return rounds
 
 
+def versions_of(job: Job) -> dict[str, str]:
+    """The libraries that a run was made with; {} where it does not tell."""
+    file = job.folder / "config.toml"
+    told = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return {name: str(version) for name, version in told.get("versions", {}).items()}
+
+
 def _read(folder: Path) -> Job:
     """The run in `folder`. Raises ValueError that says what is wrong with it."""
     for name in ("config.toml", "summary.json"):

@@ -2,18 +2,13 @@
 
 import json
 
+import pytest
 import tomli_w
 from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import defaults
-from fedapps.results.report import (
-    NAME,
-    clients,
-    curves,
-    sub_populations,
-    write_report,
-)
+from fedapps.results.report import NAME, write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 
@@ -24,7 +19,7 @@ def leave(folder, method, seed, *accuracies, error="", **settings):
     """Write what a run leaves; accuracies of training clients, evaluated every round."""
     config = defaults() | {"method": method, "seed": seed, "lr": 0.125, "versions": {"flwr": "9.9"}}
     config |= settings
-    run = folder / f"{method}-seed{seed}"
+    run = folder / f"{'run' if '<' in method else method}-seed{seed}"
     run.mkdir()
     (run / "config.toml").write_text(tomli_w.dumps(config))
     summary = {"error": error} if error else COUNTS | {
@@ -43,33 +38,60 @@ def leave(folder, method, seed, *accuracies, error="", **settings):
     return rounds
 
 
+def numbers(page):
+    """What the page's script draws."""
+    return json.loads(page.split('id="data">')[1].split("</script>")[0])
+
+
 def test_a_page_of_its_own(tmp_path):
     leave(tmp_path, "fedavg", 0, 0.25, 0.5)
     leave(tmp_path, "fedavg", 1, 0.5, 0.75)
-    leave(tmp_path, "tent", 0, error="ValueError: 1 < 2")
+    leave(tmp_path, "tent", 0, error="ValueError: 1 < 2 </script>")
     page = write_report(read_runs(tmp_path)[0], tmp_path).read_text("utf-8")
     assert "<td>fedavg</td><td>62.50 ± 17.68</td>" in page  # 50 and 75: deviation 25/√2
-    assert "tent-seed0 failed: ValueError: 1 &lt; 2" in page
+    assert "tent-seed0 failed: ValueError: 1 &lt; 2 &lt;/script&gt;" in page
     assert "<td>lr</td><td>0.125</td>" in page
     assert "<td>rounds</td>" not in page  # as by default
     assert "flwr 9.9" in page
-    assert page.count("<svg") == 2
-    assert not any(word in page for word in ("<script", "<link", "<img", " src="))
+    bare = page.replace("http://www.w3.org/2000/svg", "")  # a name, nothing that is fetched
+    assert not any(word in bare for word in ("<link", "<img", " src=", "http:", "https:", "{{"))
 
 
-def test_the_figures_show_the_runs(tmp_path):
-    reports = {
-        "fedavg-seed0": leave(tmp_path, "fedavg", 0, 0.25, 0.5),
-        "fedavg-seed1": leave(tmp_path, "fedavg", 1, 0.5, 0.75),
-    }
+def test_the_page_draws_what_the_runs_left(tmp_path):
+    leave(tmp_path, "fedavg", 0, 0.25, 0.5)
+    page = write_report(read_runs(tmp_path)[0], tmp_path).read_text("utf-8")
+    (run,) = numbers(page)["runs"]
+    assert run["evaluations"] == [[1, 0.25, None], [2, 0.5, None]]
+    assert run["clients"] == [["0", "train", 0.5, 3, None], ["1", "novel", None, 3, None]]
+    assert run["megabytes"] == {"down": 1.0, "up": 2.0}
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path):
+    """A label is free text: {{data}} and the end of a script are no more than that."""
+    leave(tmp_path, "tent model=</script><b>{{data}}", 0, 0.5)
+    page = write_report(read_runs(tmp_path)[0], tmp_path).read_text("utf-8")
+    assert "<b>" not in page
+    assert page.count('"evaluations"') == 1
+    assert numbers(page)["runs"][0]["evaluations"] == [[1, 0.5, None]]
+
+
+def test_a_page_stays_small(tmp_path, monkeypatch):
+    """300 rounds and two clients a run: the rounds go first, then clients of the later seed."""
+    for seed in (0, 1):
+        leave(tmp_path, "fedavg", seed, *([0.25] * 300))
     jobs = read_runs(tmp_path)[0]
-    training, novel = curves(jobs, reports).axes
-    assert training.lines[0].get_xydata().tolist() == [[1, 37.5], [2, 62.5]]
-    assert not novel.lines
-    training, novel = clients(jobs).axes
-    dots = [line for line in training.lines if line.get_marker() == "."]
-    assert [line.get_ydata().tolist() for line in dots] == [[50, 50]]
-    assert not novel.lines
+    page = write_report(jobs, tmp_path).read_text("utf-8")
+    whole = len(page.encode())
+    drawn = []
+    for limit in (whole, whole - 100, whole - 2 * 200 * 12, 1):
+        monkeypatch.setattr("fedapps.results.report.LIMIT", limit)
+        page = write_report(jobs, tmp_path).read_text("utf-8")
+        runs = numbers(page)["runs"]
+        drawn.append([(len(run["evaluations"]), len(run["clients"])) for run in runs])
+        assert ("so that the page stays small" in page) == (limit < whole)
+    assert drawn[0] == [(300, 2), (300, 2)]
+    assert drawn[1] == [(100, 2), (100, 2)]
+    assert drawn[-1] == [(100, 0), (100, 0)]
 
 
 def test_columns_that_tell_nothing_are_not_shown(tmp_path):
@@ -88,9 +110,8 @@ def test_columns_that_tell_nothing_are_not_shown(tmp_path):
     assert shown.title.endswith("clients: last round")
     assert "novel" not in shown.caption
     page = write_report(read_runs(tmp_path)[0], tmp_path).read_text("utf-8")
-    assert "F1 by sub-population" in page
-    heat = sub_populations(read_runs(tmp_path)[0]).axes[0]
-    assert [text.get_text() for text in heat.texts] == ["0.35", "0.85"]
+    told = [run["f1"] for run in numbers(page)["runs"]]
+    assert told == [{"0": 0.25, "1": 0.75}, {"0": pytest.approx(0.45), "1": pytest.approx(0.95)}]
 
 
 def test_the_command_writes_it(tmp_path):
@@ -100,7 +121,7 @@ def test_the_command_writes_it(tmp_path):
     first = (tmp_path / NAME).read_text("utf-8")
     (tmp_path / NAME).unlink()
     assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
-    table = first[: first.index("<svg")]
+    table = first[: first.index("</table>")]
     assert (tmp_path / NAME).read_text("utf-8").startswith(table)
 
 
