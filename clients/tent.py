@@ -72,9 +72,9 @@ class TENTClient(Client):
     ) -> None:
         super().__init__(*args, **options)
         if parameters not in PARAMETERS:
-            raise ValueError(f"unknown tent.parameters {parameters!r}; known: {PARAMETERS}")
+            raise ValueError(f"unknown parameters {parameters!r}; known: {PARAMETERS}")
         if adapt_steps < 0:
-            raise ValueError(f"tent.adapt-steps is {adapt_steps}; it must not be negative")
+            raise ValueError(f"adapt-steps is {adapt_steps}; it must not be negative")
         if adapt_clip_norm < 0:
             raise ValueError(f"adapt-clip-norm is {adapt_clip_norm}; it must not be negative")
         self.adapt_steps, self.parameters = adapt_steps, parameters
@@ -93,7 +93,7 @@ class TENTClient(Client):
             optimizer.zero_grad()
             z = self.model(x)
             self.stages.setdefault("base", z.detach())
-            (entropy(z) / self.unit).backward()
+            (self.objective(z) / self.unit).backward()
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
@@ -102,6 +102,10 @@ class TENTClient(Client):
         self.adapted = {"adapt-steps": self.adapt_steps, "entropy": float(entropy(logits))}
         self.model.load_state_dict(sent)
         return logits
+
+    def objective(self, logits: Tensor) -> Tensor:
+        """What adapting descends on: the mean entropy of logits (n, C)."""
+        return entropy(logits)
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The adapted network, its normalisation by the statistics of x."""

@@ -5,8 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clients.afl import AFLClient
+from clients.apfl import APFLClient
 from clients.base import Client
+from clients.ditto import DittoClient
 from clients.fedadg import FedADGClient
+from clients.fedala import FedALAClient
+from clients.fedbabu import FedBABUClient
+from clients.fedbn import FedBNClient
 from clients.fedembed import FedEmbedClient
 from clients.fedma import FedMAClient
 from clients.fedmd import FedMDClient, HeteroTENTClient
@@ -25,10 +30,13 @@ from clients.pfedme import PFedMeClient
 from clients.pfl import PFLClient, PFLSampledClient
 from clients.preference import GlobalClient, GlobalPlusClient
 from clients.scaffold import ScaffoldClient
+from clients.shot import SHOTClient
+from clients.t3a import T3AClient
 from clients.tent import TENTClient
 from partitions.references import Table, Value
 from strategies.afl import AFL
 from strategies.base import PersonalizedStrategy
+from strategies.fedamp import FedAMP
 from strategies.fedavg import FedAvg
 from strategies.fedembed import FedEmbed
 from strategies.fedgma import FedGMA
@@ -159,12 +167,73 @@ NAMED = {
         "personal models near the global one, found by labeled steps",
         dp=BOTH,
     ),
+    "ditto": Method(
+        FedAvg,
+        DittoClient,
+        "Li et al., ICML 2021",
+        "a personal model near the global one, beside FedAvg",
+        "global",
+        dp=BOTH,
+    ),
+    "apfl": Method(
+        FedAvg,
+        APFLClient,
+        "Deng et al., 2020",
+        "a personal model mixed with the global one, in a learnt proportion",
+        "global",
+        dp=BOTH,
+    ),
+    "fedbn": Method(
+        FedAvg,
+        FedBNClient,
+        "Li et al., ICLR 2021",
+        "batch normalisation stays on the client; needs a network that has some",
+        dp=BOTH,
+    ),
+    "fedbabu": Method(
+        FedAvg,
+        FedBABUClient,
+        "Oh et al., ICLR 2022",
+        "a body under one fixed random head, fine-tuned for each client",
+        "global",
+        dp=BOTH,
+    ),
+    "fedamp": Method(
+        FedAMP,
+        FedProxClient,
+        "Huang et al., AAAI 2021",
+        "a model of its own for each client, pulled to those of similar clients",
+    ),
+    "fedala": Method(
+        FedAvg,
+        FedALAClient,
+        "Zhang et al., AAAI 2023",
+        "local and global model mixed element by element, by learnt weights",
+        "global",
+        dp=BOTH,
+    ),
     "tent": Method(
         FedAvg,
         TENTClient,
         "Wang et al., ICLR 2021",
         "FedAvg, then entropy minimisation on the client's inputs",
         "adapted",
+    ),
+    "t3a": Method(
+        FedAvg,
+        T3AClient,
+        "Iwasawa and Matsuo, NeurIPS 2021",
+        "FedAvg, then class templates adjusted to the client's inputs",
+        "adapted",
+        dp=BOTH,
+    ),
+    "shot": Method(
+        FedAvg,
+        SHOTClient,
+        "Liang et al., ICML 2020",
+        "FedAvg, then predictions made sure and diverse under a fixed head",
+        "adapted",
+        dp=BOTH,
     ),
     "pfedhn": Method(
         PFedHN,

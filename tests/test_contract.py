@@ -79,6 +79,7 @@ TASTES = {
     **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
 }
 NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)  # data of their own
+NEEDS["fedbn"] = {"model": "convnet-bn"}
 
 
 def go(method, config, client_app=app, grid=InProcessGrid):

@@ -4,13 +4,19 @@ import torch
 from torch import Tensor, nn
 
 
+def head_of(model: nn.Module) -> nn.Linear:
+    """The last linear layer of ``head(features(x))``. ValueError if it has no linear `head`."""
+    head = getattr(model, "head", None)
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(model).__name__} has no linear layer named 'head'")
+    return head
+
+
 def take_head(model: nn.Module) -> nn.Linear:
     """Take the last linear layer off ``head(features(x))``: from now on the model gives features.
 
     Raises ValueError if it has no linear `head`."""
-    head = getattr(model, "head", None)
-    if not isinstance(head, nn.Linear):
-        raise ValueError(f"{type(model).__name__} has no linear layer named 'head'")
+    head = head_of(model)
     model.head = nn.Identity()
     return head
 

@@ -55,6 +55,15 @@ class ConvNet(nn.Module):
         return self.head(self.features(x))
 
 
+class ConvNetBN(ConvNet):
+    """ConvNet with batch normalisation after each convolution, for methods that need some."""
+
+    def __init__(self, shape: Shape, num_classes: int, widths: tuple[int, int] = (32, 64)):
+        super().__init__(shape, num_classes, widths)
+        self.conv1 = nn.Sequential(self.conv1, nn.BatchNorm2d(widths[0]))
+        self.conv2 = nn.Sequential(self.conv2, nn.BatchNorm2d(widths[1]))
+
+
 class LeNet(nn.Module):
     """conv 5×5 k → maxpool 2 → conv 5×5 2k → maxpool 2 → fc 120 → fc 84 → C (pFedHN).
 

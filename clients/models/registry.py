@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from clients.models.head import headed
-from clients.models.networks import MLP, ConvNet, FeatureMLP, LeNet, OmniglotLeNet
+from clients.models.networks import MLP, ConvNet, ConvNetBN, FeatureMLP, LeNet, OmniglotLeNet
 from clients.models.preference import PreferenceNet
 from partitions.references import VARIADIC, Table, called
 
@@ -31,6 +31,7 @@ NETWORKS = {
     "convnet-2048": Model(partial(ConvNet, fc=2048), "convnet with fc 2048 (FedTTA, FEMNIST)"),
     "convnet-small": Model(partial(ConvNet, widths=(16, 32)), "16/32 (HeteroFedTTA)"),
     "convnet-big": Model(partial(ConvNet, widths=(64, 128)), "64/128 (HeteroFedTTA)"),
+    "convnet-bn": Model(ConvNetBN, "convnet with batch normalisation (FedBN)"),
     "lenet": Model(LeNet, "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"),
     "lenet-small": Model(partial(LeNet, k=8), "8/16 (pFedHN, size S)"),
     "lenet-big": Model(partial(LeNet, k=32), "32/64 (pFedHN, size L)"),

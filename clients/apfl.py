@@ -1,0 +1,60 @@
+"""APFL client (Deng, Kamani and Mahdavi, 2020, Algorithm 1): a personal model mixed with w.
+
+v̄_i = α_i v_i + (1 − α_i) w_i. Every mini-batch moves w_i by ∇F(w_i), v_i by the gradient of
+F(v̄_i) with respect to v_i, and the round's first one α_i by that with respect to α_i, which is
+⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10). Departs from the paper: α_i in [0, 1]; scored with the server's w."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
+from clients.base import Client, Config, Metrics
+
+
+class APFLClient(Client):
+    """`mixing` is α_i at the start, learnt if `learn`. Kept: ``own/…`` (v_i), ``mixing``. The
+    loss that is told is the sum of both models'. Novel clients get w."""
+
+    def __init__(self, *args: Any, mixing: float = 0.5, learn: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not 0 <= mixing <= 1:
+            raise ValueError(f"apfl.mixing is {mixing}; it must lie in [0, 1]")
+        self.mixing, self.learn = mixing, learn
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """FedAvg's steps of w_i, each with one of v_i and the first one with one of α_i."""
+        self.load(arrays)
+        w = dict(self.model.named_parameters())
+        kept = to_tensors(group(self.state, "own"), self.device)
+        self.v = {n: kept.get(n, p).detach().clone().requires_grad_() for n, p in w.items()}
+        start = torch.from_numpy(self.state["mixing"]) if kept else torch.tensor(self.mixing)
+        self.alpha = start.to(self.device, torch.float32).clone().requires_grad_(self.learn)
+
+        def adapt() -> None:  # α_i ← α_i − η ∂F(v̄_i)/∂α_i; without a gradient from then on
+            if self.alpha.grad is not None:
+                self.alpha = (self.alpha.detach() - self.lr * self.alpha.grad).clamp(0, 1)
+
+        loss = self.fit_locally(config, parameters=[*w.values(), *self.v.values()], adjust=adapt)
+        self.state |= prefixed("own", to_numpy(self.v)) | to_numpy({"mixing": self.alpha})
+        return self.arrays(), len(self.share.train), {"loss": loss, "mixing": float(self.alpha)}
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """F(w_i) + F(v̄_i); the mixture passes no gradient to w_i."""
+        w, alpha = dict(self.model.named_parameters()), self.alpha
+        mixed = {n: alpha * v + (1 - alpha) * w[n].detach() for n, v in self.v.items()}
+        buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+        logits = functional_call(self.model, {**mixed, **buffers}, (x,))
+        return super().loss(x, y) + F.cross_entropy(logits, y)
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """v̄_i of v_i and the server's w; w for who never trained."""
+        super().receive(arrays, config)
+        v = to_tensors(group(self.state, "own"), self.device)
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if v:
+                    p.lerp_(v[name], float(self.state["mixing"]))

@@ -1,0 +1,38 @@
+"""Ditto client (Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1): a personal model beside w.
+
+v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w)), w the server's model of the round. Departs from the
+paper: both models take the common local steps, on mini-batches of their own."""
+
+from typing import Any
+
+from clients.arrays import Arrays, group, model_arrays, prefixed
+from clients.base import Client, Config, Metrics
+
+
+class DittoClient(Client):
+    """`penalty` is λ. v_i is kept as ``own/…`` between rounds; novel clients are scored with w."""
+
+    def __init__(self, *args: Any, penalty: float = 0.1, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if penalty < 0:
+            raise ValueError(f"ditto.penalty is {penalty}; it must not be negative")
+        self.penalty = penalty
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Steps of v_i towards w, then FedAvg's steps from w."""
+        self.load(arrays)
+        w = [p.detach().clone() for p in self.model.parameters()]
+        self.load(group(self.state, "own") or arrays)
+
+        def pull() -> None:  # + λ (v_i − w)
+            for v, target in zip(self.model.parameters(), w, strict=True):
+                if v.grad is not None:
+                    v.grad += self.penalty * (v.detach() - target)
+
+        self.fit_locally(config, rows=self.rows(config, "own"), adjust=pull)
+        self.state |= prefixed("own", model_arrays(self.model))
+        return super().train(arrays, config)
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """v_i; who never trained uses w."""
+        super().receive(group(self.state, "own") or arrays, config)

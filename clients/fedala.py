@@ -1,0 +1,60 @@
+"""FedALA client (Zhang et al., AAAI 2023, Algorithm 1): element-wise mixing of w and θ_i.
+
+A round starts from θ̂_i = θ_i + (w − θ_i) ⊙ W_i in the top layers and from w below, Eq. (4). W_i in
+[0, 1] is learnt on a part of the local data: until its loss settles at first, later in one pass.
+Departs from the paper: scoring learns nothing, so θ̂_i is that of the last W_i."""
+
+from typing import Any
+
+import torch
+
+from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
+from clients.base import Client, Config, Metrics
+from clients.mixing import Tensors, learnt, top_layers
+
+MOST = 100  # passes that learn W_i at first
+
+
+class FedALAClient(Client):
+    """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of a pass's
+    batches. Kept: θ_i as ``own/…``, W_i as ``mixing/…``. Novel clients get w."""
+
+    def __init__(
+        self, *args: Any, mixing_lr: float = 1.0, mixing_share: float = 0.8, layers: int = 1,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, **options)
+        if mixing_lr < 0 or not 0 < mixing_share <= 1 or layers < 1:
+            told = f"mixing-lr {mixing_lr}, mixing-share {mixing_share}, layers {layers}"
+            raise ValueError(f"fedala: {told}; they must be >= 0, in (0, 1] and >= 1")
+        self.mixing_lr, self.mixing_share, self.layers = mixing_lr, mixing_share, layers
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Learn W_i, then FedAvg's steps from θ̂_i."""
+        if group(self.state, "own"):
+            self.learn(arrays, config)
+        reply = super().train(self.mixed(arrays), config)
+        self.state |= prefixed("own", model_arrays(self.model))
+        return reply
+
+    def mixed(self, arrays: Arrays) -> Arrays:
+        """θ̂_i, Eq. (4); w for who has learnt no W_i."""
+        theta, weight = group(self.state, "own"), group(self.state, "mixing")
+        return arrays | {n: theta[n] + (arrays[n] - theta[n]) * weight[n] for n in weight}
+
+    def learn(self, arrays: Arrays, config: Config) -> None:
+        """W_i from θ_i and the server's w."""
+        self.load(arrays)
+        theta, known = (to_tensors(group(self.state, n), self.device) for n in ("own", "mixing"))
+        weight: Tensors = known or {
+            n: torch.ones_like(theta[n]) for n in top_layers(self.model, self.layers)
+        }
+        rows = self.rows(config, "mixing", epochs=1)
+        rows = rows[: max(1, round(self.mixing_share * len(rows)))]
+        batches = [self.share.train.to(self.device)[index] for index in rows]
+        weight = learnt(self.model, theta, weight, batches, self.mixing_lr, 1 if known else MOST)
+        self.state |= prefixed("mixing", to_numpy(weight))
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """θ̂_i."""
+        super().receive(self.mixed(arrays), config)

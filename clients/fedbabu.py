@@ -1,0 +1,45 @@
+"""FedBABU client (Oh, Kim and Yun, ICLR 2022, Algorithm 1): the head is fixed, the body shared.
+
+All clients train the body under one random head, which nobody trains and which never travels.
+A client personalizes by passes of local SGD over its training data when it is scored. Novel
+clients without labels get the body under the random head."""
+
+from typing import Any
+
+from clients.arrays import Arrays
+from clients.base import Config, Metrics
+from clients.fedper import FedPerClient
+from clients.sgd import only
+
+PARTS = ("all", "head", "body")
+
+
+class FedBABUClient(FedPerClient):
+    """Personalizes `part` of the network in `tune_epochs` passes at the local lr."""
+
+    def __init__(self, *args: Any, tune_epochs: int = 5, part: str = "all", **options: Any) -> None:
+        super().__init__(*args, **options)
+        if tune_epochs < 0:
+            raise ValueError(f"fedbabu.tune-epochs is {tune_epochs}; it must not be negative")
+        if part not in PARTS:
+            raise ValueError(f"unknown fedbabu.part {part!r}; known: {', '.join(PARTS)}")
+        self.tune_epochs, self.part = tune_epochs, part
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """FedAvg's steps of the body alone."""
+        self.load(arrays)
+        with only(self.model, lambda name: not self.is_personal(name)) as body:
+            loss = self.fit_locally(config, parameters=body)
+        return self.arrays(), len(self.share.train), {"loss": loss}
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The body under the head that all have, fine-tuned where there are labels."""
+        super().receive(arrays, config)
+        if self.share.novel or not self.tune_epochs:
+            return
+        chosen = {"all": lambda name: True, "head": self.is_personal}
+        rows = self.rows(config, "tune", epochs=self.tune_epochs)
+        tuned = chosen.get(self.part, lambda name: not self.is_personal(name))
+        with only(self.model, tuned) as parameters:
+            self.fit_locally(config, rows=rows, parameters=parameters)
+        self.model.eval()

@@ -1,0 +1,47 @@
+"""FedBN client (Li, Jiang, Zhang, Kamp and Dou, ICLR 2021): batch normalisation stays local.
+
+Weights, biases and running statistics of batch-normalisation layers are the client's own; all
+else is FedAvg's. Needs a network that has such layers. Novel clients without labels have none of
+their own, and the paper gives them none: not served."""
+
+from torch import Tensor, nn
+
+from clients.base import Client
+from partitions.datasets import Info
+
+OWN = "own_norm"  # part of the names of what stays
+
+
+class Own(nn.Module):
+    """A normalisation layer under a name that says whose it is."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.own_norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's."""
+        return self.own_norm(x)
+
+
+class FedBNClient(Client):
+    """FedAvg's client but for the layers named ``own_norm``."""
+
+    @classmethod
+    def is_personal(cls, name: str) -> bool:
+        """Whether the array belongs to a batch-normalisation layer."""
+        return OWN in name.split(".")
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
+        """The network with its batch-normalisation layers marked. ValueError if it has none."""
+        kind = nn.modules.batchnorm._BatchNorm
+        norms = {name: m for name, m in model.named_modules() if isinstance(m, kind)}
+        if not norms:
+            raise ValueError(
+                f"fedbn needs batch normalisation, {type(model).__name__} has none; models that "
+                "have some: convnet-bn, torchvision.models:resnet18"
+            )
+        for name, norm in norms.items():
+            model.set_submodule(name, Own(norm))
+        return model

@@ -1,0 +1,32 @@
+"""SHOT-IM client (Liang, Hu and Feng, ICML 2020, Section 3.2): information maximisation.
+
+The hypothesis, the network's last linear layer, stays as it is; the rest descends on
+H(Y|X) − H(Y) = mean_x H(σ(z)) − H(mean_x σ(z)), Eq. (3): sure predictions, diverse over the
+inputs. Departs from the paper: no pseudo-labels, all inputs of a client as one batch, dropout
+off. Where a client holds few classes, diversity pulls the wrong way: `diversity` weighs it."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from clients.tent import TENTClient, entropy
+
+
+class SHOTClient(TENTClient):
+    """TENT's client with another objective, over the body; `diversity` >= 0 weighs H(Y)."""
+
+    def __init__(self, *args: Any, diversity: float = 1.0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if diversity < 0:
+            raise ValueError(f"shot.diversity is {diversity}; it must not be negative")
+        self.diversity = diversity
+
+    def objective(self, logits: Tensor) -> Tensor:
+        """H(Y|X) − `diversity` · H(Y) of logits (n, C)."""
+        mean = logits.softmax(1).mean(0)
+        return entropy(logits) + self.diversity * (mean * mean.clamp(min=1e-12).log()).sum()
+
+    def trainable(self) -> list[nn.Parameter]:
+        """Everything but the head."""
+        named = self.model.named_parameters()
+        return [p for name, p in named if not name.startswith("head.")]

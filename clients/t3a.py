@@ -1,0 +1,55 @@
+"""T3A client (Iwasawa and Matsuo, NeurIPS 2021, Algorithm 1): adjusts class templates at test time.
+
+The support set of class k starts with its normalised row ω_k of the classifier and takes in the
+normalised features of inputs predicted as k; the `supports` of least entropy stay, and an input is
+classified by its product with the mean of each set. No gradients, no labels. Departs from the
+paper: all inputs are one batch, which joins the sets before any of it is classified."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.base import Client
+from clients.models.head import head_of
+
+
+class T3AClient(Client):
+    """FedAvg's client that, when scored, keeps at most `supports` of each class (M; 0: all)."""
+
+    def __init__(self, *args: Any, supports: int = 20, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if supports < 0:
+            raise ValueError(f"t3a.supports is {supports}; it must not be negative")
+        self.supports, self.head = supports, head_of(self.model)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """z · c_k (n, C), c_k the mean of the support set of class k."""
+        return self.personal_model(x)(x).detach()
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network with the templates of x as its classifier."""
+        model = deepcopy(self.model).eval()
+        head = head_of(model)
+        with torch.no_grad():
+            model.head = nn.Identity()
+            templates = self.templates(model(x))
+        model.head = nn.Linear(head.in_features, head.out_features, bias=False)
+        model.head.weight = nn.Parameter(templates)
+        return model
+
+    def templates(self, z: Tensor) -> Tensor:
+        """c (C, d) from features z (n, d)."""
+        every = torch.cat([self.head.weight, z])  # the classifier's rows are their classes' first
+        log_p = self.head(every).log_softmax(1)
+        entropy = -(log_p.exp() * log_p).sum(1)
+        classes = torch.arange(len(self.head.weight), device=z.device)
+        label = torch.cat([classes, log_p[len(classes) :].argmax(1)])
+        means = []
+        for k in classes:
+            mine = torch.nonzero(label == k)[:, 0]
+            kept = mine[entropy[mine].argsort()[: self.supports or len(mine)]]
+            means.append(F.normalize(every[kept]).mean(0))
+        return torch.stack(means)

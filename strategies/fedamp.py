@@ -1,0 +1,62 @@
+"""FedAMP server (Huang et al., AAAI 2021, Algorithm 1): clients of similar models help each other.
+
+u_i = Σ_j ξ_ij w_j with ξ_ij = α A'(‖w_i − w_j‖²) for j ≠ i, ξ_ii = 1 − Σ_j≠i ξ_ij and
+A(x) = 1 − e^(−x/σ), Eq. (5)-(6). The client minimises F_i(w) + (μ/2)‖w − u_i‖², as FedProx's.
+Departs from the paper: where the ξ_ij of a client exceed 1 they are scaled to sum to 1. Novel
+clients without labels have no model: not served."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays, group, is_statistic, prefixed
+from strategies.base import PersonalizedStrategy
+from strategies.fedavg import weighted_mean
+from strategies.replies import Node, Update
+
+
+class FedAMP(PersonalizedStrategy):
+    """`step` is α, `width` is σ. The server's arrays are ``initial/…`` and ``<client>/…``, w_i."""
+
+    keeps_arrays = True
+
+    def __init__(self, *, step: float = 1.0, width: float = 10.0, **options: Any) -> None:
+        super().__init__(**options)
+        if step < 0 or width <= 0:
+            raise ValueError(f"fedamp.step is {step}, width {width}; they must be >= 0 and > 0")
+        self.step, self.width = step, width
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """What all start from."""
+        return prefixed("initial", arrays)
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """With the clients' models of a former run."""
+        return arrays | saved
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """w_i, the model that the client trained last."""
+        first = group(arrays, "initial")
+        return {node: group(arrays, str(node.client)) or first for node in nodes}
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """u_i over all training clients; integer arrays and statistics stay those of w_i."""
+        models = {n.client: m for n, m in self.personalize(arrays, self.training_nodes()).items()}
+        return {node: self.cloud(node.client, models) for node in nodes}
+
+    def cloud(self, client: int, w: dict[int, Arrays]) -> Arrays:
+        """u_i, Eq. (5), from the models w_j by client."""
+        own, others = w[client], [w[j] for j in w if j != client]
+        names = [n for n, a in own.items() if a.dtype.kind == "f" and not is_statistic(n)]
+        d = np.array([sum(float(np.square(own[n] - o[n]).sum()) for n in names) for o in others])
+        xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)
+        xi = xi / max(1.0, xi.sum())
+        models = [{n: o[n] for n in names} for o in (own, *others)]
+        return own | weighted_mean(models, [1 - xi.sum(), *xi])
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """Keep what the clients trained."""
+        for update in updates:
+            arrays = arrays | prefixed(str(update.node.client), update.arrays)
+        return arrays
