@@ -2,7 +2,7 @@
 
 v̄_i = α_i v_i + (1 − α_i) w_i. Every mini-batch moves w_i by ∇F(w_i), v_i by the gradient of
 F(v̄_i) with respect to v_i, and the round's first one α_i by that with respect to α_i, which is
-⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10). Departs from the paper: α_i in [0, 1]; scored with the server's w."""
+⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10). Departs from the paper: α_i ∈ [0, 1]; the server's w is scored."""
 
 from typing import Any
 

@@ -19,6 +19,8 @@ class FedALAClient(Client):
     """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of a pass's
     batches. Kept: θ_i as ``own/…``, W_i as ``mixing/…``. Novel clients get w."""
 
+    rates = ("lr", "mixing_lr")
+
     def __init__(
         self, *args: Any, mixing_lr: float = 1.0, mixing_share: float = 0.8, layers: int = 1,
         **options: Any,
@@ -46,9 +48,8 @@ class FedALAClient(Client):
         """W_i from θ_i and the server's w."""
         self.load(arrays)
         theta, known = (to_tensors(group(self.state, n), self.device) for n in ("own", "mixing"))
-        weight: Tensors = known or {
-            n: torch.ones_like(theta[n]) for n in top_layers(self.model, self.layers)
-        }
+        names = top_layers(self.model, self.layers)
+        weight: Tensors = known or {n: torch.ones_like(theta[n]) for n in names}
         rows = self.rows(config, "mixing", epochs=1)
         rows = rows[: max(1, round(self.mixing_share * len(rows)))]
         batches = [self.share.train.to(self.device)[index] for index in rows]

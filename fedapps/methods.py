@@ -10,6 +10,7 @@ from clients.base import Client
 from clients.ditto import DittoClient
 from clients.fedadg import FedADGClient
 from clients.fedala import FedALAClient
+from clients.fedamp import FedAMPClient
 from clients.fedbabu import FedBABUClient
 from clients.fedbn import FedBNClient
 from clients.fedembed import FedEmbedClient
@@ -200,7 +201,7 @@ NAMED = {
     ),
     "fedamp": Method(
         FedAMP,
-        FedProxClient,
+        FedAMPClient,
         "Huang et al., AAAI 2021",
         "a model of its own for each client, pulled to those of similar clients",
     ),

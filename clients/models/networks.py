@@ -60,8 +60,13 @@ class ConvNetBN(ConvNet):
 
     def __init__(self, shape: Shape, num_classes: int, widths: tuple[int, int] = (32, 64)):
         super().__init__(shape, num_classes, widths)
-        self.conv1 = nn.Sequential(self.conv1, nn.BatchNorm2d(widths[0]))
-        self.conv2 = nn.Sequential(self.conv2, nn.BatchNorm2d(widths[1]))
+        self.norm1, self.norm2 = (nn.BatchNorm2d(width) for width in widths)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, 512) before the head."""
+        first = nn.Sequential(self.conv1, self.norm1)
+        second = nn.Sequential(self.conv2, self.norm2)
+        return F.relu(self.fc(convolved(x, first, second).flatten(1)))
 
 
 class LeNet(nn.Module):

@@ -1,0 +1,191 @@
+"""Ditto, APFL, FedALA, FedBABU and FedBN: a round of each by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny import federate, share, states
+from torch import nn
+
+from clients.apfl import APFLClient
+from clients.ditto import DittoClient
+from clients.fedala import FedALAClient
+from clients.fedbabu import FedBABUClient
+from clients.mixing import learnt, one_pass, top_layers
+from clients.models import build_model
+from fedapps.config import defaults
+
+
+class Squared(DittoClient):
+    """L(w) = ½(w − 3)² on samples x = 1, y = 3."""
+
+    def loss(self, x, y):
+        return (self.model(x)[:, 0] - y).square().mean() / 2
+
+
+def scalar(value):
+    return {"weight": np.array([[value]], np.float32)}
+
+
+def two(first, second):
+    """The weights of two classes."""
+    return {"weight": np.array([[first], [second]], np.float32)}
+
+
+def logistic(cls, label, **settings):
+    """Two classes on the one sample x = 1: logits are the weights."""
+    model = nn.Linear(1, 2, bias=False)
+    return cls(model, share(torch.ones(1, 1), [label], validation=[0]), **settings)
+
+
+def values(arrays, name="weight"):
+    return arrays[name].ravel().tolist()
+
+
+def test_ditto_by_hand():
+    """λ = ½, η = 0.1, w = 1, v = 2: v → 2 − 0.1·((2 − 3) + ½(2 − 1)) = 2.05
+    → 2.05 − 0.1·(−0.95 + ½·1.05) = 2.0925; w → 1 + 0.1·2 = 1.2 → 1.2 + 0.1·1.8 = 1.38."""
+    model = nn.Linear(1, 1, bias=False)
+    samples = share(torch.ones(2, 1), torch.full((2,), 3.0))
+    client = Squared(model, samples, penalty=0.5, lr=0.1, local_steps=2)
+    client.state = {"own/weight": scalar(2.0)["weight"]}
+    reply, _, _ = client.train(scalar(1.0), {})
+    assert values(reply) == pytest.approx([1.38])
+    assert values(client.state, "own/weight") == pytest.approx([2.0925])
+    client.receive(scalar(7.0), {})
+    assert client.model.weight.item() == pytest.approx(2.0925)
+
+
+def test_ditto_is_scored_by_w_until_it_trains():
+    client = logistic(DittoClient, 0)
+    client.receive(two(5.0, 1.0), {})
+    assert client.model.weight.flatten().tolist() == [5.0, 1.0]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_apfl_by_hand(steps):
+    """w = (0, 0), v = (ln 3, 0), α = ½, label 0, η = 0.2. v̄ = (½ ln 3, 0) has p_0 = √3/(1 + √3),
+    so ∇F(v̄) = (−g, g), g = 1 − p_0. v → v + 0.2·½·(g, −g); w → (0.1, −0.1);
+    α → ½ + 0.2·g·ln 3, in the first step alone."""
+    client = logistic(APFLClient, 0, lr=0.2, local_steps=steps)
+    client.state = {"own/weight": two(math.log(3), 0.0)["weight"]}
+    client.state["mixing"] = np.array(0.5, np.float32)
+    reply, _, metrics = client.train(two(0.0, 0.0), {})
+    g = 1 - math.sqrt(3) / (1 + math.sqrt(3))
+    alpha = 0.5 + 0.2 * g * math.log(3)
+    assert metrics["mixing"] == pytest.approx(alpha)
+    if steps == 1:
+        assert values(reply) == pytest.approx([0.1, -0.1])
+        assert values(client.state, "own/weight") == pytest.approx(
+            [math.log(3) + 0.1 * g, -0.1 * g]
+        )
+    client.state["own/weight"] = two(4.0, 0.0)["weight"]
+    client.receive(two(1.0, 2.0), {})
+    mixture = [alpha * 4 + (1 - alpha), (1 - alpha) * 2]
+    assert client.model.weight.flatten().tolist() == pytest.approx(mixture)
+
+
+def test_apfl_keeps_its_mixing_within_bounds_or_as_it_is():
+    """v is worse than w by far: α falls below 0 and stays at it. Without learning it stays."""
+    for learn, expected in ((True, 0.0), (False, 0.9)):
+        client = logistic(APFLClient, 0, lr=1.0, local_steps=1, mixing=0.9, learn=learn)
+        client.state = {"own/weight": two(-9.0, 9.0)["weight"], "mixing": np.array(0.9, np.float32)}
+        assert client.train(two(1.0, 0.0), {})[2]["mixing"] == pytest.approx(expected)
+
+
+def test_fedala_learns_its_mixture_by_hand():
+    """θ = (0.2, −0.1), w = (ln 3, 0), W = 1, label 1, η = ½: θ̂ = w has p_0 = ¾, ∇ = (¾, −¾),
+    ∇_W = (¾(ln 3 − 0.2), −¾·0.1): W → (1 − ⅜(ln 3 − 0.2), 1), the second one clipped."""
+    model = nn.Linear(1, 2, bias=False)
+    model.weight.data = torch.tensor([[math.log(3)], [0.0]])
+    theta = {"weight": torch.tensor([[0.2], [-0.1]])}
+    batch = (torch.ones(1, 1), torch.tensor([1]))
+    weight, loss = one_pass(model, theta, {"weight": torch.ones(2, 1)}, [batch], 0.5)
+    first = 1 - 3 / 8 * (math.log(3) - 0.2)
+    assert weight["weight"].flatten().tolist() == pytest.approx([first, 1.0])
+    assert loss == pytest.approx(math.log(4))
+    client = logistic(FedALAClient, 1, mixing_lr=0.5, local_steps=0, lr=0.1)
+    client.state = {"own/weight": theta["weight"].numpy(), "mixing/weight": np.ones((2, 1), "f4")}
+    reply, _, _ = client.train(two(math.log(3), 0.0), {})
+    hat = [0.2 + (math.log(3) - 0.2) * first, 0.0]
+    assert values(reply) == pytest.approx(hat, abs=1e-6)
+    assert values(client.state, "own/weight") == pytest.approx(hat, abs=1e-6)
+    client.receive(two(2.0, 1.0), {})  # with the W that was learnt, from the new θ
+    expected = [hat[0] + (2 - hat[0]) * first, 1.0]
+    assert client.model.weight.flatten().tolist() == pytest.approx(expected)
+
+
+def test_fedala_learns_until_its_loss_settles():
+    """At learning rate 0 no loss deviates: ten passes tell so."""
+
+    class Counted(list):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return super().__iter__()
+
+    model, batches = nn.Linear(1, 2, bias=False), Counted([(torch.ones(1, 1), torch.tensor([1]))])
+    weight = {"weight": torch.ones(2, 1)}
+    learnt(model, {"weight": torch.zeros(2, 1)}, weight, batches, 0.0, 100)
+    assert batches.passes == 10
+    names = top_layers(build_model("mlp-small", (1, 2, 2), 3, 0), 1)
+    assert names == ["head.weight", "head.bias"]
+
+
+def test_fedbabu_trains_the_body_and_tunes_when_scored():
+    """The head stays as it was; one epoch in one batch tunes it by −η (σ(hWᵀ + b) − onehot)ᵀ h/n,
+    and no novel client is tuned."""
+    x, y = torch.randn(6, 1, 2, 2, generator=torch.manual_seed(0)), torch.arange(6) % 3
+    settings = {"lr": 0.5, "batch_size": 6, "local_steps": 1, "tune_epochs": 1, "part": "head"}
+    client = FedBABUClient(build_model("mlp-small", (1, 2, 2), 3, 0), share(x, y), **settings)
+    start = client.initial
+    reply, _, _ = client.train({n: a for n, a in start.items() if not n.startswith("head.")}, {})
+    assert not any(name.startswith("head.") for name in reply)
+    assert not np.array_equal(reply["layers.0.weight"], start["layers.0.weight"])
+    client.receive(reply, {})
+    weight, bias = (torch.from_numpy(start[f"head.{n}"]) for n in ("weight", "bias"))
+    h = torch.relu(
+        x.flatten(1) @ torch.from_numpy(reply["layers.0.weight"]).T
+        + torch.from_numpy(reply["layers.0.bias"])
+    )
+    slope = torch.softmax(h @ weight.T + bias, 1) - nn.functional.one_hot(y, 3)
+    torch.testing.assert_close(client.model.head.weight.detach(), weight - 0.5 * slope.T @ h / 6)
+    torch.testing.assert_close(
+        client.model.layers[0].weight.detach(), torch.from_numpy(reply["layers.0.weight"])
+    )
+    object.__setattr__(client.share, "novel", True)
+    client.receive(reply, {})
+    torch.testing.assert_close(client.model.head.weight.detach(), weight)
+
+
+def test_fedbn_keeps_normalisation_on_the_client():
+    changes = {"method": "fedbn", "model": "convnet-bn", "num-clients": 4, "rounds": 1}
+    result, grid = federate(**changes)
+    assert not any("norm" in name for name in result.arrays)
+    kept = states(grid, "fedbn")
+    name = "personal/norm1.own_norm.running_mean"
+    means = [state[name] for state in kept.values()]
+    assert len(means) == 2 and not np.array_equal(*means)
+    with pytest.raises(ValueError, match="MLP has none; models that have some: convnet-bn"):
+        federate(method="fedbn")
+
+
+@pytest.mark.parametrize(
+    ("cls", "setting", "value"),
+    [
+        (DittoClient, "penalty", -1.0),
+        (APFLClient, "mixing", 1.5),
+        (FedALAClient, "mixing_lr", -0.1),
+        (FedALAClient, "mixing_share", 0.0),
+        (FedALAClient, "layers", 0),
+        (FedBABUClient, "tune_epochs", -1),
+        (FedBABUClient, "part", "tail"),
+    ],
+)
+def test_settings_out_of_range(cls, setting, value):
+    key = f"{cls.__name__.removesuffix('Client').lower()}.{setting.replace('_', '-')}"
+    assert key in defaults()
+    with pytest.raises(ValueError, match=f"{setting.replace('_', '-')}.*{value}"):
+        logistic(cls, 0, **{setting: value})

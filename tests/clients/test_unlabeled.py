@@ -1,0 +1,95 @@
+"""T3A and SHOT: adapting to unlabeled inputs, by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny import share
+from torch import nn
+
+from clients.models import build_model
+from clients.shot import SHOTClient
+from clients.t3a import T3AClient
+
+
+class Plain(nn.Module):
+    """head(x): the features are the inputs; ω_0 = (2, 0), ω_1 = (0, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 2, bias=False)
+        self.head.weight.data = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+
+    def forward(self, x):
+        return self.head(x)
+
+
+X = torch.tensor([[3.0, 4.0], [1.0, 5.0]])
+
+
+def t3a(**settings):
+    return T3AClient(Plain(), share(X, [0, 1]), **settings)
+
+
+def test_templates_by_hand():
+    """a = (3, 4) is of class 0 by logits (6, 4), b = (1, 5) of class 1 by (2, 5).
+    c_0 = ((1, 0) + (0.6, 0.8))/2 = (0.8, 0.4), c_1 = ((0, 1) + b/√26)/2. Then a · c_0 = 4, but
+    a · c_1 = 3/(2√26) + 4(½ + 5/(2√26)) = 4.255: the adjusted classifier moves it."""
+    root = math.sqrt(26)
+    templates = t3a(supports=0).templates(X).detach()
+    expected = [[0.8, 0.4], [0.5 / root, 0.5 + 2.5 / root]]
+    torch.testing.assert_close(templates, torch.tensor(expected))
+    assert Plain()(X).argmax(1).tolist() == [0, 1]
+    logits = t3a(supports=0).predict(X)
+    assert logits[0].tolist() == pytest.approx([4.0, 11.5 / root + 2])
+    assert logits.argmax(1).tolist() == [1, 1]
+
+
+def test_one_support_is_the_one_of_least_entropy():
+    """Class 0: ω_0 with logits (4, 0) is surer than a with (6, 4). Class 1: b with (2, 5) is
+    surer than ω_1 with (0, 1)."""
+    templates = t3a(supports=1).templates(X).detach()
+    torch.testing.assert_close(templates, torch.stack([torch.tensor([1.0, 0.0]), X[1] / 26**0.5]))
+
+
+def test_the_served_network_predicts_as_the_client_did():
+    client = T3AClient(
+        build_model("mlp-small", (1, 2, 2), 3, 0), share(torch.ones(1, 1, 2, 2), [0])
+    )
+    x = torch.randn(5, 1, 2, 2, generator=torch.manual_seed(0))
+    before = {n: t.clone() for n, t in client.model.state_dict().items()}
+    assert torch.equal(client.predict(x), client.personal_model(x)(x))
+    assert all(torch.equal(t, before[n]) for n, t in client.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("diversity", "expected"), [(1.0, -0.033822), (0.5, 0.296959)])
+def test_information_maximisation_by_hand(diversity, expected):
+    """p = (¾, ¼) and (½, ½): H(Y|X) = (0.562335 + 0.693147)/2 = 0.627741; their mean (⅝, ⅜) has
+    H(Y) = 0.661563."""
+    client = SHOTClient(Plain(), share(X, [0, 1]), diversity=diversity)
+    logits = torch.tensor([[math.log(3), 0.0], [1.0, 1.0]])
+    assert float(client.objective(logits)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_shot_moves_everything_but_the_head_and_only_for_the_prediction():
+    x = torch.randn(6, 1, 2, 2, generator=torch.manual_seed(0))
+    model = build_model("mlp-small", (1, 2, 2), 3, 0)
+    client = SHOTClient(model, share(x, [0] * 6), lr=0.5, adapt_steps=3)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    own = client.objective(model.eval()(x).detach())
+    logits = client.predict(x)
+    assert client.objective(logits) < own
+    served = client.personal_model(x).state_dict()
+    assert torch.equal(served["head.weight"], before["head.weight"])
+    assert not torch.equal(served["layers.0.weight"], before["layers.0.weight"])
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+def test_settings_out_of_range():
+    with pytest.raises(ValueError, match="supports is -1"):
+        t3a(supports=-1)
+    with pytest.raises(ValueError, match="diversity is -1"):
+        SHOTClient(Plain(), share(X, [0, 1]), diversity=-1.0)
+    with pytest.raises(ValueError, match="Linear has no linear layer named 'head'"):
+        T3AClient(nn.Linear(2, 2), share(np.ones((1, 2), "f4"), [0]))

@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+from tiny import federate
+
+from strategies.fedamp import FedAMP
+
+MODELS = {0: 0.0, 1: 1.0, 4: 3.0}
+
+
+def cloud(client, **settings):
+    models = {c: {"w": np.array([v]), "n": np.array(c)} for c, v in MODELS.items()}
+    return FedAMP(**settings).cloud(client, models)
+
+
+def test_messages_by_hand():
+    """σ = 2, α = 1, models 0, 1, 3. Client 0: ξ = e^(−1/2)/2 and e^(−9/2)/2,
+    u = 0.303265·1 + 0.005554·3 = 0.319929. The last: e^(−9/2)/2 and e^(−4/2)/2,
+    u = 0.067668·1 + (1 − 0.073222)·3 = 2.848001. Counters stay the client's."""
+    settings = {"step": 1.0, "width": 2.0}
+    assert cloud(0, **settings)["w"].item() == pytest.approx(0.319929, abs=1e-6)
+    assert cloud(4, **settings)["w"].item() == pytest.approx(2.848001, abs=1e-6)
+    assert cloud(4, **settings)["n"] == 4
+
+
+def test_messages_that_outweigh_the_client_are_scaled():
+    """α = 10: 3.032653 and 0.055545 sum to 3.088198: u = (3.032653 + 3·0.055545)/3.088198."""
+    assert cloud(0, step=10.0, width=2.0)["w"].item() == pytest.approx(1.035972, abs=1e-6)
+
+
+def test_without_messages_every_client_is_alone():
+    """α = 0 and μ = 0: clients train as local ones do; each is scored with its own model."""
+    config = {"fedamp.step": 0.0, "fedamp.mu": 0.0, "num-clients": 4, "rounds": 2}
+    alone = federate(method="local", **config)[0].evaluate_metrics_clientapp
+    ours = federate(method="fedamp", **config)[0].evaluate_metrics_clientapp
+    assert ours[2]["train-loss"] == pytest.approx(alone[2]["train-loss"], rel=1e-6)
+    assert "novel-accuracy" not in ours[2]
+
+
+def test_settings_out_of_range():
+    with pytest.raises(ValueError, match=r"step is -1"):
+        FedAMP(step=-1.0)
+    with pytest.raises(ValueError, match=r"width 0"):
+        FedAMP(width=0.0)
