@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedapps import data_cli, plot_cli, table_cli
+from fedapps import data_cli, plot_cli, ranges, table_cli
 from fedapps.config import (
     Config,
     Experiment,
@@ -26,9 +27,10 @@ from fedapps.config import (
     saved_configuration,
     saved_runs,
 )
+from fedapps.console import say_error
 from fedapps.engines.jobs import ENGINES, Job, make_jobs, run_jobs
 from fedapps.engines.sweep import begun_jobs, finished, keep_finished
-from fedapps.files import write_text
+from fedapps.files import check_writable, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.folder import check_former
@@ -39,6 +41,7 @@ from fedapps.results.table import Display, results_table
 from fedapps.service import commands as service
 from partitions.references import find_here
 
+MOST_JOBS = 1024
 MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
 MAIN_JOB: Config = {  # what `fedapps run` changes where no method and no experiment is named
     "fedtta++.clip-norm": 5.0,  # best of 1 and 5 by validation: 10 clients give φ little to learn
@@ -89,15 +92,16 @@ def run(
 
     Runs that the output folder holds finished, under the same configuration, are kept;
     unfinished ones go on from their newest checkpoint."""
-    console = Console()
+    console = Console(markup=False)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         if engine not in ENGINES:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
-        if jobs < 1:
-            raise ValueError(f"--jobs is {jobs}; it must be at least 1")
+        if not 1 <= jobs <= MOST_JOBS:
+            raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MOST_JOBS}]")
+        check_gpus(gpus_per_client)
         if resume is not None:
             if arguments or methods or seeds or from_ or bound or fresh:
                 raise ValueError("--resume goes on with runs as they are; it takes no settings")
@@ -106,6 +110,7 @@ def run(
         else:
             asked = _experiment(arguments or [], from_) | Experiment(methods=methods, seeds=seeds)
             work = _jobs(asked, output, from_, bound, fresh)
+            check_writable(output)
             if fresh:
                 lost = [job.name for job in work if finished(job.folder)]
                 question = f"{output} holds finished runs that will be lost: {', '.join(lost)}."
@@ -118,9 +123,9 @@ def run(
         for job in work:
             if job.config["resume"] and not job.done:
                 for refused in newest_checkpoint(job.folder, job.config)[1]:
-                    console.print(f"[yellow]{refused}[/yellow]", highlight=False)
+                    console.print(refused, style="yellow", highlight=False)
     except (ValueError, OSError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        say_error(console, error)
         raise typer.Exit(2) from error
     try:
         with Display(work, console, jobs) as display:
@@ -131,8 +136,8 @@ def run(
                 gpus_per_client=gpus_per_client,
                 follow=display.follow,
             )
-    except RuntimeError as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+    except (RuntimeError, OSError) as error:
+        say_error(console, error)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         console.print("stopped; the rounds so far are in " + str(output))
@@ -141,7 +146,7 @@ def run(
     console.print(f"results: {output}, to look at: {write_report(work, output)}", highlight=False)
     if failed := [job for job in work if job.error]:
         for job in failed:
-            console.print(f"[red]{job.name} failed:[/red] {job.error}", highlight=False)
+            say_error(console, job.error, f"{job.name} failed:")
         raise typer.Exit(1)
 
 
@@ -150,12 +155,12 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `fedapps run` wrote to.")],
 ) -> None:
     """Write report.html over all runs of a folder: table, curves, clients, settings."""
-    console = Console()
+    console = Console(markup=False)
     try:
         runs, problems = read_runs(folder)
         file = write_report(runs, folder, problems)
     except (ValueError, OSError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        say_error(console, error)
         raise typer.Exit(2) from error
     for problem in problems:
         console.print(problem, markup=False, highlight=False)
@@ -168,9 +173,9 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List what can be named in a configuration."""
-    console = Console()
+    console = Console(markup=False)
     if what not in LISTS:
-        console.print(f"[red]error:[/red] unknown list {what!r}; known: {', '.join(LISTS)}")
+        say_error(console, f"unknown list {what!r}; known: {', '.join(LISTS)}")
         raise typer.Exit(2)
     rows = LISTS[what]()
     if as_json:
@@ -192,17 +197,32 @@ def check(config: Config) -> None:
     """Raise ValueError for whatever of a configuration can be known to be wrong before a run."""
     from flwr.app import Context, RecordDict
 
-    from fedapps.client_app import make_client
+    from clients.models import sized
+    from fedapps.client_app import client_models, make_client, method_model
     from fedapps.server_app import check_privacy, check_run
+    from partitions import task
 
     method = check_method(config["method"])
     check_run(config)
     privacy = check_privacy(config, method)
+    construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
+    only = [sized(str(config["model"]), str(config["only-model"]))] if config["only-model"] else []
+    for network in {str(config["model"]), *client_models(config), *only}:  # before data are dealt
+        method_model(method, config | {"model": network}, task(config))
     dealt = len(str(config["client-models"]).split(","))
     for client in range(min(dealt, int(config["num-clients"]))):
         node = {"partition-id": client, "num-partitions": config["num-clients"]}
         make_client(Context(0, 0, node, RecordDict(), config), method)
-    construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
+
+
+def check_gpus(share: float) -> None:
+    """Raise ValueError for a share of a GPU that no client can have: Ray would wait for it."""
+    from torch import cuda
+
+    if not 0 <= share <= 64:
+        raise ValueError(f"--gpus-per-client is {share}; it must lie in [0, 64]")
+    if share > (there := cuda.device_count()):
+        raise ValueError(f"--gpus-per-client is {share}, but this machine has {there} GPUs")
 
 
 def _jobs(
@@ -216,8 +236,8 @@ def _jobs(
     for key, values in asked.grid.items():
         for value in values:
             override(config, {key: value})
-    names = combinations(_words(asked.methods), asked.grid)
-    numbers = [_whole(word) for word in _words(asked.seeds or str(config["seed"]))]
+    names = combinations(_words("methods", asked.methods), asked.grid)
+    numbers = [_whole(word) for word in _words("seeds", asked.seeds or str(config["seed"]))]
     work = make_jobs(config | {"resume": not fresh}, names, numbers, output)
     if from_ is not None:
         for job in work:
@@ -249,14 +269,21 @@ def _experiment(arguments: list[str], saved: Path | None) -> Experiment:
     return asked | parse_experiment([a for a in arguments if a not in files])
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _words(what: str, text: str) -> list[str]:
+    """The entries of a list. Raises ValueError for an empty one and for one named twice."""
+    words = [" ".join(word.split()) for word in text.split(",") if word.strip()]
+    if not words:
+        raise ValueError(f"{what} are {text!r}; name one at least")
+    if twice := [word for word, count in Counter(words).items() if count > 1]:
+        raise ValueError(f"{what} name {twice[0]!r} twice")
+    return words
 
 
 def _whole(word: str) -> int:
-    if not word.isdigit():
+    if not word.isdecimal():
         raise ValueError(f"seed {word!r} is not a whole number")
-    return int(word)
+    ranges.check("seed", seed := int(word))
+    return seed
 
 
 def _text(value: Any) -> str:

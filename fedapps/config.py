@@ -11,6 +11,7 @@ from typing import Any
 from flwr.common.config import flatten_dict
 
 from clients.base import Client
+from fedapps import ranges
 from fedapps.methods import METHODS, Method
 from partitions import references
 from partitions.references import Value, is_reference, keywords
@@ -40,7 +41,8 @@ def defaults() -> Config:
 
 
 def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
-    """`config` with `changes`, checked: unknown keys and wrong types raise ValueError."""
+    """`config` with `changes`, checked: unknown keys, wrong types and values out of range raise
+    ValueError."""
     result = _with_own(config, changes)
     for key, value in changes.items():
         if key not in result:
@@ -48,9 +50,11 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
             known = sorted(k for k in result if k.rpartition(".")[0] == section)
             raise ValueError(f"unknown key {key!r}; known: {', '.join(known or sorted(result))}")
         expected = type(result[key])
-        typed = float(value) if expected is float and type(value) is int else value
+        short = expected is float and type(value) is int and abs(value) < 10**300
+        typed = float(value) if short else value
         if type(typed) is not expected:
-            raise ValueError(f"{key} is {value!r}; it must be {_NAMES[expected]}")
+            raise ValueError(f"{key} is {value!r:.200}; it must be {_NAMES[expected]}")
+        ranges.check(key, typed)
         result[key] = typed
     return result
 
@@ -177,10 +181,9 @@ def read_experiment(name: str) -> Experiment:
     try:
         text = path.read_text("utf-8")
         content = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no valid TOML: {error}") from error
-    lists = (content.pop(key, "") for key in ("methods", "seeds"))
-    methods, seeds = (x if isinstance(x, str) else ",".join(map(str, x)) for x in lists)
+    methods, seeds = _lists(content)
     published = content.pop("published", None)
     return replace(_spanned(_flat(content), methods, seeds), published=published, source=text)
 
@@ -197,9 +200,31 @@ def parse_experiment(arguments: Sequence[str]) -> Experiment:
             words = [f"{key}={word.strip()}" for word in text.split(",")]
         values = [parse_override(word)[1] for word in words]
         named[key] = values[0] if len(values) == 1 else values
-    seeds = named.pop("seeds", named.pop("seed", ""))
-    seeds = ",".join(map(str, seeds)) if isinstance(seeds, list) else str(seeds)
-    return _spanned(named, str(named.pop("methods", named.pop("method", ""))), seeds)
+    methods, seeds = _lists(named)
+    return _spanned(named, methods, seeds)
+
+
+def _lists(named: dict[str, Any]) -> tuple[str, str]:
+    """Methods and seeds, taken out of `named`, where a single one may stand in the singular."""
+    methods, method = named.pop("methods", None), named.pop("method", None)
+    seeds, seed = named.pop("seeds", None), named.pop("seed", None)
+    return (
+        _listed("methods", method if methods is None else methods),
+        _listed("seeds", seed if seeds is None else seeds),
+    )
+
+
+def _listed(key: str, value: Any) -> str:
+    """A list of names or numbers, separated by commas; "" if there is none.
+
+    Raises ValueError for one without entries, and for other things than texts and numbers."""
+    if value is None:
+        return ""
+    names = value if isinstance(value, list) else [value]
+    text = ",".join(map(str, names)) if all(type(one) in (str, int) for one in names) else ""
+    if not text.strip(", "):
+        raise ValueError(f"{key} is {value!r:.200}; it must be a name, a number, or a list of some")
+    return text
 
 
 LISTS = {  # settings whose text is a list
@@ -313,10 +338,10 @@ def parse_override(argument: str) -> tuple[str, Value]:
         raise ValueError(f"{argument!r} is neither an experiment's .toml file nor key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text
     if not isinstance(value, Value):
-        raise ValueError(f"{key} is {text}; it must be a text, a number, true or false")
+        raise ValueError(f"{key} is {text:.200}; it must be a text, a number, true or false")
     return key, value
 
 

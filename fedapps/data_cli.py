@@ -10,6 +10,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from fedapps.config import Config, defaults, override, parse_override
+from fedapps.console import say_error
 
 app = typer.Typer(pretty_exceptions_enable=False)
 partition = typer.Typer(help="Partitions of a dataset.", no_args_is_help=True)
@@ -35,7 +36,7 @@ def data(
     from partitions.datasets import info as known
     from partitions.datasets import source
 
-    console = Console()
+    console = Console(markup=False)
     logging.basicConfig(handlers=[RichHandler(console=Console(stderr=True))], format="%(message)s")
     try:
         config = _config(arguments, {"dataset": name})
@@ -43,7 +44,7 @@ def data(
         console.print(f"{name}: {entry.line}; {entry.num_classes} classes, inputs {entry.shape}")
         console.print(f"from: {source(name, data_dir)}", highlight=False, soft_wrap=True)
         if entry.files:
-            console.print(f"official files: {entry.files}", highlight=False, markup=False)
+            console.print(f"official files: {entry.files}", highlight=False)
         if info:
             return
         if export is not None:
@@ -52,7 +53,7 @@ def data(
             return
         found = inspect.summary(name, data_dir, check)
     except (ValueError, OSError, ImportError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        say_error(console, error)
         raise typer.Exit(2) from error
     console.print(f"{found.num_train} training and {found.num_test} test samples, {found.dtype}")
     for column, values in found.columns.items():
@@ -75,13 +76,13 @@ def show(
     """Draw samples per class and client, and print the novel clients' distances."""
     from partitions import federation, inspect
 
-    console = Console()
+    console = Console(markup=False)
     try:
         clients = federation(_config(arguments, {}))
         counts = inspect.class_counts(clients)
         inspect.figure(clients).savefig(output, dpi=120)
     except (ValueError, OSError, ImportError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        say_error(console, error)
         raise typer.Exit(2) from error
     table = Table("role", "clients", "samples", "fewest", "most", "classes a client")
     for role, chosen in (("training", ~clients.novel), ("novel", clients.novel)):

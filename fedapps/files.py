@@ -2,9 +2,12 @@
 
 import json
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from clients.arrays import Arrays
@@ -14,8 +17,25 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path`; a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):  # on a read-only disk there is nothing to remove
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ValueError if nothing can be written into `folder`, which need not be there yet."""
+    there = folder.resolve()
+    while not there.exists():
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written ({error}); name another folder") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -29,13 +49,16 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def read_arrays(folder: Path) -> Arrays:
-    """The model that a run left in its folder. Raises ValueError if there is none."""
+    """The model that a run left in its folder. Raises ValueError if there is no whole one."""
     file = folder / MODEL
     if not file.is_file():
         raise ValueError(
             f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>"
         )
-    return load_file(file)
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
 
 
 def best_round(folder: Path) -> int:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
+from fedapps.console import say_error
 from fedapps.engines.jobs import Job
 from fedapps.results.plot import ENDINGS, FIGURES, save, swept
 from fedapps.results.runs import read_runs
@@ -58,7 +58,7 @@ def plot(
             figure = _of_a_model(kind, _single(whole, run).folder, client, steps, attribute)
         save(figure, output)
     except (ValueError, OSError) as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        say_error(console, error)
         raise typer.Exit(2) from error
     console.print(str(output), markup=False, highlight=False)
 

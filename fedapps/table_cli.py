@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from fedapps.config import read_experiment
+from fedapps.console import say_error
 from fedapps.results.comparison import as_csv, compare, shown
 from fedapps.results.formats import as_latex, as_markdown
 from fedapps.results.published import Published
@@ -34,7 +34,7 @@ def table(
     ] = "",
 ) -> None:
     """Compare the runs of a folder: mean over seeds, published values, paired tests, fairness."""
-    console = Console()
+    console = Console(markup=False)
     warnings = Console(stderr=True)
     try:
         if format_ not in FORMATS:
@@ -49,7 +49,7 @@ def table(
         )
         problems += [f"{job.name} failed: {job.error}" for job in runs if job.error]
     except (ValueError, OSError) as error:
-        warnings.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        say_error(warnings, error)
         raise typer.Exit(2) from error
     for problem in problems:
         warnings.print(problem, markup=False, highlight=False)

@@ -39,6 +39,11 @@ class Federation:
         if hidden == DEFAULT_PUBLIC:
             hidden = min(5000, len(self.dataset.y) // 6)
         self.info: Info = self.dataset.info
+        if hidden >= len(self.dataset.y):
+            raise ValueError(
+                f"partition.public-samples is {hidden}, but {self.info.name} has only "
+                f"{len(self.dataset.y)} samples"
+            )
         if self.num_clients > len(self.dataset.y) - hidden:
             raise ValueError(
                 f"num-clients is {self.num_clients}, more than the {len(self.dataset.y) - hidden} "
@@ -95,6 +100,13 @@ class Federation:
         from partitions.partitioner import RowsPartitioner
 
         rule = entry.make(config, self.novel)
+        if "shards-per-client" in entry.options:
+            shards = self.num_clients * int(config["partition.shards-per-client"])
+            if shards > len(self.dataset.y) - hidden:
+                raise ValueError(
+                    f"partition.shards-per-client is {config['partition.shards-per-client']}; "
+                    f"{shards} shards for {len(self.dataset.y) - hidden} samples"
+                )
         generator = np.random.default_rng(seed_of(self._seed, "rows"))
         public, rows = np.split(generator.permutation(len(self.dataset.y)), [hidden])
         columns = {name: values[rows] for name, values in self.dataset.columns.items()}
@@ -110,8 +122,9 @@ class Federation:
     def _check_sizes(self, name: str, sparse: bool) -> None:
         least = np.where(self.novel & sparse, 0, 2)
         if empty := [i for i, rows in enumerate(self._rows) if len(rows) < least[i]]:
+            some = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
             raise ValueError(
-                f"clients {empty} got fewer than 2 samples; use fewer clients than num-clients="
+                f"clients {some} got fewer than 2 samples; use fewer clients than num-clients="
                 f"{self.num_clients} or a milder partition than {name!r}"
             )
 

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedapps.engines.jobs import Job
 from fedapps.engines.sweep import seconds_left
@@ -26,7 +27,7 @@ class Display:
     def __init__(self, jobs: Sequence[Job], console: Console, parallel: int = 1) -> None:
         self._jobs, self._parallel = jobs, parallel
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -166,7 +167,7 @@ def rich_table(shown: Results) -> Table:
         left = column in ("method", "score")
         table.add_column(column, justify="left" if left else "right")
     for row in shown.rows:
-        table.add_row(*(f"[red]{cell}[/red]" if cell == FAILED else cell for cell in row))
+        table.add_row(*(Text(cell, "red" if cell == FAILED else "") for cell in row))
     return table
 
 

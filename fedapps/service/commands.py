@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedapps.console import say_error
 from fedapps.files import HANDOUT, MODEL
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -109,7 +110,7 @@ TOLD = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
 
 def refused(console: Console, error: Exception) -> typer.Exit:
     """Print why it cannot be done; the exit to raise."""
-    console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+    say_error(console, error)
     return typer.Exit(2)
 
 

@@ -31,7 +31,7 @@ def fedapps(*arguments, code=0):
         (["--methods", "tent adapt-steps"], ["'adapt-steps'", "key=value"]),
         (["--methods", "local data-dir=/tmp"], ["data-dir=/tmp", "/"]),
         (["pfedhn.depth=3"], ["'pfedhn.depth'", "hidden-layers"]),
-        (["partition=dirichlet", "partition.alpha=0"], ["alpha", "0.0", "> 0"]),
+        (["partition=dirichlet", "partition.alpha=0"], ["alpha", "0.0", "(0, "]),
         (["num-clients=5000"], ["5000", "1797"]),
         (["model=lenet"], ["'lenet'", "16×16", "(1, 8, 8)", "'mlp'"]),
         (["rounds=0"], ["rounds is 0"]),
