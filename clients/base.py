@@ -5,7 +5,7 @@ of `personal`, `loss`, `train` and `score`; the class as it stands is FedAvg's c
 (McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -24,6 +24,7 @@ from partitions.shares import SUB_POPULATION, Samples, Share
 
 Config = dict[str, Any]
 Metrics = dict[str, Any]
+Criterion = Callable[[Tensor, Tensor], Tensor]
 NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
 LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to those given
 KEEP, RECALL = "query.keep", "train.recall"  # of a simulation's clients alone
@@ -42,6 +43,7 @@ class Client(NumPyClient):
     personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
     rates: tuple[str, ...] = ("lr",)  # its attributes that are learning rates: they may decay
     needs_state = ""  # what its state is for: "training" alone, or its "predictions" as well
+    needs_head = False  # True: the network's last linear layer must be named `head`
     needs_public = False  # True: learns from public samples, which no client owns
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
@@ -72,6 +74,7 @@ class Client(NumPyClient):
         self.local_steps, self.local_epochs, self.batch_size = local_steps, local_epochs, batch_size
         self.short_batches = short_batches
         self._rates: dict[str, float] = {}  # the learning rates as they were given
+        self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}
         self.adapted: Metrics = {}  # what the last prediction's adaptation tells of itself
         self.stages: dict[str, Tensor] = {}  # its logits (n, C) at earlier stages, by name
@@ -98,8 +101,8 @@ class Client(NumPyClient):
         return model
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Training loss of a mini-batch: mean cross entropy; x (n, *shape), y (n,)."""
-        return F.cross_entropy(self.model(x), y)
+        """Training loss of a mini-batch: the mean `criterion`; x (n, *shape), y (n,)."""
+        return self.criterion(self.model(x), y)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Local training from `arrays`; returns the model's shared arrays."""

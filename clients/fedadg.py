@@ -23,6 +23,7 @@ class FedADGClient(Client):
     """`lr` trains F and the classifier on alignment·L_adv + (1 − alignment)·CE; `adversarial_lr`
     trains D and G. Each mini-batch updates D, then F and the classifier, then G."""
 
+    needs_head = True
     personal = ("discriminator.",)
     rates = ("lr", "adversarial_lr")
     needs_state = "training"
@@ -86,7 +87,7 @@ class FedADGClient(Client):
     def predictor_loss(self, h: Tensor, y: Tensor, onehot: Tensor) -> Tensor:
         """λ E[(1 − D(h|y))²] + (1 − λ) CE: features that pass for the reference, and classify."""
         adversarial = (1 - self.network.discriminator(h, onehot)).square().mean()
-        task = F.cross_entropy(self.network.head(h), y)
+        task = self.criterion(self.network.head(h), y)
         return self.alignment * adversarial + (1 - self.alignment) * task
 
     def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:

@@ -6,5 +6,6 @@ from clients.base import Client
 class FedPerClient(Client):
     """The last linear layer is personal: trained locally, kept between rounds, never sent."""
 
+    needs_head = True
     personal = ("head.",)
     needs_state = "predictions"

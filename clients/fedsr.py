@@ -9,7 +9,6 @@ With `representation` = "widened" the network is that of FedTTA's comparison (Ye
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.base import Client
 from clients.models.fedsr import Stochastic
@@ -26,6 +25,8 @@ def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
 
 class FedSRClient(Client):
     """`l2r` is α_L2R, `cmi` is α_CMI."""
+
+    needs_head = True
 
     def __init__(self, *args: Any, l2r: float = 0.01, cmi: float = 0.0005, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -51,4 +52,4 @@ class FedSRClient(Client):
         z = self.network.sample(mean, scale)
         l2r = z.square().sum(1).mean()
         cmi = kl(mean, scale, *self.network.reference(y)).mean()
-        return F.cross_entropy(self.network.head(z), y) + self.l2r * l2r + self.cmi * cmi
+        return self.criterion(self.network.head(z), y) + self.l2r * l2r + self.cmi * cmi

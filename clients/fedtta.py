@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.adaptation import INNER_LOSSES, KL_DIRECTIONS, Adapting, Step, divergence
 from clients.arrays import Arrays
@@ -126,7 +125,7 @@ class FedTTAClient(Adapting, Client):
         """CE(f(X; ψ̃), Y) + μ KL(σ(f(X; ψ)) ‖ σ(f(X; ψ_server))), Eq. (13); the other way round
         by `kl_direction`."""
         z, adapted = self.adapt(x)
-        loss = F.cross_entropy(adapted, y)
+        loss = self.criterion(adapted, y)
         if self.server is not None:
             with torch.no_grad():
                 reference = self.server(x)

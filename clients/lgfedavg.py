@@ -16,6 +16,7 @@ class LGFedAvgClient(Client):
     """Replies with the whole model up to round `fedavg_rounds`, with the head alone after it."""
 
     needs_state = "predictions"
+    needs_head = True
 
     def __init__(self, *args: Any, fedavg_rounds: int = 20, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
@@ -78,7 +77,7 @@ class PerFedAvgClient(Client):
     def risk(self, weights: Weights, batch: Batch) -> Tensor:
         """L(weights): mean cross entropy of the batch."""
         x, y = batch
-        return F.cross_entropy(functional_call(self.model, weights, (x,)), y)
+        return self.criterion(functional_call(self.model, weights, (x,)), y)
 
     def gradient(self, weights: Weights, batch: Batch, graph: bool = False) -> Weights:
         """∇L(weights), with its own graph if `graph`."""

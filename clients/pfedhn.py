@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.arrays import Arrays
 from clients.base import UNLABELED, Client, Config, Metrics
@@ -55,6 +54,7 @@ class PFedHNPCClient(PFedHNClient):
     With `local_classes` it has one output for each class that the client has samples of, so
     clients differ in their numbers of classes."""
 
+    needs_head = True
     personal = ("head.",)
     needs_state = "predictions"
 
@@ -91,7 +91,7 @@ class PFedHNPCClient(PFedHNClient):
         """Mean cross entropy over the client's own classes."""
         if self.classes is not None:
             y = torch.searchsorted(self.classes, y)
-        return F.cross_entropy(self.model(x), y)
+        return self.criterion(self.model(x), y)
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C); those of classes that the client has not are −∞."""

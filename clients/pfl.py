@@ -24,6 +24,7 @@ class PFLClient(Client):
     """Over `base` = "fedper" the head stays here until it is asked for."""
 
     needs_state = "predictions"
+    needs_head = True
     exchanges = ("query.export", "query.domain")
 
     def __init__(self, *args: Any, base: str = "fedper", **options: Any) -> None:

@@ -1,16 +1,32 @@
-"""The Flower apps, the table of methods, the in-process grid and the command."""
+"""The Flower apps, the table of methods, the in-process grid and the command.
 
+`client_app` and `server_app` put a method into an app of your own; `load` opens a finished run."""
+
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapps.service.run import Run
+    from fedapps.plugin import client_app, server_app
+    from fedapps.service.run import load
 
-__all__ = ["load"]
+__all__ = ["client_app", "load", "server_app"]
+_MODULES = {"client_app": "plugin", "server_app": "plugin", "load": "service.run"}
+
+ROOT = Path(__file__).resolve().parents[1]
+
+for _name in ("partitions", "clients", "strategies"):
+    _found = find_spec(_name)
+    _folders = (_found and _found.submodule_search_locations) or []
+    if _other := [f for f in _folders if Path(f).resolve().parent != ROOT]:
+        raise ImportError(
+            f"{_other[0]} hides the package {_name!r} that fedapps needs; keep a folder of that "
+            "name inside your app's own package"
+        )
 
 
-def load(run: str | Path) -> "Run":
-    """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x."""
-    from fedapps.service.run import Run  # here: whoever needs a strategy alone loads no more
-
-    return Run(run)
+def __getattr__(name: str) -> Any:  # whoever needs a strategy alone loads no more
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fedapps' has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"fedapps.{_MODULES[name]}"), name)

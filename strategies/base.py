@@ -126,6 +126,7 @@ class PersonalizedStrategy(Strategy):
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
+    holds_model = True  # False: no single model on the server, hence nothing to evaluate there
     any_model = False  # True: it serves clients whose networks differ
     phase = 0  # the best round of a run is sought in its last phase
     kept: tuple[str, ...] = ()  # attributes that live through the run, beside the arrays
@@ -250,6 +251,10 @@ class PersonalizedStrategy(Strategy):
         """The server's next arrays from valid replies, which come sorted by client."""
         raise NotImplementedError
 
+    def global_model(self) -> Arrays:
+        """The one model that the server holds: its arrays that are in no group."""
+        return {name: array for name, array in self.arrays.items() if "/" not in name}
+
     def report(self) -> dict[str, Any]:
         """What the method has to say of itself for the round's metrics, e.g. a privacy budget."""
         return {}
@@ -346,7 +351,12 @@ class PersonalizedStrategy(Strategy):
 
         Flower's loop, but it may begin after a `former` run's last round. `train_config` goes
         along with queries, further exchanges and, unless `evaluate_config` is given, evaluations
-        as well."""
+        as well. `evaluate_fn` is called with `global_model`; ValueError where there is none."""
+        if evaluate_fn is not None and not self.holds_model:
+            raise ValueError(
+                f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
+                "client has its own; leave it out and read the clients' evaluations"
+            )
         self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
         self.now = Round()
         self._config = dict(train_config or {})
@@ -357,8 +367,10 @@ class PersonalizedStrategy(Strategy):
         done = self.round
 
         def evaluate_centrally(number: int) -> None:
-            if evaluate_fn and (metrics := evaluate_fn(number, arrays)) is not None:
-                result.evaluate_metrics_serverapp[number] = metrics
+            if evaluate_fn is not None:
+                metrics = evaluate_fn(number, to_record(self.global_model()))
+                if metrics is not None:
+                    result.evaluate_metrics_serverapp[number] = metrics
 
         def evaluate(number: int) -> None:
             asked = self.configure_evaluate(number, arrays, evaluation, grid)

@@ -19,6 +19,7 @@ class FedMD(PersonalizedStrategy):
     Logits of another shape than most training clients told are dropped. They travel as float16
     if `float16`; the mean is taken in float32."""
 
+    holds_model = False
     sets: tuple[str, ...] = ("logits",)
 
     def __init__(self, *, float16: bool = False, **options: Any) -> None:

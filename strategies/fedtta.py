@@ -9,6 +9,7 @@ from strategies.fedavg import FedAvg
 from strategies.replies import Update
 
 WEIGHTINGS = ("uniform", "samples")
+BASE = "base."  # names of ψ on the wire
 
 
 class FedTTA(FedAvg):
@@ -19,6 +20,10 @@ class FedTTA(FedAvg):
         if weighting not in WEIGHTINGS:
             raise ValueError(f"unknown weighting {weighting!r}; known: {', '.join(WEIGHTINGS)}")
         self.weighting = weighting
+
+    def global_model(self) -> Arrays:
+        """f(·; ψ), un-adapted, under the target network's names."""
+        return {n.removeprefix(BASE): a for n, a in self.arrays.items() if n.startswith(BASE)}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of the clients' models."""

@@ -41,6 +41,7 @@ class PFedHN(PersonalizedStrategy):
     arrays of the target networks by name, where clients differ in size."""
 
     keeps_arrays = True
+    holds_model = False
     any_model = True
     kept: tuple[str, ...] = ("counters",)
 

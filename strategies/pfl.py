@@ -24,6 +24,8 @@ class PFL(PersonalizedStrategy):
     """Trains as `base` = "fedper" or "pfedhn" does, the latter with `server_lr` and the other
     settings of `PFedHN`; a novel client gets all personal models, ``<client>/<name>``."""
 
+    holds_model = False
+
     def __init__(
         self,
         *,

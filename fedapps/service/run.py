@@ -107,6 +107,11 @@ class Run:
             )
 
 
+def load(run: str | Path) -> Run:
+    """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x."""
+    return Run(run)
+
+
 def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
     """The run's strategy as it ended, over the nodes of a grid."""
     entry, config = METHODS[run.method], run.config

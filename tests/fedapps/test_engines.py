@@ -48,7 +48,8 @@ def test_ray_and_in_process_agree_to_the_last_bit(tmp_path):
         assert (one.error, two.error) == ("", "")
         assert numbers(one.summary()) == numbers(two.summary())
         assert (one.summary()["engine"], two.summary()["engine"]) == ("ray", "in-process")
-        names = {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors"}
+        names = {"config.toml", "metrics.jsonl", "summary.json"}
+        names |= {"model.safetensors", "serving.json"}
         names |= {"fedper": {"clients"}, "pfedhn": {"strategy.safetensors"}}.get(one.method, set())
         assert {file.name for file in one.folder.iterdir()} == names
         memories = [read_memories(job.folder) for job in (one, two)]

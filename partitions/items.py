@@ -1,0 +1,72 @@
+"""Samples of somebody else's dataset: its items are taken as they come, transforms and all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partitions.readers.hub import IMAGES, LABELS
+from partitions.shares import Rows, Samples
+
+INPUTS = ("x", "input", "inputs", *IMAGES)
+UNLABELED = -1
+
+
+@dataclass(frozen=True)
+class Items(Samples):
+    """Rows of `items`, whose elements are (x, y), x alone, or a mapping of columns.
+
+    Every access asks the dataset anew, so that random transforms stay random."""
+
+    items: Sequence[Any] = field(default_factory=tuple, compare=False)
+    device: str = "cpu"
+
+    def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        chosen = [item_of(self.items[int(row)])[0] for row in self.index[rows]]
+        return torch.stack(chosen).float().to(self.device), self.y[self.index[rows]].to(self.device)
+
+    def converted(self) -> "Items":
+        """The samples as they are: what a random transform gives is not to be kept."""
+        return self
+
+    def to(self, device: str | torch.device) -> "Items":
+        """The samples on `device`, moved as they are asked for."""
+        return replace(self, device=str(device))
+
+
+def from_items(items: Any) -> Samples:
+    """A map-style dataset as samples. Raises ValueError if it is empty or no such dataset."""
+    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
+        raise ValueError(f"{type(items).__name__} is no dataset with items and a length above 0")
+    y = torch.tensor([item_of(items[row])[1] for row in range(len(items))])
+    x, _ = item_of(items[0])  # of the inputs only the shape is kept
+    nothing = torch.zeros(1).expand(len(items), *x.shape)
+    return Items(nothing, y, torch.arange(len(items)), scale=1.0, items=items)
+
+
+def from_tensors(x: Tensor, y: Tensor | None = None) -> Samples:
+    """Inputs (n, *shape) as the network takes them, and labels (n,) if there are any."""
+    y = torch.full((len(x),), UNLABELED) if y is None else y.long()
+    if len(x) != len(y) or not len(x):
+        raise ValueError(f"{len(x)} inputs, but {len(y)} labels; at least one of each is needed")
+    return Samples(x, y, torch.arange(len(x)), scale=1.0)
+
+
+def item_of(item: Any) -> tuple[Tensor, int]:
+    """Input and label of a dataset's item; −1 where it has no label."""
+    if isinstance(item, dict):
+        columns: dict[str, Any] = item
+        x, y = (
+            next((columns[name] for name in names if name in columns), None)
+            for names in (INPUTS, LABELS)
+        )
+    else:
+        x, y = item if isinstance(item, tuple | list) else (item, None)
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"an item holds {type(x).__name__} where its input should be a tensor; items are "
+            f"(x, y), x, or mappings with one of {', '.join(INPUTS)}"
+        )
+    return x, UNLABELED if y is None else int(y)

@@ -1,0 +1,253 @@
+"""docs/plug-in.md as code, in a package of its own; what each method and strategy makes of it."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from torch import nn
+
+import fedapps
+import strategies
+from fedapps.engines.grid import InProcessGrid
+from fedapps.methods import METHODS
+from fedapps.plugin import share_of
+from partitions.items import from_items
+
+PAGE = (Path(__file__).parents[2] / "docs" / "plug-in.md").read_text("utf-8")
+FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S))
+OLD = """
+from flwr.client import NumPyClient
+from my_app import task
+
+
+class Old(NumPyClient):
+    def __init__(self, loaders):
+        self.net, self.loaders = task.Net(), loaders
+
+    def load(self, parameters):
+        names = self.net.state_dict()
+        self.net.load_state_dict({n: task.torch.from_numpy(a) for n, a in zip(names, parameters)})
+
+    def fit(self, parameters, config):
+        self.load(parameters)
+        task.train(self.net, self.loaders[0], 2, 0.05)
+        new = [t.numpy() for t in self.net.state_dict().values()]
+        return new, len(self.loaders[0].dataset), {}
+
+    def evaluate(self, parameters, config):
+        self.load(parameters)
+        return 0.5, len(self.loaders[1].dataset), {"eval_acc": task.test(self.net, self.loaders[1])}
+
+
+def client_fn(context):
+    return Old(task.load_data(context.node_config["partition-id"], 4))
+"""
+TASTES = ("fedembed", "global", "global+", "pfedkm")
+
+
+@pytest.fixture(scope="module")
+def my_app(tmp_path_factory):
+    """The page's files as the package `my_app`; gives its modules by name."""
+    root = tmp_path_factory.mktemp("app")
+    (root / "my_app").mkdir()
+    for name, text in (FILES | {"__init__.py": "", "old.py": OLD}).items():
+        (root / "my_app" / name).write_text(text, "utf-8")
+    sys.path.insert(0, str(root))
+    yield lambda name: importlib.import_module(f"my_app.{name}")
+    sys.path.remove(str(root))
+
+
+def nodes(count=4):
+    return [{"partition-id": i, "num-partitions": count} for i in range(count)]
+
+
+def over(client_app, configs=None):
+    return InProcessGrid(client_app, {}, configs or nodes())
+
+
+def context():
+    return Context(1, 0, {}, RecordDict(), {})
+
+
+def train(strategy, client_app, task, rounds=12):
+    torch.manual_seed(0)
+    initial = ArrayRecord(task.Net().state_dict())
+    return strategy.start(grid=over(client_app), initial_arrays=initial, num_rounds=rounds)
+
+
+def test_the_pages_first_app_learns(my_app, capsys):
+    """pFedHN with the quickstart's client, thirty rounds, as the page has it."""
+    torch.manual_seed(0)
+    my_app("server_app").app(over(my_app("client_app").app), context())
+    told = eval(capsys.readouterr().out.strip().splitlines()[-1])
+    assert told["train-eval_acc"] > 0.7
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedGMA", "FedTTA", "CentralAdam"])
+def test_strategies_that_need_no_client_of_their_own_learn(name, my_app):
+    options = {"server_lr": 0.01} if name == "CentralAdam" else {}
+    strategy = getattr(strategies, name)(min_available_nodes=4, evaluate_every=12, **options)
+    result = train(strategy, my_app("client_app").app, my_app("task"))
+    assert result.evaluate_metrics_clientapp[12]["train-eval_acc"] > 0.7
+    row = next(line for line in PAGE.splitlines() if line.startswith("| `") and f"`{name}`" in line)
+    assert row.split("|")[2].strip().startswith("yes")
+
+
+def test_the_page_names_every_strategy():
+    table = "".join(line for line in PAGE.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`(\w+)`", table)) & set(strategies.__all__)
+    used = {entry.strategy.__name__ for entry in METHODS.values()}
+    assert named == set(strategies.__all__) - {"PersonalizedStrategy"} == used
+    assert all(getattr(strategies, name).__name__ == name for name in strategies.__all__)
+
+
+def test_old_clients_learn(my_app):
+    strategy = strategies.FedAvg(min_available_nodes=4, evaluate_every=12)
+    result = train(strategy, my_app("from_client_fn").app, my_app("task"))
+    assert result.evaluate_metrics_clientapp[12]["train-eval_acc"] > 0.7
+
+
+def test_both_components_in_ten_lines_each(my_app):
+    for name in ("any_client_app.py", "any_server_app.py"):
+        assert len([line for line in FILES[name].splitlines() if line.strip()]) < 10
+    my_app("any_server_app").app(over(my_app("any_client_app").app), context())
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in TASTES])
+def test_any_method_runs_around_a_users_network(method, my_app):
+    """Two rounds with three labeled nodes and an unlabeled one; a network without a `head`."""
+    task, found = my_app("task"), []
+
+    def data(context):
+        loaders = task.load_data(context.node_config["partition-id"], 4)
+        if context.node_config["partition-id"] == 3:
+            return torch.stack([x for x, _ in loaders[0].dataset])
+        return loaders
+
+    public = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    client = fedapps.client_app(
+        method, model=task.Net, data=data, public=lambda: public, local_steps=2
+    )
+    server = fedapps.server_app(
+        method, model=task.Net, shape=(1, 8, 8), rounds=2, min_available_nodes=4,
+        then=lambda result, strategy: found.append((result, strategy)),
+    )  # fmt: skip
+    server(over(client), context())
+    result, strategy = found[0]
+    assert result.train_metrics_clientapp[2]["valid-replies"] == 3
+    assert 0 <= result.evaluate_metrics_clientapp[2]["train-accuracy"] <= 1
+    assert [node.novel for node in strategy.nodes] == [False] * 3 + [True]
+    told = {update.node.client for update in strategy.evaluation}
+    assert told == ({0, 1, 2, 3} if METHODS[method].novel else {0, 1, 2})
+
+
+def test_the_users_loss_is_what_is_trained_on(my_app):
+    """With a loss of zero nothing moves: FedAvg's result is what it started from."""
+    task, found = my_app("task"), []
+    client = fedapps.client_app(
+        "fedavg",
+        model=task.Net,
+        data=lambda context: task.load_data(context.node_config["partition-id"], 4),
+        loss=lambda logits, y: 0.0 * logits.sum(),
+    )
+    server = fedapps.server_app(
+        "fedavg", model=task.Net, shape=(1, 8, 8), rounds=1, min_available_nodes=4, seed=5,
+        then=lambda result, strategy: found.append(result.arrays),
+    )  # fmt: skip
+    server(over(client), context())
+    torch.manual_seed(5)
+    for name, tensor in task.Net().state_dict().items():
+        np.testing.assert_allclose(found[0][name].numpy(), tensor.numpy(), rtol=1e-5)
+
+
+def test_random_transforms_stay_random_and_mappings_are_read():
+    """Each access adds 1 to a counter, which is the input."""
+
+    class Counting(torch.utils.data.Dataset):
+        seen = 0
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, row):
+            self.seen += 1
+            return {"img": torch.full((1, 2), float(self.seen)), "label": row + 4}
+
+    samples = from_items(Counting())
+    first, second = (samples.converted()[torch.tensor([0, 1])] for _ in range(2))
+    assert first[1].tolist() == second[1].tolist() == [4, 5]
+    assert (second[0] - first[0]).flatten().tolist() == [2.0] * 4
+    assert samples.x.shape == (2, 1, 2)
+
+
+def test_a_labeled_node_may_say_that_it_is_novel():
+    given = (torch.ones(3, 2), torch.tensor([0, 1, 1]))
+    one = Context(1, 0, {"novel": True}, RecordDict(), {})
+    assert share_of(given, one).novel and len(share_of(given, one).train) == 0
+    assert len(share_of((given, given), context()).validation) == 3
+    assert share_of(given[0], context()).novel
+
+
+def test_a_server_without_a_model_refuses_central_evaluation(my_app):
+    strategy = strategies.PFedHN(min_available_nodes=4)
+    with pytest.raises(ValueError, match="PFedHN holds no model that evaluate_fn could evaluate"):
+        strategy.start(
+            grid=over(my_app("client_app").app),
+            initial_arrays=ArrayRecord(my_app("task").Net().state_dict()),
+            num_rounds=1,
+            evaluate_fn=lambda round_, arrays: MetricRecord({"accuracy": 0.5}),
+        )
+
+
+def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
+    """SCAFFOLD's server also holds control variates; only the network is evaluated, another one
+    in each round."""
+    task, seen = my_app("task"), []
+
+    def evaluate(round_, arrays):
+        net = task.Net()
+        net.load_state_dict(arrays.to_torch_state_dict())
+        seen.append(float(net.fc2.weight.detach().norm()))
+        return MetricRecord({"norm": seen[-1]})
+
+    client = fedapps.client_app(
+        "scaffold",
+        model=task.Net,
+        data=lambda context: task.load_data(context.node_config["partition-id"], 4),
+        local_steps=2,
+    )
+    strategies.Scaffold(min_available_nodes=4).start(
+        grid=over(client),
+        initial_arrays=ArrayRecord(task.Net().state_dict()),
+        num_rounds=2,
+        evaluate_fn=evaluate,
+    )
+    assert len(set(seen)) == 3
+
+
+def test_unknown_methods_settings_and_layers_are_named():
+    options = {"model": lambda: nn.Linear(2, 3), "data": lambda context: None}
+    for method, more, words in (
+        ("fedpr", {}, "unknown method 'fedpr'"),
+        ("fedavg", {"momentun": 0.9}, "unknown key 'momentun'"),
+        ("fedembed", {}, "tastes are known"),
+        ("pfedhn", {"server_optimizer": "lamb"}, "unknown server-optimizer 'lamb'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fedapps.client_app(method, **options, **more)
+
+
+def test_a_folder_that_hides_ours_is_named(tmp_path):
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", "import fedapps"], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert f"{tmp_path / 'clients'} hides the package 'clients'" in done.stderr.replace("\n", " ")
