@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from clients.arrays import Arrays, model_arrays, to_record
 from clients.base import Client, Criterion
-from clients.models.headed import Headed
+from clients.models.head import headed
 from clients.preference import GlobalClient
 from fedapps.bridge import answer, identity
 from fedapps.config import Config, check_method, construct, defaults, keywords, override
@@ -36,7 +36,6 @@ def client_app(
     data: Data,
     public: Callable[[], Tensor] | None = None,
     loss: Criterion | None = None,
-    head: str = "",
     **settings: Any,
 ) -> ClientApp:
     """Flower's client half of `method`, around the network that `model` makes.
@@ -45,7 +44,6 @@ def client_app(
     DataLoader, a dataset, a tensor of inputs or a pair of tensors (x, y). A node without any label,
     or with ``novel=true`` in its node configuration, is a novel client. `public` gives the inputs
     that FedMD's methods learn from; `loss` stands for the cross entropy of logits and labels;
-    `head` names the last linear layer where a method treats it apart ("": the last one there is).
     `settings` are the method's and the common ones, see `fedapps list methods` and pyproject.
 
     Raises ValueError for an unknown method or setting."""
@@ -53,7 +51,7 @@ def client_app(
 
     def make(context: Context, _: str) -> Client:
         share = share_of(data(context), context, public)
-        built, initial = _network(method, model, config, tuple(share.everything.x.shape[1:]), head)
+        built, initial = _network(method, model, config, tuple(share.everything.x.shape[1:]))
         client: Client = construct(
             METHODS[method].client,
             built,
@@ -89,13 +87,12 @@ def server_app(
     rounds: int = 0,
     min_available_nodes: int = 2,
     then: Callable[[Result, PersonalizedStrategy], None] | None = None,
-    head: str = "",
     **settings: Any,
 ) -> ServerApp:
     """Flower's server half of `method`, for networks whose inputs are (n, *shape).
 
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` are
-    there, and hands the result to `then`. `head` and `settings` must be the clients'.
+    there, and hands the result to `then`. `settings` must be the clients'.
 
     Raises ValueError for an unknown method or setting."""
     config, entry = _configuration(method, settings), METHODS[method]
@@ -103,7 +100,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _, initial = _network(method, model, config, shape, head)
+        _, initial = _network(method, model, config, shape)
         strategy: PersonalizedStrategy = construct(
             entry.strategy,
             config=config,
@@ -173,17 +170,17 @@ def _configuration(method: str, settings: dict[str, Any]) -> Config:
 
 
 def _network(
-    method: str, model: Model, config: Config, shape: tuple[int, ...], head: str
+    method: str, model: Model, config: Config, shape: tuple[int, ...]
 ) -> tuple[nn.Module, Arrays]:
     """The method's whole network around the user's, and its initial arrays, by the seed alone."""
     client = METHODS[method].client
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(str(config["seed"])))
         base = model()
-        if client.needs_head and (head or not isinstance(getattr(base, "head", None), nn.Linear)):
-            base = Headed(base, head)
         with torch.no_grad():
             classes = base.eval()(torch.zeros(1, *shape)).shape[1]
+        if client.needs_head:
+            base = headed(base, type(base).__name__, shape, classes)
         info = Info("own", shape, classes, "")
         options = {
             k: v for k, v in of_method(config, method).items() if k in keywords(client.build)

@@ -13,6 +13,7 @@ _MODULES = {
     "FedGMA": "fedgma",
     "FedMA": "fedma",
     "FedMD": "fedmd",
+    "FedRep": "fedrep",
     "FedTTA": "fedtta",
     "HeteroFedTTA": "fedmd",
     "LGFedAvg": "lgfedavg",
