@@ -8,6 +8,7 @@ from typing import Any
 _MODULES = {
     "AFL": "afl",
     "CentralAdam": "preference",
+    "FedAMP": "fedamp",
     "FedAvg": "fedavg",
     "FedEmbed": "fedembed",
     "FedGMA": "fedgma",
