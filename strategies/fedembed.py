@@ -2,7 +2,8 @@
 
 The mean change over all participants drives a central Adam. *Prototype*: the volunteers'
 embeddings, asked for anew each round, travel to the users. *SOM*: the map travels; users return
-an update and a score for each node, and after the update one-hot (old, new) counts, by which new
+an update and a score for each node, a part of the round's users in each pass ("access to only one
+embedding at a time", section 3.3.1), and after the last one-hot (old, new) counts, by which new
 nodes take over heads. Rows of the map are kept in the order of the heads, so that no head ever
 moves. With *personal* assignment each user has a head of its own, which it keeps, or which the
 server holds with all others under the central Adam ("own personal cluster", section 4.1); one user
@@ -47,6 +48,7 @@ class FedEmbed(HeldHeads, CentralAdam):
         *,
         assignment: str = "prototype",
         embedding_dim: int = 16,
+        som_passes: int = 1,
         som_rate: float = 0.5,
         som_rate_end: float = 0.05,
         som_radius: float = 1.5,
@@ -58,6 +60,9 @@ class FedEmbed(HeldHeads, CentralAdam):
         check_heads("server" if self.holds else "client", assignment)
         if self.privacy is not None and assignment in EXCHANGES:
             self.privacy.admit(EXCHANGES[assignment])
+        if som_passes < 1:
+            raise ValueError(f"fedembed.som-passes is {som_passes}; it must be at least 1")
+        self.passes = som_passes  # federated updates of the map in a round
         self.schedule = Schedule(som_rate, som_rate_end, som_radius, som_radius_end)
         self.centers = np.zeros((0, embedding_dim), np.float32)  # prototypes, or the map's nodes
         self.heads = np.zeros(0, np.int64)  # the head of each center
@@ -130,21 +135,11 @@ class FedEmbed(HeldHeads, CentralAdam):
         return 0 <= node.properties.get("prototype", -1) < self.count
 
     def _organize(self, nodes: Sequence[Node]) -> list[Node]:
-        """One federated update of the map; new nodes take over the heads of old ones."""
-        progress = self.round / max(self.num_rounds, 1)
-        pull = self.schedule.pull(self.positions, progress).astype(np.float32)
-        like: Arrays = {"update": self.centers, "score": self.centers[:, 0]}
-        told: Arrays = {"nodes": self.centers, "pull": pull}
-        replies = self.exchange(
-            "query.som", dict.fromkeys(nodes, told), like=dict.fromkeys(nodes, like)
-        )
-        old, new = self.centers, self.centers
-        if replies:
-            updates = [reply.arrays["update"] for reply in replies]
-            scores = [reply.arrays["score"] for reply in replies]
-            new = som.federated_step(old, updates, scores)
+        """Refit the map to the users; its new nodes take over the heads of old ones."""
+        old = self.centers
+        new, nodes = self._refitted(nodes)
         counts = np.zeros((len(old), len(old)), np.int64)
-        nodes, told, like = [r.node for r in replies], {"old": old, "new": new}, {"overlap": counts}
+        told, like = {"old": old, "new": new}, {"overlap": counts}
         replies = self.exchange(
             "train.assign", dict.fromkeys(nodes, told), like=dict.fromkeys(nodes, like)
         )
@@ -155,3 +150,27 @@ class FedEmbed(HeldHeads, CentralAdam):
             nodes = [reply.node for reply in replies]
             replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
         return [reply.node for reply in replies]
+
+    def _refitted(self, nodes: Sequence[Node]) -> tuple[np.ndarray, list[Node]]:
+        """The map (K, d) after `som_passes` federated updates, and the users who answered.
+
+        Each update is that of a part of the users; as many passes as users are Kohonen's own
+        steps, one embedding at a time. Rate and radius fall over all passes of the run."""
+        generator = np.random.default_rng(seed_of(self.seed, "som-passes", self.round))
+        parts = np.array_split(generator.permutation(len(nodes)), min(self.passes, len(nodes)))
+        centers, answered = self.centers, set()
+        like: Arrays = {"update": centers, "score": centers[:, 0]}
+        for number in range(self.passes):
+            asked = [nodes[i] for i in parts[number % len(parts)]]
+            done = self.round - 1 + (number + 1) / self.passes
+            pull = self.schedule.pull(self.positions, done / max(self.num_rounds, 1))
+            told: Arrays = {"nodes": centers, "pull": pull.astype(np.float32)}
+            replies = self.exchange(
+                "query.som", dict.fromkeys(asked, told), like=dict.fromkeys(asked, like)
+            )
+            if replies:
+                updates = [reply.arrays["update"] for reply in replies]
+                scores = [reply.arrays["score"] for reply in replies]
+                centers = som.federated_step(centers, updates, scores)
+            answered |= {reply.node for reply in replies}
+        return centers, sorted(answered)

@@ -93,6 +93,8 @@ def test_pfedkm_tells_users_apart_by_their_change():
 def test_schedule_must_fall():
     with pytest.raises(ValueError, match="som-rate falls"):
         Schedule(0.1, 0.5, 1.0, 0.5)
+    with pytest.raises(ValueError, match="som-passes is 0"):
+        FedEmbed(som_passes=0)
 
 
 def test_rows_of_the_map_follow_the_heads():
@@ -119,6 +121,38 @@ def test_rows_of_the_map_follow_the_heads():
     assert strategy.centers == pytest.approx(old[::-1] + 1)
     assert (strategy.positions == positions[::-1]).all()
     assert asked == ["query.som", "train.assign", "train.assign"]
+
+
+def test_users_move_the_map_one_after_the_other_in_as_many_passes():
+    """Embeddings 1 and 3, one node at 0, rate 0.5 throughout: in one pass the nearer user alone
+    moves it, to 0.5; in two passes first one, then the other does: to 0.5 and 1.75 or to 1.5 and
+    1.25. The last pass of round 2 of 4 is half of the run: the rate 0.5·(1/4)^(1/2) = 0.25."""
+
+    def fitted(passes, **schedule):
+        strategy = FedEmbed(assignment="som", embedding_dim=1, som_passes=passes, **schedule)
+        strategy.initialize({"heads.0.bias": np.zeros(2, np.float32)})
+        strategy.centers, strategy.num_rounds, strategy.now.number = np.zeros((1, 1)), 4, 2
+        users, rates = {Node(0, 0): 1.0, Node(1, 1): 3.0}, []
+
+        def exchange(action, payloads, like=None):
+            replies = []
+            for node, told in payloads.items():
+                away = users[node] - told["nodes"]
+                rates.append(told["pull"].item())
+                arrays = {"update": told["pull"] * away, "score": -np.abs(away[:, 0])}
+                replies.append(Update(node, arrays, 1, {}))
+            return replies
+
+        strategy.exchange = exchange
+        centers, answered = strategy._refitted(list(users))
+        assert answered == list(users)
+        return centers.item(), rates
+
+    constant = {"som_rate": 0.5, "som_rate_end": 0.5}
+    assert fitted(1, **constant)[0] == 0.5
+    assert fitted(2, **constant)[0] in (1.75, 1.25)
+    falling = fitted(2, som_rate=0.5, som_rate_end=0.125)[1]
+    assert falling == pytest.approx([0.5 * 0.25**0.375, 0.25])
 
 
 def test_macro_f1_by_hand():
