@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.optimizers import Optimizer
 from strategies.fedavg import mean
+from strategies.moments import Moments
 from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.privacy import TEST_SETTING
 from strategies.replies import Node, Update
@@ -39,7 +40,9 @@ class ODPFLHN(PFedHN):
 
     With `training` = "two-phase" the hypernetwork first learns with free embeddings, to which the
     clients fit the encoder; in the last `fine_tune_rounds` the encoder is frozen, and the
-    hypernetwork is tuned on its descriptors. The other settings are pFedHN's."""
+    hypernetwork is tuned on its descriptors. `descriptor_rate` > 0 centres and scales descriptors
+    by running statistics of training clients, to which a round contributes that much (see
+    `strategies.moments`). The other settings are pFedHN's."""
 
     any_model = False  # the encoder follows the target network's convolutions
     kept = (*PFedHN.kept, "sigmas")
@@ -48,6 +51,7 @@ class ODPFLHN(PFedHN):
         self,
         *,
         encoder_lr: float = 0.5,
+        descriptor_rate: float = 0.0,
         training: str = "end-to-end",
         fine_tune_rounds: int = 10,
         descriptor_epsilon: float = 0.0,
@@ -73,6 +77,14 @@ class ODPFLHN(PFedHN):
                 f"encoder-lr {encoder_lr} and fine-tune-rounds {fine_tune_rounds} must not be "
                 f"negative"
             )
+        if not 0 <= descriptor_rate <= 1:
+            raise ValueError(f"descriptor-rate is {descriptor_rate}; it must lie in [0, 1]")
+        if descriptor_rate and training == "two-phase":
+            raise ValueError(
+                "descriptor-rate is for end-to-end training; of two phases the first teaches the "
+                "encoder the scale of the embeddings"
+            )
+        self.moments = Moments(descriptor_rate)
         self.encoder_lr, self.training = encoder_lr, training
         self.fine_tune_rounds, self.private = fine_tune_rounds, descriptor_epsilon > 0
         if self.novel_rounds:
@@ -112,7 +124,7 @@ class ODPFLHN(PFedHN):
         return self.server_arrays()
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """φ, γ and, of two-phase training, the embeddings of a former run."""
+        """φ, γ, the descriptors' statistics and, of two phases, the embeddings of a former run."""
         self.network().load_state_dict(to_tensors(group(saved, "hypernetwork")))
         encoder = group(saved, "encoder")
         with torch.no_grad():
@@ -120,6 +132,8 @@ class ODPFLHN(PFedHN):
                 parameter.copy_(torch.from_numpy(encoder[name]))
         for client, embedding in to_tensors(group(saved, "embedding")).items():
             self._remember(int(client), embedding.clone())
+        for name, moment in to_tensors(group(saved, "moments")).items():
+            setattr(self.moments, name, moment.clone())
         return self.server_arrays()
 
     def configure_evaluate(
@@ -168,8 +182,9 @@ class ODPFLHN(PFedHN):
         return super().aggregate_evaluate(server_round, replies)
 
     def report(self) -> dict[str, Any]:
-        """What novel clients' privacy is, and the largest σ that they said they added."""
-        return self._promise | {"dp-sigma": max(self.sigmas)} if self.sigmas else {}
+        """As pFedHN's; novel clients' privacy, and the largest σ that they said they added."""
+        told = self._promise | {"dp-sigma": max(self.sigmas)} if self.sigmas else {}
+        return super().report() | told
 
     def optimizers(self) -> list[Optimizer]:
         """Those of the hypernetwork and of the encoder."""
@@ -205,15 +220,33 @@ class ODPFLHN(PFedHN):
         return [node for node in nodes if node.client in met]
 
     def embedding(self, client: int) -> Tensor:
-        """The client's descriptor, or its free embedding."""
+        """The client's descriptor, centred and scaled, or its free embedding."""
         if client in self.descriptors:
-            return self.descriptors[client]
+            return self.moments.scaled(self.descriptors[client])
         return super().embedding(client)
 
+    def observe(self, nodes: Sequence[Node]) -> None:
+        """Descriptors' statistics; those of the first round are of all training clients."""
+        if not self.moments.rate:
+            return
+        round_ = {
+            n.client: self.descriptors[n.client] for n in nodes if n.client in self.descriptors
+        }
+        if not len(self.moments.mean):
+            here = dict(self.descriptors)
+            self.meet([n for n in self.training_nodes() if n.client not in here])
+            round_ |= self.descriptors
+            self.descriptors = here
+        if round_:
+            self.moments.update(torch.stack(list(round_.values())))
+
     def server_arrays(self) -> Arrays:
-        """``hypernetwork/…``, ``encoder/…`` and free embeddings, memory shared."""
+        """``hypernetwork/…``, ``encoder/…``, ``moments/…`` and free embeddings, memory shared."""
         gamma = {name: p.detach().numpy() for name, p in self.gamma.items()}
-        return super().server_arrays() | prefixed("encoder", gamma)
+        found = {"mean": self.moments.mean, "variance": self.moments.variance}
+        moments = {name: moment.numpy() for name, moment in found.items() if len(moment)}
+        more = prefixed("encoder", gamma) | prefixed("moments", moments)
+        return super().server_arrays() | more
 
     def _gamma(self) -> Arrays:
         return to_numpy(self.gamma)

@@ -93,6 +93,7 @@ class PFedHN(PersonalizedStrategy):
         self.hypernetwork: Hypernetwork | None = None  # h(·; φ)
         self.optimizer: Optimizer
         self._generated: list[tuple[list[Node], dict[str, Tensor]]] = []  # graph kept
+        self._spread: float | None = None
 
     # Where a descriptor comes from
 
@@ -129,6 +130,9 @@ class PFedHN(PersonalizedStrategy):
             return known
         self._drop(node, "model", f"its network {node.properties.get('model')!r} is not known")
         return False
+
+    def observe(self, nodes: Sequence[Node]) -> None:
+        """Take note of a training round's descriptors before models are generated from them."""
 
     def embedding(self, client: int) -> Tensor:
         """v_i (embedding_dim,) of a client that was met."""
@@ -205,6 +209,7 @@ class PFedHN(PersonalizedStrategy):
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ), with the graph kept for the vector–Jacobian product."""
         nodes = self.meet(nodes)
+        self.observe(nodes)
         self.network().train().requires_grad_(not self.frozen)
         self._generated = []
         payloads: dict[Node, Arrays] = {}
@@ -212,6 +217,7 @@ class PFedHN(PersonalizedStrategy):
             theta = self.generate(own, name)
             self._generated.append((own, theta))
             payloads |= self.targets.named(theta, own, name)
+        self._spread = spread([theta for _, theta in self._generated])
         return payloads
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
@@ -256,6 +262,10 @@ class PFedHN(PersonalizedStrategy):
     def counters(self, counters: dict[str, Arrays]) -> None:
         self.targets.counters = counters
 
+    def report(self) -> dict[str, float]:
+        """How far the round's generated models differ, see `spread`."""
+        return {} if self._spread is None else {"weights-spread": self._spread}
+
     # The hypernetwork
 
     def generate(self, nodes: Sequence[Node], model: str = "") -> dict[str, Tensor]:
@@ -287,3 +297,13 @@ class PFedHN(PersonalizedStrategy):
         if self.server_optimizer == "adam":
             return Adam(parameters, lr, decay)
         return SGD(parameters, lr, self.server_momentum, decay)
+
+
+def spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:
+    """How far generated models are apart, in their root mean squared norm: the square root of
+    Σ_i ‖w_i − w̄‖² / Σ_i ‖w_i‖², each network about its own mean. None for single clients."""
+    flat = [torch.cat([t.detach().flatten(1) for t in theta.values()], 1) for theta in generated]
+    if all(len(w) < 2 for w in flat):
+        return None
+    apart = sum(float((w - w.mean(0)).square().sum()) for w in flat)
+    return float((apart / sum(float(w.square().sum()) for w in flat)) ** 0.5)

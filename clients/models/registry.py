@@ -25,6 +25,7 @@ class Model:
 
 NETWORKS = {
     "mlp": Model(MLP, "784-200-200-C, ReLU; any input (FedTTA)"),
+    "softmax": Model(partial(MLP, hidden=()), "no hidden layer: softmax regression; any input"),
     "mlp-small": Model(partial(MLP, hidden=(100,)), "one hidden layer of 100 (pFedHN, MNIST)"),
     "mlp-big": Model(partial(MLP, hidden=(400, 400)), "two hidden layers of 400"),
     "convnet": Model(ConvNet, "two 5×5 convolutions 32/64, fc 512 (FedTTA)"),
