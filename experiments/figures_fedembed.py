@@ -57,7 +57,9 @@ def embeddings(
     out: Path,
     arguments: Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")] = None,
 ) -> None:
-    """t-SNE of the users' embeddings, trained with and without the type head."""
+    """t-SNE of the users' embeddings, trained with and without the type head, and how often one's
+    neighbours are of one's own sub-population: ``fedembed.assignment=type`` and others show what
+    the type head does where no triplet loss parts them."""
     from sklearn.manifold import TSNE
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -70,7 +72,9 @@ def embeddings(
         v, kinds = trained(config | {"fedembed.type-head": head})
         flat = TSNE(random_state=0, perplexity=min(30, len(v) - 1)).fit_transform(v)
         axis.scatter(*flat.T, c=kinds, cmap="tab20", s=6)
-        axis.set_title("with type head" if head else "without type head")
+        told = f"{'with' if head else 'without'} type head, {own_kind(v, kinds):.2f} of own kind"
+        print(told)
+        axis.set_title(told)
         axis.set(xticks=[], yticks=[])
     save(figure, out)
 
@@ -110,6 +114,15 @@ def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
         v.append(client.embedding())
         kinds.append(client.share.attributes["sub-population"])
     return np.stack(v), np.array(kinds)
+
+
+def own_kind(v: np.ndarray, kinds: np.ndarray, k: int = 10) -> float:
+    """The mean share of users of one's own sub-population among the k nearest embeddings."""
+    from sklearn.neighbors import NearestNeighbors
+
+    neighbours = NearestNeighbors(n_neighbors=min(k, len(v) - 1)).fit(v)
+    _, others = neighbours.kneighbors()
+    return float((kinds[others] == kinds[:, None]).mean())
 
 
 def save(figure: Any, out: Path) -> None:

@@ -2,11 +2,12 @@
 
 RUN is the folder of one method's finished run. ``mix OUT [EXPERIMENT] key=value …`` (pFedHN's
 Figure 3; trains in process and looks into the clients' states, as only a simulation's experimenter
-may), ``gap OUT RUN …`` (pFedHN's Figure 2), ``shift OUT RUN …``, ``corruption OUT RUN …``
-(ODPFL-HN's Figure 3) and ``privacy OUT RUN`` (its Figures 4 and 5), which evaluate saved models
-anew. Maps of embeddings are ``fedapps plot RUN embeddings``."""
+may), ``gap OUT RUN …`` and ``scatter OUT RUN …`` (pFedHN's Figures 2 and 7), ``shift OUT RUN …``,
+``corruption OUT RUN …`` (ODPFL-HN's Figure 3) and ``privacy OUT RUN`` (its Figures 4 and 5), which
+evaluate saved models anew. Maps of embeddings are ``fedapps plot RUN embeddings``."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ from fedapps.config import Config, defaults, override, parse_override, read_expe
 
 matplotlib.use("Agg")
 cli = typer.Typer(help="Hypernetworks' figures.", no_args_is_help=True, add_completion=False)
+Distance = Callable[[np.ndarray, np.ndarray], float]  # of two label distributions
 Keys = Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")]
 
 
@@ -66,19 +68,23 @@ def gap(out: Path, runs: list[Path]) -> None:
 
 
 @cli.command()
+def scatter(out: Path, runs: list[Path]) -> None:
+    """Accuracy of every novel client against its total variation distance to the nearest training
+    client, a dot each (pFedHN's Figure 7); one colour per method."""
+    figure, axis = plt.subplots(figsize=(5, 4))
+    for method, found in by_distance(runs, total_variation).items():
+        axis.plot(*np.array(found).T, ".", label=method)
+    axis.set(xlabel="total variation distance", ylabel="accuracy in %")
+    axis.legend()
+    save(figure, out)
+
+
+@cli.command()
 def shift(out: Path, runs: list[Path], bins: int = 6) -> None:
     """Accuracy of novel clients against the KL divergence to the nearest training client, the
     mean ± standard error of equally many clients a point; one line per method."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for folder in runs:
-        summary, config = read(folder), configuration(folder)
-        distances = nearest(config, kullback_leibler)
-        federation = partitions.federation(with_public(config, str(config["method"])))
-        for client, distance in zip(np.flatnonzero(federation.novel), distances, strict=True):
-            accuracy = summary["per_client"][str(client)]["accuracy"]
-            points.setdefault(str(config["method"]), []).append((distance, 100 * accuracy))
     figure, axis = plt.subplots(figsize=(5, 4))
-    for method, found in points.items():
+    for method, found in by_distance(runs, kullback_leibler).items():
         parts = np.array_split(np.array(sorted(found)), min(bins, len(found)))
         x, y = np.array([part.mean(0) for part in parts]).T
         axis.errorbar(x, y, [sem(part[:, 1]) for part in parts], marker="o", label=method)
@@ -133,6 +139,20 @@ def privacy(
     axis.set(xlabel="samples", ylabel="accuracy of novel clients in %", xscale="log")
     axis.legend()
     save(figure, out)
+
+
+def by_distance(runs: list[Path], distance: Distance) -> dict[str, list[tuple[float, float]]]:
+    """Of each method's novel clients, the distance to the nearest training client's labels, and
+    the accuracy in %."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for folder in runs:
+        summary, config = read(folder), configuration(folder)
+        distances = nearest(config, distance)
+        federation = partitions.federation(with_public(config, str(config["method"])))
+        for client, far in zip(np.flatnonzero(federation.novel), distances, strict=True):
+            accuracy = summary["per_client"][str(client)]["accuracy"]
+            points.setdefault(str(config["method"]), []).append((float(far), 100 * accuracy))
+    return points
 
 
 def configured(config: Config, arguments: list[str] | None) -> Config:

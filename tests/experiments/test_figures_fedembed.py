@@ -1,6 +1,6 @@
 import numpy as np
 
-from experiments.figures_fedembed import by_prevalence, cli, trained
+from experiments.figures_fedembed import by_prevalence, cli, own_kind, trained
 from fedapps.config import defaults
 
 from typer.testing import CliRunner  # isort: skip
@@ -34,6 +34,13 @@ def test_embeddings_are_those_the_users_keep():
     assert v.shape == (20, 8)
     assert sorted(kinds) == sorted(list(range(10)) * 2)
     assert len(np.unique(v, axis=0)) == 20
+
+
+def test_neighbours_of_own_kind_by_hand():
+    """On a line at 0, 1, 10, 11 of kinds a, a, b, a with one neighbour each: 1, 1, 0, 0."""
+    v = np.array([[0.0], [1.0], [10.0], [11.0]])
+    assert own_kind(v, np.array([0, 0, 1, 0]), k=1) == 0.5
+    assert own_kind(v, np.zeros(4)) == 1
 
 
 def test_figures_of_a_run(tmp_path):

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+import partitions
 from experiments.analysis import (
     configuration,
     kullback_leibler,
@@ -12,7 +13,7 @@ from experiments.analysis import (
     total_variation,
 )
 from experiments.bench_odpfl import split
-from experiments.figures_hypernetworks import cli
+from experiments.figures_hypernetworks import by_distance, cli
 from fedapps.config import defaults
 from fedapps.engines.jobs import run_in_process
 from fedapps.files import read_arrays
@@ -54,6 +55,17 @@ def test_the_nearest_training_client_is_found(saved):
     assert ((found >= 0) & (found <= 1)).all()
 
 
+def test_a_dot_is_a_novel_client(saved):
+    """Its distance and its accuracy stand together, whatever the order of the clients."""
+    found = by_distance([saved["pfedhn"]], total_variation)
+    config = configuration(saved["pfedhn"])
+    summary = json.loads((saved["pfedhn"] / "summary.json").read_text())
+    clients = np.flatnonzero(partitions.federation(config).novel)
+    accuracies = [100 * summary["per_client"][str(c)]["accuracy"] for c in clients]
+    assert len(clients) == 3
+    assert found == {"pfedhn": [*zip(nearest(config, total_variation), accuracies, strict=True)]}
+
+
 def test_a_saved_run_evaluated_later_gives_its_numbers(saved):
     before = json.loads((saved["odpfl-hn"] / "summary.json").read_text())
     after = later(saved["odpfl-hn"])
@@ -86,6 +98,7 @@ def test_every_figure_is_drawn(saved, tmp_path):
     calls = {
         "mix": ["OUT", *keys],
         "gap": ["OUT", pfedhn],
+        "scatter": ["OUT", pfedhn, odpfl],
         "shift": ["OUT", odpfl],
         "corruption": ["OUT", odpfl, "--blurs", "0,1", "--angles", "0,30"],
         "privacy": ["OUT", odpfl, "--counts", "5,20", "--epsilons", "1,0"],
