@@ -109,8 +109,8 @@ def side_by_side(config: Config, rounds: int) -> float:
     return max(took) / rounds
 
 
-def ray() -> Rows:
-    """A round on Ray with two clients at once over two hand-written loops side by side."""
+def ray(engine: str = "ray", bar: str = "1.15") -> Rows:
+    """A round on two actors over two hand-written loops side by side."""
     config = protocol() | {"rounds": 3 * ROUNDS}
     loops = side_by_side(config, ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
@@ -120,18 +120,19 @@ def ray() -> Rows:
         def follow(jobs) -> None:
             reports.extend(report for job in jobs for report in job.news())
 
-        run_jobs(jobs, "ray", follow=follow)
+        run_jobs(jobs, engine, follow=follow)
         if jobs[0].error:
             raise RuntimeError(jobs[0].error)
     rounds = [report["seconds"] for report in reports if ROUNDS < report["round"] < 3 * ROUNDS]
     ours = float(np.median(rounds))
-    row = "FedAvg on Ray, two clients at once / two hand-written loops"
-    return [(row, ours / loops, "1.20", f"{ours:.2f} / {loops:.2f} a round")]
+    row = f"FedAvg on {engine}, two clients at once / two hand-written loops"
+    return [(row, ours / loops, bar, f"{ours:.2f} / {loops:.2f} a round")]
 
 
 MEASURES = {
     "in-process": in_process,
     "ray": ray,
+    "flower": lambda: ray("flower", "1.40"),
     "fedtta": bench_fedtta.rows,
     "odpfl-hn": bench_odpfl.rows,
     "fedembed": bench_fedembed.rows,

@@ -4,7 +4,7 @@ The one file that touches Flower's internals: ``TaskIdentity`` and message ids a
 Flower's own in-memory grid does, which is why pyproject pins flwr to one minor release."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
@@ -18,39 +18,20 @@ from flwr.supercore.task_identity import TaskIdentity
 UserConfig = Mapping[str, str | int | float | bool]
 
 
-class InProcessGrid(Grid):
-    """Calls `client_app` for each message, one after the other, a Context kept per node.
+class LocalGrid(Grid):
+    """A grid of virtual nodes 1, 2, …, one for each of `node_configs`.
 
-    `node_configs` holds one node configuration per node; node ids are 1, 2, … A client that
-    raises answers with an error reply, as in Flower's engines."""
+    A subclass says how the nodes answer."""
 
-    def __init__(
-        self, client_app: ClientApp, run_config: UserConfig, node_configs: Sequence[UserConfig]
-    ) -> None:
-        self.client_app = client_app
-        self.contexts = {
-            i: Context(
-                run_id=1,
-                node_id=i,
-                node_config=dict(node_config),
-                state=RecordDict(),
-                run_config=dict(run_config),
-            )
-            for i, node_config in enumerate(node_configs, start=1)
-        }
+    def __init__(self, node_configs: Sequence[UserConfig]) -> None:
+        self._count = len(node_configs)
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
 
-    @classmethod
-    def simulation(cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int) -> Self:
-        """A grid whose nodes are configured as Flower's simulation engine does, and say that they
-        are simulated."""
-        nodes: list[UserConfig] = [
-            {"partition-id": i, "num-partitions": num_nodes, "simulated": True}
-            for i in range(num_nodes)
-        ]
-        return cls(client_app, run_config, nodes)
+    def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+        """The nodes' replies; none from a node that does not answer within `timeout` seconds."""
+        raise NotImplementedError
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -74,16 +55,13 @@ class InProcessGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes' ids."""
-        return list(self.contexts)
+        return range(1, self._count + 1)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Let the nodes answer; replies wait to be pulled."""
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            ids.append(message.metadata.message_id)
-            self._replies[ids[-1]] = self._deliver(message)
-        return ids
+        sent = self._named(messages)
+        self._replies |= {r.metadata.reply_to_message_id: r for r in self.answer(sent, None)}
+        return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies to the messages of these ids."""
@@ -92,22 +70,80 @@ class InProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push, then pull. Nodes answer at once, so `timeout` is never reached."""
-        return self.pull_messages(self.push_messages(messages))
+        """The replies that come within `timeout` seconds."""
+        return self.answer(self._named(messages), timeout)
+
+    @staticmethod
+    def _named(messages: Iterable[Message]) -> list[Message]:
+        """The messages, each with an id."""
+        named = list(messages)
+        for message in named:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+        return named
+
+
+class InProcessGrid(LocalGrid):
+    """Calls `client_app` for each message, one after the other, a Context kept per node.
+
+    `node_configs` holds one node configuration per node. A client that raises answers with an
+    error reply, as in Flower's engines."""
+
+    def __init__(
+        self, client_app: ClientApp, run_config: UserConfig, node_configs: Sequence[UserConfig]
+    ) -> None:
+        super().__init__(node_configs)
+        self.client_app = client_app
+        self.contexts = {
+            i: Context(
+                run_id=1,
+                node_id=i,
+                node_config=dict(node_config),
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for i, node_config in enumerate(node_configs, start=1)
+        }
+
+    @classmethod
+    def simulation(cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int) -> Self:
+        """A grid whose nodes are configured as Flower's simulation engine does."""
+        return cls(client_app, run_config, simulated(num_nodes))
+
+    def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+        """Nodes answer at once, so `timeout` is never reached."""
+        return [self._deliver(message) for message in messages]
 
     def _deliver(self, message: Message) -> Message:
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None:
-            error = Error(ErrorCode.NODE_UNAVAILABLE, "there is no such node")
-            return Message(error, reply_to=message)
+            return refusal(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
         # Records of its own for each node: a strategy may put one RecordDict into many messages.
-        content = RecordDict({key: record.copy() for key, record in message.content.items()})
-        own = Message(content, message.metadata.dst_node_id, message.metadata.message_type)
-        own.metadata.__dict__["_message_id"] = message.metadata.message_id
+        own = alike(message, {key: record.copy() for key, record in message.content.items()})
         try:
             reply = self.client_app(own, context)
         except Exception as error:  # a client's failure must not end the others' run
-            reason = f"{type(error)}:<'{error}'>"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return refusal(message, f"{type(error)}:<'{error}'>")
         reply.metadata.__dict__["_message_id"] = str(uuid4())
         return reply
+
+
+def simulated(num_nodes: int) -> list[UserConfig]:
+    """The configurations that Flower's simulation engine gives its nodes, which also say that
+    they are simulated."""
+    told = {"num-partitions": num_nodes, "simulated": True}
+    return [{"partition-id": i, **told} for i in range(num_nodes)]
+
+
+def alike(message: Message, records: Mapping[str, Any]) -> Message:
+    """A message of the same id, type and node that holds `records`."""
+    meta = message.metadata
+    own = Message(RecordDict(dict(records)), meta.dst_node_id, meta.message_type)
+    own.metadata.__dict__["_message_id"] = meta.message_id
+    return own
+
+
+def refusal(
+    message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+) -> Message:
+    """An error reply to the message."""
+    return Message(Error(code, reason), reply_to=message)

@@ -2,20 +2,27 @@
 
 import json
 import logging
+import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedapps.config import Config, Value, folder_name, variant
 from fedapps.engines.superlink import SuperLink
 from partitions.datasets import own_path
 
-ENGINES = ("ray", "in-process")
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+
+ENGINES = ("ray", "flower", "in-process")
 POLL_SECONDS = 0.25
 STATUS_SECONDS = 10.0  # between questions to the SuperLink; each starts a process
 
@@ -98,12 +105,16 @@ def run_jobs(
     for job in jobs:
         (job.folder / "summary.json").unlink(missing_ok=True)
         (job.folder / "metrics.jsonl").unlink(missing_ok=True)
-    if engine == "ray":
+    if engine == "flower":
         _run_on_superlink(jobs, parallel, gpus_per_client, follow)
+    elif engine == "ray" and parallel == 1:
+        _run_on_actors(jobs, gpus_per_client, follow)
+    elif engine == "ray":
+        raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
     elif engine == "in-process" and parallel == 1:
-        _run_here(jobs, follow)
+        _run_here(jobs, run_in_process, follow)
     elif engine == "in-process":
-        _run_as_tasks(jobs, parallel, gpus_per_client, follow)
+        _run_as_processes(jobs, parallel, follow)
     else:
         raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
 
@@ -117,18 +128,24 @@ def run_in_process(config: Config) -> None:
     run(InProcessGrid.simulation(app, config, int(config["num-clients"])), config, "in-process")
 
 
-def _attempt(job: Job) -> None:
-    try:
-        run_in_process(job.config)
-    except Exception as error:  # the other jobs go on; the error is reported at the end
-        job.error = _line(error)
-    job.done = True
+def _client_app() -> "ClientApp":
+    from fedapps.client_app import app
+
+    return app
 
 
-def _run_here(jobs: list[Job], follow: Callable[[list[Job]], None]) -> None:
+def _run_here(
+    jobs: list[Job], carry_out: Callable[[Config], None], follow: Callable[[list[Job]], None]
+) -> None:
+    """One job after the other by `carry_out`, in this process."""
+
     def work() -> None:
         for job in jobs:
-            _attempt(job)
+            try:
+                carry_out(job.config)
+            except Exception as error:  # the other jobs go on; the error is reported at the end
+                job.error = _line(error)
+            job.done = True
 
     worker = threading.Thread(target=work, daemon=True)  # Ctrl-C must not wait for it
     worker.start()
@@ -137,36 +154,33 @@ def _run_here(jobs: list[Job], follow: Callable[[list[Job]], None]) -> None:
         follow(jobs)
 
 
-def _run_as_tasks(
-    jobs: list[Job], parallel: int, gpus: float, follow: Callable[[list[Job]], None]
-) -> None:
-    with _ray(parallel):
-        import ray
+def _run_on_actors(jobs: list[Job], gpus: float, follow: Callable[[list[Job]], None]) -> None:
+    """One job after the other, its clients side by side on Ray actors."""
+    with _ray():
+        from fedapps.engines.grid import simulated
+        from fedapps.engines.ray_grid import Actors, RayGrid
+        from fedapps.server_app import run
 
-        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_in_process)
-        running = {task.remote(job.config): job for job in jobs}
-        while running:
-            ready, _ = ray.wait(list(running), timeout=POLL_SECONDS)
-            for reference in ready:
-                job = running.pop(reference)
-                try:
-                    ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    job.error = _line(getattr(error, "cause", None) or error)
-                job.done = True
-            follow(jobs)
+        with Actors(_client_app, gpus=gpus) as actors:
+
+            def carry_out(config: Config) -> None:
+                nodes = simulated(int(config["num-clients"]))
+                run(RayGrid(actors, config, nodes), config, "ray")
+
+            _run_here(jobs, carry_out, follow)
 
 
 @contextmanager
-def _ray(num_cpus: int) -> Iterator[None]:
+def _ray() -> Iterator[None]:
+    """Ray on this machine alone, with its cores."""
     # Read when ray is imported. Under `uv run` workers would build an environment of their own.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes its time
     import ray
 
     ray.init(
         address="local",
-        num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
@@ -175,6 +189,52 @@ def _ray(num_cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job]], None]) -> None:
+    """Each job in a process of its own, at most `parallel` at once."""
+    spawn = multiprocessing.get_context("spawn")
+    waiting = list(jobs)
+    running: dict[Any, tuple[Job, Any]] = {}  # by the pipe that will tell its error
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                job, (ours, theirs) = waiting.pop(0), spawn.Pipe(duplex=False)
+                process = spawn.Process(target=_child, args=(job.config, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                running[ours] = (job, process)
+            told: list[Any] = multiprocessing.connection.wait(list(running), POLL_SECONDS)
+            for pipe in told:
+                job, process = running.pop(pipe)
+                try:
+                    job.error = str(pipe.recv())
+                except EOFError:
+                    process.join()
+                    job.error = f"its process ended with code {process.exitcode}"
+                job.done = True
+            follow(jobs)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+
+
+def _child(config: Config, told: Connection) -> None:
+    """One job in a process that ends with its parent; tells its error, "" if there is none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        run_in_process(config)
+        told.send("")
+    except Exception as error:  # told in one line; the other jobs go on
+        told.send(_line(error))
 
 
 def _run_on_superlink(

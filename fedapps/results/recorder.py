@@ -39,7 +39,7 @@ class Recorder:
         self, config: Config, engine: str, folder: Path | None, former: State | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        self.engine = engine or ("ray" if "ray" in sys.modules else "deployment")
+        self.engine = engine or ("flower" if "ray" in sys.modules else "deployment")
         self.rounds: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self._best: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -37,24 +39,26 @@ def numbers(summary):
     return [summary[key] for key in keys], accuracies
 
 
-def test_ray_and_in_process_agree_to_the_last_bit(tmp_path):
-    methods = ["fedavg", "fedper", "tent", "pfedhn", "tent adapt-steps=2"]
+def test_all_engines_agree_to_the_last_bit(tmp_path):
+    methods = ["fedavg", "fedper", "pfedhn", "tent adapt-steps=2"]
     config = defaults() | SMALL | {"fraction-train": 0.5}
-    on_ray = make_jobs(config, methods, [3], tmp_path / "ray")
-    here = make_jobs(config, methods, [3], tmp_path / "here")
-    run_jobs(on_ray, "ray", follow=nothing)
-    run_jobs(here, "in-process", follow=nothing)
-    for one, two in zip(on_ray, here, strict=True):
-        assert (one.error, two.error) == ("", "")
-        assert numbers(one.summary()) == numbers(two.summary())
-        assert (one.summary()["engine"], two.summary()["engine"]) == ("ray", "in-process")
-        names = {"config.toml", "metrics.jsonl", "summary.json"}
-        names |= {"model.safetensors", "serving.json"}
+    engines = {"flower": 1, "ray": 1, "in-process": 2}
+    jobs = {e: make_jobs(config, methods, [3], tmp_path / e) for e in engines}
+    for engine, parallel in engines.items():
+        run_jobs(jobs[engine], engine, parallel=parallel, follow=nothing)
+    for one, *others in zip(*jobs.values(), strict=True):
+        for two in others:
+            assert (one.error, two.error) == ("", "")
+            assert numbers(one.summary()) == numbers(two.summary())
+        names = {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors"}
+        names.add("serving.json")
         names |= {"fedper": {"clients"}, "pfedhn": {"strategy.safetensors"}}.get(one.method, set())
-        assert {file.name for file in one.folder.iterdir()} == names
-        memories = [read_memories(job.folder) for job in (one, two)]
-        assert repr(memories[0]) == repr(memories[1])
-        assert len(memories[0]) == 2 * (one.method == "fedper")  # of the training clients
+        for engine, job in zip(engines, (one, *others), strict=True):
+            assert job.summary()["engine"] == engine
+            assert {file.name for file in job.folder.iterdir()} == names
+            memories = read_memories(job.folder)
+            assert repr(memories) == repr(read_memories(one.folder))
+            assert len(memories) == 2 * (one.method == "fedper")  # of the training clients
 
 
 def test_one_flower_run_serves_methods_under_one_configuration(tmp_path):
@@ -69,8 +73,10 @@ def test_one_flower_run_serves_methods_under_one_configuration(tmp_path):
     assert flower_runs(jobs) == [[job] for job in sorted(jobs, key=lambda job: job.seed)]
 
 
-def test_the_command_on_ray_reports_a_failing_method_and_stops_what_it_started(tmp_path):
+@pytest.mark.parametrize("engine", ["flower", "ray"])
+def test_the_command_reports_a_failing_method_and_stops_what_it_started(tmp_path, engine):
     arguments = ["num-clients=4", "rounds=1", "min-valid-replies=3", "--methods", "fedavg"]
+    arguments += ["--engine", engine]
     done = subprocess.run(
         [*COMMAND, *arguments, "--output", str(tmp_path)], capture_output=True, text=True,
         env=os.environ | {"COLUMNS": "200", "PATH": os.defpath}, check=False,
@@ -98,16 +104,23 @@ def test_ctrl_c_stops_everything(tmp_path):
 
 
 def leftovers() -> list[str]:
-    """Commands of processes of these tests that carry a FLWR_HOME of ours."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            ours = process.environ().get("FEDAPPS_TEST") == MARK
-            if ours and "fedapps-" in process.environ().get("FLWR_HOME", ""):
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    """Commands of processes that ours started and that are there after ten seconds still."""
+    deadline = time.monotonic() + 10
+    while (found := [c for c in map(command, psutil.process_iter()) if c]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.2)
     return found
+
+
+def command(process: psutil.Process) -> str:
+    """The command of a process that a command of this test started, else ""."""
+    try:
+        ours = process.environ().get("FEDAPPS_TEST") == MARK and process.pid != os.getpid()
+        line = " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return ""
+    return line if ours and re.search("ray|flower|fedapps run", line) else ""
 
 
 def test_pfedhn_with_a_client_that_nobody_here_wrote():

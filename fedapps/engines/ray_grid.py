@@ -1,0 +1,213 @@
+"""RayGrid: the same strategies and ClientApps over Ray actors, one core or share of a GPU each.
+
+Arrays that several messages share go into Ray's object store once an exchange. Work goes to idle
+actors in small batches, the longest first. A client stays with the actor that holds its state,
+unless another one is idle; a copy of every state lies in the object store, so that an actor may
+take a client over, and a new one replace an actor that died."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import ray
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedapps.engines.grid import InProcessGrid, LocalGrid, UserConfig, alike, refusal
+
+AHEAD = 2  # batches that wait at an actor, so that it is never idle while the driver thinks
+TRIES = 2  # a message that was at an actor when it died is asked once more, alone
+Load = Callable[[], ClientApp]
+
+
+@dataclass
+class Task:
+    """A message without the arrays that it shares with others, and where those lie."""
+
+    message: Message
+    shared: dict[str, ray.ObjectRef]
+    state: ray.ObjectRef | None = None  # of its client, where the actor does not hold it
+
+    @property
+    def node(self) -> int:
+        """Whom it asks."""
+        return self.message.metadata.dst_node_id
+
+
+@dataclass
+class Answer:
+    """A reply, how long it took, and whether the client has a state since."""
+
+    reply: Message
+    seconds: float
+    stateful: bool
+
+
+class Actor:
+    """One process: the ClientApp, the data that it loads, and the contexts of its clients."""
+
+    def __init__(self, load: Load) -> None:
+        self.client_app = load()
+        self.records: dict[ray.ObjectRef, ArrayRecord] = {}  # shared ones of this exchange
+
+    def begin(self, run_config: UserConfig, node_configs: Sequence[UserConfig]) -> None:
+        """A new run, in which no client has a state."""
+        self.grid = InProcessGrid(self.client_app, run_config, node_configs)
+
+    def answer(self, batch: list[Task]) -> tuple[list[Answer], dict[int, RecordDict]]:
+        """Answers, and the states of the clients that were asked to train."""
+        needed = {ref for task in batch for ref in task.shared.values()}
+        self.records = {ref: self.records.get(ref) or ray.get(ref) for ref in needed}
+        answers, states = [], {}
+        for task in batch:
+            started = time.perf_counter()
+            context = self.grid.contexts[task.node]
+            if task.state is not None:
+                context.state = ray.get(task.state)[task.node]
+            for key, ref in task.shared.items():
+                task.message.content[key] = self.records[ref]
+            (reply,) = self.grid.answer([task.message], None)
+            if task.message.metadata.message_type.startswith("train"):
+                states[task.node] = context.state
+            seconds = time.perf_counter() - started
+            answers.append(Answer(reply, seconds, bool(context.state)))
+        return answers, states
+
+
+class Actors:
+    """`count` actors (0: as many as Ray has cores and shares `gpus` of a GPU), started once and
+    used by one run after the other. `load` makes the ClientApp in an actor.
+
+    Ray must have been started; use as a context, which ends the actors. Raises ValueError if not
+    even one of them fits."""
+
+    def __init__(self, load: Load, count: int = 0, gpus: float = 0.0) -> None:
+        there = ray.cluster_resources()
+        fitting = int(there.get("CPU", 1))
+        if gpus:
+            fitting = min(fitting, int(there.get("GPU", 0) / gpus))
+        if fitting < 1:
+            raise ValueError(
+                f"a share of {gpus} of a GPU for each client, but Ray sees {there.get('GPU', 0)}"
+            )
+        remote: Any = ray.remote
+        self._make = lambda: remote(num_cpus=1, num_gpus=gpus)(Actor).remote(load)
+        self.all: list[Any] = [self._make() for _ in range(count or fitting)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for actor in self.all:
+            ray.kill(actor)
+
+    def replace(self, dead: Any) -> Any:
+        """A new actor in the place of a dead one."""
+        ray.kill(dead)
+        at = self.all.index(dead)
+        self.all[at] = self._make()
+        return self.all[at]
+
+
+class RayGrid(LocalGrid):
+    """A grid over `actors`, its nodes' contexts dealt to them."""
+
+    def __init__(
+        self, actors: Actors, run_config: UserConfig, node_configs: Sequence[UserConfig]
+    ) -> None:
+        super().__init__(node_configs)
+        self._actors = actors
+        self._run_of = (ray.put(dict(run_config)), ray.put(list(node_configs)))
+        for actor in actors.all:
+            actor.begin.remote(*self._run_of)
+        self._home: dict[int, Any] = {}  # the actor that holds a node's state
+        self._states: dict[int, ray.ObjectRef] = {}  # {node: state, …} by node
+        self._seconds: dict[tuple[int, str], float] = {}  # that a node's last answer took
+
+    def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+        """Replies as they come; an actor that has not answered in time is replaced."""
+        deadline = time.monotonic() + (1e9 if timeout is None else timeout)
+        queue = sorted(self._tasks(messages), key=self._expected, reverse=True)
+        size, ahead = max(1, len(queue) // (4 * len(self._actors.all))), AHEAD
+        running: dict[ray.ObjectRef, tuple[Any, list[Task], ray.ObjectRef]] = {}
+        tries: Counter[str] = Counter()
+        replies: list[Message] = []
+        while queue or running:
+            busy = Counter(id(actor) for actor, _, _ in running.values())
+            for actor in self._actors.all:
+                while queue and busy[id(actor)] < ahead:
+                    batch = self._choose(actor, queue, size)
+                    answers, states = actor.answer.options(num_returns=2).remote(batch)
+                    running[answers] = (actor, batch, states)
+                    busy[id(actor)] += 1
+            left = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(running), timeout=left)
+            if not ready:
+                for actor in {id(actor): actor for actor, _, _ in running.values()}.values():
+                    self._replace(actor)
+                break
+            try:
+                done = ray.get(ready[0])
+            except ray.exceptions.RayActorError:
+                dead = running[ready[0]][0]
+                lost = [ref for ref, (actor, _, _) in running.items() if actor is dead]
+                self._replace(dead)
+                for task in [task for ref in lost for task in running.pop(ref)[1]]:
+                    tries[task.message.metadata.message_id] += 1
+                    if tries[task.message.metadata.message_id] < TRIES:
+                        queue.append(task)
+                    else:
+                        replies.append(
+                            refusal(task.message, "the process that it ran in died, twice")
+                        )
+                size = ahead = 1  # so that the client at fault takes no other with it
+            else:
+                actor, batch, states = running.pop(ready[0])
+                replies += [one.reply for one in done]
+                self._remember(actor, batch, done, states)
+        return replies
+
+    def _tasks(self, messages: Sequence[Message]) -> Iterable[Task]:
+        """The messages, array records that several of them hold put into the store once."""
+        uses = Counter(id(record) for m in messages for record in m.content.array_records.values())
+        stored: dict[int, ray.ObjectRef] = {}
+        for message in messages:
+            shared = {k: r for k, r in message.content.array_records.items() if uses[id(r)] > 1}
+            for record in shared.values():
+                if id(record) not in stored:
+                    stored[id(record)] = ray.put(record)
+            own = {k: r for k, r in message.content.items() if k not in shared}
+            yield Task(alike(message, own), {k: stored[id(r)] for k, r in shared.items()})
+
+    def _choose(self, actor: Any, queue: list[Task], size: int) -> list[Task]:
+        """Take a batch out of the queue: the actor's own clients and free ones, else others'."""
+        own = [t for t in queue if self._home.get(t.node, actor) is actor][:size]
+        batch = own or queue[:size]
+        for task in batch:
+            queue.remove(task)
+            if self._home.get(task.node) is not actor:
+                task.state = self._states.get(task.node)
+        return batch
+
+    def _remember(
+        self, actor: Any, batch: list[Task], answers: list[Answer], states: ray.ObjectRef
+    ) -> None:
+        """Where the batch's clients live now, and how long their answers took."""
+        for task, one in zip(batch, answers, strict=True):
+            kind = task.message.metadata.message_type
+            self._seconds[task.node, kind] = one.seconds
+            if one.stateful:
+                self._home[task.node] = actor
+                if kind.startswith("train"):
+                    self._states[task.node] = states
+
+    def _expected(self, task: Task) -> float:
+        """Seconds that the answer may take: as long as the last one of its kind."""
+        return self._seconds.get((task.node, task.message.metadata.message_type), 0.0)
+
+    def _replace(self, dead: Any) -> None:
+        """A new actor for a dead one; its clients' states come from the store."""
+        self._actors.replace(dead).begin.remote(*self._run_of)
+        self._home = {node: actor for node, actor in self._home.items() if actor is not dead}
