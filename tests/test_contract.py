@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
+from tiny import TASTES
 
 import partitions
 from clients.arrays import from_record, to_record
@@ -72,12 +73,6 @@ class Watched(InProcessGrid):
         return reply
 
 
-TASTES = {
-    "partition": "preference",
-    "fedembed.embedding-dim": 8,
-    "global+.embedding-dim": 8,
-    **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
-}
 NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)  # data of their own
 NEEDS["fedbn"] = {"model": "convnet-bn"}
 

@@ -1,6 +1,9 @@
 """Shares and replies small enough to work by hand."""
 
+import json
+
 import torch
+from safetensors.numpy import load_file
 
 from clients.arrays import Arrays
 from fedapps.client_app import app
@@ -12,6 +15,14 @@ from strategies.replies import Node, Update
 
 # Six clients of the embedded digits, two rounds, every one evaluated.
 SMALL = defaults() | {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
+
+# What FedEmbed and its baselines need: data of their own, and less work.
+TASTES = {
+    "partition": "preference",
+    "fedembed.embedding-dim": 8,
+    "global+.embedding-dim": 8,
+    **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
+}
 
 
 def share(x, y, *, validation=None):
@@ -43,3 +54,17 @@ def states(grid, method):
         for node, context in grid.contexts.items()
         if key in context.state
     }
+
+
+def left(folder):
+    """All that a run left, timings apart."""
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for told in (summary, *lines):
+        del told["seconds"]
+    arrays = {
+        f"{file.relative_to(folder)}:{name}": (array.dtype.str, array.shape, array.tobytes())
+        for file in sorted(folder.rglob("*.safetensors"))
+        for name, array in load_file(file).items()
+    }
+    return summary, lines, arrays

@@ -3,14 +3,13 @@
 Methods one by one, in process: interrupted after a round, resumed by nothing but the folder."""
 
 import errno
-import json
 import logging
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from tiny import TASTES, left
 
 from fedapps.client_app import app
 from fedapps.config import defaults
@@ -22,12 +21,6 @@ from fedapps.results.recorder import Recorder
 from fedapps.server_app import run
 from strategies.base import PersonalizedStrategy
 
-TASTES = {
-    "partition": "preference",
-    "fedembed.embedding-dim": 8,
-    "global+.embedding-dim": 8,
-    **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
-}
 PREFERENCE = ("strategies.preference", "strategies.fedembed")
 SMALL = defaults() | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
@@ -76,20 +69,6 @@ def cut(folder, method, config, after, monkeypatch):
         patch.setattr(Recorder, "__exit__", lambda *_: None)
         with pytest.raises(Cut):
             go(folder, method, config)
-
-
-def left(folder):
-    """All that a run left, timings apart."""
-    summary = json.loads((folder / "summary.json").read_text())
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for told in (summary, *lines):
-        del told["seconds"]
-    arrays = {
-        f"{file.relative_to(folder)}:{name}": (array.dtype.str, array.shape, array.tobytes())
-        for file in sorted(folder.rglob("*.safetensors"))
-        for name, array in load_file(file).items()
-    }
-    return summary, lines, arrays
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,108 @@
+"""SIGKILL at random moments: runs and sweeps go on, and end as if nobody had killed them.
+
+FEDAPPS_KILLS sets how many kills each run takes (here 2, and 2 methods); with more than 2 all
+methods of `RUNS` are killed, for 30 rounds each:
+
+    FEDAPPS_KILLS=20 pytest tests/fedapps/test_kills.py"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from tiny import TASTES, left
+from typer.testing import CliRunner
+
+from fedapps.cli import cli
+
+KILLS = int(os.environ.get("FEDAPPS_KILLS", "2"))
+SHORT = KILLS <= 2
+SOM = {"fedembed.assignment": "som"} | TASTES
+RUNS = {"scaffold": {}, "fedembed": SOM} | ({} if SHORT else {
+    "fedavg": {}, "pfedhn": {}, "fedtta++": {}, "afl": {"afl.mixture-lr": 0.1},
+})  # fmt: skip
+SMALL = {"num-clients": 4, "train-fraction": 0.75, "fraction-train": 0.5, "local-steps": 2}
+SMALL |= {"rounds": 4 if SHORT else 30, "checkpoint-every": 1 if SHORT else 3}
+
+
+def fedapps(*arguments):
+    """The command in a process of its own, forked from this one, which has everything loaded."""
+    if not (child := os.fork()):
+        torch.set_num_threads(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        words = ["run", *map(str, arguments), "--engine", "in-process"]
+        os._exit(CliRunner().invoke(cli, words).exit_code)
+    return child
+
+
+def killed(child, seconds):
+    """Whether the process was killed after so many seconds; False if it had ended by then."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return False
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def settings(config):
+    return [f"{key}={value}" for key, value in config.items()]
+
+
+def finished(folder):
+    """When the metrics of the finished runs in `folder` were last written, by run."""
+    return {
+        file.parent.name: (file.parent / "metrics.jsonl").stat().st_mtime_ns
+        for file in folder.glob("*/summary.json")
+        if json.loads(file.read_text()).get("finished")
+    }
+
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_a_run_that_is_killed_at_random_moments_ends_the_same(method, tmp_path):
+    begin = [*settings(SMALL | RUNS[method]), "--methods", method]
+    begun = time.monotonic()
+    assert os.waitpid(fedapps(*begin, "--output", tmp_path / "whole"), 0)[1] == 0
+    seconds = time.monotonic() - begun
+    expected = left(tmp_path / "whole" / f"{method}-seed0")
+    moments, kills, run = random.Random(method), 0, tmp_path / "cut" / f"{method}-seed0"
+    while True:
+        there = (run / "config.toml").is_file()
+        child = fedapps(*(["--resume", run] if there else [*begin, "--output", tmp_path / "cut"]))
+        if kills < KILLS and killed(child, moments.uniform(0, seconds)):
+            kills += 1
+            continue
+        if kills == KILLS:
+            assert os.waitpid(child, 0)[1] == 0
+        assert left(run) == expected
+        if kills == KILLS:
+            return
+        shutil.rmtree(run)  # it had ended before its moment came: once more
+
+
+def test_a_sweep_that_is_killed_three_times_loses_nothing_that_was_finished(tmp_path):
+    methods = ["fedavg", "scaffold", "local", "tent"]
+    begin = [*settings(SMALL | {"rounds": 4}), "--methods", ",".join(methods)]
+    begun = time.monotonic()
+    assert os.waitpid(fedapps(*begin, "--output", tmp_path / "whole"), 0)[1] == 0
+    seconds = time.monotonic() - begun
+    cut, done = tmp_path / "cut", {}
+    for part in (0.3, 0.5, 0.4):
+        child = fedapps(*begin, "--output", cut)
+        killed(child, part * seconds)
+        assert finished(cut).items() >= done.items()
+        done = finished(cut)
+    assert os.waitpid(fedapps(*begin, "--output", cut), 0)[1] == 0
+    assert finished(cut).items() >= done.items()
+    assert finished(cut).keys() == finished(tmp_path / "whole").keys()
+    for run in finished(cut):
+        assert left(cut / run) == left(tmp_path / "whole" / run)
