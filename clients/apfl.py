@@ -19,6 +19,8 @@ class APFLClient(Client):
     """`mixing` is α_i at the start, learnt if `learn`. Kept: ``own/…`` (v_i), ``mixing``. The
     loss that is told is the sum of both models'. Novel clients get w."""
 
+    needs_state = "predictions"
+
     def __init__(self, *args: Any, mixing: float = 0.5, learn: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
         if not 0 <= mixing <= 1:

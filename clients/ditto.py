@@ -12,6 +12,8 @@ from clients.base import Client, Config, Metrics
 class DittoClient(Client):
     """`penalty` is λ. v_i is kept as ``own/…`` between rounds; novel clients are scored with w."""
 
+    needs_state = "predictions"
+
     def __init__(self, *args: Any, penalty: float = 0.1, **options: Any) -> None:
         super().__init__(*args, **options)
         if penalty < 0:

@@ -19,6 +19,7 @@ class FedALAClient(Client):
     """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of a pass's
     batches. Kept: θ_i as ``own/…``, W_i as ``mixing/…``. Novel clients get w."""
 
+    needs_state = "predictions"
     rates = ("lr", "mixing_lr")
 
     def __init__(

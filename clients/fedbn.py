@@ -27,6 +27,8 @@ class Own(nn.Module):
 class FedBNClient(Client):
     """FedAvg's client but for the layers named ``own_norm``."""
 
+    needs_state = "predictions"
+
     @classmethod
     def is_personal(cls, name: str) -> bool:
         """Whether the array belongs to a batch-normalisation layer."""

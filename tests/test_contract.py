@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
-from tiny import TASTES
+from tiny import NEEDS
 
 import partitions
 from clients.arrays import from_record, to_record
@@ -71,10 +71,6 @@ class Watched(InProcessGrid):
             after = {key: dict(record) for key, record in state.items()}
             self.changed_by_evaluation |= before != after
         return reply
-
-
-NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)  # data of their own
-NEEDS["fedbn"] = {"model": "convnet-bn"}
 
 
 def go(method, config, client_app=app, grid=InProcessGrid):

@@ -16,13 +16,15 @@ from strategies.replies import Node, Update
 # Six clients of the embedded digits, two rounds, every one evaluated.
 SMALL = defaults() | {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 
-# What FedEmbed and its baselines need: data of their own, and less work.
+# What some methods need: data of their own, and less work; layers of a kind.
 TASTES = {
     "partition": "preference",
     "fedembed.embedding-dim": 8,
     "global+.embedding-dim": 8,
     **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
 }
+NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)
+NEEDS["fedbn"] = {"model": "convnet-bn"}
 
 
 def share(x, y, *, validation=None):
@@ -62,6 +64,7 @@ def left(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for told in (summary, *lines):
         del told["seconds"]
+        told.pop("phases", None)
     arrays = {
         f"{file.relative_to(folder)}:{name}": (array.dtype.str, array.shape, array.tobytes())
         for file in sorted(folder.rglob("*.safetensors"))

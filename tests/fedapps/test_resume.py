@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import TASTES, left
+from tiny import NEEDS, left
 
 from fedapps.client_app import app
 from fedapps.config import defaults
@@ -21,7 +21,6 @@ from fedapps.results.recorder import Recorder
 from fedapps.server_app import run
 from strategies.base import PersonalizedStrategy
 
-PREFERENCE = ("strategies.preference", "strategies.fedembed")
 SMALL = defaults() | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
 TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
@@ -49,7 +48,7 @@ class Cut(BaseException):
 
 
 def go(folder, method, config, **more):
-    config = SMALL | (TASTES if METHODS[method].strategy.__module__ in PREFERENCE else {}) | config
+    config = SMALL | NEEDS.get(method, {}) | config
     config |= {"method": method, "output-dir": str(folder), **more}
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
     return run(grid, config, "in-process")
