@@ -32,6 +32,11 @@ COMMON = ("query.domain", KEEP, RECALL)  # the exchanges that every method's cli
 UNLABELED = -1  # the label of a sample that has none
 
 
+def lr_factor(decay: float, every: int, round_: int) -> float:
+    """What the rates of a round, from 1, are to those given: × `decay` in `every` rounds."""
+    return decay ** (max(round_ - 1, 0) / every)
+
+
 class Client(NumPyClient):
     """One client with its model and its share of the data.
 

@@ -1,7 +1,9 @@
 """FedTTA client (Ye et al., "UPFL: Unsupervised Personalized Federated Learning towards New
 Clients", Algorithm 1): meta-learn a base model f(·; ψ) and a model g(·; φ) that adapts it.
 
-One class for FedTTA (μ = 0, one step), FedTTA-Prox (μ > 0) and FedTTA++ (early stopping).
+One class for FedTTA (μ = 0, one step), FedTTA-Prox (μ > 0) and FedTTA++ (early stopping), and one
+for FedTTA++ with a guard of ours: entropy also falls when a client's predictions collapse onto one
+class.
 Departs from the paper: the outer gradients of ψ and of φ are clipped, each network apart (without
 it a client diverges in the first round); ‖g‖₂ is scaled by √(batch-size / n), so that a step on
 any number n of samples is the step that was meta-learnt; normalisation layers use the statistics
@@ -30,7 +32,9 @@ class FedTTAClient(Adapting, Client):
 
     `mu` weighs the KL divergence from the server's predictions, Eq. (13). When scored it takes
     up to `max_steps` steps, stops once the entropy has not fallen below its least for `patience`
-    steps and keeps the model of least entropy. `clip_norm` 0 never clips; `first_order` drops the
+    steps and keeps the model of least entropy, of those whose predictions agree with the first
+    step's on at least a share `min_agreement` of the samples. So no accuracy ends more than
+    1 − `min_agreement` below the first step's. `clip_norm` 0 never clips; `first_order` drops the
     second derivatives with respect to ψ. Adapts in equal batches of at most `adapt_batch_size`
     samples, whose squared norms add up.
 
@@ -53,10 +57,13 @@ class FedTTAClient(Adapting, Client):
         first_order: bool = False,
         max_steps: int = 1,
         patience: int = 1,
+        min_agreement: float = 0.0,
         adapt_batch_size: int = 2048,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        if not 0 <= min_agreement <= 1:
+            raise ValueError(f"min-agreement is {min_agreement}; it must lie in [0, 1]")
         least = {"inner-lr": 0, "adapt-lr": 0, "mu": 0, "clip-norm": 0, "max-steps": 1}
         least |= {"patience": 1, "adapt-batch-size": 1, "adapt-clip-norm": 0, "adapt-momentum": 0}
         given = inner_lr, adapt_lr, mu, clip_norm, max_steps, patience, adapt_batch_size
@@ -77,7 +84,7 @@ class FedTTAClient(Adapting, Client):
         self.mu, self.kl_direction = mu, kl_direction
         self.inner_loss, self.adapt_clip_norm = inner_loss, adapt_clip_norm
         self.clip_norm, self.first_order = clip_norm, first_order
-        self.max_steps, self.patience = max_steps, patience
+        self.max_steps, self.patience, self.min_agreement = max_steps, patience, min_agreement
         self.adapt_batch_size = adapt_batch_size
         self.base, self.adaptation = self.model.base, self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
@@ -141,7 +148,7 @@ class FedTTAClient(Adapting, Client):
         for step in self.steps(x, self.max_steps):
             if step.number == 0:
                 self.stages, before = {"base": step.logits}, step.entropy
-            elif best is None or step.entropy < best.entropy:
+            elif best is None or (step.entropy < best.entropy and self.agrees(step)):
                 self.stages.setdefault("one-step", step.logits)
                 best, worse = step, 0
             else:
@@ -156,6 +163,11 @@ class FedTTAClient(Adapting, Client):
             "entropy-before": before,
         }
         return best.logits
+
+    def agrees(self, step: Step) -> bool:
+        """Whether the predictions are the first step's on enough of the samples."""
+        same = step.logits.argmax(1) == self.stages["one-step"].argmax(1)
+        return float(same.float().mean()) >= self.min_agreement
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """f(·; ψ̃), its normalisation by the statistics of x."""
@@ -176,3 +188,10 @@ class FedTTAPlusPlusClient(FedTTAProxClient):
 
     def __init__(self, *args: Any, max_steps: int = 50, patience: int = 1, **options: Any) -> None:
         super().__init__(*args, max_steps=max_steps, patience=patience, **options)
+
+
+class GuardedFedTTAPlusPlusClient(FedTTAPlusPlusClient):
+    """FedTTA++ whose further steps must agree with the first one (ours)."""
+
+    def __init__(self, *args: Any, min_agreement: float = 0.95, **options: Any) -> None:
+        super().__init__(*args, min_agreement=min_agreement, **options)

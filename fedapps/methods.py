@@ -20,7 +20,12 @@ from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.fedrep import FedRepClient
 from clients.fedsr import FedSRClient
-from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.fedtta import (
+    FedTTAClient,
+    FedTTAPlusPlusClient,
+    FedTTAProxClient,
+    GuardedFedTTAPlusPlusClient,
+)
 from clients.heterofedtta import HeteroFedTTAClient
 from clients.lgfedavg import LGFedAvgClient
 from clients.local import LocalClient
@@ -295,6 +300,13 @@ NAMED = {
         FedTTAPlusPlusClient,
         "Ye et al., UPFL, 2023",
         "FedTTA-Prox that adapts until the entropy stops falling",
+        "adapted",
+    ),
+    "fedtta++-guarded": Method(
+        FedTTA,
+        GuardedFedTTAPlusPlusClient,
+        "Ye et al., UPFL, 2023; guard ours",
+        "FedTTA++ whose further steps must agree with the first one",
         "adapted",
     ),
     "fedmd": Method(

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
-from clients.base import KEEP, LR_FACTOR, RECALL
+from clients.base import KEEP, LR_FACTOR, RECALL, lr_factor
 from clients.optimizers import Optimizer
 from clients.privacy import EVERYTHING
 from partitions.seeds import seed_of
@@ -210,8 +210,7 @@ class PersonalizedStrategy(Strategy):
     @property
     def decay(self) -> float:
         """What the learning rates of the round at hand are to those given."""
-        before = max(self.saved_rounds + self.round - 1, 0)
-        return self.lr_decay ** (before / self.lr_decay_rounds)
+        return lr_factor(self.lr_decay, self.lr_decay_rounds, self.saved_rounds + self.round)
 
     # What a method overrides
 

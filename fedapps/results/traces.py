@@ -14,8 +14,10 @@ from safetensors.numpy import load_file
 
 import partitions
 from clients.adaptation import Adapting
+from clients.base import lr_factor
 from fedapps.client_app import make_client
-from fedapps.config import Config, defaults, override
+from fedapps.config import Config, defaults, override, settings
+from fedapps.files import best_round
 from fedapps.methods import METHODS
 
 if TYPE_CHECKING:
@@ -34,8 +36,10 @@ class Trace:
     entropy: np.ndarray
 
 
-def trace(config: Config, arrays: dict[str, np.ndarray], client: int, steps: int) -> Trace:
-    """`steps` adaptation steps of novel client `client` from the server's `arrays`.
+def trace(
+    config: Config, arrays: dict[str, np.ndarray], client: int, steps: int, round_: int = 1
+) -> Trace:
+    """`steps` adaptation steps of novel client `client` from the server's `arrays` of a round.
 
     Raises ValueError if the method does not adapt by FedTTA's steps."""
     method = str(config["method"])
@@ -49,13 +53,15 @@ def trace(config: Config, arrays: dict[str, np.ndarray], client: int, steps: int
     node = {"partition-id": client, "num-partitions": config["num-clients"]}
     one = make_client(Context(0, 0, node, RecordDict(), config), method)
     assert isinstance(one, Adapting)
+    told = settings(config, method)
+    one.slow(lr_factor(told["lr_decay"], told["lr_decay_rounds"], round_))
     one.load(arrays)
     x, y = one.share.everything.to(one.device)[:]
-    told = [
+    rows = [
         (float((step.logits.argmax(1) == y).float().mean()), step.personalization, step.entropy)
         for step in one.steps(x, steps)
     ]
-    return Trace(client, *np.array(told).T)
+    return Trace(client, *np.array(rows).T)
 
 
 def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
@@ -67,7 +73,8 @@ def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
     if client is not None and client not in novel:
         raise ValueError(f"client {client} is not novel; novel are {novel}")
     arrays = load_file(folder / "model.safetensors")
-    return [trace(config, arrays, i, steps) for i in (novel if client is None else [client])]
+    who = novel if client is None else [client]
+    return [trace(config, arrays, i, steps, best_round(folder)) for i in who]
 
 
 def draw(found: list[Trace]) -> "Figure":

@@ -5,9 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from clients.adaptation import kl
+from clients.adaptation import Step, kl
 from clients.base import UNLABELED, Client
-from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.fedtta import (
+    FedTTAClient,
+    FedTTAPlusPlusClient,
+    FedTTAProxClient,
+    GuardedFedTTAPlusPlusClient,
+)
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
 from partitions.datasets import Info
@@ -307,6 +312,28 @@ def test_early_stopping_by_hand():
     assert told["entropy"] == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), rel=1e-5)
     told, d = adapted(max_steps=1)
     assert told["adapt-steps"] == 1 and d == pytest.approx(0.2, abs=1e-6)
+
+
+def test_a_guarded_step_must_agree_with_the_first():
+    """As above: step 2 changes the one prediction (d = 0.2, then −0.8). Its entropy is lower, but
+    with the guard step 1 stays."""
+    model = line(w=[1.0, -0.2], a=[1.0, -1.0])
+    client = GuardedFedTTAPlusPlusClient(model, share(ONE), batch_size=1)
+    z = client.predict(torch.ones(1, 1))[0]
+    assert client.adapted["adapt-steps"] == 1 and (z[0] - z[1]).item() == pytest.approx(0.2)
+
+
+def test_agreement_by_hand():
+    """Predictions 0, 1, 1, 0 after the first step and 0, 1, 0, 0 after another: three of four."""
+    client = FedTTAPlusPlusClient(network(nn.ReLU(), classes=2), share(ONE))
+    first = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    later = torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
+    client.stages = {"one-step": first}
+    for bound, expected in ((0.0, True), (0.75, True), (0.76, False), (1.0, False)):
+        client.min_agreement = bound
+        assert client.agrees(Step(2, {}, later, 0.0, 0.0)) is expected
+    with pytest.raises(ValueError, match=r"min-agreement is 1\.5"):
+        FedTTAClient(network(nn.ReLU()), share(ONE), min_agreement=1.5)
 
 
 def test_patience_counts_steps_without_a_new_least_entropy():

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -16,6 +18,7 @@ def finished(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run")
     config = defaults() | {"method": "fedtta++", "num-clients": 6, "rounds": 2, "local-steps": 3}
+    config |= {"lr-decay": 0.01, "lr-decay-rounds": 1}  # the steps are those of round 2
     config["output-dir"] = str(folder)
     run(InProcessGrid.simulation(app, config, 6), config, "in-process")
     return config, folder
@@ -30,6 +33,10 @@ def test_a_trace_agrees_with_the_reported_evaluation(finished):
     found = traces(folder, None, 50)
     assert [t.client for t in found] == np.flatnonzero(federation(config).novel).tolist()
     assert np.mean([t.accuracy[0] for t in found]) == pytest.approx(report["novel-base-accuracy"])
+    least = [  # with patience 1
+        next((a for a, b in pairwise(t.entropy[1:]) if b >= a), t.entropy[-1]) for t in found
+    ]
+    assert np.mean(least) == pytest.approx(report["novel-entropy"])
     assert np.mean([t.entropy[0] for t in found]) == pytest.approx(report["novel-entropy-before"])
     for one in found:
         assert one.accuracy.shape == one.personalization.shape == one.entropy.shape == (51,)
