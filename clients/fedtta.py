@@ -4,13 +4,14 @@ Clients", Algorithm 1): meta-learn a base model f(·; ψ) and a model g(·; φ) 
 One class for FedTTA (μ = 0, one step), FedTTA-Prox (μ > 0) and FedTTA++ (early stopping), and one
 for FedTTA++ with a guard of ours: entropy also falls when a client's predictions collapse onto one
 class.
+
 Departs from the paper: the outer gradients of ψ and of φ are clipped, each network apart (without
 it a client diverges in the first round); ‖g‖₂ is scaled by √(batch-size / n), so that a step on
 any number n of samples is the step that was meta-learnt; normalisation layers use the statistics
 of the inputs at hand, in training and in adaptation; the un-adapted model is no candidate of
 FedTTA++, since it is often over-confident.
 
-The authors' code departs further: see the settings in experiments/fedtta/table1-mnist.toml."""
+The authors' code departs further, by the settings in experiments/fedtta/table1-mnist.toml."""
 
 from copy import deepcopy
 from typing import Any
@@ -64,14 +65,19 @@ class FedTTAClient(Adapting, Client):
         super().__init__(*args, **options)
         if not 0 <= min_agreement <= 1:
             raise ValueError(f"min-agreement is {min_agreement}; it must lie in [0, 1]")
-        least = {"inner-lr": 0, "adapt-lr": 0, "mu": 0, "clip-norm": 0, "max-steps": 1}
-        least |= {"patience": 1, "adapt-batch-size": 1, "adapt-clip-norm": 0, "adapt-momentum": 0}
-        given = inner_lr, adapt_lr, mu, clip_norm, max_steps, patience, adapt_batch_size
-        for (key, bound), value in zip(
-            least.items(), (*given, adapt_clip_norm, adapt_momentum), strict=True
+        for key, value, least in (
+            ("inner-lr", inner_lr, 0),
+            ("adapt-lr", adapt_lr, 0),
+            ("adapt-momentum", adapt_momentum, 0),
+            ("mu", mu, 0),
+            ("clip-norm", clip_norm, 0),
+            ("adapt-clip-norm", adapt_clip_norm, 0),
+            ("max-steps", max_steps, 1),
+            ("patience", patience, 1),
+            ("adapt-batch-size", adapt_batch_size, 1),
         ):
-            if value < bound:
-                raise ValueError(f"{key} is {value}; it must be at least {bound}")
+            if value < least:
+                raise ValueError(f"{key} is {value}; it must be at least {least}")
         for key, chosen, known in (
             ("inner-loss", inner_loss, INNER_LOSSES),
             ("kl-direction", kl_direction, KL_DIRECTIONS),
