@@ -28,7 +28,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
 LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to those given
 KEEP, RECALL = "query.keep", "train.recall"  # of a simulation's clients alone
-COMMON = ("query.domain", KEEP, RECALL)  # the exchanges that every method's client answers
+DOMAIN = "query.domain"  # of runs that report the bound's terms
 UNLABELED = -1  # the label of a sample that has none
 
 

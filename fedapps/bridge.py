@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import COMMON, LR_FACTOR, NAMES, Client
+from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, RECALL, Client
 from fedapps.files import write_arrays
 
 STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
@@ -38,7 +38,7 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     elif action == "evaluate":
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
         reply["metrics"] = MetricRecord({"num-examples": num_examples, "loss": loss, **metrics})
-    elif action not in (*client.exchanges, *COMMON):
+    elif action not in (*client.exchanges, *_common(context)):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
         client.slow(float(config.get(LR_FACTOR, 1.0)))
@@ -48,6 +48,11 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     if action.startswith("train") or action in client.remembers:
         _store_state(context, method, client)
     return Message(reply, reply_to=message)
+
+
+def _common(context: Context) -> tuple[str, ...]:
+    """The exchanges that every method's client answers in this run."""
+    return (KEEP, RECALL, DOMAIN) if context.run_config.get("bound") else (KEEP, RECALL)
 
 
 def identity(context: Context) -> int:

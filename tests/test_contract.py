@@ -4,7 +4,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message
+import tiny
+import wire
+from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 from tiny import NEEDS
 
@@ -54,19 +56,15 @@ def predictions():
         yield seen
 
 
-class Watched(InProcessGrid):
-    """Keeps every message and reply, and the state before and after evaluations."""
+class Watched(tiny.Watched):
+    """Keeps every message and reply, and whether an evaluation changed a state."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.seen: list[Message] = []
-        self.changed_by_evaluation = False
+    changed_by_evaluation = False
 
     def _deliver(self, message):
         state = self.contexts[message.metadata.dst_node_id].state
         before = {key: dict(record) for key, record in state.items()}
         reply = super()._deliver(message)
-        self.seen += [message, reply]
         if message.metadata.message_type == "evaluate":
             after = {key: dict(record) for key, record in state.items()}
             self.changed_by_evaluation |= before != after
@@ -134,6 +132,12 @@ def test_personal_names_never_travel_and_evaluation_changes_nothing(undisturbed,
     assert not personal & travelled
     assert not grid.changed_by_evaluation
     assert not any(message.has_error() for message in grid.seen)
+
+
+def test_messages_hold_what_the_page_on_privacy_names(undisturbed, config):
+    method, _, grid, _ = undisturbed
+    found = wire.held(method, config | NEEDS.get(method, {}), grid.seen)
+    assert not wire.unnamed(method, found)
 
 
 def test_same_seed_same_bits_and_another_seed_others(undisturbed, config):

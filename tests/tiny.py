@@ -3,6 +3,7 @@
 import json
 
 import torch
+from flwr.app import Message
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays
@@ -27,6 +28,19 @@ NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)
 NEEDS["fedbn"] = {"model": "convnet-bn"}
 
 
+class Watched(InProcessGrid):
+    """Keeps every message and reply."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.seen: list[Message] = []
+
+    def _deliver(self, message):
+        reply = super()._deliver(message)
+        self.seen += [message, reply]
+        return reply
+
+
 def share(x, y, *, validation=None):
     """A training client's share of inputs x and labels y; validated on `validation` rows."""
     x, y = torch.as_tensor(x), torch.as_tensor(y)
@@ -41,10 +55,10 @@ def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
     return Update(Node(client, client), arrays, n, metrics)
 
 
-def federate(**changes):
+def federate(grid=InProcessGrid, **changes):
     """Run SMALL with `changes` in process; returns the result and the grid with its nodes."""
     config = SMALL | changes
-    grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
+    grid = grid.simulation(app, config, int(config["num-clients"]))
     return run(grid, config, "in-process"), grid
 
 

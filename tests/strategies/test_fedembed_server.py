@@ -2,11 +2,11 @@ import json
 
 import numpy as np
 import pytest
+from tiny import Watched
 
 from clients.arrays import from_record
 from fedapps.client_app import app
 from fedapps.config import defaults
-from fedapps.engines.grid import InProcessGrid
 from fedapps.server_app import run
 from strategies.fedembed import FedEmbed
 from strategies.preference import CentralAdam, PFedKM, Schedule
@@ -176,14 +176,6 @@ def test_f1_is_pooled_within_sub_populations_and_then_averaged_twice():
     expected |= dict.fromkeys(("novel-f1", "novel-f1-users", "novel-f1-4"), 1.0)
     assert f1_scores(replies) == pytest.approx(expected)
     assert f1_scores(replies[3:4]) == {}
-
-
-class Watched(InProcessGrid):
-    def _deliver(self, message):
-        self.__dict__.setdefault("seen", []).append(message)
-        reply = super()._deliver(message)
-        self.seen.append(reply)
-        return reply
 
 
 @pytest.mark.parametrize("assignment", ["prototype", "som", "personal", "type"])

@@ -72,7 +72,7 @@ def test_the_claim_survives_2000_runs():
 
 
 def test_half_the_noise_does_not(monkeypatch):
-    """p = 0.5 Φ(0.5) + 0.5 Φ(−1.5) = 0.379 and p' = 0.0668 prove up to 1.4, and 0.9 in so many runs."""
+    """p = 0.5 Φ(0.5) + 0.5 Φ(−1.5) = 0.379 and p' = 0.0668 prove up to 1.4."""
     monkeypatch.setattr("strategies.privacy.noised", lambda a, s, by: noised(a, s / 2, by))
     assert lower_bound(1000, 0.75) > claimed()
 
