@@ -7,6 +7,7 @@ of `personal`, `loss`, `train` and `score`; the class as it stands is FedAvg's c
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.domain import half
-from clients.sgd import batches, sgd
+from clients.sgd import batches, only, sgd
 from partitions.datasets import Info
 from partitions.seeds import seed_of
 from partitions.shares import SUB_POPULATION, Samples, Share
@@ -50,6 +51,7 @@ class Client(NumPyClient):
     needs_state = ""  # what its state is for: "training" alone, or its "predictions" as well
     needs_head = False  # True: the network's last linear layer must be named `head`
     needs_public = False  # True: learns from public samples, which no client owns
+    few_shot = "tuned"  # how a novel client learns from a few labels: "tuned", "rounds", "": not
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
 
@@ -120,6 +122,19 @@ class Client(NumPyClient):
         self.load(arrays)
         self.model.eval()
 
+    def tune(self, config: Config) -> None:
+        """Learn from the few labeled samples of a novel client, its `share.train`, before it is
+        scored: by the steps of a round on the cross entropy, of the parameters that are `tuned`."""
+        rows = self.rows(config, "shots")
+        with only(self.model, self.is_tuned) as parameters:
+            loss = partial(Client.loss, self)
+            self.fit_locally(config, rows=rows, loss=loss, parameters=parameters)
+        self.model.eval()
+
+    def is_tuned(self, name: str) -> bool:
+        """Whether a novel client's few labels move the model's parameter `name`."""
+        return True
+
     def predict(self, x: Tensor) -> Tensor:
         """Adapt to the inputs x (n, *shape), then their logits (n, classes); no labels in reach."""
         with torch.no_grad():
@@ -132,9 +147,11 @@ class Client(NumPyClient):
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
         """Loss, sample count and accuracies of the model on validation, test or novel data.
 
-        A novel client is scored on everything it holds. Unlabeled samples get predictions but
-        count in no accuracy."""
+        A novel client is scored on everything it holds, but for what it has learnt from. Unlabeled
+        samples get predictions but count in no accuracy."""
         self.receive(arrays, config)
+        if self.share.shots and self.few_shot == "tuned" and len(self.share.train):
+            self.tune(config)
         metrics: Metrics = {}
         if self.share.novel:
             loss, labeled = self._score("accuracy", self.share.everything, metrics)

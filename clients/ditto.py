@@ -23,8 +23,14 @@ class DittoClient(Client):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Steps of v_i towards w, then FedAvg's steps from w."""
         self.load(arrays)
+        self.tune(config)
+        self.state |= prefixed("own", model_arrays(self.model))
+        return super().train(arrays, config)
+
+    def tune(self, config: Config) -> None:
+        """From the w at hand the steps of v_i; also those of a novel client with a few labels."""
         w = [p.detach().clone() for p in self.model.parameters()]
-        self.load(group(self.state, "own") or arrays)
+        self.load(group(self.state, "own") or model_arrays(self.model))
 
         def pull() -> None:  # + λ (v_i − w)
             for v, target in zip(self.model.parameters(), w, strict=True):
@@ -32,8 +38,7 @@ class DittoClient(Client):
                     v.grad += self.penalty * (v.detach() - target)
 
         self.fit_locally(config, rows=self.rows(config, "own"), adjust=pull)
-        self.state |= prefixed("own", model_arrays(self.model))
-        return super().train(arrays, config)
+        self.model.eval()
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """v_i; who never trained uses w."""

@@ -19,8 +19,7 @@ class FedALAClient(Client):
     """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of a pass's
     batches. Kept: θ_i as ``own/…``, W_i as ``mixing/…``. Novel clients get w."""
 
-    needs_state = "predictions"
-    rates = ("lr", "mixing_lr")
+    rates, needs_state = ("lr", "mixing_lr"), "predictions"
 
     def __init__(
         self, *args: Any, mixing_lr: float = 1.0, mixing_share: float = 0.8, layers: int = 1,

@@ -17,6 +17,8 @@ PARTS = ("all", "head", "body")
 class FedBABUClient(FedPerClient):
     """Personalizes `part` of the network in `tune_epochs` passes at the local lr."""
 
+    needs_state = ""
+
     def __init__(self, *args: Any, tune_epochs: int = 5, part: str = "all", **options: Any) -> None:
         super().__init__(*args, **options)
         if tune_epochs < 0:
@@ -35,11 +37,17 @@ class FedBABUClient(FedPerClient):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The body under the head that all have, fine-tuned where there are labels."""
         super().receive(arrays, config)
-        if self.share.novel or not self.tune_epochs:
-            return
-        chosen = {"all": lambda name: True, "head": self.is_personal}
-        rows = self.rows(config, "tune", epochs=self.tune_epochs)
-        tuned = chosen.get(self.part, lambda name: not self.is_personal(name))
-        with only(self.model, tuned) as parameters:
-            self.fit_locally(config, rows=rows, parameters=parameters)
-        self.model.eval()
+        if not self.share.novel:
+            self.tune(config)
+
+    def tune(self, config: Config) -> None:
+        """The passes that personalize, also on a novel client's few labeled samples."""
+        if self.tune_epochs:
+            rows = self.rows(config, "tune", epochs=self.tune_epochs)
+            with only(self.model, self.is_tuned) as parameters:
+                self.fit_locally(config, rows=rows, parameters=parameters)
+            self.model.eval()
+
+    def is_tuned(self, name: str) -> bool:
+        """Whether the parameter belongs to `part`."""
+        return self.part == "all" or self.is_personal(name) == (self.part == "head")

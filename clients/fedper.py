@@ -8,4 +8,9 @@ class FedPerClient(Client):
 
     needs_head = True
     personal = ("head.",)
+
+    def is_tuned(self, name: str) -> bool:
+        """A novel client trains a head of its own under the shared body."""
+        return self.is_personal(name)
+
     needs_state = "predictions"

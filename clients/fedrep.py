@@ -38,3 +38,10 @@ class FedRepClient(FedPerClient):
         held = any(self.is_personal(name) for name in arrays)
         reply = model_arrays(self.model) if held else self.arrays()
         return reply, len(self.share.train), {"loss": loss}
+
+    def tune(self, config: Config) -> None:
+        """A novel client's head, in its `head_epochs` passes over the few labeled samples."""
+        with only(self.model, self.is_tuned) as head:
+            rows = self.rows(config, "shots", epochs=self.head_epochs)
+            self.fit_locally(config, rows=rows, parameters=head)
+        self.model.eval()

@@ -100,6 +100,10 @@ class ODPFLHNClient(Client):
         dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
         return Described(model, build_encoder(encoder, model, info.shape, dim))
 
+    def is_tuned(self, name: str) -> bool:
+        """The generated network, not the encoder."""
+        return name.startswith("target.")
+
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The generated network; what its descriptor cost a private novel client is told."""
         super().receive(arrays, config)

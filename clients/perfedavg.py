@@ -96,6 +96,9 @@ class PerFedAvgClient(Client):
                     parameter.sub_(self.inner_lr * step[name])
             self.model.eval()
 
+    def tune(self, config: Config) -> None:
+        """Nothing more: a novel client's few labels have made the step."""
+
 
 def _grad(value: Tensor, weights: Weights, graph: bool = False) -> Weights:
     found = torch.autograd.grad(value, list(weights.values()), create_graph=graph)

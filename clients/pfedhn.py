@@ -22,6 +22,7 @@ class PFedHNClient(Client):
     scored on the samples that they do not train on."""
 
     exchanges = ("query.describe",)
+    few_shot = "rounds"  # in which a novel client's v_i is learnt
 
     def __init__(self, *args: Any, novel_rounds: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -42,7 +43,8 @@ class PFedHNClient(Client):
         """As every client; a novel one that trains is scored on validation and test samples."""
         share = self.share
         try:
-            self.share = replace(share, novel=share.novel and not self.novel_rounds)
+            held_out = self.novel_rounds and not share.shots
+            self.share = replace(share, novel=share.novel and not held_out)
             return super().score(arrays, config)
         finally:
             self.share = share
@@ -71,7 +73,7 @@ class PFedHNPCClient(PFedHNClient):
         assert isinstance(head, nn.Linear)
         self._num_classes = head.out_features
         if local_classes:
-            own = labels(share, "everything")
+            own = labels(share, "train" if share.shots else "everything")
             self.classes = own[own != UNLABELED].unique()
             model = deepcopy(model)  # clients of a process share one network
             model.head = nn.Linear(head.in_features, len(self.classes), bias=head.bias is not None)

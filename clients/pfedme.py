@@ -77,3 +77,12 @@ class PFedMeClient(Client):
         """θ_i, or w with the own head; a client that has not trained yet has the server's."""
         w = {name: a for name, a in arrays.items() if not name.startswith(f"{OWN}/")}
         super().receive(group(self.state, "theta") or w | group(arrays, OWN), config)
+
+    def tune(self, config: Config) -> None:
+        """A novel client's θ near the server's w, from its few labeled samples."""
+        w = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        samples = self.share.train.to(self.device)
+        self.model.train()
+        for index in self.rows(config, "shots"):
+            self.solve(*samples[index], w)
+        self.model.eval()

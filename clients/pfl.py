@@ -23,6 +23,8 @@ HEAD = "head."
 class PFLClient(Client):
     """Over `base` = "fedper" the head stays here until it is asked for."""
 
+    few_shot = ""  # a novel client has others' models, none of its own
+
     needs_state = "predictions"
     needs_head = True
     exchanges = ("query.export", "query.domain")

@@ -37,6 +37,8 @@ def enclose(
 class GlobalClient(Client):
     """One head for all users, no embedding."""
 
+    few_shot = ""  # users' labels are tastes
+
     model: EmbeddingNet
 
     def __init__(self, *args: Any, **options: Any) -> None:

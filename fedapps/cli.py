@@ -20,6 +20,7 @@ from fedapps.config import (
     combinations,
     construct,
     defaults,
+    former_name,
     override,
     parse_experiment,
     read_experiment,
@@ -199,11 +200,12 @@ def check(config: Config) -> None:
 
     from clients.models import sized
     from fedapps.client_app import client_models, make_client, method_model
-    from fedapps.server_app import check_privacy, check_run
+    from fedapps.server_app import check_privacy, check_run, check_shots
     from partitions import task
 
     method = check_method(config["method"])
     check_run(config)
+    check_shots(config, method)
     privacy = check_privacy(config, method)
     construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
     only = [sized(str(config["model"]), str(config["only-model"]))] if config["only-model"] else []
@@ -241,7 +243,7 @@ def _jobs(
     work = make_jobs(config | {"resume": not fresh}, names, numbers, output)
     if from_ is not None:
         for job in work:
-            folder = run_folder(from_, job.name)
+            folder = run_folder(from_, former_name(from_, job.method, job.seed))
             check_former(folder, job.method.split()[0])
             begun = {"from-dir": str(folder), "resume": not fresh}
             saved = override(saved_configuration(folder), changes | begun)

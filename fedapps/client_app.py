@@ -19,8 +19,9 @@ from fedapps.config import Config, check_method, completed, construct, keywords,
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
 from partitions.datasets import Info
-from partitions.federation import DEFAULT_PUBLIC
+from partitions.federation import DEFAULT_PUBLIC, novel_shots
 from partitions.references import options
+from partitions.seeds import seed_of
 from partitions.shares import Share
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
@@ -44,6 +45,8 @@ def make_client(context: Context, method: str) -> Client:
             config[f"{method}.descriptor-epsilon"] = float(node["descriptor-epsilon"])
     elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
+        seed = seed_of(int(config["seed"]), "shots", client_id)
+        share = share.with_shots(novel_shots(config), seed)
     else:
         count, expected = node.get("num-partitions"), config["num-clients"]
         if count != expected:

@@ -287,6 +287,14 @@ def _word(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def former_name(folder: Path, label: str, seed: Value) -> str:
+    """Name of the run in `folder` that a variant starts from: its own, else that of the same
+    variant with other novel-shots, which do not change what was trained."""
+    own = folder_name(label, seed)
+    words = [word for word in label.split() if not word.startswith("novel-shots=")]
+    return own if (folder / own).is_dir() else folder_name(" ".join(words), seed)
+
+
 def run_folder(folder: Path, name: str) -> Path:
     """The folder of the run `name` (that of `folder_name`): `folder` itself, or in it."""
     folder = folder.resolve()

@@ -30,6 +30,7 @@ from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_former, read_memories
 from fedapps.results.recorder import Recorder
+from partitions.federation import novel_shots
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy
 
@@ -69,6 +70,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     config = override(defaults(), config)
     method = check_method(config["method"])
     check_run(config)
+    check_shots(config, method)
     privacy = check_privacy(config, method)
     entry = METHODS[method]
     only = sized(str(config["model"]), str(config["only-model"])) if config["only-model"] else ""
@@ -96,7 +98,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         config=config,
         method=method,
         min_available_nodes=int(config["num-clients"]),
-        evaluate_novel=bool(entry.novel),
+        evaluate_novel=bool(entry.novel or config["novel-shots"]),
         on_round=on_round,
         former=former,
         memories=memories,
@@ -155,6 +157,18 @@ def check_privacy(config: Config, method: str) -> Privacy | None:
         able = [name for name, entry in METHODS.items() if privacy.mode in entry.dp]
         raise ValueError(f"{method} cannot keep dp {privacy.mode!r}; able: {', '.join(able)}")
     return privacy
+
+
+def check_shots(config: Config, method: str) -> None:
+    """Raise ValueError for novel-shots out of range, or that the method cannot learn from."""
+    shots, way = novel_shots(config), METHODS[method].client.few_shot
+    if shots and not way:
+        able = ", ".join(name for name, entry in METHODS.items() if entry.client.few_shot)
+        raise ValueError(f"{method} cannot learn from novel-shots; able: {able}")
+    if shots and way == "rounds" and not settings(config, method)["novel_rounds"]:
+        raise ValueError(
+            f"{method} learns from novel-shots in rounds of their own; set novel-rounds, as to 20"
+        )
 
 
 def check_run(config: Config) -> None:

@@ -9,7 +9,7 @@ from partitions.registry import Config
 from partitions.users import PreferenceFederation, preference_info
 
 KEYS = ("dataset", "data-dir", "image-size", "partition", "num-clients", "train-fraction",
-        "standardize", "seed")  # fmt: skip
+        "standardize", "seed", "novel-shots")  # fmt: skip
 SAME_SEED = -1  # of data-seed: the run's own
 # rules whose federation is of its own kind
 OWN = {"preference": PreferenceFederation, "cross-dataset": CrossFederation}

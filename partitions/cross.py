@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from partitions.datasets import Dataset, Info, configured, described
-from partitions.federation import Federation
+from partitions.federation import Federation, novel_shots
 from partitions.registry import BASES, Config
+from partitions.seeds import seed_of
 from partitions.shares import Share
 
 SAME = {"car": "automobile"}  # names of one thing
@@ -28,6 +29,7 @@ class CrossFederation(Federation):
             raise ValueError(f"partition.base is {base!r}; known: {', '.join(BASES)}")
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
+        self._shots = novel_shots(config)
         known = described(config), described(config, "partition.novel-dataset")
         if known[0].shape[:-2] != known[1].shape[:-2] or len(known[0].shape) != 3:
             raise ValueError(
@@ -60,7 +62,8 @@ class CrossFederation(Federation):
         share = federation.share(int(self._place[client]))
         attributes = {**share.attributes, "dataset": federation.dataset.info.name}
         parts = (share.train, share.validation, share.test, share.everything)
-        return Share(*parts, novel, attributes, self.public)
+        whole = Share(*parts, novel, attributes, self.public)
+        return whole.with_shots(self._shots, seed_of(self._seed, "shots", client))
 
 
 def translated(other: Dataset, to: Dataset) -> Dataset:

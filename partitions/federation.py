@@ -29,6 +29,7 @@ class Federation:
         self.num_clients = int(config["num-clients"])
         self._seed = int(config["seed"])
         self._fractions = _fractions(config)
+        self._shots = novel_shots(config)
         self.novel = self._roles(float(config["train-fraction"]))
         entry = partition(str(config["partition"]))
         self._change = entry.change(config, self.novel) if entry.change else None
@@ -159,7 +160,7 @@ class Federation:
             x, y, at = changed, y[index], torch.arange(len(rows))  # a copy, of this client alone
         parts = {name: self._samples(x, y, at[p]) for name, p in self._split(rows).items()}
         attributes = {"classes": len(data.y[index].unique())} | self._attributes[client]
-        return Share(
+        share = Share(
             parts["train"],
             parts["validation"],
             parts.get("test"),
@@ -168,6 +169,7 @@ class Federation:
             attributes | (self._change.attributes(client) if self._change else {}),
             self.public,
         )
+        return share.with_shots(self._shots, seed_of(self._seed, "shots", client))
 
     def _split(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Positions of a client's training, validation and test samples among its rows."""
@@ -181,6 +183,14 @@ class Federation:
 
     def _samples(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Samples:
         return Samples(x, y, index, self.dataset.info.scale, self._mean, self._std)
+
+
+def novel_shots(config: Config) -> int:
+    """Labeled samples of each class that a novel client learns from. ValueError if negative."""
+    shots = int(config.get("novel-shots", 0))
+    if shots < 0:
+        raise ValueError(f"novel-shots is {shots}; it must not be negative")
+    return shots
 
 
 def _fractions(config: Config) -> dict[str, float]:

@@ -101,7 +101,8 @@ class PreferredSamples(Samples):
 class Share:
     """One client's data. A novel client is scored on `everything`; `test` is there only where
     the partition gives test samples. `attributes` describe the client, for figures. `public`
-    samples are nobody's; all clients have the same."""
+    samples are nobody's; all clients have the same. With `shots` a novel client learns from so
+    many labeled samples of each class, its `train`; they are not in `everything`."""
 
     train: Samples
     validation: Samples
@@ -110,6 +111,29 @@ class Share:
     novel: bool
     attributes: dict[str, float | int | str] = field(default_factory=dict)
     public: Samples | None = None
+    shots: int = 0
+
+    def with_shots(self, shots: int, seed: int) -> "Share":
+        """A novel client's share when it shows `shots` labels of each class, at most all but one:
+        something is left to be scored. Fewer shots are among the first of more. Others': itself."""
+        if not shots or not self.novel:
+            return self
+        every = self.everything
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(every), generator=generator)
+        labels = every.y.cpu()[every.index.cpu()][order]
+        chosen = torch.zeros(len(every), dtype=torch.bool)
+        for label in labels[labels >= 0].unique():
+            mine = order[labels == label]
+            chosen[mine[: min(shots, len(mine) - 1)]] = True
+        return replace(
+            self,
+            train=replace(every, index=every.index[chosen]),
+            validation=replace(every, index=every.index[:0]),
+            test=None,
+            everything=replace(every, index=every.index[~chosen]),
+            shots=shots,
+        )
 
     def save(self, folder: str | Path, info: Info) -> None:
         """Write the share to a folder that `load` reads, for a node that has only its own."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from partitions.datasets import Dataset, Info, configured
-from partitions.federation import Federation
+from partitions.federation import Federation, novel_shots
 from partitions.registry import Config, partition
 from partitions.shares import SUB_POPULATION, PreferredSamples, Share
 
@@ -23,6 +23,8 @@ class PreferenceFederation(Federation):
     def __init__(self, config: Config) -> None:
         import datasets
 
+        if shots := novel_shots(config):
+            raise ValueError(f"novel-shots is {shots}; users with tastes tell no labels: use 0")
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
         self.rule = partition("preference").make(config, self.novel)

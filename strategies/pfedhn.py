@@ -65,6 +65,7 @@ class PFedHN(PersonalizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.evaluate_novel = self.evaluate_novel and not novel_rounds  # until they have learnt
         if server_optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown server-optimizer {server_optimizer!r}; known: {OPTIMIZERS}")
         if descriptor not in DESCRIPTORS:

@@ -133,7 +133,7 @@ def results(jobs: Sequence[Job]) -> Results:
     first, spread = jobs[0].config, _seeds(jobs) > 1
     notes = [
         *["training clients: validation accuracy"] * validated,
-        *["novel clients: all their samples"] * joined,
+        *[f"novel clients: {_scored(jobs)}"] * joined,
         *["F1 of test samples: mean over sub-populations; over users"] * scored,
         *["ε (δ): spent in the whole run, each run by itself"] * private,
         *_terms_of_privacy(jobs, summaries_of),
@@ -148,6 +148,12 @@ def results(jobs: Sequence[Job]) -> Results:
         rows,
         "; ".join(notes),
     )
+
+
+def _scored(jobs: Sequence[Job]) -> str:
+    """Which samples of novel clients the table's accuracies count."""
+    few = any(job.config.get("novel-shots") for job in jobs)
+    return "all their samples" + " but those that they learn from" * few
 
 
 def novel_clients(jobs: Sequence[Job]) -> bool:

@@ -1,0 +1,149 @@
+"""Novel clients with a few labels: what they learn from is never scored, what is scored is never
+learnt from."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import SMALL, federate, share
+from torch import nn
+
+import partitions
+from clients.base import Client
+from clients.ditto import DittoClient
+from clients.fedbabu import FedBABUClient
+from clients.fedper import FedPerClient
+from clients.perfedavg import PerFedAvgClient
+from clients.pfedme import PFedMeClient
+from fedapps.client_app import with_public
+from fedapps.config import former_name
+
+LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",
+         "odpfl-hn", "pfedhn", "fedprox"]  # fmt: skip
+
+
+def with_labels(labels, shots, seed=0):
+    """A novel client's share of such labels; its inputs are their row numbers."""
+    whole = share(torch.arange(float(len(labels)))[:, None], labels)
+    object.__setattr__(whole, "novel", True)
+    return whole.with_shots(shots, seed)
+
+
+def rows(samples):
+    return set(samples[:][0][:, 0].int().tolist())
+
+
+def test_a_share_is_cut_by_class():
+    """Classes 0 (4 samples), 1 (2), 2 (1) and unlabeled ones (2): of two shots a class the second
+    class shows one and the third none, so that each keeps one to be scored."""
+    labels = torch.tensor([0, 1, -1, 0, 2, 0, 1, 0, -1])
+    cut = with_labels(labels, 2)
+    shown = sorted(labels[list(rows(cut.train))].tolist())
+    assert shown == [0, 0, 1]
+    assert rows(cut.train) | rows(cut.everything) == set(range(9))
+    assert not rows(cut.train) & rows(cut.everything)
+    assert rows(cut.train) <= rows(with_labels(labels, 3).train)
+    assert len({tuple(rows(with_labels(labels, 2, seed).train)) for seed in range(9)}) > 1
+    whole = share(torch.zeros(3, 1), [0, 0, 1])
+    assert whole.with_shots(2, 0) is whole  # a training client's
+
+
+@pytest.mark.parametrize("method", LEARN)
+def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeypatch):
+    changes = {"method": method, "novel-shots": 2, "novel-rounds": 2, "num-clients": 4}
+    if method != "pfedhn":
+        changes["novel-rounds"] = 0
+    told = []
+
+    def predict(self, x):
+        logits = plain(self, x)
+        told.append((self.share.novel, x.clone(), logits.clone()))
+        return logits
+
+    plain = Client.predict
+    monkeypatch.setattr(Client, "predict", predict)
+    federation = partitions.federation(with_public(SMALL | changes, method))
+    novel = [federation.share(i) for i in np.flatnonzero(federation.novel)]
+    shown = [one.train[:][0] for one in novel]
+    before, first = federate(**changes)[0], list(told)
+    told.clear()
+    kept = federation.dataset.y.clone()
+    for one in novel:
+        labels = federation.dataset.y[one.everything.index]
+        federation.dataset.y[one.everything.index] = labels.roll(1)
+    try:
+        after = federate(**changes)[0]
+    finally:
+        federation.dataset.y.copy_(kept)
+    assert {n: a.data for n, a in before.arrays.items()} == {
+        n: a.data for n, a in after.arrays.items()
+    }
+    assert all(torch.equal(a[2], b[2]) for a, b in zip(first, told, strict=True))
+    scored = [x for was_novel, x, _ in first if was_novel]
+    assert scored and not any(
+        torch.equal(one, sample) for x in scored for one in x for few in shown for sample in few
+    )
+    last = max(before.evaluate_metrics_clientapp)
+    one, two = (r.evaluate_metrics_clientapp[last] for r in (before, after))
+    differs = {key for key in one if one[key] != two[key]}
+    assert "novel-loss" in differs
+    scores = ("novel-accuracy", "novel-base-accuracy", "novel-loss", "novel-sem")
+    assert differs <= set(scores)
+
+
+def test_shots_teach():
+    """A client alone knows nothing of a novel client's classes until it is shown some."""
+    config = {"method": "local", "num-clients": 4, "local-steps": 20}
+    accuracy = [
+        federate(**config, **{"novel-shots": k})[0].evaluate_metrics_clientapp[2] for k in (1, 8)
+    ]
+    assert accuracy[0]["novel-accuracy"] < accuracy[1]["novel-accuracy"] > 0.8
+
+
+def tuned(cls, **settings):
+    """A novel client of class 0 at x = 1 whose logits are the weights, sent w = (0, 0)."""
+    few = share(torch.ones(1, 1), [0])
+    object.__setattr__(few, "novel", True)
+    object.__setattr__(few, "shots", 1)
+    model = nn.Sequential()
+    model.head = nn.Linear(1, 2, bias=False)
+    client = cls(model, few, lr=0.5, local_steps=1, **settings)
+    client.score({"head.weight": np.zeros((2, 1), np.float32)}, {})
+    return client.model.head.weight.flatten().tolist()
+
+
+def test_each_method_learns_in_its_own_way():
+    """∇L(0, 0) = (−½, ½). FedAvg's client, a FedPer head, Ditto's v from w: one step at ½ gives
+    (¼, −¼). Per-FedAvg steps at α = 0.2. FedBABU tunes in two passes: the second has
+    p_0 = σ(½), (¼ + ½(1 − p_0), …). pFedMe: one step at 0.1 towards its proximal point."""
+    assert tuned(Client) == tuned(FedPerClient) == tuned(DittoClient) == [0.25, -0.25]
+    assert tuned(PerFedAvgClient, inner_lr=0.2) == pytest.approx([0.1, -0.1])
+    second = 0.25 + 0.5 * (1 - 1 / (1 + np.exp(-0.5)))
+    assert tuned(FedBABUClient, tune_epochs=2) == pytest.approx([second, -second])
+    near = tuned(PFedMeClient, personal_lr=0.1, inner_steps=1, penalty=2.0)
+    assert near == pytest.approx([0.05, -0.05])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"novel-shots": -1}, "novel-shots is -1"),
+        ({"novel-shots": 1, "method": "pfl-nearest"}, "pfl-nearest cannot learn.*able: local"),
+        ({"novel-shots": 1, "method": "pfedhn"}, "set novel-rounds"),
+        ({"novel-shots": 1, "partition": "preference"}, "users with tastes"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, words):
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        federate(**changes)
+
+
+def test_a_trained_run_is_scored_with_other_shots(tmp_path):
+    """`--from` finds the run of the same method, whatever its novel-shots."""
+    (tmp_path / "tent,lr=0.1-seed2").mkdir()
+    (tmp_path / "tent,novel-shots=5-seed2").mkdir()
+    for label, name in (
+        ("tent lr=0.1 novel-shots=5", "tent,lr=0.1-seed2"),
+        ("tent novel-shots=5", "tent,novel-shots=5-seed2"),
+        ("tent lr=0.1", "tent,lr=0.1-seed2"),
+    ):
+        assert former_name(tmp_path, label, 2) == name
