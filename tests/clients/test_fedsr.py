@@ -47,6 +47,28 @@ def test_loss_by_hand():
     assert client.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_loss_where_the_two_gaussians_differ():
+    """m = (1, 2, 0, …), s = ½ in 100 dimensions; r(z|0) = N((3, 0, …), 2²), r(z|1) = N(0, 1):
+    KL(p‖r) = 100 (ln 4 + ¼/8 − ½) + (2² + 2²)/8 for the three samples of class 0 and
+    100 (ln 2 + ¼/2 − ½) + (1 + 4)/2 for the two of class 1; ‖z‖² = 5; a head of zeros: ln 2."""
+    client, x, y = make(l2r=0.1, cmi=0.2)
+    net = client.network.eval()
+    with torch.no_grad():
+        net.representation.weight.zero_()
+        net.representation.bias.zero_()
+        net.representation.bias[:2] = torch.tensor([1.0, 2.0])
+        net.representation.bias[100:] = math.log(math.exp(0.5) - 1)
+        net.reference_mean[0, 0] = 3.0
+        net.reference_scale[0] = math.log(math.exp(2) - 1)
+        net.reference_scale[1] = math.log(math.e - 1)
+        net.head.weight.zero_()
+        net.head.bias.zero_()
+    zero = 100 * (math.log(4) + 0.25 / 8 - 0.5) + 1
+    one = 100 * (math.log(2) + 0.25 / 2 - 0.5) + 2.5
+    expected = math.log(2) + 0.1 * 5 + 0.2 * (3 * zero + 2 * one) / 5
+    assert client.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_samples_in_training_and_the_mean_in_evaluation():
     client, x, _ = make()
     net = client.network
