@@ -329,7 +329,7 @@ def saved_configuration(run: Path) -> Config:
 
 
 # Where a run is, how it is begun and looked after, not what it computes.
-CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every")
+CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every", "round-timeout", "start-timeout")
 
 
 def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:

@@ -34,6 +34,7 @@ WIDTH = "[1, 4096]"
 WEIGHT = "[0, 1000000]"
 ROUNDS = "[0, 10000000]"
 POSITIVE = "(0, 100]"
+SECONDS = "(0, 1000000000]"
 
 INTERVALS = {
     # of the run
@@ -58,6 +59,9 @@ INTERVALS = {
     "lr-decay-rounds": "[1, 10000000]",
     "data-seed": "[-1, 9223372036854775807]",
     "min-valid-replies": SOME,
+    "min-available-nodes": COUNT,
+    "round-timeout": SECONDS,
+    "start-timeout": SECONDS,
     "max-update-norm": "[0, 1000000000000]",
     "robust-fraction": "[0, 0.5)",
     "dp-clip": "(0, 1000000]",

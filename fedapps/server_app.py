@@ -97,7 +97,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         entry.strategy,
         config=config,
         method=method,
-        min_available_nodes=int(config["num-clients"]),
+        min_available_nodes=int(config["min-available-nodes"] or config["num-clients"]),
         evaluate_novel=bool(entry.novel or config["novel-shots"]),
         on_round=on_round,
         former=former,
@@ -112,6 +112,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
             grid=grid,
             initial_arrays=to_record(shared),
             num_rounds=int(config["rounds"]),
+            timeout=float(config["round-timeout"]),
             train_config=ConfigRecord({"method": method}),
         )
 
@@ -178,6 +179,18 @@ def check_run(config: Config) -> None:
     for key, bound in least.items():
         if int(config[key]) < bound:
             raise ValueError(f"{key} is {config[key]}; it must be at least {bound}")
+    if int(config["min-available-nodes"]) > int(config["num-clients"]):
+        raise ValueError(
+            f"min-available-nodes is {config['min-available-nodes']}, but num-clients only "
+            f"{config['num-clients']}"
+        )
+    if float(config["round-timeout"]) > float(config["start-timeout"]):
+        raise ValueError(
+            f"round-timeout is {config['round-timeout']} and start-timeout "
+            f"{config['start-timeout']}; the second must not be the shorter"
+        )
+    if config["resume"] and not config["output-dir"]:
+        raise ValueError("resume goes on from a checkpoint in output-dir, which is not set")
     for key in ("local-steps", "local-epochs", "lr", "momentum", "weight-decay"):
         if float(config[key]) < 0:
             raise ValueError(f"{key} is {config[key]}; it must not be negative")

@@ -106,22 +106,22 @@ class PersonalizedStrategy(Strategy):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
     `fraction_train` of the training nodes is sampled each round, once `min_available_nodes` have
-    connected (waiting at most `wait` seconds). Every `evaluate_every` rounds, and after the last,
-    `fraction_evaluate` of the nodes is evaluated; novel ones only if `evaluate_novel`. A reply
-    that is an error, lacks or invents names, has wrong shapes or dtypes, or is not finite is
-    dropped, counted and logged, and so is one that is absurdly far from what was sent; with
-    `max_update_norm` > 0 updates are scaled down to that norm, all arrays together. With
-    `on_client_failure` = "stop" the first such training reply ends the run, and so do fewer than
-    `min_valid_replies` valid ones. `on_round` is called with each round's report and may raise
-    `Stop`; `privacy` protects updates before they are aggregated. `former` is the `state` of a
-    former run, or just its "arrays", from which this one goes on: in the round after the one that
-    the state tells, if it tells one; with 0 rounds it is only evaluated. `memories` are what that
-    run's clients kept, by client id; they get it back. With `only_model` the roster is cut to the
-    clients whose network has that name. With `bound` evaluations report the empirical terms of
-    ODPFL-HN's generalization bound as well. Accuracies are means over clients or, with `mean_over`
-    = "samples", over their samples. The learning rates of round r, counted from 0, are `lr_decay`
-    ** (r / `lr_decay_rounds`) times those given, the clients' and the server's own; `saved_rounds`
-    more where `former` had as many.
+    connected (waiting at most `wait` seconds; `start_timeout` for their first answers). Every
+    `evaluate_every` rounds, and after the last, `fraction_evaluate` of the nodes is evaluated;
+    novel ones only if `evaluate_novel`. A reply that is an error, lacks or invents names, has
+    wrong shapes or dtypes, or is not finite is dropped, counted and logged, and so is one that is
+    absurdly far from what was sent; with `max_update_norm` > 0 updates are scaled down to that
+    norm, all arrays together. With `on_client_failure` = "stop" the first such training reply ends
+    the run, and so do fewer than `min_valid_replies` valid ones. `on_round` is called with each
+    round's report and may raise `Stop`; `privacy` protects updates before they are aggregated.
+    `former` is the `state` of a former run, or just its "arrays", from which this one goes on: in
+    the round after the one that the state tells, if it tells one; with 0 rounds it is only
+    evaluated. `memories` are what that run's clients kept, by client id; they get it back. With
+    `only_model` the roster is cut to the clients whose network has that name. With `bound`
+    evaluations report the empirical terms of ODPFL-HN's generalization bound as well. Accuracies
+    are means over clients or, with `mean_over` = "samples", over their samples. The learning rates
+    of round r, counted from 0, are `lr_decay` ** (r / `lr_decay_rounds`) times those given, the
+    clients' and the server's own; `saved_rounds` more where `former` had as many.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
@@ -145,6 +145,7 @@ class PersonalizedStrategy(Strategy):
         max_update_norm: float = 0.0,
         seed: int = 0,
         wait: float = 120.0,
+        start_timeout: float = 3600.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
         former: Mapping[str, Any] | None = None,
         memories: Mapping[int, Arrays] | None = None,
@@ -182,7 +183,7 @@ class PersonalizedStrategy(Strategy):
         self.bound, self.mean_over = bound, mean_over
         self.lr_decay, self.lr_decay_rounds = lr_decay, lr_decay_rounds
         self.saved_rounds = saved_rounds
-        self.roster = Roster(min_available_nodes, wait, only_model)
+        self.roster = Roster(min_available_nodes, wait, only_model, start_timeout)
         self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id

@@ -23,11 +23,16 @@ POLL_SECONDS = 0.5
 class Roster:
     """The connected nodes, at least `least` of them, waited for at most `wait` seconds.
 
-    With `only_model` it is cut to the clients whose network has that name. `refused` counts by
-    cause the nodes that the last look at the roster refused for the first time."""
+    Those there at the start have `start_timeout` seconds to answer, if that is longer than what
+    later ones have. With `only_model` it is cut to the clients whose network has that name.
+    `refused` counts by cause the nodes that the last look at the roster refused for the first
+    time."""
 
-    def __init__(self, least: int, wait: float, only_model: str) -> None:
+    def __init__(
+        self, least: int, wait: float, only_model: str, start_timeout: float = 0.0
+    ) -> None:
         self.least, self.wait, self.only_model = least, wait, only_model
+        self._patience = start_timeout  # until all that are there at the start have been asked
         self.refused: Counter[str] = Counter()
         self._present: dict[int, Node] = {}  # by node id, as each said when it came
         self._nodes: dict[int, Node] = {}  # by node id, as each said when it first came
@@ -41,6 +46,7 @@ class Roster:
         Nodes that are refused count among those that are waited for, so that one bad client does
         not keep the others. Raises RuntimeError if too few answer, or none acceptably."""
         self.refused = Counter()
+        timeout, self._patience = max(timeout, self._patience), 0.0
         deadline = time.monotonic() + self.wait
         while True:
             ids = set(grid.get_node_ids())

@@ -109,6 +109,10 @@ class InProcessGrid(LocalGrid):
         """A grid whose nodes are configured as Flower's simulation engine does."""
         return cls(client_app, run_config, simulated(num_nodes))
 
+    def get_node_ids(self) -> Iterable[int]:
+        """The ids of the nodes that are there."""
+        return list(self.contexts)
+
     def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         """Nodes answer at once, so `timeout` is never reached."""
         return [self._deliver(message) for message in messages]
