@@ -56,7 +56,7 @@ class Job:
         fresh, self._lines = lines[self._lines :], len(lines)
         reports = [json.loads(line) for line in fresh]
         self.rounds += len(reports)
-        self.seconds += sum(report["seconds"] for report in reports)
+        self.seconds += sum(report.get("seconds", 0.0) for report in reports)  # private: untold
         return reports
 
     def summary(self) -> dict[str, Any]:
