@@ -16,8 +16,7 @@ from clients.base import Client, Config, Metrics
 
 
 class APFLClient(Client):
-    """`mixing` is α_i at the start, learnt if `learn`. Kept: ``own/…`` (v_i), ``mixing``. The
-    loss that is told is the sum of both models'. Novel clients get w."""
+    """`mixing` is α_i at the start, learnt if `learn`. Told: the sum of both losses."""
 
     needs_state = "predictions"
 
@@ -33,8 +32,8 @@ class APFLClient(Client):
         w = dict(self.model.named_parameters())
         kept = to_tensors(group(self.state, "own"), self.device)
         self.v = {n: kept.get(n, p).detach().clone().requires_grad_() for n, p in w.items()}
-        start = torch.from_numpy(self.state["mixing"]) if kept else torch.tensor(self.mixing)
-        self.alpha = start.to(self.device, torch.float32).clone().requires_grad_(self.learn)
+        alpha = float(self.state["mixing"]) if kept else self.mixing
+        self.alpha = torch.tensor(alpha, device=self.device, requires_grad=self.learn)
 
         def adapt() -> None:  # α_i ← α_i − η ∂F(v̄_i)/∂α_i; without a gradient from then on
             if self.alpha.grad is not None:
@@ -46,8 +45,7 @@ class APFLClient(Client):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """F(w_i) + F(v̄_i); the mixture passes no gradient to w_i."""
-        w, alpha = dict(self.model.named_parameters()), self.alpha
-        mixed = {n: alpha * v + (1 - alpha) * w[n].detach() for n, v in self.v.items()}
+        mixed = {n: p.detach().lerp(self.v[n], self.alpha) for n, p in self.model.named_parameters()}
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         logits = functional_call(self.model, {**mixed, **buffers}, (x,))
         return super().loss(x, y) + F.cross_entropy(logits, y)

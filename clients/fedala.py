@@ -16,8 +16,7 @@ MOST = 100  # passes that learn W_i at first
 
 
 class FedALAClient(Client):
-    """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of a pass's
-    batches. Kept: θ_i as ``own/…``, W_i as ``mixing/…``. Novel clients get w."""
+    """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of the data."""
 
     rates, needs_state = ("lr", "mixing_lr"), "predictions"
 

@@ -1,9 +1,7 @@
 """FedAMP server (Huang et al., AAAI 2021, Algorithm 1): clients of similar models help each other.
 
 u_i = Σ_j ξ_ij w_j with ξ_ij = α A'(‖w_i − w_j‖²) for j ≠ i, ξ_ii = 1 − Σ_j≠i ξ_ij and
-A(x) = 1 − e^(−x/σ), Eq. (5)-(6). The client minimises F_i(w) + (μ/2)‖w − u_i‖², as FedProx's.
-Departs from the paper: where the ξ_ij of a client exceed 1 they are scaled to sum to 1. Novel
-clients without labels have no model: not served."""
+A(x) = 1 − e^(−x/σ), Eq. (5)-(6). Departs from the paper: ξ_ij that exceed 1 are scaled to it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +26,7 @@ class FedAMP(PersonalizedStrategy):
         self.step, self.width = step, width
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """What all start from."""
+        """What all start from; a novel client has nothing else."""
         return prefixed("initial", arrays)
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:

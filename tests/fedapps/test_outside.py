@@ -16,7 +16,8 @@ from fedapps.engines.jobs import make_jobs
 from partitions import federation, references
 from partitions.datasets import configured, described
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
 DITTO = "my_lab.ditto:METHOD"
 FEDAPPS = str(Path(sys.executable).parent / "fedapps")
 
@@ -44,6 +45,15 @@ def outside(tmp_path_factory):
 def test_ditto_takes_at_most_two_files_and_sixty_lines(outside):
     lines = (outside / "my_lab" / "ditto.py").read_text("utf-8").splitlines()
     assert len(lines) <= 60
+
+
+def test_the_page_counts_the_lines_of_methods():
+    rows = re.findall(r"^\| `\w+` \| ([\w/. ]+) \| ([\d +]+) \|$", PAGE, re.M)
+    assert len(rows) == 8
+    for files, told in rows:
+        counts = [len((ROOT / f).read_text("utf-8").splitlines()) for f in files.split()]
+        assert told == " + ".join(map(str, counts)), files
+        assert len(counts) <= 2 and max(counts) <= 60
 
 
 def test_settings_are_declared_by_the_signature_and_checked():
