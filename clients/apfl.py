@@ -29,7 +29,7 @@ class APFLClient(Client):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of w_i, each with one of v_i and the first one with one of α_i."""
         self.load(arrays)
-        w = dict(self.model.named_parameters())
+        self.w = w = dict(self.model.named_parameters())
         kept = to_tensors(group(self.state, "own"), self.device)
         self.v = {n: kept.get(n, p).detach().clone().requires_grad_() for n, p in w.items()}
         alpha = float(self.state["mixing"]) if kept else self.mixing
@@ -45,7 +45,7 @@ class APFLClient(Client):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """F(w_i) + F(v̄_i); the mixture passes no gradient to w_i."""
-        mixed = {n: p.detach().lerp(self.v[n], self.alpha) for n, p in self.model.named_parameters()}
+        mixed = {n: p.detach().lerp(self.v[n], self.alpha) for n, p in self.w.items()}
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         logits = functional_call(self.model, {**mixed, **buffers}, (x,))
         return super().loss(x, y) + F.cross_entropy(logits, y)
