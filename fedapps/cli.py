@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedapps import data_cli, plot_cli, ranges, table_cli
+from fedapps import data_cli, plot_cli, ranges, table_cli, tune_cli
 from fedapps.config import (
     Config,
     Experiment,
@@ -59,6 +59,7 @@ cli.add_typer(data_cli.app)
 cli.command()(table_cli.table)
 cli.add_typer(service.app)
 cli.command()(plot_cli.plot)
+cli.command("tune")(tune_cli.command)
 
 
 @cli.command()

@@ -155,6 +155,7 @@ class Experiment:
     methods: str = ""  # separated by commas, as the seeds are
     seeds: str = ""
     published: Any = None  # its [published] tables, see `fedapps.results.published`
+    search: Any = None  # its [search] table, see `fedapps.tuning`
     source: str = ""  # the file's text
 
     def __or__(self, other: "Experiment") -> "Experiment":
@@ -166,6 +167,7 @@ class Experiment:
             other.methods or self.methods,
             other.seeds or self.seeds,
             other.published or self.published,
+            other.search or self.search,
             other.source or self.source,
         )
 
@@ -184,8 +186,8 @@ def read_experiment(name: str) -> Experiment:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no valid TOML: {error}") from error
     methods, seeds = _lists(content)
-    published = content.pop("published", None)
-    return replace(_spanned(_flat(content), methods, seeds), published=published, source=text)
+    tables = {key: content.pop(key, None) for key in ("published", "search")}
+    return replace(_spanned(_flat(content), methods, seeds), **tables, source=text)
 
 
 def parse_experiment(arguments: Sequence[str]) -> Experiment:

@@ -7,6 +7,7 @@ import pytest
 from fedapps.config import combinations, defaults, experiments, override, read_experiment, variant
 from fedapps.results.published import SCORES, Published
 from fedapps.server_app import check_run
+from fedapps.tuning import Search
 
 
 @pytest.mark.parametrize("name", sorted(experiments()))
@@ -24,3 +25,5 @@ def test_a_shipped_experiment_is_valid(name):
             assert column.keys() & SCORES.keys()
             for score in column.keys() & SCORES.keys():
                 assert all(variant(config, label) for label in column[score])
+    if asked.search:
+        Search.read(asked.search, config)

@@ -36,7 +36,7 @@ def curves(jobs: Sequence[Job]) -> "Figure":
                     of = told[role].setdefault(job.method, {})
                     of.setdefault(report["round"], []).append(100 * score)
     figure, axes = _panels([role for role in ROLES if told[role]])
-    styles = dict(zip(dict.fromkeys(job.method for job in jobs), _styles(), strict=False))
+    styles = dict(zip(dict.fromkeys(job.method for job in jobs), line_styles(), strict=False))
     for role, axis in axes.items():
         for method, rounds in told[role].items():
             x = sorted(rounds)
@@ -59,7 +59,7 @@ def swept(jobs: Sequence[Job], key: str) -> "Figure":
     for score, axis in axes.items():
         of = [line for line in lines if line.score == score]
         methods = dict.fromkeys(line.by[0] for line in of)
-        for method, style in zip(methods, _styles(), strict=False):
+        for method, style in zip(methods, line_styles(), strict=False):
             points = sorted(
                 (places[line.by[1]], line.mean, line.deviation or 0.0)
                 for line in of
@@ -161,7 +161,7 @@ def _legend(figure: "Figure", axes: Mapping[str, Any]) -> None:
         figure.legend(list(told.values()), list(told), loc="outside lower center", ncols=4)
 
 
-def _styles() -> Any:
+def line_styles() -> Any:
     """Endless lines that colour, dashes and marker tell apart."""
     keys = ("color", "linestyle", "marker")
     endless = zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)

@@ -1,0 +1,139 @@
+"""Tuning: by validation alone, equal budgets, resumable, without a look at novel clients."""
+
+import csv
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from clients.base import Client
+from fedapps.cli import cli
+from fedapps.config import defaults, read_experiment, variant
+from fedapps.engines import jobs
+from fedapps.tuning import Outcome, Search, best, drawn
+
+EXPERIMENT = """
+methods = ["fedavg", "tent"]
+seeds = [7]
+num-clients = 4
+rounds = 1
+local-steps = 4
+evaluate-every = 1
+
+[search]
+lr = [0.0, 0.5]
+
+[search.tent]
+adapt-steps = { low = 0, high = 3 }
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(EXPERIMENT)
+    return file
+
+
+def fedapps(*arguments, code=0):
+    done = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == code, (done.output, done.exception)
+    return " ".join(done.output.split())
+
+
+def trials(folder):
+    with (folder / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, monkeypatch):
+    """No novel client is asked for a score in any trial; without training (lr 0) nothing is as
+    good as with it, and best.toml is an experiment that evaluates them again."""
+    scored = []
+    score = Client.score
+
+    def watched(self, arrays, config):
+        scored.append(self.share.novel)
+        return score(self, arrays, config)
+
+    monkeypatch.setattr(Client, "score", watched)
+    output = tmp_path / "tuning"
+    fedapps("tune", experiment, "--trials", 4, "--output", output)
+    assert scored and not any(scored)
+    told = trials(output)
+    assert [row["method"] for row in told] == ["fedavg"] * 4 + ["tent"] * 4
+    assert {word.split("=")[0] for word in told[-1]["settings"].split()} == {"lr", "adapt-steps"}
+    values = {row["settings"]: float(row["validation"]) for row in told[:4]}
+    assert values["lr=0.5"] > values["lr=0.0"]
+    asked = read_experiment(str(output / "best.toml"))
+    labels = asked.methods.split(",")
+    assert labels[0] == "fedavg lr=0.5"
+    assert labels[1].startswith("tent lr=0.5 adapt-steps=")
+    assert asked.seeds == "0"
+    assert asked.settings["num-clients"] == 4
+    assert variant(defaults() | asked.settings, labels[1])["evaluate-novel"]
+    assert (output / "trials.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatch):
+    """Two trials, then four in all: two more; a trial that is suggested again is not run again."""
+    ran = []
+    run = jobs.run_in_process
+    monkeypatch.setattr(jobs, "run_in_process", lambda config: (ran.append(config), run(config)))
+    output = tmp_path / "tuning"
+    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output]
+    fedapps(*arguments, "--trials", 2)
+    before = trials(output)
+    fedapps(*arguments, "--trials", 6)
+    after = trials(output)
+    assert after[:2] == before
+    assert [row["trial"] for row in after] == list("123456")
+    rates = [config["lr"] for config in ran]
+    assert sorted(rates) == sorted({float(row["settings"].partition("=")[2]) for row in after})
+    assert all(not config["evaluate-novel"] for config in ran)
+    said = fedapps(*arguments, "rounds=2", code=2)
+    assert "under other settings" in said
+
+
+def test_a_killed_trial_does_not_count(experiment, tmp_path, monkeypatch):
+    output = tmp_path / "tuning"
+    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output, "--trials", 2]
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapps.tune_cli.run_jobs", killed)
+        assert "the same command goes on" in fedapps(*arguments, code=130)
+    fedapps(*arguments)
+    assert len(trials(output)) == 2
+    assert all(row["validation"] for row in trials(output))
+
+
+def test_a_method_whose_trials_fail_has_no_best():
+    told = [
+        Outcome("a", 1, "a lr=1", 0.5), Outcome("a", 2, "a lr=2", 0.75),
+        Outcome("a", 3, "a lr=3", 0.75), Outcome("b", 1, "b", None),
+    ]  # fmt: skip
+    assert best(told) == {"a": told[1]}
+    dots = [line for line in drawn(told).axes[0].lines if line.get_linestyle() == "None"]
+    assert dots[0].get_ydata().tolist() == [50, 75, 75]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("", ["no [search] table"]),
+        ("lr = 0.1", ["lr is 0.1", "a list or {low, high, log}"]),
+        ("lr = []", ["lr is []"]),
+        ('lr = ["fast"]', ["lr is 'fast'", "a number"]),
+        ("rate = [1]", ["unknown key 'rate'"]),
+        ("lr = { low = 0.1 }", ["lr is {'low': 0.1}"]),
+        ("lr = { low = 0.3, high = 0.1 }", ["low 0.3 is not below 0.1"]),
+        ("lr = { low = 0.0, high = 0.1, log = true }", ["begins above 0"]),
+    ],
+)
+def test_a_bad_search_is_refused(table, words):
+    with pytest.raises(ValueError) as error:
+        Search.read(tomllib.loads(table), defaults())
+    assert all(word in str(error.value) for word in words)
