@@ -6,9 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
+from left import leave
 from typer.testing import CliRunner
 
 from fedapps.cli import cli
+from fedapps.results.report import write_report
+from fedapps.results.runs import read_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
@@ -145,6 +148,23 @@ def test_costs_are_told(page, runs):
     assert row[3] == f"{np.mean([s['megabytes_per_client_round']['down'] for s in told]):.3f}"
     assert row[5] == "none"
     assert page.locator("#costs .bar").first.locator("div").count() == 4  # phases of a round
+
+
+def test_a_private_run_hides_its_traffic(browser, tmp_path):
+    leave(tmp_path, "fedavg", 0, [0.5], curve=(0.25, 0.5))
+    file = tmp_path / "fedavg-seed0" / "summary.json"
+    hidden = {"dropped_replies": None, "per_client": {}}
+    hidden |= {"megabytes_per_client_round": {"down": None, "up": None}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | hidden))
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(write_report(read_runs(tmp_path)[0], tmp_path).as_uri())
+    cells = page.locator("#costs tbody tr td").all_inner_texts()
+    assert (cells[0], cells[3:]) == ("fedavg", ["–", "–", "–"])
+    assert page.locator("#rounds path[stroke]").count() == 1
+    assert not page.locator("#clients").is_visible()
+    assert errors == []
+    page.close()
 
 
 def test_it_fits_the_screen_and_turns_dark(page):
