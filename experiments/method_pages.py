@@ -31,7 +31,6 @@ NOVEL = {
     "global": "An unlabeled novel client gets the model that everybody gets.",
     "adapted": "An unlabeled novel client gets a model of its own, from its inputs alone.",
 }
-LOGS = "## What it logs\n"
 
 
 def page(method: str, logged: list[str]) -> str:
@@ -55,7 +54,7 @@ def page(method: str, logged: list[str]) -> str:
     table = ["| key | default | |", "|---|---|---|", *rows]
     nothing = "None of its own beside the common ones of `[tool.flwr.app.config]`."
     parts.append("\n".join(table) + "\n" if rows else nothing + "\n")
-    parts.append(LOGS)
+    parts.append("## What it logs\n")
     told = ", ".join(f"`{key}`" for key in logged) or "nothing of its own"
     parts.append(f"Beyond [what every run tells](../run-folder.md): {told}.\n")
     if found := list(measured(method)):
