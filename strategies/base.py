@@ -7,6 +7,7 @@ may ask its clients more within a round by `exchange`."""
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any, Protocol
@@ -23,12 +24,13 @@ from clients.optimizers import Optimizer
 from clients.privacy import EVERYTHING
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
-from strategies.magnitude import Magnitudes, distance, scaled
+from strategies.magnitude import Magnitudes, distance, finite, scaled
 from strategies.replies import Node, Update, read_reply
 from strategies.roster import Roster
 from strategies.scores import f1_scores, means
 
 CHOICES = ("skip", "stop")
+OF_NO_MODEL = ("round", "magnitudes", "privacy")  # of a strategy's state
 MEANS = ("clients", "samples")
 
 
@@ -265,6 +267,9 @@ class PersonalizedStrategy(Strategy):
 
     # What lives through the run
 
+    def forget(self) -> None:
+        """Drop what `restore` makes anew."""
+
     def state(self) -> dict[str, Any]:
         """All that lives through the run: dicts, lists and sets of arrays, numbers and texts."""
         return {
@@ -451,7 +456,11 @@ class PersonalizedStrategy(Strategy):
         updates, _ = self.named(updates, sent)
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
-        self.arrays = self.aggregate(self.arrays, updates)
+        before = deepcopy(self.state())  # some methods work on their arrays in place
+        with np.errstate(over="ignore", invalid="ignore"):  # it is looked for below
+            self.arrays = self.aggregate(self.arrays, updates)
+        if not finite({k: v for k, v in self.state().items() if k not in OF_NO_MODEL}):
+            self._undo(before)
         self._stop_on_failure()  # in an exchange that aggregate made
         dropped = dict(self.now.dropped)
         clients = max(len(self.now.sent), 1)
@@ -470,11 +479,21 @@ class PersonalizedStrategy(Strategy):
                 metrics["loss"] = self.now.report["loss"]
             for cause, count in dropped.items():
                 metrics[f"dropped-{cause}"] = count
+        if self.now.report.get("undone"):
+            metrics["undone"] = 1
         if self.keeps_arrays:
             self._record = None
             return None, metrics
         self._record = to_record(self.arrays)
         return self._record, metrics
+
+    def _undo(self, before: dict[str, Any]) -> None:
+        """Go back to where the round started; what was spent of a privacy budget stays spent."""
+        log(WARNING, "round %s is undone: NaN or infinity would come into the model", self.round)
+        self.forget()
+        now = {"privacy": self.privacy.state()} if self.privacy else {}
+        self.load_state(before | now | {"handout": self.handout})
+        self.now.report["undone"] = True
 
     def _stop_on_failure(self) -> None:
         if self.now.dropped and self.on_client_failure == "stop":

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,18 @@ def scaled(arrays: Arrays, start: Arrays, factor: float) -> Arrays:
         near = x + factor * (y.astype(float) - x)
         found[name] = (np.rint(near) if y.dtype.kind in "iu" else near).astype(y.dtype)
     return found
+
+
+def finite(state: Any) -> bool:
+    """Whether all numbers are finite in dicts, lists, tuples and sets of arrays and whatever else
+    a strategy's state is made of."""
+    if isinstance(state, Mapping):
+        return all(map(finite, state.values()))
+    if isinstance(state, list | tuple | set):
+        return all(map(finite, state))
+    if isinstance(state, np.ndarray) and state.dtype.kind == "f":
+        return bool(np.isfinite(state).all())
+    return not isinstance(state, float) or math.isfinite(state)
 
 
 class Magnitudes:

@@ -154,6 +154,10 @@ class PFedHN(PersonalizedStrategy):
         self.targets = Targets(self.models or {"": arrays})
         return arrays
 
+    def forget(self) -> None:
+        """φ, the embeddings, and their optimizer."""
+        self.hypernetwork, self.embeddings, self._generated = None, {}, []
+
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
         """φ and the embeddings of a former run."""
         v = to_tensors(group(saved, "embedding"))

@@ -66,6 +66,10 @@ class PFL(PersonalizedStrategy):
         """The base's."""
         return self.base.restore(arrays, saved)
 
+    def forget(self) -> None:
+        """What the base's `restore` makes anew."""
+        self.base.forget()
+
     def state(self) -> dict[str, Any]:
         """With what the base keeps."""
         kept = {name: getattr(self.base, name) for name in self.base.kept}

@@ -1,0 +1,64 @@
+"""A round that would bring NaN into the server's state leaves no trace but in the report."""
+
+import numpy as np
+import pytest
+from flwr.clientapp import ClientApp
+from tiny import SMALL
+
+from clients.arrays import from_record, to_record
+from fedapps.bridge import answer
+from fedapps.client_app import make_client
+from fedapps.engines.grid import InProcessGrid
+from fedapps.methods import METHODS
+from fedapps.server_app import run
+from strategies import magnitude
+
+
+def go(method, rounds, poisoned=0):
+    """The run's arrays and train metrics; in round `poisoned` all send entries of 3e38."""
+    config = SMALL | {"method": method, "rounds": rounds, "fraction-evaluate": 0.2}
+
+    def handle(message, context):
+        reply = answer(message, context, make_client)
+        told = message.content.config_records.get("config", {})
+        if message.metadata.message_type == "train" and told.get("server-round") == poisoned:
+            arrays = from_record(reply.content["arrays"])
+            reply.content["arrays"] = to_record(
+                {n: np.full_like(a, 3e38) for n, a in arrays.items()}
+            )
+        return reply
+
+    client_app = ClientApp()
+    for register in (client_app.query, client_app.train, client_app.evaluate):
+        register()(handle)
+    for exchange in METHODS[method].client.exchanges:
+        category, _, action = exchange.partition(".")
+        getattr(client_app, category)(action)(handle)
+    result = run(InProcessGrid.simulation(client_app, config, 6), config, "in-process")
+    return from_record(result.arrays), result.train_metrics_clientapp
+
+
+@pytest.mark.parametrize("method", ["scaffold", "pfedhn", "odpfl-hn"])
+def test_the_state_is_that_before_the_round(method, monkeypatch):
+    """With the check of sizes off: two rounds, of which the second is undone, leave one round's
+    arrays; a third goes on from them as if nothing had been, momentum included."""
+    monkeypatch.setattr(magnitude, "ABSURD", np.inf)
+    monkeypatch.setattr(magnitude, "LARGEST", np.inf)
+    one, _ = go(method, 1)
+    two, metrics = go(method, 2, poisoned=2)
+    assert metrics[2]["undone"] == 1
+    assert "undone" not in metrics[1]
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(two[name], array)
+    three, metrics = go(method, 3, poisoned=2)
+    assert "undone" not in metrics[3]
+    assert all(np.isfinite(a).all() for a in three.values() if a.dtype.kind == "f")
+    assert any((three[name] != array).any() for name, array in one.items())
+
+
+def test_finite_looks_everywhere():
+    good = {"a": [np.ones(2), {"b": (1.5, "text", None, 3)}], "c": {1.0, 2.0}, "d": np.array([1])}
+    assert magnitude.finite(good)
+    for bad in (np.nan, np.array([1, np.inf], np.float32), {3: [float("-inf")]}):
+        assert not magnitude.finite(good | {"e": bad})
