@@ -136,7 +136,7 @@ INTERVALS = {
     "fedbabu.tune-epochs": COUNT,
     "shot.diversity": WEIGHT,
     "t3a.supports": COUNT,
-    "min-agreement": "[-1, 1]",
+    "min-agreement": "[0, 1]",
     "mixture-lr": RATE,
     "mu": WEIGHT,
     "new-neuron-cost": WEIGHT,
