@@ -52,6 +52,7 @@ INTERVALS = {
     "seed": "[0, 9223372036854775807]",
     "evaluate-every": "[1, 10000000]",
     "novel-rounds": ROUNDS,
+    "novel-shots": COUNT,
     "early-stopping": ROUNDS,
     "checkpoint-every": ROUNDS,
     "image-size": "[0, 4096]",
