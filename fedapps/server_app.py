@@ -42,9 +42,14 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configured method, or several in turn where `method` is a comma-separated list.
 
     With several, each has a folder ``<method>-seed<seed>`` of its own in ``output-dir``, and one
-    that fails leaves its error there and lets the others go on. Raises ValueError for a bad
-    configuration before the first message, RuntimeError at the end if a method failed."""
+    that fails leaves its error there and lets the others go on. With ``serve-dir`` it serves that
+    finished run instead, until it is stopped. Raises ValueError for a bad configuration before
+    the first message, RuntimeError at the end if a method failed."""
     config = override(defaults(), dict(context.run_config))
+    if config["serve-dir"]:
+        from fedapps.service.serving import serve
+
+        serve(grid, config)
     methods = [check_method(name.strip()) for name in str(config["method"]).split(",")]
     if len(methods) == 1:
         run(grid, config)

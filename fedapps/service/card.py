@@ -12,6 +12,7 @@ from fedapps.files import MODEL, write_text
 from partitions.datasets import Info, Moment
 
 FILE = "serving.json"
+LONGEST = 4096  # characters of a setting
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,20 @@ class Card:
         """The card as JSON, which `parse` reads."""
         return json.dumps(asdict(self), indent=1)
 
+    def line(self) -> str:
+        """The same in one line that a configuration may hold: of very many classes no names."""
+        told = asdict(self)
+        if len(json.dumps(told)) > LONGEST:
+            told["classes"] = len(self.classes)
+        return json.dumps(told)
+
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The card that `text` wrote."""
+        """The card that `text` or `line` wrote."""
         told = json.loads(text)
-        lists = {key: tuple(value) for key, value in told.items() if isinstance(value, list)}
-        return cls(**(told | lists))
+        classes, shape = told["classes"], tuple(told["shape"])
+        names = map(str, range(classes)) if isinstance(classes, int) else classes
+        return cls(**(told | {"classes": tuple(names), "shape": shape}))
 
 
 def make_card(config: Config) -> Card:

@@ -1,6 +1,8 @@
-"""`fedapps show` and `fedapps personalize`: what a finished run is, and a model from it."""
+"""`fedapps show`, `personalize`, `serve` and `deploy`: finished runs, their clients, and nodes."""
 
 import logging
+import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -105,6 +107,95 @@ def personalize(
     console.print(f"{output}: {files}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def serve(
+    run: RunFolder,
+    deployment: Annotated[
+        Path | None, typer.Option(help="Folder of `fedapps deploy` whose SuperLink is used.")
+    ] = None,
+    superlink: Annotated[
+        str, typer.Option(help="Else a SuperLink's name in Flower's config.toml.")
+    ] = "",
+    again: Annotated[bool, typer.Option("--again", help="Also who has its model already.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between looks at who is there.")] = 30.0,
+) -> None:
+    """Serve a finished run to the nodes of a SuperLink, until Ctrl-C: a line for each node."""
+    from fedapps.engines.flwr import Flwr
+    from fedapps.service.deploy import Deployment
+    from fedapps.service.run import Run
+    from fedapps.service.serving import LINE, check_serving
+
+    console = Console()
+    try:
+        if bool(deployment) == bool(superlink):
+            raise ValueError("name either --deployment or --superlink")
+        found = Run(run)
+        config = found.config | {"serve-dir": str(found.folder), "serving": found.card.line()}
+        config |= {"serve-every": every, "serve-again": again}
+        check_serving(config)
+        home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
+        command = Deployment.read(deployment).flwr() if deployment else Flwr(home, superlink)
+        number = command.submit(config)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise refused(console, error) from error
+    console.print(f"serving {found.method} as run {number}; Ctrl-C ends it", highlight=False)
+    shown = 0
+    try:
+        while not command.status(number)[0].startswith("finished"):
+            lines = [line.partition(LINE)[2] for line in command.log(number) if LINE in line]
+            for line in lines[shown:]:
+                console.print(line.strip(), markup=False, highlight=False)
+            shown = len(lines)
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        command.cancel(number)
+        console.print("stopped")
+        return
+    console.print(f"[red]error:[/red] {escape(command.error(number) or 'the run ended')}")
+    raise typer.Exit(1)
+
+
+@app.command()
+def deploy(
+    folder: Annotated[Path, typer.Argument(help="Folder of the deployment.")],
+    nodes: Annotated[int, typer.Option(help="Write one of so many nodes.")] = 0,
+    tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False,
+    host: Annotated[str, typer.Option(help="The SuperLink's address or name.")] = "127.0.0.1",
+    data: Annotated[
+        Path | None, typer.Option(help="A folder for each node, from `fedapps data --export`.")
+    ] = None,
+    start: Annotated[bool, typer.Option("--start", help="Start it on this machine.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Tell what is alive.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End what --start started.")] = False,
+    only: Annotated[str, typer.Option(help='Of these alone: "superlink,node-0".')] = "",
+) -> None:
+    """Write what a small federation of real nodes needs; start it, look at it, stop it."""
+    from fedapps.service.deploy import SUPERLINK, Deployment, plan
+
+    console = Console()
+    try:
+        if nodes:
+            if (folder / "run").is_dir() and any((folder / "run").iterdir()):
+                raise ValueError(f"{folder} may be running; first: fedapps deploy {folder} --stop")
+            plan(folder, nodes, tls=tls, host=host, data=data).write()
+        found = Deployment.read(folder)
+        known = [SUPERLINK, *found.nodes]
+        names = [name.strip() for name in only.split(",") if name.strip()] or known
+        if unknown := sorted(set(names) - set(known)):
+            raise ValueError(f"unknown {', '.join(unknown)}; known: {', '.join(known)}")
+        if stop:
+            found.stop(names)
+        if start:
+            found.start(names)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise refused(console, error) from error
+    for name in names if status or start or stop else ():
+        console.print(f"{name}: {'alive' if found.alive(name) else 'down'}", highlight=False)
+    if nodes:
+        console.print(f"{folder}: {len(known)} start scripts; read {folder / 'README.md'}")
+
+
+LOOK_SECONDS = 5.0  # between questions to the SuperLink; each starts a process
 TOLD = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
 
 

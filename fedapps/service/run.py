@@ -27,6 +27,8 @@ from fedapps.service.node import CLIENT, acknowledged, served_by
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 
+PATIENCE = 5.0  # seconds that a look at the nodes waits for the first of them
+
 
 class Run:
     """The run in `folder`. Raises ValueError if it holds none that could be served."""
@@ -121,6 +123,7 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         method=run.method,
         min_available_nodes=0,
         evaluate_novel=bool(entry.novel),
+        wait=PATIENCE,
         former=read_former(run.folder),
         saved_rounds=best_round(run.folder),
         privacy=None,

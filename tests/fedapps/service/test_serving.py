@@ -1,0 +1,204 @@
+"""Serving to nodes: once, again when their data change, and to those that come late; in process,
+and once over TLS with keys."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedapps
+import partitions
+from fedapps.cli import cli
+from fedapps.client_app import app
+from fedapps.config import defaults
+from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.jobs import run_in_process
+from fedapps.service.card import LONGEST, Card
+from fedapps.service.certificates import make_node_key
+from fedapps.service.deploy import SUPERLINK, Deployment, plan
+from fedapps.service.run import opened
+from fedapps.service.serving import check_serving, serve_once
+from partitions.inspect import export
+
+SMALL = defaults() | {"num-clients": 4, "train-fraction": 0.75, "rounds": 2, "local-steps": 3}
+FILES = ("model.json", "model.safetensors", "predictions.csv", "report.json")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The exported data of SMALL's clients; training ones first, the novel one last."""
+    federation = partitions.federation(SMALL)
+    paths = export(federation, tmp_path_factory.mktemp("data"))
+    return [paths[i] for i in np.argsort(federation.novel, kind="stable")]
+
+
+def trained(method, output):
+    run_in_process(SMALL | {"method": method, "output-dir": str(output)})
+    return fedapps.load(output)
+
+
+class Nodes(InProcessGrid):
+    """Nodes with data-path and state-dir, over a finished run; the first `there` are there."""
+
+    def __init__(self, run, places):
+        config = run.config | {"serving": run.card.line()}
+        super().__init__(app, config, places)
+        self.there = len(places)
+
+    def get_node_ids(self):
+        return list(self.contexts)[: self.there]
+
+
+def places(folders, tmp_path):
+    return [
+        {"partition-id": i, "data-path": str(f), "state-dir": str(tmp_path / f"state-{i}")}
+        for i, f in enumerate(folders)
+    ]
+
+
+def test_nodes_are_served_once_and_again_when_their_data_change(folders, tmp_path):
+    run = trained("tent", tmp_path / "run")
+    (tmp_path / "photos").mkdir()
+    samples = partitions.federation(SMALL).share(0).everything
+    x = samples.x[samples.index].numpy()
+    np.save(tmp_path / "x.npy", x[:20])
+    own = places([folders[0], tmp_path / "x.npy"], tmp_path)
+    grid = Nodes(run, own)
+    grid.there = 1
+    strategy = opened(run, grid)
+    assert serve_once(strategy, run) == {0: "has its model now (training)"}
+    grid.there = 2  # a late one, with unlabeled data
+    assert serve_once(strategy, run) == {1: "has its model now (novel)"}
+    assert serve_once(strategy, run) == {}
+    np.save(tmp_path / "x.npy", x[20:50])
+    assert serve_once(strategy, run).keys() == {1}
+    again: set[int] = set()
+    assert serve_once(strategy, run, again).keys() == {0, 1} == again
+    assert serve_once(strategy, run, again) == {}
+    for i in range(2):
+        assert {f.name for f in (tmp_path / f"state-{i}").iterdir()} == set(FILES)
+    here = run.serve(run.inputs(tmp_path / "x.npy")).predictions()
+    assert (tmp_path / "state-1" / "predictions.csv").read_text() == here
+    assert len(here.splitlines()) == 31
+
+
+def test_a_node_that_fails_is_told_and_the_others_are_served(folders, tmp_path):
+    run = trained("fedavg", tmp_path / "run")
+    np.save(tmp_path / "x.npy", np.zeros((4, 3, 3), np.uint8))
+    own = places([folders[0], tmp_path / "x.npy", folders[1]], tmp_path)
+    del own[2]["state-dir"]
+    strategy = opened(run, Nodes(run, own))
+    assert serve_once(strategy, run) == {0: "has its model now (training)"}
+
+
+def test_a_personal_head_must_be_on_its_node(folders, tmp_path):
+    """FedPer's training node has its model only where its state-dir holds the head; a novel one
+    has none at all."""
+    run = trained("fedper", tmp_path / "run")
+    strategy = opened(run, Nodes(run, places([folders[0], folders[3]], tmp_path)))
+    told = serve_once(strategy, run)
+    assert told == {0: "it failed; see the log", 1: "fedper has no model without labels"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("serve-every", 0.0), ("serve-timeout", float("nan")), ("serve-dir", "results/x")],
+)
+def test_settings_of_serving_are_checked(key, value):
+    config = defaults() | {"serve-dir": "/run"} | {key: value}
+    with pytest.raises(ValueError, match=f"{key} is"):
+        check_serving(config)
+
+
+def test_a_card_of_very_many_classes_fits_a_setting():
+    card = Card("fedavg", "omniglot", "mlp", (1, 28, 28), tuple("abc"), 255.0, [0.5], [0.25])
+    many = replace(card, classes=tuple(f"character {i}" for i in range(1623)))
+    assert Card.parse(card.line()) == Card.parse(card.text()) == card
+    assert len(many.line()) < LONGEST
+    assert Card.parse(many.line()) == replace(many, classes=tuple(map(str, range(1623))))
+
+
+def test_what_a_deployment_writes(tmp_path):
+    deployment = plan(tmp_path / "d", 2, tls=True, host="127.0.0.1", data=None)
+    deployment.write()
+    assert Deployment.read(tmp_path / "d") == deployment
+    for secret in ("keys/node-0", "keys/node-1", "tls/ca.key", "tls/server.key"):
+        assert (tmp_path / "d" / secret).stat().st_mode & 0o777 == 0o600
+    assert len((tmp_path / "d" / "README.md").read_text().strip().splitlines()) == 5
+    script = (tmp_path / "d" / "start-node-1.sh").read_text()
+    assert "partition-id=1 num-partitions=2" in script and "--root-certificates" in script
+    assert not deployment.alive(SUPERLINK)
+    for arguments, words in (
+        ([tmp_path / "none", "--status"], "holds no deployment.json"),
+        ([tmp_path / "d", "--status", "--only", "node-2"], "unknown node-2"),
+        ([tmp_path / "d", "--nodes", "-1"], "--nodes is -1"),
+    ):
+        result = CliRunner().invoke(cli, ["deploy", *map(str, arguments)], env={"COLUMNS": "300"})
+        assert result.exit_code == 2 and words in result.output
+
+
+def wait(done, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what()
+        time.sleep(1.0)
+
+
+def test_a_late_node_over_tls(folders, tmp_path):
+    """Three nodes train FedTTA++ and ODPFL-HN; one without a registered key stays out; one that
+    comes later, with unlabeled data, gets both models, and predicts as `personalize` does."""
+    late = tmp_path / "unlabeled.npy"
+    samples = fedapps_inputs(folders[3])
+    np.save(late, samples)
+    deployment = plan(tmp_path / "d", 4, tls=True, host="127.0.0.1", data=None)
+    data = (*map(str, folders[:3]), str(late))
+    deployment = Deployment(**{**vars(deployment), "data": data})
+    deployment.write()
+    flwr, results = deployment.flwr(), tmp_path / "results"
+    log = lambda name: (tmp_path / "d" / "log" / f"{name}.log").read_text()  # noqa: E731
+    try:
+        deployment.start([SUPERLINK, "node-0", "node-1", "node-2"])
+        methods = {"method": "fedtta++,odpfl-hn", "num-clients": 3, "output-dir": str(results)}
+        number = flwr.submit(SMALL | methods | {"evaluate-every": 2})
+        wait(lambda: flwr.status(number)[0].startswith("finished"), 480, lambda: log(SUPERLINK))
+        assert flwr.error(number) == ""
+
+        own = tmp_path / "d" / "keys" / "node-3"
+        registered = own.read_bytes()
+        make_node_key(own)
+        deployment.start(["node-3"])
+        wait(lambda: not deployment.alive("node-3"), 60, lambda: log("node-3"))
+        own.unlink()
+        own.write_bytes(registered)
+        own.chmod(0o600)
+        deployment.start(["node-3"])
+        state = tmp_path / "d" / "state" / "node-3"
+        for method in ("fedtta++", "odpfl-hn"):
+            run = fedapps.load(results / f"{method}-seed0")
+            serving = {"serve-dir": str(run.folder), "serving": run.card.line()}
+            number = flwr.submit(run.config | serving | {"serve-every": 1.0})
+
+            def there(run=run):
+                file = state / "report.json"
+                return file.is_file() and json.loads(file.read_text())["run"] == run.card.run
+
+            wait(there, 240, lambda number=number: "\n".join(flwr.log(number)[-40:]))
+            flwr.cancel(number)
+            assert (state / "predictions.csv").read_text() == run.serve(
+                run.inputs(late)
+            ).predictions()
+    finally:
+        deployment.stop([SUPERLINK, *deployment.nodes])
+    assert not any(deployment.alive(name) for name in [SUPERLINK, *deployment.nodes])
+
+
+def fedapps_inputs(folder: Path) -> np.ndarray:
+    """The stored inputs of an exported client."""
+    from partitions.shares import Share
+
+    share, _ = Share.load(folder)
+    return share.everything.x.numpy()
