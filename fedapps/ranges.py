@@ -56,6 +56,8 @@ INTERVALS = {
     "early-stopping": ROUNDS,
     "checkpoint-every": ROUNDS,
     "image-size": "[0, 4096]",
+    "serve-every": "(0, 86400]",
+    "serve-timeout": "(0, 86400]",
     "lr-decay": "(0, 1]",
     "lr-decay-rounds": "[1, 10000000]",
     "data-seed": "[-1, 9223372036854775807]",

@@ -1,12 +1,14 @@
 """Serving to nodes: once, again when their data change, and to those that come late; in process,
 and once over TLS with keys."""
 
+import contextlib
 import json
+import ssl
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -18,7 +20,7 @@ from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import run_in_process
 from fedapps.service.card import LONGEST, Card
-from fedapps.service.certificates import make_node_key
+from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
 from fedapps.service.run import opened
 from fedapps.service.serving import check_serving, serve_once
@@ -148,57 +150,61 @@ def wait(done, seconds, what):
         time.sleep(1.0)
 
 
-def test_a_late_node_over_tls(folders, tmp_path):
-    """Three nodes train FedTTA++ and ODPFL-HN; one without a registered key stays out; one that
-    comes later, with unlabeled data, gets both models, and predicts as `personalize` does."""
-    late = tmp_path / "unlabeled.npy"
-    samples = fedapps_inputs(folders[3])
-    np.save(late, samples)
-    deployment = plan(tmp_path / "d", 4, tls=True, host="127.0.0.1", data=None)
-    data = (*map(str, folders[:3]), str(late))
-    deployment = Deployment(**{**vars(deployment), "data": data})
+def test_certificates_hold_for_their_host_alone(tmp_path):
+    """A TLS handshake on loopback: the authority vouches for 127.0.0.1, not for another host,
+    and another authority does not."""
+    for name in ("one", "other"):
+        make_certificates(tmp_path / name, "127.0.0.1")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "one" / "server.pem", tmp_path / "one" / "server.key")
+
+    def shake(authority, host):
+        client = ssl.create_default_context(cafile=tmp_path / authority / "ca.crt")
+        ours, theirs = (ssl.MemoryBIO() for _ in range(2))
+        ends = (
+            client.wrap_bio(ours, theirs, server_hostname=host),
+            server.wrap_bio(theirs, ours, server_side=True),
+        )
+        for _ in range(4):
+            for end in ends:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        return ends[0].version()
+
+    assert shake("one", "127.0.0.1") == "TLSv1.3"
+    for authority, host in (("one", "127.0.0.2"), ("other", "127.0.0.1")):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            shake(authority, host)
+
+
+def test_processes_are_started_told_and_stopped(tmp_path):
+    """Nodes whose scripts sleep, one of them in a child: stopping one leaves the other alone."""
+    deployment = plan(tmp_path / "d", 2, tls=False, host="127.0.0.1", data=None)
     deployment.write()
-    flwr, results = deployment.flwr(), tmp_path / "results"
-    log = lambda name: (tmp_path / "d" / "log" / f"{name}.log").read_text()  # noqa: E731
+    for node in deployment.nodes:
+        (tmp_path / "d" / f"start-{node}.sh").write_text("#!/bin/sh\nsleep 60 &\nwait\n")
     try:
-        deployment.start([SUPERLINK, "node-0", "node-1", "node-2"])
-        methods = {"method": "fedtta++,odpfl-hn", "num-clients": 3, "output-dir": str(results)}
-        number = flwr.submit(SMALL | methods | {"evaluate-every": 2})
-        wait(lambda: flwr.status(number)[0].startswith("finished"), 480, lambda: log(SUPERLINK))
-        assert flwr.error(number) == ""
-
-        own = tmp_path / "d" / "keys" / "node-3"
-        registered = own.read_bytes()
-        make_node_key(own)
-        deployment.start(["node-3"])
-        wait(lambda: not deployment.alive("node-3"), 60, lambda: log("node-3"))
-        own.unlink()
-        own.write_bytes(registered)
-        own.chmod(0o600)
-        deployment.start(["node-3"])
-        state = tmp_path / "d" / "state" / "node-3"
-        for method in ("fedtta++", "odpfl-hn"):
-            run = fedapps.load(results / f"{method}-seed0")
-            serving = {"serve-dir": str(run.folder), "serving": run.card.line()}
-            number = flwr.submit(run.config | serving | {"serve-every": 1.0})
-
-            def there(run=run):
-                file = state / "report.json"
-                return file.is_file() and json.loads(file.read_text())["run"] == run.card.run
-
-            wait(there, 240, lambda number=number: "\n".join(flwr.log(number)[-40:]))
-            flwr.cancel(number)
-            assert (state / "predictions.csv").read_text() == run.serve(
-                run.inputs(late)
-            ).predictions()
+        deployment.start(["node-0", "node-1"])
+        children = psutil.Process(pid_of(tmp_path / "d", "node-0")).children
+        wait(lambda: len(children()) == 1, 10, lambda: "no child")
+        (child,) = children()
+        result = CliRunner().invoke(cli, ["deploy", str(tmp_path / "d"), "--status"])
+        assert result.output.split() == [
+            "superlink:",
+            "down",
+            "node-0:",
+            "alive",
+            "node-1:",
+            "alive",
+        ]
+        deployment.stop(["node-0"])
+        assert not child.is_running() and not deployment.alive("node-0")
+        assert deployment.alive("node-1")
+        result = CliRunner().invoke(cli, ["deploy", str(tmp_path / "d"), "--nodes", "3"])
+        assert result.exit_code == 2 and "may be running" in " ".join(result.output.split())
     finally:
-        deployment.stop([SUPERLINK, *deployment.nodes])
-    assert not any(deployment.alive(name) for name in [SUPERLINK, *deployment.nodes])
+        deployment.stop(deployment.nodes)
 
 
-def fedapps_inputs(folder: Path) -> np.ndarray:
-    """The stored inputs of an exported client."""
-    from partitions.shares import Share
-
-    share, _ = Share.load(folder)
-    return share.everything.x.numpy()
+def pid_of(folder, name):
+    return json.loads((folder / "run" / f"{name}.json").read_text())["pid"]
