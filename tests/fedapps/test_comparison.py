@@ -158,7 +158,7 @@ def test_bad_published_tables_are_refused():
 def test_a_shipped_table_has_its_published_values():
     asked = read_experiment("pfedhn/table1-cifar10")
     published = Published.read(asked.settings, asked.published)
-    assert [column["test"]["pfedhn"] for column in published.columns] == [90.83, 88.38, 87.97]
+    assert [column["test"]["fedavg"] for column in published.columns] == [51.42, 47.79, 44.12]
     assert asked.published[2]["at"] == {"num-clients": 100}
 
 

@@ -32,10 +32,9 @@ def section(text, title):
 
 def test_pages_tell_defaults_comments_and_measurements():
     assert ("mu", "0.001", "weight of the proximal term") in list(settings("fedprox"))
-    (table,) = [
-        text for text in measured("tent") if text.startswith("**FedTTA's protocol, MNIST**")
-    ]
-    assert table.count("| tent |") >= 3
+    tables = [text for text in measured("tent") if text.startswith("**FedTTA's protocol, MNIST")]
+    assert tables
+    assert all("| tent |" in table for table in tables)
 
 
 @pytest.mark.parametrize("method", ["afl", "fedtta++", "fedembed"])
