@@ -17,8 +17,6 @@ from fedapps.engines.jobs import _client_app, _ray
 from fedapps.engines.ray_grid import Actors, RayGrid
 from fedapps.server_app import run
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
