@@ -27,6 +27,7 @@ from fedapps.service.node import CLIENT, acknowledged, served_by
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 
+STRANGER = 2**32  # client id of who is served here: nobody whom the run knows anything of
 PATIENCE = 5.0  # seconds that a look at the nodes waits for the first of them
 
 
@@ -94,7 +95,7 @@ class Run:
             category, _, name = action.partition(".")
             if category == "query":
                 app.query(name)(handle)
-        strategy = opened(self, InProcessGrid(app, config, [{}]))
+        strategy = opened(self, InProcessGrid(app, config, [{"partition-id": STRANGER}]))
         hand_out(strategy, strategy.present())
         if errors:
             raise errors[0]
