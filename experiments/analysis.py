@@ -11,11 +11,11 @@ import numpy as np
 
 import partitions
 from clients.arrays import from_record
-from fedapps.client_app import app, make_client, with_public
+from fedapps.clientapp import app, make_client, with_public
 from fedapps.config import Config, defaults, override
 from fedapps.engines.jobs import run_in_process
 from fedapps.results.models import Watched, label_shares
-from fedapps.server_app import run
+from fedapps.serverapp import run
 
 
 def mix_and_match(config: Config) -> np.ndarray:

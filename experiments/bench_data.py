@@ -20,7 +20,7 @@ LIMIT = 1500  # MB of the four processes together
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, seconds or MB
 
 FIRST_BATCH = f"""
-import fedapps.client_app, partitions
+import fedapps.clientapp, partitions
 from fedapps.config import defaults
 federation = partitions.federation(defaults() | {{"dataset": "mnist", "num-clients": {CLIENTS}}})
 federation.share(0).train[list(range(64))]
@@ -89,7 +89,7 @@ def serve(root: str) -> None:
     Tells its memory before and after; at either point it waits for the others."""
     import torch
 
-    import fedapps.client_app  # noqa: F401
+    import fedapps.clientapp  # noqa: F401
     import partitions
 
     def tell() -> None:

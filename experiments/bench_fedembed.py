@@ -38,7 +38,7 @@ def _measure(users: int, queue: "Queue[Any]") -> None:
     import torch
 
     from clients.arrays import to_record
-    from fedapps.client_app import app, method_model
+    from fedapps.clientapp import app, method_model
     from fedapps.config import construct
     from fedapps.engines.grid import InProcessGrid
     from partitions import task

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.config import Config, defaults
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 
 ROUNDS = 3
 PARTS = {"query.encode": "encode", "train": "train", "train.backprop": "backprop"}

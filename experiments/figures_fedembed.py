@@ -99,9 +99,9 @@ def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings (users, d) of all users after a run, and their sub-populations (users,)."""
     from clients.arrays import from_record
     from clients.fedembed import FedEmbedClient
-    from fedapps.client_app import app, make_client
+    from fedapps.clientapp import app, make_client
     from fedapps.engines.grid import InProcessGrid
-    from fedapps.server_app import run
+    from fedapps.serverapp import run
 
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
     run(grid, config, "in-process")

@@ -27,7 +27,7 @@ from experiments.analysis import (
     sem,
     total_variation,
 )
-from fedapps.client_app import with_public
+from fedapps.clientapp import with_public
 from fedapps.config import Config, defaults, override, parse_override, read_experiment
 
 matplotlib.use("Agg")

@@ -200,8 +200,8 @@ def check(config: Config) -> None:
     from flwr.app import Context, RecordDict
 
     from clients.models import sized
-    from fedapps.client_app import client_models, make_client, method_model
-    from fedapps.server_app import check_privacy, check_run, check_shots
+    from fedapps.clientapp import client_models, make_client, method_model
+    from fedapps.serverapp import check_privacy, check_run, check_shots
     from partitions import task
 
     method = check_method(config["method"])

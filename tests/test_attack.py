@@ -11,11 +11,11 @@ from tiny import NEEDS
 
 from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
-from fedapps.client_app import make_client
+from fedapps.clientapp import make_client
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.server_app import run
+from fedapps.serverapp import run
 
 SMALL = {"num-clients": 7, "train-fraction": 0.86, "rounds": 4, "local-steps": 1}
 HOSTILE = 3  # of six training clients

@@ -13,11 +13,11 @@ from tiny import NEEDS
 import partitions
 from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
-from fedapps.client_app import app, make_client, method_model, with_public
+from fedapps.clientapp import app, make_client, method_model, with_public
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.server_app import run
+from fedapps.serverapp import run
 
 SCORES = ("accuracy", "loss", "sem")  # how keys end whose values labels decide
 EVERY = pytest.mark.parametrize("method", METHODS)

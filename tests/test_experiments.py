@@ -6,7 +6,7 @@ import pytest
 
 from fedapps.config import combinations, defaults, experiments, override, read_experiment, variant
 from fedapps.results.published import SCORES, Published
-from fedapps.server_app import check_run
+from fedapps.serverapp import check_run
 from fedapps.tuning import Search
 
 

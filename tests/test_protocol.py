@@ -12,11 +12,11 @@ from tiny import SMALL, federate, share, update
 import partitions
 from clients.base import Client
 from clients.sgd import batches
-from fedapps.client_app import app, method_model
+from fedapps.clientapp import app, method_model
 from fedapps.config import accepted, keywords
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies.afl import AFL
 from strategies.base import Round
 from strategies.fedavg import FedAvg

@@ -7,10 +7,10 @@ from flwr.app import Message
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from partitions.shares import Samples, Share
 from strategies.replies import Node, Update
 

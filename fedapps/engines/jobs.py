@@ -121,15 +121,15 @@ def run_jobs(
 
 def run_in_process(config: Config) -> None:
     """One run on the in-process grid, in this process."""
-    from fedapps.client_app import app
+    from fedapps.clientapp import app
     from fedapps.engines.grid import InProcessGrid
-    from fedapps.server_app import run
+    from fedapps.serverapp import run
 
     run(InProcessGrid.simulation(app, config, int(config["num-clients"])), config, "in-process")
 
 
 def _client_app() -> "ClientApp":
-    from fedapps.client_app import app
+    from fedapps.clientapp import app
 
     return app
 
@@ -159,7 +159,7 @@ def _run_on_actors(jobs: list[Job], gpus: float, follow: Callable[[list[Job]], N
     with _ray():
         from fedapps.engines.grid import simulated
         from fedapps.engines.ray_grid import Actors, RayGrid
-        from fedapps.server_app import run
+        from fedapps.serverapp import run
 
         with Actors(_client_app, gpus=gpus) as actors:
 

@@ -12,13 +12,13 @@ from flwr.app import Context, Message, RecordDict
 import partitions
 from clients.arrays import Arrays, from_record, group
 from clients.base import Client
-from fedapps.client_app import app, make_client, with_public
+from fedapps.clientapp import app, make_client, with_public
 from fedapps.config import Config, saved_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
 from fedapps.results.plot import matrix
-from fedapps.server_app import run
+from fedapps.serverapp import run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import partitions
 from clients.adaptation import Adapting
 from clients.base import lr_factor
-from fedapps.client_app import make_client
+from fedapps.clientapp import make_client
 from fedapps.config import Config, defaults, override, settings
 from fedapps.files import best_round
 from fedapps.methods import METHODS

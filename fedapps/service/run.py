@@ -14,7 +14,7 @@ from torch import Tensor
 from clients.arrays import to_record
 from clients.base import Client
 from fedapps.bridge import answer
-from fedapps.client_app import build_client, method_model
+from fedapps.clientapp import build_client, method_model
 from fedapps.config import Config, construct, saved_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import best_round

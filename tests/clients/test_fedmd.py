@@ -10,10 +10,10 @@ from clients.fedmd import FedMDClient, HeteroTENTClient
 from clients.heterofedtta import HeteroFedTTAClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable
-from fedapps.client_app import app, client_model, with_public
+from fedapps.clientapp import app, client_model, with_public
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from partitions import federation
 from partitions.datasets import Info
 from partitions.shares import Samples, Share

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 from tiny import SMALL
 
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import check_run, run
+from fedapps.serverapp import check_run, run
 
 CONFIG = SMALL | {"num-clients": 4, "rounds": 3, "train-fraction": 1.0, "local-steps": 1}
 CONFIG |= {"method": "fedper", "round-timeout": 7.0, "start-timeout": 90.0}

@@ -11,11 +11,11 @@ import ray
 from tiny import SMALL
 
 from clients.arrays import from_record
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid, simulated
 from fedapps.engines.jobs import _client_app, _ray
 from fedapps.engines.ray_grid import Actors, RayGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 
 
 @pytest.fixture(scope="module", autouse=True)

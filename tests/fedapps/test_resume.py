@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from tiny import NEEDS, left
 
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint, read_state, write_state
 from fedapps.results.folder import read_memories
 from fedapps.results.recorder import Recorder
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies.base import PersonalizedStrategy
 
 SMALL = defaults() | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}

@@ -14,7 +14,7 @@ from clients.fedbabu import FedBABUClient
 from clients.fedper import FedPerClient
 from clients.perfedavg import PerFedAvgClient
 from clients.pfedme import PFedMeClient
-from fedapps.client_app import with_public
+from fedapps.clientapp import with_public
 from fedapps.config import former_name
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.plot import save
 from fedapps.results.traces import draw, told, trace, traces
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from partitions import federation
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from partitions import datasets, features, federation
 from partitions.cross import CrossFederation, translated
 

@@ -5,9 +5,9 @@ import pytest
 from tiny import Watched
 
 from clients.arrays import from_record
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.config import defaults
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies.fedembed import FedEmbed
 from strategies.preference import CentralAdam, PFedKM, Schedule
 from strategies.replies import Node, Update

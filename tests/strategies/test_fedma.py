@@ -13,9 +13,9 @@ from clients.fedma import FedMAClient
 from clients.models import build_model
 from clients.models.resize import resize
 from fedapps.bridge import answer
-from fedapps.client_app import make_client
+from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies.fedma import FedMA
 from strategies.replies import Node
 

@@ -7,7 +7,7 @@ from tiny import federate, states, update
 from clients.arrays import from_record, group
 from clients.pfedme import PFedMeClient
 from fedapps.config import defaults
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies.fedembed import FedEmbed
 from strategies.fedrep import FedRep
 from strategies.pfedme import PFedMe

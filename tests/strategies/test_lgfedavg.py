@@ -6,9 +6,9 @@ from tiny import SMALL, federate, share, states
 from clients.arrays import from_record, group
 from clients.lgfedavg import LGFedAvgClient
 from clients.models import build_model
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies.lgfedavg import LGFedAvg
 
 HEAD = {"head.weight", "head.bias"}

@@ -7,10 +7,10 @@ from tiny import federate, share, states
 
 from clients.arrays import from_record, group, to_record
 from clients.pfedhn import PFedHNPCClient
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
 
@@ -144,7 +144,7 @@ def test_clients_join_and_leave_and_find_their_own_embedding():
             seen.append({c: v.detach().clone() for c, v in self.embeddings.items()})
             return result
 
-    from fedapps.client_app import method_model
+    from fedapps.clientapp import method_model
     from partitions.datasets import info
 
     _, initial = method_model("pfedhn", config, info("digits"))

@@ -7,10 +7,10 @@ from tiny import SMALL
 
 from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
-from fedapps.client_app import make_client
+from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.server_app import run
+from fedapps.serverapp import run
 from strategies import magnitude
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedapps
 import partitions
 from fedapps.cli import cli
-from fedapps.client_app import app
+from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import run_in_process

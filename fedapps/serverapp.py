@@ -14,7 +14,7 @@ import partitions
 from clients.arrays import Arrays, to_record
 from clients.models import sized
 from fedapps.callbacks import make_callbacks
-from fedapps.client_app import client_models, method_model
+from fedapps.clientapp import client_models, method_model
 from fedapps.config import (
     Config,
     accepted,
