@@ -19,6 +19,8 @@ from clients.models.head import head_of
 class T3AClient(Client):
     """FedAvg's client that, when scored, keeps at most `supports` of each class (M; 0: all)."""
 
+    needs_head = True
+
     def __init__(self, *args: Any, supports: int = 20, **options: Any) -> None:
         super().__init__(*args, **options)
         if supports < 0:

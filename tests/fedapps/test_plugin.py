@@ -119,9 +119,10 @@ def test_both_components_in_ten_lines_each(my_app):
     my_app("any_server_app").app(over(my_app("any_client_app").app), context())
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in TASTES])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in {*TASTES, "fedbn"}])
 def test_any_method_runs_around_a_users_network(method, my_app):
-    """Two rounds with three labeled nodes and an unlabeled one; a network without a `head`."""
+    """Two rounds with three labeled nodes and an unlabeled one; a network without a `head`, and
+    without the batch normalisation that FedBN needs."""
     task, found = my_app("task"), []
 
     def data(context):
@@ -237,7 +238,7 @@ def test_unknown_methods_settings_and_layers_are_named():
         ("fedpr", {}, "unknown method 'fedpr'"),
         ("fedavg", {"momentun": 0.9}, "unknown key 'momentun'"),
         ("fedembed", {}, "tastes are known"),
-        ("pfedhn", {"server_optimizer": "lamb"}, "unknown server-optimizer 'lamb'"),
+        ("pfedhn", {"server_optimizer": "lamb"}, "server-optimizer 'lamb'"),
     ):
         with pytest.raises(ValueError, match=words):
             fedapps.client_app(method, **options, **more)
