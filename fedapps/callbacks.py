@@ -15,7 +15,8 @@ from typing import Any
 from flwr.common.logger import log
 
 from fedapps.config import Config
-from strategies.base import PersonalizedStrategy, Stop
+from strategies.base import PersonalizedStrategy
+from strategies.round import Stop
 
 
 class Callback:

@@ -18,10 +18,10 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.serverapp import run
 from strategies.afl import AFL
-from strategies.base import Round
 from strategies.fedavg import FedAvg
 from strategies.fedgma import FedGMA
 from strategies.replies import Node
+from strategies.round import Round
 from strategies.scores import means
 
 # Decaying rates

@@ -7,7 +7,7 @@ import pytest
 from tiny import SMALL, federate
 
 from fedapps.callbacks import Callback, Callbacks, EarlyStopping, make_callbacks, numbers
-from strategies.base import Stop
+from strategies.round import Stop
 
 HEARD = []  # what Diary was told, in order
 
