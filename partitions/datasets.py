@@ -49,7 +49,7 @@ class Info:
     line: str
     hub: str = ""  # canonical name on the hub
     read: Callable[[Path], Raw | None] | None = field(default=None, compare=False, repr=False)
-    make: Callable[[], Raw] | None = field(default=None, compare=False, repr=False)  # synthesis
+    make: Callable[[], Raw] | None = field(default=None, compare=False, repr=False)  # without files
     scale: float = 255.0  # largest value of an input as stored
     classes: tuple[str, ...] = ()  # names, as far as they are known without the files
     columns: tuple[str, ...] = ()  # natural columns
@@ -73,7 +73,7 @@ class Dataset:
     key: str = ""
 
 
-def _digits(folder: Path) -> Raw:
+def _digits() -> Raw:
     from sklearn.datasets import load_digits
 
     images = load_digits()
@@ -95,7 +95,7 @@ DATASETS = {
     entry.name: entry
     for entry in (
         Info("digits", (1, 8, 8), 10, "1 797 digits of scikit-learn, embedded", scale=16.0,
-             classes=tuple(string.digits)),
+             classes=tuple(string.digits), make=_digits),
         Info("mnist", (1, 28, 28), 10, "70 000 digits", "ylecun/mnist", idx.read_mnist,
              classes=tuple(string.digits), files=_IDX, mean=0.1307, std=0.3081),
         Info("fashion-mnist", (1, 28, 28), 10, "70 000 pieces of clothing",
@@ -254,8 +254,6 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
 def _load(name: str, root: str) -> Dataset:
     entry = _entry(name)
     assert entry is not None
-    if name == "digits":
-        return _checked(entry, _digits(Path()), "scikit-learn", "digits")
     if entry.make is not None:
         made = references.source_code(name) if references.is_reference(name) else MADE
         key = f"{name}-made-{made}"

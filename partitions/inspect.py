@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import datasets as hf
 import numpy as np
-from scipy.stats import entropy
+import scipy  # its modules load where they are used
 
 from partitions.datasets import Dataset, load, reread, source
 from partitions.federation import Federation
@@ -75,7 +75,7 @@ def distances(counts: np.ndarray, novel: np.ndarray) -> tuple[np.ndarray, np.nda
     p, q = counts[novel] / counts[novel].sum(1, keepdims=True), counts[~novel].astype(float)
     q /= q.sum(1, keepdims=True)
     variation = np.abs(p[:, None] - q[None]).sum(2) / 2
-    divergence = entropy(counts[novel][:, None] + 1, counts[~novel][None] + 1, axis=2)
+    divergence = scipy.stats.entropy(counts[novel][:, None] + 1, counts[~novel][None] + 1, axis=2)
     return variation.min(1), divergence.min(1)
 
 

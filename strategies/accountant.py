@@ -12,16 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from dp_accounting import (
-    ComposedDpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-    get_epsilon_gaussian,
-)
-from dp_accounting.pld import PLDAccountant
-
-logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a bound is pessimistic
+# dp_accounting is imported where it is used: it brings scipy.stats, a third of a client's start.
 FINE, COARSE = 1e-4, 1e-3  # intervals of the discretised loss; little noise makes losses large
 LARGEST = 1e6  # of the noise multipliers that are tried
 PRECISION = 1.001  # of a noise multiplier, as a ratio
@@ -36,6 +27,8 @@ def local_loss(z: float) -> float:
 
 def local_epsilon(loss: float, delta: float) -> float:
     """ε(δ) of a user whose rounds' μ² add up to `loss`."""
+    from dp_accounting import get_epsilon_gaussian
+
     return float(get_epsilon_gaussian(loss**-0.5, delta)) if loss else 0.0
 
 
@@ -48,12 +41,16 @@ def central_epsilon(rounds: Rounds, delta: float) -> float:
 def _central_epsilon(rounds: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     if all(q == 1 for (_, q), _ in rounds):  # Gaussian mechanisms of sensitivity C
         return local_epsilon(sum(count / z**2 for (z, _), count in rounds), delta)
+    import dp_accounting as dp
+    from dp_accounting.pld import PLDAccountant
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a bound is pessimistic
     smallest = min(z for (z, _), _ in rounds)
     accountant = PLDAccountant(value_discretization_interval=FINE if smallest >= 1 else COARSE)
     accountant.compose(
-        ComposedDpEvent(
+        dp.ComposedDpEvent(
             [
-                SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(z)), count)
+                dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), count)
                 for (z, q), count in rounds
             ]
         )

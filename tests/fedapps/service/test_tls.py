@@ -1,0 +1,79 @@
+"""A federation over TLS with a key per node: trained, then served to one that comes late."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+import fedapps
+import partitions
+from fedapps.config import defaults
+from fedapps.service.certificates import make_node_key
+from fedapps.service.deploy import SUPERLINK, Deployment, plan
+from partitions.inspect import export
+from partitions.shares import Share
+
+SMALL = defaults() | {"num-clients": 4, "train-fraction": 0.75, "rounds": 2, "local-steps": 3}
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """The exported data of SMALL's clients; training ones first, the novel one last."""
+    federation = partitions.federation(SMALL)
+    paths = export(federation, tmp_path / "data")
+    return [paths[i] for i in np.argsort(federation.novel, kind="stable")]
+
+
+def test_a_late_node_over_tls(folders, tmp_path):
+    """Three nodes train FedTTA++ and ODPFL-HN; one without a registered key stays out; one that
+    comes later, with unlabeled data, gets both models, and predicts as `personalize` does."""
+    late = tmp_path / "unlabeled.npy"
+    np.save(late, Share.load(folders[3])[0].everything.x.numpy())
+    deployment = plan(tmp_path / "d", 4, tls=True, host="127.0.0.1", data=None)
+    data = (*map(str, folders[:3]), str(late))
+    deployment = Deployment(**{**vars(deployment), "data": data})
+    deployment.write()
+    flwr, results = deployment.flwr(), tmp_path / "results"
+    log = lambda name: (tmp_path / "d" / "log" / f"{name}.log").read_text()  # noqa: E731
+    try:
+        deployment.start([SUPERLINK, "node-0", "node-1", "node-2"])
+        methods = {"method": "fedtta++,odpfl-hn", "num-clients": 3, "output-dir": str(results)}
+        number = flwr.submit(SMALL | methods | {"evaluate-every": 2})
+        wait(lambda: flwr.status(number)[0].startswith("finished"), 480, lambda: log(SUPERLINK))
+        assert flwr.error(number) == ""
+
+        own = tmp_path / "d" / "keys" / "node-3"
+        registered = own.read_bytes()
+        make_node_key(own)
+        deployment.start(["node-3"])
+        wait(lambda: not deployment.alive("node-3"), 60, lambda: log("node-3"))
+        own.unlink()
+        own.write_bytes(registered)
+        own.chmod(0o600)
+        deployment.start(["node-3"])
+        state = tmp_path / "d" / "state" / "node-3"
+        for method in ("fedtta++", "odpfl-hn"):
+            run = fedapps.load(results / f"{method}-seed0")
+            serving = {"serve-dir": str(run.folder), "serving": run.card.line()}
+            number = flwr.submit(run.config | serving | {"serve-every": 1.0})
+
+            def there(run=run):
+                file = state / "report.json"
+                return file.is_file() and json.loads(file.read_text())["run"] == run.card.run
+
+            wait(there, 240, lambda number=number: "\n".join(flwr.log(number)[-40:]))
+            flwr.cancel(number)
+            assert (state / "predictions.csv").read_text() == run.serve(
+                run.inputs(late)
+            ).predictions()
+    finally:
+        deployment.stop([SUPERLINK, *deployment.nodes])
+    assert not any(deployment.alive(name) for name in [SUPERLINK, *deployment.nodes])
+
+
+def wait(done, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what()
+        time.sleep(1.0)
