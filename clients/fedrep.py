@@ -41,7 +41,8 @@ class FedRepClient(FedPerClient):
 
     def tune(self, config: Config) -> None:
         """A novel client's head, in its `head_epochs` passes over the few labeled samples."""
-        with only(self.model, self.is_tuned) as head:
+        if self.head_epochs:
             rows = self.rows(config, "shots", epochs=self.head_epochs)
-            self.fit_locally(config, rows=rows, parameters=head)
+            with only(self.model, self.is_tuned) as head:
+                self.fit_locally(config, rows=rows, parameters=head)
         self.model.eval()

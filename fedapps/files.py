@@ -45,7 +45,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Named arrays as safetensors."""
-    write_bytes(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+    write_bytes(path, save({name: np.asarray(a, order="C") for name, a in arrays.items()}))
 
 
 def read_arrays(folder: Path) -> Arrays:

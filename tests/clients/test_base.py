@@ -1,5 +1,8 @@
 """The client's base: one SGD step by hand, names, state, scoring."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clients.base import NAMES, UNLABELED, Client
+from clients.base import NAMES, UNLABELED, Client, lr_factor
+from clients.domain import half
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.sgd import batches
+from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
 
@@ -133,6 +138,149 @@ def test_scores_count_labeled_samples_only():
     assert client(share=nothing).score(arrays, {}) == (0.0, 0, {})
 
 
+def parts(novel=False, **options):
+    """Four samples to train on, three to validate, two to test; x = 1 … 9, labels 0111 001 01."""
+    data = samples([[float(i)] for i in range(1, 10)], [0, 1, 1, 1, 0, 0, 1, 0, 1])
+    train, validation, test = (
+        replace(data, index=rows) for rows in torch.arange(9).split([4, 3, 2])
+    )
+    return Share(train, validation, test, data, novel, **options)
+
+
+FIRST = ZERO | {"body.weight": np.array([[1.0], [0.0]], np.float32)}  # logits (x, 0): class 0
+
+
+def test_each_number_is_that_of_its_own_rows():
+    """Class 0 everywhere: right are 1 of 4 training, 2 of 3 validation, 1 of 2 test samples, and
+    4 of all 9. The loss of validation is the mean of ln(1 + e^−x) of x = 5, 6, and 7 more of 7."""
+    trained, novel = client(share=parts()), client(share=parts(novel=True))
+    loss, n, metrics = trained.score(FIRST, {"bound": True})
+    assert loss == pytest.approx(sum(math.log1p(math.exp(-x)) for x in (5, 6, 7)) / 3 + 7 / 3)
+    assert n == 3 and metrics == pytest.approx(
+        {"accuracy": 2 / 3, "test-accuracy": 1 / 2, "training-error": 3 / 4}
+    )
+    assert "training-error" not in trained.score(FIRST, {})[2]
+    _, n, metrics = novel.score(FIRST, {"bound": True})
+    assert n == 9 and metrics == {"accuracy": pytest.approx(4 / 9)}
+    assert [one.properties()["num-examples"] for one in (trained, novel)] == [4, 9]
+    assert trained.properties()["input-size"] == 1
+    assert trained.train(FIRST, {})[1] == 4
+    assert trained.serve(FIRST, {})[1][:, 0].tolist() == list(range(1, 10))
+
+
+def test_the_domain_classifier_sees_what_the_client_trains_on():
+    """A novel client shows all that it holds."""
+    for novel, rows in ((False, slice(4)), (True, slice(9))):
+        one = client(share=parts(novel), client=2, seed=5)
+        weights = np.array([[0.5, -1.0], [-0.2, 0.3]], np.float32)
+        told, _ = one.domain({"weights": weights}, {"side": 1})
+        every = one.share.everything
+        seed = seed_of(5, "domain", 2)
+        shown = replace(every, index=every.index[rows])
+        expected = half(shown, torch.from_numpy(weights), 1.0, seed)
+        assert all(np.array_equal(told[name], expected[name]) for name in expected)
+
+
+def test_what_an_adaptation_tells_is_of_the_samples_behind_the_accuracy():
+    """Of the first of two stages 1 of the 2 labeled validation samples is right, 2 of the second;
+    the unlabeled third counts in neither. Test samples bring no stages of their own."""
+
+    class Adapts(Client):
+        def predict(self, x):
+            z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])[: len(x)]
+            self.stages, self.adapted = {"base": z.flip(0)}, {"adapt-steps": len(x)}
+            return z
+
+    share = parts()
+    share.everything.y[6:8] = torch.tensor([UNLABELED, 1])
+    _, n, metrics = client(Adapts, share=share).score(FIRST, {})
+    assert n == 2 and metrics == {
+        "base-accuracy": 0.5, "accuracy": 1.0, "adapt-steps": 3, "test-accuracy": 0.0
+    }  # fmt: skip
+
+
+def test_counts_of_a_user_with_a_taste():
+    """Class 0 for x > 0, else 1: the labels 0 0 0 1 1 1 are predicted as 0 1 1 0 0 0, so that
+    [TN, FP, FN, TP] = [1, 2, 3, 0]."""
+    data = share(x=((1.0,), (-1.0,), (-2.0,), (1.0,), (2.0,), (3.0,)), y=(0, 0, 0, 1, 1, 1))
+    data = replace(data, attributes={"sub-population": 4})
+    _, _, metrics = client(share=data).score(FIRST, {})
+    assert metrics["counts"] == [1, 2, 3, 0] and metrics["sub-population"] == 4
+
+
+def test_what_is_sent_goes_before_what_is_kept_and_that_before_what_was_first():
+    one = client(FedPerClient)
+    kept, sent = 2 * np.eye(2, dtype=np.float32), 3 * np.eye(2, dtype=np.float32)
+    for arrays, expected in (({}, np.eye(2)), ({"head.weight": sent}, sent)):
+        one.load(arrays)
+        assert np.array_equal(one.model.head.weight.detach(), expected)
+    one.state = {"personal/head.weight": kept}
+    for arrays, expected in (({}, kept), ({"head.weight": sent}, sent)):
+        one.load(arrays)
+        assert np.array_equal(one.model.head.weight.detach(), expected)
+
+
+def test_rates_fall_from_the_second_round_on_and_smoothly():
+    """× ½ in 4 rounds: 1 before and in round 1, √½ in round 3, ½ in round 5. Told twice, a rate is
+    the same: lr 0.1 at a factor ¼ moves the body by a quarter of 0.025."""
+    found = [lr_factor(0.5, 4, round_) for round_ in (0, 1, 3, 5)]
+    assert found == pytest.approx([1, 1, 0.5**0.5, 0.5])
+    one = client()
+    for factor, step in ((0.25, 0.00625), (0.25, 0.00625), (1.0, 0.025)):
+        reply, _, _ = one.fit(list(ZERO.values()), {"lr-factor": factor})
+        np.testing.assert_allclose(reply[0], [[-step], [step]], atol=1e-7)
+
+
+def test_dropout_is_on_in_training_alone_and_drawn_anew_in_every_round():
+    """Half of the units at random: what a client trains and tells is the same in the same round,
+    and other in another one; scoring drops nothing."""
+
+    class Dropping(Client):
+        def loss(self, x, y):
+            assert self.model.training
+            return super().loss(nn.functional.dropout(x, training=self.model.training), y)
+
+        def predict(self, x):
+            assert not self.model.training
+            return super().predict(x) + torch.rand(len(x), 2)
+
+    one = client(Dropping, share=parts(), local_steps=8, batch_size=4)
+
+    def told(round_, number):
+        one.client = number
+        scored = one.evaluate(list(FIRST.values()), {"server-round": round_})[0]
+        torch.rand(number + 1)  # what others draw does not matter
+        fitted, _, _ = one.fit(list(FIRST.values()), {"server-round": round_})
+        return fitted[0].tolist(), scored
+
+    torch.manual_seed(1)
+    same, again, later, other = told(1, 0), told(1, 0), told(2, 0), told(1, 1)
+    assert same == again
+    assert all(a != b for a, b in zip(same, later, strict=True))
+    assert all(a != b for a, b in zip(same, other, strict=True))
+
+
+def test_a_novel_client_tunes_on_its_shots_by_plain_cross_entropy():
+    """One step on one of nine samples, that of the draw "shots": at body 0 the gradient is ±½ x,
+    whatever loss the method trains on. Where few labels are not for tuning nothing moves."""
+    config, labeled = {"server-round": 3}, parts(novel=True, shots=2)
+    labeled = replace(labeled, train=labeled.everything)
+    one = client(FedProxClient, share=labeled, mu=5.0, batch_size=1)
+    one.score(ZERO, config)
+    (row,) = one.rows(config, "shots")[0].tolist()
+    assert row != one.rows(config)[0].item()
+    sign = 1 if labeled.train.y[row] else -1
+    expected = -0.1 * sign * 0.5 * (row + 1) * np.array([[1], [-1]])
+    np.testing.assert_allclose(one.model.body.weight.detach(), expected, rtol=1e-5)
+
+    class Else(Client):
+        few_shot = "rounds"
+
+    other = client(Else, share=labeled, batch_size=1)
+    other.score(ZERO, config)
+    assert not other.model.body.weight.any()
+
+
 def test_rounds_and_clients_draw_other_batches_and_repeat_exactly():
     wide = share(x=tuple((float(i),) for i in range(50)), y=tuple([0, 1] * 25))
 
@@ -143,6 +291,9 @@ def test_rounds_and_clients_draw_other_batches_and_repeat_exactly():
     assert draw(0, 1).equal(draw(0, 1))
     assert not draw(0, 1).equal(draw(0, 2))
     assert not draw(0, 1).equal(draw(1, 1))
+    one = client(share=wide, local_steps=4, batch_size=8, local_epochs=2)
+    assert not torch.cat(one.rows({})).equal(torch.cat(one.rows({}, "own")))
+    assert [sum(map(len, one.rows({}, epochs=n))) for n in (None, 3, 0)] == [100, 150, 32]
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 9), st.integers(0, 3))
@@ -157,3 +308,34 @@ def test_batches_pass_over_all_samples(n, batch_size, steps, epochs):
     else:
         assert [len(r) for r in rows] == [min(batch_size, n)] * steps
         assert counts.max() - counts.min() <= 1
+
+
+def drawn(n, batch_size, **options):
+    generator = torch.Generator().manual_seed(0)
+    return batches(n, batch_size, generator=generator, **{"steps": 0, "epochs": 0} | options)
+
+
+@pytest.mark.parametrize("options", [{"epochs": 2}, {"steps": 2}, {"steps": 2, "short": True}])
+def test_every_pass_is_shuffled_anew(options):
+    one, two = drawn(20, 20, **options)
+    assert sorted(one.tolist()) == sorted(two.tolist()) == list(range(20))
+    assert one.tolist() != two.tolist() != list(range(20))
+
+
+def test_batches_of_seven_samples_in_threes():
+    """Passes of 3, 3 and what remains; unless they are short, or epochs, the next pass fills."""
+    for options, expected in (
+        ({"epochs": 2}, [3, 3, 1, 3, 3, 1]),
+        ({"steps": 5}, [3, 3, 3, 3, 3]),
+        ({"steps": 5, "short": True}, [3, 3, 1, 3, 3]),
+        ({"steps": 2, "short": True}, [3, 3]),
+    ):
+        assert [len(rows) for rows in drawn(7, 3, **options)] == expected
+    assert [len(rows) for rows in drawn(2, 3, steps=2)] == [2, 2]
+
+
+def test_the_loss_that_is_told_is_the_mean_over_the_steps():
+    """Logits (x, 0): ln(1 + e⁻¹) of x = 1, y = 0 and ln(1 + e²) of x = 2, y = 1."""
+    one = client(batch_size=1, local_steps=2, lr=0.0)
+    expected = (math.log1p(math.exp(-1)) + math.log1p(math.exp(2))) / 2
+    assert one.train(FIRST, {})[2]["loss"] == pytest.approx(expected)

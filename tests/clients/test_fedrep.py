@@ -67,6 +67,19 @@ def test_the_head_is_found_again_in_the_next_round():
     np.testing.assert_array_equal(client.model.head.weight.detach(), head)
 
 
+def test_a_novel_clients_head_takes_as_many_epochs():
+    """Of full batches; none leave it as it is."""
+    heads = []
+    for epochs in (0, 1, 2):
+        client, *_ = make(FedRepClient, head_epochs=epochs, local_steps=2, batch_size=6, lr=0.5)
+        before = client.arrays() | client.initial
+        client.tune({})
+        assert all(np.array_equal(before[n], a) for n, a in client.arrays().items())
+        heads.append(client.model.head.weight.detach().clone())
+    assert np.array_equal(heads[0], client.initial["head.weight"])
+    assert not torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[2])
+
+
 def test_settings_out_of_range():
     with pytest.raises(ValueError, match="head-epochs"):
         make(FedRepClient, head_epochs=-1)

@@ -1,0 +1,132 @@
+"""Messages as calls: which state a client has, what of it stays, under which names arrays go."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.numpy import load_file
+
+from clients.arrays import from_record, to_record
+from clients.base import Client
+from fedapps.bridge import answer
+
+
+class Data:
+    """Of as many samples as its length says."""
+
+    train = range(7)
+
+
+class Counts(Client):
+    """Keeps how often it was called, and tells the count as it found it."""
+
+    exchanges = ("query.look", "query.note", "train.more")
+    remembers = ("query.note",)
+
+    def __init__(self):
+        self.client, self.share, self.initial, self.state = 5, Data(), {}, {}
+        self.rates, self._rates, self.lr, self.device = ("lr",), {}, 0.8, "cpu"
+        self.seed = 0
+
+    def count(self):
+        found = int(self.state.get("calls", np.array(0)))
+        self.state["calls"] = np.array(found + 1)
+        return {"found": found, "lr": self.lr}
+
+    def properties(self):
+        return {"client": -1, "novel": False} | self.count()
+
+    def train(self, arrays, config):
+        return {f"new/{name}": 2 * a for name, a in arrays.items()}, 3, self.count()
+
+    def score(self, arrays, config):
+        return 0.5, 4, self.count()
+
+    def look(self, arrays, config):
+        return dict(reversed(arrays.items())), self.count()
+
+    note = more = domain = look
+
+
+def ask(context, action, arrays=None, **config):
+    """The reply's names and arrays, and all that it tells."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+    records = {"config": ConfigRecord(config)}
+    if arrays is not None:
+        records["arrays"] = to_record(arrays)
+    message = Message(RecordDict(records), context.node_id, action)
+    reply = answer(message, context, lambda *_: Counts()).content
+    told = [*reply.config_records.values(), *reply.metric_records.values()]
+    found = {n: a for r in reply.array_records.values() for n, a in from_record(r).items()}
+    return found, {key: value for record in told for key, value in record.items()}
+
+
+def node(**config):
+    """A context of node 9; in the run's configuration the method is "counts"."""
+    run = {"method": "counts"} | config.pop("run", {})
+    return Context(1, 9, config, RecordDict(), run)
+
+
+ARRAYS = {"b": np.float32([1, 2]), "a": np.float32([3])}
+
+
+def test_only_train_messages_and_those_it_remembers_leave_a_trace():
+    """Every call counts itself; found is what the messages before have left."""
+    context, found = node(), []
+    for action in ("evaluate", "query", "query.look", "train", "evaluate", "query.look", "query",
+                   "query.note", "train.more", "train"):  # fmt: skip
+        found.append(ask(context, action, {})[1]["found"])
+    assert found == [0, 0, 0, 0, 1, 1, 1, 1, 2, 3]
+
+
+def test_replies_bear_the_clients_names_and_counts():
+    arrays, told = ask(node(), "train", ARRAYS)
+    assert list(arrays) == ["new/b", "new/a"]
+    assert arrays["new/b"].tolist() == [2, 4] and arrays["new/a"].tolist() == [6]
+    assert told == {"num-examples": 3, "found": 0, "lr": 0.8}
+    arrays, told = ask(node(), "query.look", ARRAYS)
+    assert [(n, a.tolist()) for n, a in arrays.items()] == [("a", [3]), ("b", [1, 2])]
+    assert told["num-examples"] == 7  # of the training samples
+    arrays, told = ask(node(), "evaluate", ARRAYS)
+    assert not arrays and told == {"num-examples": 4, "loss": 0.5, "found": 0, "lr": 0.8}
+
+
+@pytest.mark.parametrize("action", ["train", "evaluate", "query.look", "train.more"])
+def test_every_answer_is_at_the_rounds_rates(action):
+    context = node()
+    assert ask(context, action, {}, **{"lr-factor": 0.25})[1]["lr"] == 0.2
+    assert ask(context, action, {})[1]["lr"] == 0.8
+
+
+def test_a_node_is_the_client_of_its_partition_else_of_its_own_id():
+    assert ask(node(), "query")[1]["client"] == 9
+    assert ask(node(**{"partition-id": 0}), "query")[1]["client"] == 0
+
+
+def test_another_methods_state_is_dropped():
+    """The message's method goes before the run's."""
+    context = node()
+    assert [ask(context, "train", {})[1]["found"] for _ in range(2)] == [0, 1]
+    assert ask(context, "train", {}, method="other")[1]["found"] == 0
+    assert ask(context, "evaluate", {}, method="other")[1]["found"] == 1
+    assert ask(context, "train", {})[1]["found"] == 0
+
+
+def test_a_state_dir_survives_a_restart(tmp_path):
+    for expected in (0, 1):
+        context = node(**{"state-dir": str(tmp_path)})  # a new process knows the folder alone
+        assert ask(context, "train", {})[1]["found"] == expected
+        assert ask(context, "evaluate", {})[1]["found"] == expected + 1
+    assert load_file(tmp_path / "counts-5.safetensors")["calls"] == 2
+    assert ask(node(**{"state-dir": str(tmp_path)}), "train", {}, method="other")[1]["found"] == 0
+
+
+def test_only_exchanges_of_the_method_and_of_the_run_are_answered():
+    with pytest.raises(ValueError, match=r"counts answers no 'query.guess'.*query\.look"):
+        ask(node(), "query.guess", {})
+    with pytest.raises(ValueError, match=r"no 'query\.domain'"):
+        ask(node(), "query.domain", {})
+    assert ask(node(run={"bound": True}), "query.domain", ARRAYS)[0].keys() == ARRAYS.keys()
+    context = node()
+    ask(context, "train.recall", {"calls": np.array(6)})
+    assert ask(context, "query.keep", {})[0] == {"calls": 6}
