@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedapps import data_cli, plot_cli, ranges, table_cli, tune_cli
@@ -28,7 +27,7 @@ from fedapps.config import (
     saved_configuration,
     saved_runs,
 )
-from fedapps.console import say_error
+from fedapps.console import make_console, say, say_error
 from fedapps.engines.jobs import ENGINES, Job, make_jobs, run_jobs
 from fedapps.engines.sweep import begun_jobs, finished, keep_finished
 from fedapps.files import check_writable, write_text
@@ -94,7 +93,7 @@ def run(
 
     Runs that the output folder holds finished, under the same configuration, are kept;
     unfinished ones go on from their newest checkpoint."""
-    console = Console(markup=False)
+    console = make_console()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -125,7 +124,7 @@ def run(
         for job in work:
             if job.config["resume"] and not job.done:
                 for refused in newest_checkpoint(job.folder, job.config)[1]:
-                    console.print(refused, style="yellow", highlight=False)
+                    say(console, refused)
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error
@@ -142,7 +141,7 @@ def run(
         say_error(console, error)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        console.print("stopped; the rounds so far are in " + str(output))
+        say(console, f"stopped; the rounds so far are in {output}")
         raise typer.Exit(130) from None
     console.print(results_table(work))
     console.print(f"results: {output}, to look at: {write_report(work, output)}", highlight=False)
@@ -157,7 +156,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `fedapps run` wrote to.")],
 ) -> None:
     """Write report.html over all runs of a folder: table, curves, clients, settings."""
-    console = Console(markup=False)
+    console = make_console()
     try:
         runs, problems = read_runs(folder)
         file = write_report(runs, folder, problems)
@@ -165,8 +164,8 @@ def report(
         say_error(console, error)
         raise typer.Exit(2) from error
     for problem in problems:
-        console.print(problem, markup=False, highlight=False)
-    console.print(str(file), highlight=False)
+        say(console, problem)
+    say(console, file)
 
 
 @cli.command("list")
@@ -175,7 +174,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List what can be named in a configuration."""
-    console = Console(markup=False)
+    console = make_console()
     if what not in LISTS:
         say_error(console, f"unknown list {what!r}; known: {', '.join(LISTS)}")
         raise typer.Exit(2)

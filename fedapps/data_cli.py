@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
 from fedapps.config import Config, defaults, override, parse_override
-from fedapps.console import say_error
+from fedapps.console import make_console, say_error, visible
 
 app = typer.Typer(pretty_exceptions_enable=False)
 partition = typer.Typer(help="Partitions of a dataset.", no_args_is_help=True)
@@ -36,8 +35,9 @@ def data(
     from partitions.datasets import info as known
     from partitions.datasets import source
 
-    console = Console(markup=False)
-    logging.basicConfig(handlers=[RichHandler(console=Console(stderr=True))], format="%(message)s")
+    console = make_console()
+    handler = RichHandler(console=make_console(stderr=True))
+    logging.basicConfig(handlers=[handler], format="%(message)s")
     try:
         config = _config(arguments, {"dataset": name})
         data_dir, entry = str(config["data-dir"]), known(name)
@@ -57,10 +57,10 @@ def data(
         raise typer.Exit(2) from error
     console.print(f"{found.num_train} training and {found.num_test} test samples, {found.dtype}")
     for column, values in found.columns.items():
-        console.print(f"column {column}: {values} values")
+        console.print(f"column {visible(column)}: {values} values")
     table = Table("class", "samples")
     for label, count in list(found.class_counts.items())[:100]:
-        table.add_row(label, str(count))
+        table.add_row(visible(label), str(count))
     console.print(table)
     if check:
         console.print("the files are whole, shapes and labels as they should be")
@@ -76,7 +76,7 @@ def show(
     """Draw samples per class and client, and print the novel clients' distances."""
     from partitions import federation, inspect
 
-    console = Console(markup=False)
+    console = make_console()
     try:
         clients = federation(_config(arguments, {}))
         counts = inspect.class_counts(clients)

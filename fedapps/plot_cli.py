@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from fedapps.console import say_error
+from fedapps.console import make_console, say, say_error
 from fedapps.engines.jobs import Job
 from fedapps.results.plot import ENDINGS, FIGURES, save, swept
 from fedapps.results.runs import read_runs
@@ -38,7 +37,7 @@ def plot(
     ] = "",
 ) -> None:
     """Draw learning curves, accuracy against a setting, clients, confusion, embeddings, traces."""
-    console = Console()
+    console = make_console()
     try:
         if kind not in KINDS:
             raise ValueError(f"unknown figure {kind!r}; known: {', '.join(KINDS)}")
@@ -46,7 +45,7 @@ def plot(
             raise ValueError(f"{output} must end in one of {', '.join(ENDINGS)}")
         runs, problems = read_runs(folder)
         for problem in problems:
-            console.print(problem, markup=False, highlight=False)
+            say(console, problem)
         whole = [job for job in runs if not job.error]
         if kind in FIGURES:
             figure = FIGURES[kind](whole)
@@ -60,7 +59,7 @@ def plot(
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error
-    console.print(str(output), markup=False, highlight=False)
+    say(console, output)
 
 
 def _single(jobs: Sequence[Job], name: str) -> Job:

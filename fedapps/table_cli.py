@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedapps.config import read_experiment
-from fedapps.console import say_error
+from fedapps.console import make_console, say, say_error
 from fedapps.results.comparison import as_csv, compare, shown
 from fedapps.results.formats import as_latex, as_markdown
 from fedapps.results.published import Published
@@ -34,8 +33,7 @@ def table(
     ] = "",
 ) -> None:
     """Compare the runs of a folder: mean over seeds, published values, paired tests, fairness."""
-    console = Console(markup=False)
-    warnings = Console(stderr=True)
+    console, warnings = make_console(), make_console(stderr=True)
     try:
         if format_ not in FORMATS:
             raise ValueError(f"unknown format {format_!r}; known: {', '.join(FORMATS)}")
@@ -52,7 +50,7 @@ def table(
         say_error(warnings, error)
         raise typer.Exit(2) from error
     for problem in problems:
-        warnings.print(problem, markup=False, highlight=False)
+        say(warnings, problem)
     if format_ == "rich":
         console.print(rich_table(shown(found)))
     else:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedapps.config import Experiment, defaults, override, parse_experiment, read_experiment
-from fedapps.console import say_error
+from fedapps.console import make_console, say, say_error
 from fedapps.engines.jobs import ENGINES, Job, run_jobs
 from fedapps.results.table import Display
 from fedapps.tuning import Search, best, tune
@@ -26,7 +25,7 @@ def command(
     output: Annotated[Path, typer.Option(help="Folder of study.db, best.toml, …")] = Path("tuning"),
 ) -> None:
     """Search settings by the training clients' validation; goes on where it was stopped."""
-    console = Console()
+    console = make_console()
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
     def run(work: list[Job]) -> None:
@@ -57,7 +56,7 @@ def command(
         say_error(console, error)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on from {output}", markup=False)
+        say(console, f"stopped; the same command goes on from {output}")
         raise typer.Exit(130) from None
     chosen = best(found)
     table = Table("method", "trial", "settings", "validation, %", title="trials")
@@ -67,6 +66,6 @@ def command(
         words = one.label.removeprefix(one.method).strip()
         table.add_row(one.method, str(one.number), words, told, style=style)
     console.print(table)
-    console.print(f"{output}/best.toml, trials.csv, trials.pdf", markup=False, highlight=False)
+    say(console, f"{output}/best.toml, trials.csv, trials.pdf")
     if len(chosen) < len(names):
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ difference to a reference whose sign a paired test judges, and how unequal the c
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -150,18 +151,32 @@ def shown(found: Comparison) -> Results:
 
 
 def as_csv(found: Comparison) -> str:
-    """The numbers unrounded, a column each."""
+    """The numbers unrounded, a column each. A name that spreadsheets would take for a formula gets
+    a single quote in front."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     names = ["mean", "deviation_over_seeds", "seeds", "published", "less_reference", "p"]
     spread = ["worst_client", "lowest_tenth", "deviation_over_clients"]
-    writer.writerow(["score", *found.by, *names, *spread])
+    writer.writerow(["score", *map(_cell, found.by), *names, *spread])
     for line in found.lines:
         numbers = [line.mean, line.deviation, len(line.seeds), line.published]
         writer.writerow(
-            [line.score, *line.by, *numbers, line.difference, line.p, *(line.spread() or [""] * 3)]
+            [
+                line.score,
+                *map(_cell, line.by),
+                *numbers,
+                line.difference,
+                line.p,
+                *(line.spread() or [""] * 3),
+            ]
         )
     return file.getvalue()
+
+
+def _cell(name: str) -> str:
+    """A name, as text to spreadsheets; numbers, the negative ones as well, stay as they are."""
+    formula = re.match(r"[=+\-@\t\r]", name) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
+    return f"'{name}" if formula else name
 
 
 def _line(

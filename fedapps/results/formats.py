@@ -2,11 +2,13 @@
 
 import re
 
+from fedapps.console import visible
 from fedapps.results.table import Results
 
 LATEX = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{sign: f"{{{sign}}}" for sign in "[]"},  # a row that begins with one is no option of \\\\
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
@@ -22,9 +24,11 @@ LATEX = {
 
 def as_markdown(results: Results) -> str:
     """A pipe table with the title above and the caption below."""
-    lines = [results.columns, ["---"] * len(results.columns), *results.rows]
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines]
-    return "\n".join([f"**{results.title}**", "", *table, "", f"*{results.caption}*", ""])
+    head, *rows = [map(_markdown, row) for row in (results.columns, *results.rows)]
+    lines = [head, ["---"] * len(results.columns), *rows]
+    table = ["| " + " | ".join(row) + " |" for row in lines]
+    title, caption = _markdown(results.title), _markdown(results.caption)
+    return "\n".join([f"**{title}**", "", *table, "", f"*{caption}*", ""])
 
 
 def as_latex(results: Results) -> str:
@@ -57,5 +61,9 @@ def as_latex(results: Results) -> str:
     )
 
 
+def _markdown(text: str) -> str:
+    return re.sub(r"[\\`*_\[\]{}<>|&~]", r"\\\g<0>", visible(text))
+
+
 def _latex(text: str) -> str:
-    return re.sub("|".join(map(re.escape, LATEX)), lambda found: LATEX[found[0]], text)
+    return re.sub("|".join(map(re.escape, LATEX)), lambda found: LATEX[found[0]], visible(text))

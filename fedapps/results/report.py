@@ -117,8 +117,9 @@ def _holes(parts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element that holds it."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    """JSON that cannot end the script element that holds it; null for NaN, which JSON has not."""
+    whole = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    return json.dumps(whole, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:

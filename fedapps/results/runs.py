@@ -8,8 +8,7 @@ from typing import Any
 
 from fedapps.config import label_of
 from fedapps.engines.jobs import Job
-
-NEEDED = {"method", "seed", "dataset", "partition", "num-clients", "train-fraction"}
+from fedapps.results.kinds import CONFIG, FAILURE, ROUND, SUMMARY
 
 
 def read_runs(folder: Path) -> tuple[list[Job], list[str]]:
@@ -45,7 +44,7 @@ def rounds_of(job: Job) -> list[dict[str, Any]]:
             report = json.loads(line)
         except json.JSONDecodeError:
             break
-        if not isinstance(report, dict) or "round" not in report:
+        if not ROUND(report):
             break
         rounds.append(report)
     return rounds
@@ -68,15 +67,10 @@ def _read(folder: Path) -> Job:
         summary = json.loads((folder / "summary.json").read_text("utf-8"))
     except ValueError as error:  # TOMLDecodeError, JSONDecodeError and UnicodeDecodeError are such
         raise ValueError(f"damaged: {error}") from error
-    whole = isinstance(summary, dict) and ("error" in summary or _evaluated(summary))
-    if not whole or not config.keys() >= NEEDED:
+    if not CONFIG(config) or not (FAILURE(summary) or SUMMARY(summary)):
         raise ValueError("no run of fedapps")
     method = label_of(folder, config["method"])
     return Job(method, config["seed"], config, folder, summary.get("error", ""))
-
-
-def _evaluated(summary: dict[str, Any]) -> bool:
-    return isinstance(summary.get("train"), dict) and "accuracy" in summary["train"]
 
 
 def _doubts(job: Job) -> list[str]:

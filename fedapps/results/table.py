@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedapps.console import visible
 from fedapps.engines.jobs import Job
 from fedapps.engines.sweep import seconds_left
 from fedapps.methods import METHODS
@@ -69,7 +71,7 @@ class Display:
                 if "train-f1" in numbers:
                     news["f1"] = f"F1 {numbers['train-f1']:.3f}"
                 if report.get("dropped"):
-                    news["dropped"] = f"[red]dropped {report['dropped']}[/red]"
+                    news["dropped"] = f"[red]dropped {escape(visible(report['dropped']))}[/red]"
             if job.error:
                 news["error"] = "[red]failed[/red]"
             if job.done:
@@ -114,7 +116,8 @@ def results(jobs: Sequence[Job]) -> Results:
         if not summaries:
             rows.append([method, FAILED, *[""] * (len(columns) - 2)])
             continue
-        served = METHODS[method.split()[0]].novel or any(s["novel"] for s in summaries)
+        entry = METHODS.get(method.split()[0])  # of other people's nothing is imported here
+        served = entry is None or entry.novel or any(s["novel"] for s in summaries)
         novel = _accuracy([s["novel"] for s in summaries]) if served else NOT_SERVED
         rows.append(
             [
@@ -168,12 +171,12 @@ def results_table(jobs: Sequence[Job]) -> Table:
 
 def rich_table(shown: Results) -> Table:
     """A table of texts as a terminal shows it."""
-    table = Table(title=shown.title, caption=shown.caption)
+    table = Table(title=Text(visible(shown.title)), caption=Text(visible(shown.caption)))
     for column in shown.columns:
         left = column in ("method", "score")
-        table.add_column(column, justify="left" if left else "right")
+        table.add_column(Text(visible(column)), justify="left" if left else "right")
     for row in shown.rows:
-        table.add_row(*(Text(cell, "red" if cell == FAILED else "") for cell in row))
+        table.add_row(*(Text(visible(cell), "red" if cell == FAILED else "") for cell in row))
     return table
 
 

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from fedapps.console import say_error
+from fedapps.console import make_console, say, say_error
 from fedapps.files import HANDOUT, MODEL
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -29,7 +28,7 @@ def show(run: RunFolder) -> None:
     from fedapps.methods import METHODS
     from fedapps.service.run import Run
 
-    console = Console()
+    console = make_console()
     try:
         found = Run(run)
     except (ValueError, OSError) as error:
@@ -60,7 +59,7 @@ def show(run: RunFolder) -> None:
         "serve it": f"fedapps personalize {run} DATA" if entry.novel else "fedapps serve",
     }
     for name, value in rows.items():
-        console.print(f"{name + ':':21}{escape(value)}", highlight=False, soft_wrap=True)
+        say(console, f"{name + ':':21}{value}")
 
 
 @app.command()
@@ -85,7 +84,7 @@ def personalize(
     from fedapps.service import onnx as exporter
     from fedapps.service.run import Run
 
-    console = Console()
+    console = make_console()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         if onnx:
@@ -104,7 +103,7 @@ def personalize(
     told = [f"{key} {report[key]:.4g}" for key in TOLD if key in report]
     console.print(f"{report['samples']} samples, {found.method}: {', '.join(told)}")
     files = ", ".join(sorted(file.name for file in output.iterdir()))
-    console.print(f"{output}: {files}", soft_wrap=True, highlight=False)
+    say(console, f"{output}: {files}")
 
 
 @app.command()
@@ -125,7 +124,7 @@ def serve(
     from fedapps.service.run import Run
     from fedapps.service.serving import LINE, check_serving
 
-    console = Console()
+    console = make_console()
     try:
         if bool(deployment) == bool(superlink):
             raise ValueError("name either --deployment or --superlink")
@@ -144,14 +143,14 @@ def serve(
         while not command.status(number)[0].startswith("finished"):
             lines = [line.partition(LINE)[2] for line in command.log(number) if LINE in line]
             for line in lines[shown:]:
-                console.print(line.strip(), markup=False, highlight=False)
+                say(console, line.strip())
             shown = len(lines)
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         command.cancel(number)
         console.print("stopped")
         return
-    console.print(f"[red]error:[/red] {escape(command.error(number) or 'the run ended')}")
+    say_error(console, command.error(number) or "the run ended")
     raise typer.Exit(1)
 
 
@@ -172,7 +171,7 @@ def deploy(
     """Write what a small federation of real nodes needs; start it, look at it, stop it."""
     from fedapps.service.deploy import SUPERLINK, Deployment, plan
 
-    console = Console()
+    console = make_console()
     try:
         if nodes:
             if (folder / "run").is_dir() and any((folder / "run").iterdir()):

@@ -1,0 +1,85 @@
+"""Of what kind the values in a run's files are: what another program wrote there is told apart."""
+
+from collections.abc import Callable
+from typing import Any
+
+Kind = Callable[[Any], bool]
+
+
+def number(value: Any) -> bool:
+    """A number that is no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def whole(value: Any) -> bool:
+    """A whole number from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def text(value: Any) -> bool:
+    """A text."""
+    return isinstance(value, str)
+
+
+def role(value: Any) -> bool:
+    """Of a client."""
+    return value in ("train", "novel")
+
+
+def maybe(kind: Kind) -> Kind:
+    """That, or null."""
+    return lambda value: value is None or kind(value)
+
+
+def table(kind: Kind) -> Kind:
+    """A table of such values under whatever names."""
+    return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
+
+
+def record(needed: dict[str, Kind], **known: Kind) -> Kind:
+    """A table that has the `needed` names, and perhaps `known` ones, of their kinds."""
+
+    def fits(value: Any) -> bool:
+        if not isinstance(value, dict) or not needed.keys() <= value.keys():
+            return False
+        kinds = needed | known
+        return all(kinds[name](one) for name, one in value.items() if name in kinds)
+
+    return fits
+
+
+RATE = maybe(number)
+GROUP = table(RATE)  # of accuracies and the like, of training or of novel clients
+
+
+def scored(value: Any) -> bool:
+    """A group that tells its accuracy."""
+    return GROUP(value) and "accuracy" in value
+
+
+CLIENTS = table(record({"role": role, "accuracy": RATE}, examples=whole))
+RESULT = record({}, train=maybe(GROUP), novel=maybe(GROUP), per_client=CLIENTS)
+SUMMARY = record(
+    {
+        "train": scored,
+        "novel": maybe(scored),
+        "megabytes_per_client_round": record({"down": RATE, "up": RATE}),
+        "seconds": number,
+        "rounds": whole,
+    },
+    per_client=CLIENTS,
+    last=RESULT,
+    privacy=record({"epsilon": number, "delta": number, "generator": text, "terms": text}),
+)
+FAILURE = record({"error": text})
+ROUND = record(
+    {"round": whole},
+    evaluation=GROUP,
+    dropped=table(whole),
+    phases=table(number),
+)
+CONFIG = record(
+    dict.fromkeys(("method", "dataset", "partition"), text)
+    | {"seed": whole, "num-clients": whole, "train-fraction": number},
+    versions=table(text),
+)
