@@ -51,7 +51,8 @@ class Client(NumPyClient):
     needs_state = ""  # what its state is for: "training" alone, or its "predictions" as well
     needs_head = False  # True: the network's last linear layer must be named `head`
     needs_public = False  # True: learns from public samples, which no client owns
-    few_shot = "tuned"  # how a novel client learns from a few labels: "tuned", "rounds", "": not
+    few_shot = "tuned"  # how a novel client learns from a few labels: "tuned", in "rounds", by its
+    # "descriptor"; "": not
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
 

@@ -23,6 +23,7 @@ from clients.privacy import generator, noised
 from clients.sgd import only
 from partitions.datasets import Info
 from partitions.seeds import seed_of
+from partitions.shares import Samples
 
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
 
@@ -181,20 +182,27 @@ class ODPFLHNClient(Client):
 
     # The encoder
 
+    def described(self) -> Samples:
+        """The samples behind its descriptor."""
+        return self.share.everything if self.share.novel else self.share.train
+
+    def told(self, x: Tensor, y: Tensor) -> Tensor:
+        """What the encoder is given of samples x (n, *shape), y (n,): the inputs alone."""
+        return x
+
     def descriptor(self, config: Config) -> tuple[Tensor, int]:
         """g({x}; γ) (d,) and the number of inputs behind it; differentiable.
 
         A generator of (seed, round, client) chooses and splits the inputs."""
         self.encoder.eval()
-        samples = self.share.everything if self.share.novel else self.share.train
-        samples = samples.to(self.device)
+        samples = self.described().to(self.device)
         n = min(self.encode_samples, len(samples)) if self.encode_samples else len(samples)
         seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
         order = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(samples), generator=order)[:n]
         passes = -(-n // self.encode_batch_size) if self.encode_batch_size else 1
         e = sum(
-            self.encoder(samples[batch][0]) * (len(batch) / n)
+            self.encoder(self.told(*samples[batch])) * (len(batch) / n)
             for batch in rows.tensor_split(passes)
         )
         assert isinstance(e, Tensor)

@@ -30,6 +30,7 @@ from clients.heterofedtta import HeteroFedTTAClient
 from clients.lgfedavg import LGFedAvgClient
 from clients.local import LocalClient
 from clients.odpfl_hn import ODPFLHNClient
+from clients.pefll import PeFLLClient
 from clients.perfedavg import PerFedAvgClient
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.pfedme import PFedMeClient
@@ -52,6 +53,7 @@ from strategies.fedrep import FedRep
 from strategies.fedtta import FedTTA
 from strategies.lgfedavg import LGFedAvg
 from strategies.odpfl_hn import ODPFLHN
+from strategies.pefll import PeFLL
 from strategies.pfedhn import PFedHN
 from strategies.pfedme import PFedMe
 from strategies.pfl import PFL, PFLNearest
@@ -259,6 +261,12 @@ NAMED = {
         "Amosy et al., 2023",
         "pFedHN whose embeddings an encoder of unlabeled inputs provides",
         "adapted",
+    ),
+    "pefll": Method(
+        PeFLL,
+        PeFLLClient,
+        "Scott et al., ICLR 2024",
+        "ODPFL-HN whose encoder sees labels: a novel client needs a few, and no training",
     ),
     "pfl-sampled": Method(
         PFL,

@@ -89,8 +89,8 @@ class ODPFLHN(PFedHN):
         self.fine_tune_rounds, self.private = fine_tune_rounds, descriptor_epsilon > 0
         if self.novel_rounds:
             raise ValueError(
-                f"novel-rounds is {self.novel_rounds}, but odpfl-hn serves novel clients without "
-                "labels: in such rounds theirs would train the encoder, and be scored after"
+                f"novel-rounds is {self.novel_rounds}, but a descriptor serves novel clients at "
+                "once: in such rounds their labels would train the encoder, and be scored after"
             )
         if self.private and self.bound:
             raise ValueError(

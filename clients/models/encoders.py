@@ -53,7 +53,7 @@ class DeepSets(Encoder):
 
     def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
         super().__init__()
-        self.convolutions = _convolutions(target)
+        self.convolutions = _convolutions(target, shape)
         sizes = _sizes(self.convolutions, shape)
         widths = INNER if self.convolutions else (WIDTH,)
         units = POOLED if self.convolutions else WIDTH
@@ -76,8 +76,8 @@ class DeepSymmetricSets(Encoder):
 
     def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
         super().__init__()
-        self.siamese = _convolutions(target)
-        self.aggregated = _convolutions(target)
+        self.siamese = _convolutions(target, shape)
+        self.aggregated = _convolutions(target, shape)
         self.images = bool(self.siamese)
         if self.images:
             self.pool = MeanMax(_sizes(self.siamese, shape)[-1], POOLED)
@@ -112,7 +112,7 @@ class SetTransformer(Encoder):
         inducing: int = 16,
     ) -> None:
         super().__init__()
-        self.convolutions = _convolutions(target)
+        self.convolutions = _convolutions(target, shape)
         self.embed = nn.Linear(_sizes(self.convolutions, shape)[-1], width)
         self.points = nn.ParameterList(
             nn.Parameter(nn.init.xavier_uniform_(torch.empty(count, width)))
@@ -146,22 +146,40 @@ class AttentionBlock(nn.Module):
         return h + F.relu(self.fc(h))
 
 
-class SphereDeepSets(Encoder):
+class MeanSets(Encoder):
+    """`mean` (Scott et al., PeFLL): the mean over the set of φ(x_j), its convolutions and fully
+    connected layers of `widths`."""
+
+    def __init__(
+        self, target: nn.Module, shape: Shape, dim: int, widths: tuple[int, ...] = INNER
+    ) -> None:
+        super().__init__()
+        self.convolutions = _convolutions(target, shape)
+        self.fc = _fully_connected((_sizes(self.convolutions, shape)[-1], *widths))
+        self.out = nn.Linear(widths[-1], dim)
+
+    def each(self, x: Tensor) -> Tensor:
+        """φ(x_j) (n, dim)."""
+        for convolution in self.convolutions:
+            x = _pool(F.relu(convolution(x)))
+        return self.out(self.fc(x.flatten(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """1/n Σ_j φ(x_j)."""
+        return self.each(x).mean(0)
+
+
+class SphereDeepSets(MeanSets):
     """`ds-sphere`: DeepSets of bounded sensitivity (Lemma 2): φ on the unit sphere, mean pooling,
     ψ(z) = √d z, which gives the descriptor's entries the scale of pFedHN's embeddings."""
 
     def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
-        super().__init__()
-        self.convolutions = _convolutions(target)
-        self.fc = _fully_connected((_sizes(self.convolutions, shape)[-1], WIDTH))
-        self.out = nn.Linear(WIDTH, dim)
+        super().__init__(target, shape, dim, (WIDTH,))
         self.lipschitz = dim**0.5  # L_ψ
 
     def forward(self, x: Tensor) -> Tensor:
         """ψ(1/n Σ_j φ(x_j))."""
-        for convolution in self.convolutions:
-            x = _pool(F.relu(convolution(x)))
-        return self.lipschitz * F.normalize(self.out(self.fc(x.flatten(1))), dim=1).mean(0)
+        return self.lipschitz * F.normalize(self.each(x), dim=1).mean(0)
 
     def sensitivity(self, n: int) -> float:
         """Δ = 2 L_ψ B_φ / n with B_φ = 1, Lemma 2; rounding in float32 is not counted."""
@@ -173,6 +191,7 @@ ENCODERS: dict[str, Callable[[nn.Module, Shape, int], Encoder]] = {
     "dss": DeepSymmetricSets,
     "st": SetTransformer,
     "ds-sphere": SphereDeepSets,
+    "mean": MeanSets,
 }
 NAMES = {build: name for name, build in ENCODERS.items()}
 
@@ -200,12 +219,13 @@ class Described(nn.Module):
         return self.target(x)
 
 
-def _convolutions(target: nn.Module) -> nn.ModuleList:
-    """New convolutions of the sizes of the target network's."""
+def _convolutions(target: nn.Module, shape: Shape) -> nn.ModuleList:
+    """New convolutions of the sizes of the target network's, the first for inputs of `shape`."""
+    of_target = [m for m in target.modules() if isinstance(m, nn.Conv2d)]
+    channels = [shape[0], *(m.in_channels for m in of_target[1:])]
     return nn.ModuleList(
-        nn.Conv2d(m.in_channels, m.out_channels, m.kernel_size, padding=m.padding)  # type: ignore[arg-type]
-        for m in target.modules()
-        if isinstance(m, nn.Conv2d)
+        nn.Conv2d(count, m.out_channels, m.kernel_size, padding=m.padding)  # type: ignore[arg-type]
+        for count, m in zip(channels, of_target, strict=False)
     )
 
 

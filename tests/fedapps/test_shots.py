@@ -18,7 +18,7 @@ from fedapps.clientapp import with_public
 from fedapps.config import former_name
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",
-         "odpfl-hn", "pfedhn", "fedprox"]  # fmt: skip
+         "odpfl-hn", "pefll", "pfedhn", "fedprox"]  # fmt: skip
 
 
 def with_labels(labels, shots, seed=0):

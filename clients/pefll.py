@@ -1,0 +1,54 @@
+"""PeFLL client (Scott, Zakerinia and Lampert, PeFLL: Personalized Federated Learning by Learning to
+Learn, ICLR 2024, Algorithms 1 and 2): ODPFL-HN's exchanges, but labels are described as well.
+
+v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples; y_j comes as one-hot channels (entries, of
+inputs that are vectors) beside x_j. Departs from the paper: all training samples make the
+descriptor in training, too, where the authors' code takes one mini-batch (`encode_samples`)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.models.encoders import Described, build_encoder
+from clients.models.head import head_of
+from clients.odpfl_hn import ODPFLHNClient
+from partitions.datasets import Info
+from partitions.shares import Samples
+
+
+class PeFLLClient(ODPFLHNClient):
+    """ODPFL-HN's client that describes its labeled samples; a novel one those that it shows
+    (`novel-shots`), which alone bring it its model."""
+
+    few_shot = "descriptor"
+    needs_head = True
+    remembers = ()
+    needs_state = ""
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        info: Info,
+        *,
+        encoder: str = "mean",
+        descriptor_dim: int = 0,
+        num_clients: int = 20,
+        train_fraction: float = 0.5,
+    ) -> nn.Module:
+        """The target network with φ; `descriptor_dim` 0 means 1 + ⌊n/4⌋ for n training clients."""
+        dim = descriptor_dim or 1 + round(train_fraction * num_clients) // 4
+        shape = (info.shape[0] + info.num_classes, *info.shape[1:])
+        return Described(model, build_encoder(encoder, model, shape, dim))
+
+    def described(self) -> Samples:
+        """Its training samples. Raises ValueError for a client that shows no label."""
+        if not len(self.share.train):
+            raise ValueError("this client shows no labels, by which PeFLL would describe it")
+        return self.share.train
+
+    def told(self, x: Tensor, y: Tensor) -> Tensor:
+        """(x, y) as (n, channels + C, …): C, of the encoder's inputs, are the one-hot label."""
+        one_hot = F.one_hot(y, head_of(self.target).out_features).to(x.dtype)
+        beside = one_hot.view(*one_hot.shape, *(1 for _ in x.shape[2:]))
+        return torch.cat([x, beside.expand(-1, -1, *x.shape[2:])], 1)

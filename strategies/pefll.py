@@ -1,0 +1,35 @@
+"""PeFLL server (Scott, Zakerinia and Lampert, ICLR 2024, Algorithm 2): a hypernetwork and, on the
+clients, an embedding network of labeled samples, learnt end to end.
+
+θ_i = h(v_i; η_h) goes to the client, which returns θ_i + Δθ_i; then Δη_h = Σ_i (∂θ_i/∂η_h)ᵀΔθ_i / |C|
+and Δη_v = Σ_i (∂v_i/∂η_v)ᵀ(∂θ_i/∂v_i)ᵀΔθ_i / |C|, as ODPFL-HN's; λ_h = λ_v is half of
+`server_weight_decay`, λ_θ half of the clients' `weight_decay`. Departs from the paper: gradients
+of the two networks are clipped apart; descriptors are centred and scaled by running statistics of
+all training clients (`descriptor_rate`), where the authors' code takes the first client's first."""
+
+from typing import Any
+
+from strategies.odpfl_hn import ODPFLHN
+
+
+class PeFLL(ODPFLHN):
+    """Server settings as the authors' code has them."""
+
+    def __init__(
+        self,
+        *,
+        server_lr: float = 0.0002,
+        encoder_lr: float = 0.0002,
+        server_optimizer: str = "adam",
+        clip_norm: float = 50.0,
+        descriptor_rate: float = 0.1,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            server_lr=server_lr,
+            encoder_lr=encoder_lr,
+            server_optimizer=server_optimizer,
+            clip_norm=clip_norm,
+            descriptor_rate=descriptor_rate,
+            **options,
+        )

@@ -1,0 +1,83 @@
+"""PeFLL's client: labeled descriptors by hand, their gradient, and who is described by what."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import federate, share
+
+from clients.arrays import to_numpy
+from clients.models import build_model
+from clients.odpfl_hn import DESCRIPTOR
+from clients.pefll import PeFLLClient
+from partitions.datasets import Info
+
+
+def client(shape, x, y, dim=2, **settings):
+    torch.manual_seed(0)
+    target = build_model("mlp-small" if len(shape) == 1 else "convnet-small", shape, 3, 0)
+    model = PeFLLClient.build(target, Info("tiny", shape, 3, ""), descriptor_dim=dim)
+    return PeFLLClient(model, share(x, y), client=3, **settings)
+
+
+def gamma(of):
+    return to_numpy(dict(of.model.encoder.named_parameters(prefix="encoder")))
+
+
+def test_a_label_stands_beside_its_input_as_one_hot_channels():
+    """Of three classes, label 2 of a vector (5, 6) and label 0 of a picture of one grey value."""
+    vector = client((2,), torch.zeros(1, 2), [0])
+    told = vector.told(torch.tensor([[5.0, 6.0]]), torch.tensor([2]))
+    assert told.tolist() == [[5, 6, 0, 0, 1]]
+    picture = client((1, 8, 8), torch.zeros(1, 1, 8, 8), [0])
+    told = picture.told(torch.full((1, 1, 8, 8), 7.0), torch.tensor([0]))
+    assert [told[0, c].unique().tolist() for c in range(4)] == [[7], [1], [0], [0]]
+
+
+def test_the_descriptor_by_hand():
+    """φ(x, y) = out(x₁ + 10·[y = 1]): its hidden layers pass that on as their first unit, and out
+    is (z, −2z). Samples (1, label 0), (4, label 1), (5, label 1): z = 1, 14, 15, mean 10."""
+    one = client((2,), torch.tensor([[1.0, 9.0], [4.0, 9.0], [5.0, 9.0]]), [0, 1, 1])
+    sent = {name: np.zeros_like(array) for name, array in gamma(one).items()}
+    sent["encoder.fc.0.weight"][0] = [1, 0, 0, 10, 0]
+    sent["encoder.fc.2.weight"][0, 0] = 1
+    sent["encoder.out.weight"][:, 0] = [1, -2]
+    reply, _ = one.encode(sent, {})
+    assert reply[DESCRIPTOR].tolist() == pytest.approx([10, -20])
+
+
+def test_backprop_is_the_gradient_of_the_labeled_encoding():
+    """⟨g_γ, d⟩ against central differences of ⟨g_e, encode(γ + t d)⟩ along a random d."""
+    rng = np.random.default_rng(0)
+    one = client((1, 8, 8), torch.rand(5, 1, 8, 8), [0, 1, 2, 2, 2])
+    one.model.double()
+    one.model.encoder.register_forward_pre_hook(lambda _, x: (x[0].double(),))
+    now, g_e = gamma(one), rng.normal(size=2)
+    found, _ = one.backprop(now | {DESCRIPTOR: g_e}, {})
+    along = {name: rng.normal(size=a.shape) for name, a in now.items()}
+
+    def at(t):
+        moved = {name: a + t * along[name] for name, a in now.items()}
+        return float(g_e @ one.encode(moved, {})[0][DESCRIPTOR])
+
+    slope = (at(1e-7) - at(-1e-7)) / 2e-7
+    assert sum((found[n] * along[n]).sum() for n in now) == pytest.approx(slope, rel=1e-5)
+
+
+def test_a_novel_client_is_served_by_the_labels_that_it_shows_alone():
+    for shots, served in ((0, None), (2, 3)):
+        result, _ = federate(method="pefll", rounds=1, **{"novel-shots": shots})
+        assert result.evaluate_metrics_clientapp[1].get("novel-clients") == served
+    with pytest.raises(ValueError, match="shows no labels"):
+        client((2,), torch.zeros(0, 2), torch.zeros(0).long()).described()
+
+
+def test_its_encoder_learns_and_every_client_gets_a_model_of_its_own():
+    one, _ = federate(method="pefll", rounds=1)
+    two, _ = federate(method="pefll", rounds=2)
+    name = "encoder/encoder.out.weight"
+    assert not np.array_equal(one.arrays[name].numpy(), two.arrays[name].numpy())
+
+
+def test_labels_in_rounds_of_their_own_are_refused():
+    with pytest.raises(ValueError, match="a descriptor serves novel clients at once"):
+        federate(method="pefll", **{"novel-rounds": 2})
