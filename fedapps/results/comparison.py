@@ -50,6 +50,12 @@ class Line:
         values = list(self.seeds.values())
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
+    @property
+    def measured(self) -> str:
+        """``70.00 ± 1.00``; without deviation of one seed."""
+        spread = "" if self.deviation is None else f" ± {number(self, self.deviation)}"
+        return number(self, self.mean) + spread
+
     def spread(self) -> tuple[float, float, float] | None:
         """Worst client, mean of the lowest tenth of the clients, deviation over clients: each of
         every seed's clients, then the mean over seeds. None where clients are not told."""
@@ -92,7 +98,7 @@ def compare(
     if round_ not in ROUNDS:
         raise ValueError(f"unknown round {round_!r}; known: {', '.join(ROUNDS)}")
     jobs = [job for job in jobs if not job.error]
-    keys = list(by) or ["method", *_swept(jobs)]
+    keys = list(by) or ["method", *swept(jobs)]
     groups: dict[tuple[str, ...], list[Job]] = {}
     for job in jobs:
         groups.setdefault(tuple(_value(job, key, keys) for key in keys), []).append(job)
@@ -123,10 +129,10 @@ def shown(found: Comparison) -> Results:
     columns: dict[str, list[str]] = {"score": [SCORES[line.score] for line in found.lines]}
     for place, key in enumerate(found.by):
         columns[key] = [line.by[place] for line in found.lines]
-    columns["mean"] = [_measured(line) for line in found.lines]
-    columns["published"] = [_number(line, line.published) for line in found.lines]
+    columns["mean"] = [line.measured for line in found.lines]
+    columns["published"] = [number(line, line.published) for line in found.lines]
     columns["difference"] = [
-        _number(line, None if line.published is None else line.mean - line.published, sign=True)
+        number(line, None if line.published is None else line.mean - line.published, sign=True)
         for line in found.lines
     ]
     if several:
@@ -134,7 +140,7 @@ def shown(found: Comparison) -> Results:
     spreads = [line.spread() for line in found.lines]
     for place, name in enumerate(("worst", "lowest tenth", "deviation")):
         columns[name] = [
-            _number(line, s[place] if s else None)
+            number(line, s[place] if s else None)
             for line, s in zip(found.lines, spreads, strict=True)
         ]
     columns["seeds"] = [str(len(line.seeds)) for line in found.lines]
@@ -146,7 +152,7 @@ def shown(found: Comparison) -> Results:
         f"{title}, {first.get('num-clients', 0)} clients, {found.round} round",
         list(told),
         rows,
-        _caption(found, set(told)),
+        caption(found, set(told)),
     )
 
 
@@ -213,7 +219,7 @@ def _split(job: Job) -> str:
     return repr(sorted(told.items()))
 
 
-def _swept(jobs: Sequence[Job]) -> list[str]:
+def swept(jobs: Sequence[Job]) -> list[str]:
     """The settings of the federation that runs' labels tell."""
     words = [word.partition("=")[0] for job in jobs for word in job.method.split()[1:]]
     return [w for w in dict.fromkeys(words) if w in FEDERATION or w.startswith("partition.")]
@@ -274,7 +280,8 @@ def _judge(lines: Sequence[Line], against: str) -> str:
     return "Wilcoxon's signed-rank test over clients"
 
 
-def _caption(found: Comparison, columns: set[str]) -> str:
+def caption(found: Comparison, columns: set[str]) -> str:
+    """What the columns that are shown mean."""
     notes = ["accuracy in %, F1 in [0, 1]"]
     if any(len(line.seeds) > 1 for line in found.lines):
         notes.append("± standard deviation over seeds")
@@ -296,15 +303,10 @@ def _caption(found: Comparison, columns: set[str]) -> str:
     return "; ".join(notes)
 
 
-def _measured(line: Line) -> str:
-    spread = "" if line.deviation is None else f" ± {_number(line, line.deviation)}"
-    return _number(line, line.mean) + spread
-
-
 def _judged(line: Line) -> str:
     if line.difference is None:
         return "–"
-    told = _number(line, line.difference, sign=True)
+    told = number(line, line.difference, sign=True)
     if line.p is None:
         return told
     if line.p >= LEVEL:
@@ -312,8 +314,17 @@ def _judged(line: Line) -> str:
     return f"{told} (p {line.p:.1g})" if line.p >= 0.001 else f"{told} (p < 0.001)"
 
 
-def _number(line: Line, value: float | None, *, sign: bool = False) -> str:
+def number(line: Line, value: float | None, *, sign: bool = False) -> str:
+    """A value of the line's score: accuracies by two digits, F1 by three."""
     if value is None:
         return "–"
     digits = 3 if line.score in F1 else 2
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+
+
+def order(value: str) -> tuple[bool, Any]:
+    """Sorts a setting's values: numbers first, by size; then words."""
+    try:
+        return False, float(value)
+    except ValueError:
+        return True, value

@@ -17,6 +17,8 @@ LATEX = {
     "<": "$<$",
     ">": "$>$",
     "≥": r"$\geq$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
     "α": r"$\alpha$",
     "ε": r"$\varepsilon$",
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedapps.engines.jobs import Job
-from fedapps.results.comparison import compare
+from fedapps.results.comparison import compare, order
 from fedapps.results.published import SCORES
 from fedapps.results.runs import rounds_of
 
@@ -55,7 +55,7 @@ def swept(jobs: Sequence[Job], key: str) -> "Figure":
     if len({line.by[1] for line in lines}) < 2:
         raise ValueError(f"the runs have one value of {key} alone: {lines[0].by[1]}")
     figure, axes = _panels([s for s in SCORES if any(line.score == s for line in lines)])
-    places = _places(sorted({line.by[1] for line in lines}, key=_order))
+    places = _places(sorted({line.by[1] for line in lines}, key=order))
     for score, axis in axes.items():
         of = [line for line in lines if line.score == score]
         methods = dict.fromkeys(line.by[0] for line in of)
@@ -68,7 +68,7 @@ def swept(jobs: Sequence[Job], key: str) -> "Figure":
             x, y, error = zip(*points, strict=True)
             axis.errorbar(x, y, error, label=method, capsize=3, **style)
         axis.set_xlabel(key)
-        if any(place != value for value, place in ((_order(v)[1], p) for v, p in places.items())):
+        if any(place != value for value, place in ((order(v)[1], p) for v, p in places.items())):
             axis.set_xticks(list(places.values()), list(places))
     _legend(figure, axes)
     return figure
@@ -168,18 +168,10 @@ def line_styles() -> Any:
     return (dict(zip(keys, one, strict=True)) | {"markersize": 4} for one in endless)
 
 
-def _order(value: str) -> tuple[bool, Any]:
-    """Numbers first, by size; then words."""
-    try:
-        return False, float(value)
-    except ValueError:
-        return True, value
-
-
 def _places(values: Sequence[str]) -> dict[str, float]:
     """Where values stand on the axis: numbers at themselves, words beside each other."""
-    numbers = not any(_order(value)[0] for value in values)
-    return {v: _order(v)[1] if numbers else float(place) for place, v in enumerate(values)}
+    numbers = not any(order(value)[0] for value in values)
+    return {v: order(v)[1] if numbers else float(place) for place, v in enumerate(values)}
 
 
 FIGURES: dict[str, Callable[[Sequence[Job]], "Figure"]] = {"curves": curves, "clients": clients}

@@ -13,6 +13,8 @@ from typing import Any
 from fedapps.config import defaults
 from fedapps.engines.jobs import Job
 from fedapps.files import write_text
+from fedapps.results.across import SHOTS, several, side_by_side
+from fedapps.results.comparison import compare
 from fedapps.results.plot import ROLES
 from fedapps.results.runs import rounds_of, versions_of
 from fedapps.results.table import results
@@ -43,6 +45,7 @@ def write_report(jobs: Sequence[Job], folder: Path, problems: Sequence[str] = ()
             "title": escape(shown.title),
             "problems": "".join(f'<p class="error">{escape(note)}</p>' for note in notes),
             "table": _table(shown.columns, shown.rows, shown.caption),
+            "shots": _shots(jobs),
             "settings": "".join(_settings(jobs)),
             "data": _json({"roles": ROLES, "runs": runs}),
         }
@@ -131,6 +134,14 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) 
         f"<table><caption>{escape(caption)}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+def _shots(jobs: Sequence[Job]) -> str:
+    """Novel clients by the labels that they show, side by side; "" of runs that are alike in it."""
+    if not several(jobs, SHOTS):
+        return ""
+    shown = side_by_side(compare(jobs, by=["method", SHOTS]), SHOTS, ["novel"])
+    return _table(shown.columns, shown.rows, shown.caption)
 
 
 def _settings(jobs: Sequence[Job]) -> list[str]:

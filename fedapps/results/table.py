@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -173,8 +173,8 @@ def rich_table(shown: Results) -> Table:
     """A table of texts as a terminal shows it."""
     table = Table(title=Text(visible(shown.title)), caption=Text(visible(shown.caption)))
     for column in shown.columns:
-        left = column in ("method", "score")
-        table.add_column(Text(visible(column)), justify="left" if left else "right")
+        justify: Literal["left", "right"] = "left" if column in ("method", "score") else "right"
+        table.add_column(Text(visible(column)), justify=justify, overflow="fold")
     for row in shown.rows:
         table.add_row(*(Text(visible(cell), "red" if cell == FAILED else "") for cell in row))
     return table

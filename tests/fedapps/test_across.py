@@ -1,0 +1,62 @@
+"""Values of a setting side by side: novel clients by the labels that they show."""
+
+from left import leave
+from typer.testing import CliRunner
+
+from fedapps.cli import cli
+from fedapps.results.across import SHOTS, several, side_by_side
+from fedapps.results.comparison import compare
+from fedapps.results.published import Published
+from fedapps.results.runs import read_runs
+
+BASE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of mean 0.35
+PAPER = {"at": {"novel-shots": 5}, "novel": {"tent": 42.0}}
+
+
+def few(folder):
+    """TENT is 0.01 … 0.06 above FedAvg without labels, 0.1 below with 20, and not run with 5 of
+    seed 1."""
+    gains = {"0": [0.01 * i for i in range(1, 7)], "5": [0.0] * 6, "20": [-0.1] * 6}
+    for shots, gain in gains.items():
+        for seed in (0, 1):
+            up = 0.2 * seed
+            leave(folder, f"fedavg novel-shots={shots}", seed, [b + up for b in BASE])
+            if (shots, seed) != ("5", 1):
+                own = [b + up + g for b, g in zip(BASE, gain, strict=True)]
+                leave(folder, f"tent novel-shots={shots}", seed, own)
+    return folder
+
+
+def test_columns_are_the_values_in_order_and_cells_the_means(tmp_path):
+    """FedAvg: 35 and 55, mean 45, deviation 20/√2 = 14.14. TENT: 48.5 and 35 against it on both
+    seeds, all clients on one side; with 5 labels 35 on seed 0, the same as FedAvg there."""
+    found = compare(
+        read_runs(few(tmp_path))[0], by=["method", SHOTS], published=Published({}, [PAPER])
+    )
+    shown = side_by_side(found, SHOTS, ["novel"])
+    assert shown.columns == ["score", "method", "novel-shots 0", "novel-shots 5", "novel-shots 20"]
+    assert shown.rows == [
+        ["novel clients", "fedavg", *["45.00 ± 14.14"] * 3],
+        ["novel clients", "tent", "48.50 ± 14.14 ↑", "35.00 (42.00)", "35.00 ± 14.14 ↓"],
+    ]
+    assert "↑, ↓: more, less than fedavg of the same column by Wilcoxon's" in shown.caption
+
+
+def test_the_table_and_the_report_show_them_so(tmp_path):
+    run = CliRunner().invoke(cli, ["table", str(few(tmp_path)), "--format", "latex"])
+    assert r"novel clients & tent & 48.50 $\pm$ 14.14 $\uparrow$ & 35.00 & 35.00" in run.stdout
+    by = CliRunner().invoke(cli, ["table", str(tmp_path), "--by", "method,novel-shots"])
+    assert "novel-shots 20" not in by.stdout
+    CliRunner().invoke(cli, ["report", str(tmp_path)])
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "<th>novel-shots 5</th>" in page and "<td>48.50 ± 14.14 ↑</td>" in page
+
+
+def test_any_setting_can_stand_side_by_side(tmp_path):
+    for alpha in (10.0, 0.5):
+        leave(tmp_path, f"fedavg partition.alpha={alpha}", 0, [alpha / 20], partition="dirichlet")
+    assert not several(read_runs(tmp_path)[0], SHOTS)
+    options = ["--across", "partition.alpha", "--format", "markdown"]
+    lines = CliRunner().invoke(cli, ["table", str(tmp_path), *options]).stdout.splitlines()
+    assert "| score | method | partition.alpha 0.5 | partition.alpha 10.0 |" in lines
+    assert "| novel clients | fedavg | 2.50 | 50.00 |" in lines
