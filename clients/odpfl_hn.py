@@ -41,7 +41,7 @@ class ODPFLHNClient(Client):
     who does not know the run's seed."""
 
     exchanges = ("query.encode", "train.backprop")
-    remembers = ("query.encode",)
+    remembers: tuple[str, ...] = ("query.encode",)
     needs_state = "training"  # of a private novel client: its answers, and what they spent
     rates = ("lr", "encoder_local_lr")
 

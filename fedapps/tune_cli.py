@@ -11,7 +11,7 @@ from fedapps.config import Experiment, defaults, override, parse_experiment, rea
 from fedapps.console import make_console, say, say_error
 from fedapps.engines.jobs import ENGINES, Job, run_jobs
 from fedapps.results.table import Display
-from fedapps.tuning import Search, best, tune
+from fedapps.tuning import Search, Tuning, best
 
 
 def command(
@@ -48,7 +48,7 @@ def command(
         config = override(defaults(), asked.settings)
         search = Search.read(asked.search or {}, config)
         numbers = [int(word) for word in seeds.split(",")]
-        found = tune(config, names, numbers, search, output, trials=trials, parallel=jobs, run=run)
+        found = Tuning(config, numbers, search, output, jobs, run).tune(names, trials)
     except ImportError as error:
         say_error(console, f"{error}; pip install 'fedapps[tune]'")
         raise typer.Exit(2) from error

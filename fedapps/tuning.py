@@ -96,69 +96,72 @@ class Outcome:
     validation: float | None
 
 
-def tune(
-    config: Config,
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    search: Search,
-    output: Path,
-    *,
-    trials: int,
-    parallel: int,
-    run: Run,
-) -> list[Outcome]:
-    """`trials` trials of every method, the mean over seeds; goes on where `output` has some.
+@dataclass
+class Tuning:
+    """Trials of `search` over `config`, each the mean over `seeds`, `parallel` at once, blind to
+    novel clients; all that is known of them lies in `output`. `run` carries jobs out."""
 
-    Raises ValueError where it has trials of other settings."""
-    import optuna
+    config: Config
+    seeds: Sequence[int]
+    search: Search
+    output: Path
+    parallel: int
+    run: Run
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    config = override(config, BLIND)
-    output.mkdir(parents=True, exist_ok=True)
-    told = repr((sorted(config.items()), sorted(map(repr, search.space.items())), list(seeds)))
-    outcomes: list[Outcome] = []
-    for method in methods:
+    def __post_init__(self) -> None:
+        self.config = override(self.config, BLIND)
+
+    def tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
+        """`trials` trials of every method; goes on where `output` has some.
+
+        Raises ValueError where it has trials of other settings."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.output.mkdir(parents=True, exist_ok=True)
+        outcomes: list[Outcome] = []
+        for method in methods:
+            study = self._study(method)
+            while (left := trials - len(_outcomes(study, method))) > 0:
+                self._try(study, method, min(self.parallel, left))
+            outcomes += _outcomes(study, method)
+            write(outcomes, self.config, self.seeds, self.output)
+        return outcomes
+
+    def _study(self, method: str) -> "Study":
+        import optuna
+
+        space = sorted(map(repr, self.search.space.items()))
+        told = repr((sorted(self.config.items()), space, list(self.seeds)))
         study = optuna.create_study(
-            storage=f"sqlite:///{(output / STORAGE).resolve()}",
+            storage=f"sqlite:///{(self.output / STORAGE).resolve()}",
             study_name=method,
             direction="maximize",
             load_if_exists=True,
         )
         if study.user_attrs.setdefault("settings", told) != told:
             raise ValueError(
-                f"{output} holds trials of {method} under other settings; choose another --output"
+                f"{self.output} holds trials of {method} under other settings; choose another "
+                "--output"
             )
         study.set_user_attr("settings", told)
-        _tune(study, config, method, seeds, search, output, trials, parallel, run)
-        outcomes += _outcomes(study, method)
-        write(outcomes, config, seeds, output)
-    return outcomes
+        return study
 
+    def _try(self, study: "Study", method: str, count: int) -> None:
+        """`count` trials at once."""
+        from optuna.samplers import TPESampler
+        from optuna.trial import TrialState
 
-def _tune(
-    study: "Study",
-    config: Config,
-    method: str,
-    seeds: Sequence[int],
-    search: Search,
-    output: Path,
-    trials: int,
-    parallel: int,
-    run: Run,
-) -> None:
-    from optuna.samplers import TPESampler
-    from optuna.trial import TrialState
-
-    while (done := len(_outcomes(study, method))) < trials:
         # A draw of its own for each batch: a resumed study does not begin with the same trials.
-        study.sampler = TPESampler(seed=int(config["seed"]) + len(study.trials))
-        batch = [study.ask() for _ in range(min(parallel, trials - done))]
-        labels = [search.label(trial, method) for trial in batch]
+        study.sampler = TPESampler(seed=int(self.config["seed"]) + len(study.trials))
+        batch = [study.ask() for _ in range(count)]
+        labels = [self.search.label(trial, method) for trial in batch]
         for trial, label in zip(batch, labels, strict=True):
             trial.set_user_attr("label", label)
-        jobs = make_jobs(config, list(dict.fromkeys(labels)), seeds, output / "trials")
+        distinct = list(dict.fromkeys(labels))
+        jobs = make_jobs(self.config, distinct, self.seeds, self.output / "trials")
         keep_finished(jobs)
-        run(jobs)
+        self.run(jobs)
         for trial, label in zip(batch, labels, strict=True):
             values = [_validation(job) for job in jobs if job.method == label]
             if any(value is None for value in values):

@@ -23,8 +23,8 @@ FAILED = "failed"
 
 
 class Display:
-    """A bar per job: rounds done, loss, the last accuracies or F1; and how long the rest will
-    take, `parallel` jobs at once. Use as a context."""
+    """A bar per job: rounds done, loss, the last accuracies or F1; one of all of them, and how
+    long the rest will take, `parallel` jobs at once. Use as a context."""
 
     def __init__(self, jobs: Sequence[Job], console: Console, parallel: int = 1) -> None:
         self._jobs, self._parallel = jobs, parallel
@@ -45,7 +45,8 @@ class Display:
         self._news: dict[str, dict[str, str]] = {
             job.name: {"kept": "kept"} if job.done else {} for job in jobs
         }
-        self._left = self._progress.add_task("time left", total=None, start=False, news="")
+        rounds = sum(int(job.config["rounds"]) for job in jobs)
+        self._all = self._progress.add_task("all", total=rounds, news="")
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -77,8 +78,15 @@ class Display:
             if job.done:
                 self._progress.stop_task(task)
             self._progress.update(task, news="  ".join(news.values()))
+        planned = [int(job.config["rounds"]) for job in self._jobs]
+        gone = sum(
+            total if job.done else min(job.rounds, total)
+            for job, total in zip(self._jobs, planned, strict=True)
+        )
+        self._progress.update(self._all, completed=gone)
         if (seconds := seconds_left(self._jobs, self._parallel)) is not None:
-            self._progress.update(self._left, news=str(timedelta(seconds=round(seconds))))
+            left = timedelta(seconds=round(seconds))
+            self._progress.update(self._all, news=f"{left} left" if seconds else "")
 
 
 @dataclass(frozen=True)

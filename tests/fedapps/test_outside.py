@@ -1,45 +1,29 @@
 """What comes from outside the package: the code of docs/extending.md, written to a folder."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from lab import DITTO, PAGE, RINGS, SIZES, written
 from PIL import Image
 from tiny import federate
 
 from clients.models import build_model
 from fedapps.config import defaults, override, own_settings, settings, variant
 from fedapps.engines.jobs import make_jobs
-from partitions import federation, references
+from partitions import federation
 from partitions.datasets import configured, described
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
-DITTO = "my_lab.ditto:METHOD"
-FEDAPPS = str(Path(sys.executable).parent / "fedapps")
-
-
-def write_blocks(folder):
-    """The page's blocks that begin with a comment naming their file."""
-    for name, code in re.findall(r"```\w+\n# (\S+\.(?:py|toml))\n(.*?)```", PAGE, re.S):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(code, "utf-8")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def outside(tmp_path_factory):
-    """The page's files on sys.path; leaves no trace of them."""
-    folder = tmp_path_factory.mktemp("outside")
-    write_blocks(folder)
-    sys.path.append(str(folder))
-    yield folder
-    sys.path.remove(str(folder))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
-        del sys.modules[name]
-    references.load.cache_clear()
+    """The folder that the page's files are in."""
+    with written(tmp_path_factory.mktemp("outside")) as folder:
+        yield folder
 
 
 def test_ditto_takes_at_most_two_files_and_sixty_lines(outside):
@@ -49,7 +33,7 @@ def test_ditto_takes_at_most_two_files_and_sixty_lines(outside):
 
 def test_the_page_counts_the_lines_of_methods():
     rows = re.findall(r"^\| `\w+` \| ([\w/. ]+) \| ([\d +]+) \|$", PAGE, re.M)
-    assert len(rows) == 8
+    assert len(rows) == 9
     for files, told in rows:
         counts = [len((ROOT / f).read_text("utf-8").splitlines()) for f in files.split()]
         assert told == " + ".join(map(str, counts)), files
@@ -105,10 +89,9 @@ def test_a_run_refuses_what_does_not_fit(changes, words):
 
 
 def test_everything_of_ones_own_runs_together():
-    rings, sizes = "my_lab.data:rings", "my_lab.rules:BySize"
     changes = {
-        "method": DITTO, "dataset": rings, f"{rings}.samples": 90, f"{rings}.noise": 0.0,
-        "partition": sizes, f"{sizes}.power": 2.0, "num-clients": 3,
+        "method": DITTO, "dataset": RINGS, f"{RINGS}.samples": 90, f"{RINGS}.noise": 0.0,
+        "partition": SIZES, f"{SIZES}.power": 2.0, "num-clients": 3,
     }  # fmt: skip
     config = override(defaults(), changes)
     parts = federation(config)

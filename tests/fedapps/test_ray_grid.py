@@ -5,6 +5,7 @@ import sys
 import time
 from functools import partial
 
+import lab
 import numpy as np
 import pytest
 import ray
@@ -19,10 +20,13 @@ from fedapps.serverapp import run
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with _ray():
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        yield
+def cluster(tmp_path_factory):
+    """Ray, started where somebody's own package lies in a folder of PYTHONPATH."""
+    with lab.written(tmp_path_factory.mktemp("lab")) as folder, pytest.MonkeyPatch.context() as env:
+        env.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        with _ray():
+            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+            yield
 
 
 def configuration(method, **changes):
@@ -49,6 +53,16 @@ def test_the_bits_are_those_of_one_process():
         for method in ("scaffold", "fedtta++", "odpfl-hn", "lg-fedavg", "pfl-nearest"):
             config = configuration(method)
             assert numbers(on_actors(actors, config)) == numbers(in_process(config))
+
+
+def test_actors_find_what_comes_from_outside_the_package():
+    """Method, data and partition, and their settings."""
+    config = configuration(lab.DITTO, dataset=lab.RINGS, partition=lab.SIZES)
+    own = {f"{lab.DITTO}.penalty": 0.5, f"{lab.RINGS}.noise": 0.1, f"{lab.SIZES}.power": 0.5}
+    with Actors(_client_app, 2) as actors:
+        result = on_actors(actors, config | own)
+    assert numbers(result) == numbers(in_process(config | own))
+    assert numbers(result) != numbers(in_process(config | own | {f"{lab.DITTO}.penalty": 0.1}))
 
 
 def spoilt(spoil):

@@ -1,0 +1,27 @@
+"""Somebody's own package: the code of docs/extending.md, written to a folder."""
+
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from partitions import references
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text("utf-8")
+DITTO, RINGS, SIZES = "my_lab.ditto:METHOD", "my_lab.data:rings", "my_lab.rules:BySize"
+
+
+@contextmanager
+def written(folder):
+    """The page's files in `folder`, which Python finds; leaves no trace of them in the process.
+
+    A block begins with a comment that names its file."""
+    for name, code in re.findall(r"```\w+\n# (\S+\.(?:py|toml))\n(.*?)```", PAGE, re.S):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(code, "utf-8")
+    sys.path.append(str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+    references.load.cache_clear()
