@@ -16,6 +16,7 @@ from clients.models import build_model, sized
 from clients.privacy import private
 from fedapps.bridge import answer, identity
 from fedapps.config import Config, check_method, completed, construct, keywords, settings
+from fedapps.engines.nodes import Host
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
 from partitions.datasets import Info
@@ -33,7 +34,7 @@ def make_client(context: Context, method: str) -> Client:
     """The method's client for this node.
 
     Its data: the node's own ``data-path`` if it has one, else its partition of the dataset.
-    Raises ValueError if the federation's size is not num-clients."""
+    Raises ValueError if it has neither, and if the federation's size is not num-clients."""
     config = completed(context.run_config)
     check_method(method)
     node = context.node_config
@@ -51,9 +52,10 @@ def make_client(context: Context, method: str) -> Client:
         count, expected = node.get("num-partitions"), config["num-clients"]
         if count != expected:
             raise ValueError(
-                f"the federation has {count} nodes, but num-clients is {expected}; start it "
-                f'with --federation-config "num-supernodes={expected} client-resources-num-cpus=1"'
-                f' or set --run-config "num-clients={count}"'
+                f"the federation has {count} clients, but num-clients is {expected}"
+                if count
+                else "the node's configuration names neither its data (data-path) nor its number "
+                "(partition-id and num-partitions)"
             )
         federation = partitions.federation(with_public(config, method))
         share, info = federation.share(client_id), federation.info
@@ -187,3 +189,4 @@ app.query("wants")(service.wants)
 app.query("serve")(lambda message, context: service.serve(message, context, make_client))
 app.query("keep")(_answer_simulated)
 app.train("recall")(_answer_simulated)
+host = Host(app)  # answers for all clients of a node

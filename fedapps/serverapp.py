@@ -25,6 +25,7 @@ from fedapps.config import (
     override,
     settings,
 )
+from fedapps.engines.nodes import Hosts
 from fedapps.files import PRIVACY, best_round, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, newest_checkpoint
@@ -39,7 +40,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the configured method, or several in turn where `method` is a comma-separated list.
+    """Run the configured method, or several in turn where `method` is a comma-separated list, over
+    the clients that live on the grid's nodes.
 
     With several, each has a folder ``<method>-seed<seed>`` of its own in ``output-dir``, and one
     that fails leaves its error there and lets the others go on. With ``serve-dir`` it serves that
@@ -50,6 +52,7 @@ def main(grid: Grid, context: Context) -> None:
         from fedapps.service.serving import serve
 
         serve(grid, config)
+    grid = Hosts(grid, int(config["num-clients"]), float(config["start-timeout"]))
     methods = [check_method(name.strip()) for name in str(config["method"]).split(",")]
     if len(methods) == 1:
         run(grid, config)

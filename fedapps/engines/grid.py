@@ -4,6 +4,7 @@ The one file that touches Flower's internals: ``TaskIdentity`` and message ids a
 Flower's own in-memory grid does, which is why pyproject pins flwr to one minor release."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, Self
 from uuid import uuid4
 
@@ -59,7 +60,7 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Let the nodes answer; replies wait to be pulled."""
-        sent = self._named(messages)
+        sent = named(messages)
         self._replies |= {r.metadata.reply_to_message_id: r for r in self.answer(sent, None)}
         return [message.metadata.message_id for message in sent]
 
@@ -71,15 +72,7 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """The replies that come within `timeout` seconds."""
-        return self.answer(self._named(messages), timeout)
-
-    @staticmethod
-    def _named(messages: Iterable[Message]) -> list[Message]:
-        """The messages, each with an id."""
-        named = list(messages)
-        for message in named:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-        return named
+        return self.answer(named(messages), timeout)
 
 
 class InProcessGrid(LocalGrid):
@@ -121,12 +114,7 @@ class InProcessGrid(LocalGrid):
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None:
             return refusal(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
-        # Records of its own for each node: a strategy may put one RecordDict into many messages.
-        own = alike(message, {key: record.copy() for key, record in message.content.items()})
-        try:
-            reply = self.client_app(own, context)
-        except Exception as error:  # a client's failure must not end the others' run
-            return refusal(message, f"{type(error)}:<'{error}'>")
+        reply = respond(self.client_app, message, context)
         reply.metadata.__dict__["_message_id"] = str(uuid4())
         return reply
 
@@ -138,12 +126,29 @@ def simulated(num_nodes: int) -> list[UserConfig]:
     return [{"partition-id": i, **told} for i in range(num_nodes)]
 
 
+def named(messages: Iterable[Message]) -> list[Message]:
+    """The messages, each with an id."""
+    found = list(messages)
+    for message in found:
+        message.metadata.__dict__["_message_id"] = str(uuid4())
+    return found
+
+
 def alike(message: Message, records: Mapping[str, Any]) -> Message:
     """A message of the same id, type and node that holds `records`."""
-    meta = message.metadata
-    own = Message(RecordDict(dict(records)), meta.dst_node_id, meta.message_type)
-    own.metadata.__dict__["_message_id"] = meta.message_id
+    own = copy(message)
+    own.content = RecordDict(dict(records))
     return own
+
+
+def respond(client_app: ClientApp, message: Message, context: Context) -> Message:
+    """The ClientApp's reply; an error reply where it raises, as in Flower's engines."""
+    # Records of its own for each node: a strategy may put one RecordDict into many messages.
+    own = alike(message, {key: record.copy() for key, record in message.content.items()})
+    try:
+        return client_app(own, context)
+    except Exception as error:  # a client's failure must not end the others' run
+        return refusal(message, f"{type(error)}:<'{error}'>")
 
 
 def refusal(

@@ -285,9 +285,9 @@ def _submit(superlink: SuperLink, group: list[Job], gpus: float) -> int:
     first = group[0]
     methods = ",".join(str(job.config["method"]) for job in group)
     folder = first.folder if len(group) == 1 else first.folder.parent
+    nodes = min(int(first.config["num-clients"]), os.cpu_count() or 1)
     federation = (
-        f"num-supernodes={first.config['num-clients']} client-resources-num-cpus=1 "
-        f"client-resources-num-gpus={gpus}"
+        f"num-supernodes={nodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
     )
     return superlink.submit(
         first.config | {"method": methods, "output-dir": str(folder)}, federation

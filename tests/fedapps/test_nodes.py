@@ -1,0 +1,156 @@
+"""Many clients on a node: 7 clients on 3 nodes are to the strategies what 7 nodes are."""
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from tiny import SMALL, Watched, states
+
+from clients.arrays import from_record
+from fedapps.clientapp import app, host
+from fedapps.engines.grid import InProcessGrid, simulated
+from fedapps.engines.nodes import ASK, TABLE, Host, Hosts, pack, read, unpacked
+from fedapps.serverapp import run
+
+HOSTED = {1: (0, 3, 6), 2: (1, 4), 3: (2, 5)}  # clients c ≡ p (mod 3), by the node of number p
+
+
+def configuration(method, **changes):
+    some = {"num-clients": 7, "train-fraction": 0.8, "fraction-train": 0.7, "rounds": 3}
+    return SMALL | some | {"method": method} | changes
+
+
+def on_three_nodes(config, client_app=host, grid=InProcessGrid):
+    inner = grid(client_app, config, simulated(3))
+    return run(Hosts(inner, 7, 60.0), config, "in-process"), inner
+
+
+def numbers(result):
+    arrays = {name: array.tobytes() for name, array in from_record(result.arrays).items()}
+    rounds = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
+    return arrays, [{n: dict(m) for n, m in told.items()} for told in rounds]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "odpfl-hn", "fedper"])
+def test_the_bits_are_those_of_a_node_for_each_client(method):
+    config = configuration(method)
+    alone = InProcessGrid.simulation(app, config, 7)
+    expected = run(alone, config, "in-process")
+    found, inner = on_three_nodes(config)
+    assert numbers(found) == numbers(expected)
+    kept = {}
+    for context in inner.contexts.values():
+        for key, record in context.state.items():
+            client, own = key.split(":")
+            kept[int(client) + 1, own] = {n: a.numpy().tobytes() for n, a in record.items()}
+    assert kept == {
+        (node, f"fedapps.{method}"): {n: a.tobytes() for n, a in state.items()}
+        for node, state in states(alone, method).items()
+    }
+
+
+def test_a_message_carries_a_nodes_clients_and_what_they_share_once():
+    """All six training clients each round: FedAvg's one model once a node, the replies' apart."""
+    config = configuration("fedavg", **{"fraction-train": 1.0, "rounds": 1})
+    _, inner = on_three_nodes(config, grid=Watched)
+    pairs = list(zip(inner.seen[::2], inner.seen[1::2], strict=True))
+    kinds = [message.metadata.message_type for message, _ in pairs]
+    assert kinds == [ASK] * 3 + ["query"] * 3 + ["train"] * 3 + ["evaluate"] * 3
+    trained = 0
+    for message, reply in pairs[6:9]:
+        told, contents = read(message.content)
+        assert set(told["clients"]) <= set(HOSTED[message.metadata.dst_node_id])
+        assert len(message.content.array_records) == 1
+        assert len(reply.content.array_records) == len(contents) == len(told["clients"])
+        trained += len(contents)
+    assert trained == 6
+
+
+def test_a_failing_client_is_its_own_error_and_its_neighbours_go_on():
+    """Client 3 shares its node with clients 0 and 6."""
+
+    def client_app(message, context):
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 3:
+            raise OSError("no disk")
+        return app(message, context)
+
+    config = configuration("fedavg", **{"train-fraction": 1.0, "fraction-train": 1.0})
+    told = on_three_nodes(config, Host(client_app))[0].train_metrics_clientapp
+    assert [told[n]["dropped-error"] for n in (1, 2, 3)] == [1, 1, 1]
+    assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [6, 6, 6]
+
+
+class Leaving(InProcessGrid):
+    """Node 2 is gone while round 2 is trained, and fails as lost nodes do as that begins."""
+
+    asked = 0
+
+    def get_node_ids(self):
+        self.asked += 1
+        return [i for i in self.contexts if i != 2 or self.asked not in (3, 4)]
+
+
+def test_a_lost_node_loses_its_clients_alone_and_brings_them_back():
+    """The roster is looked at twice a round, before training and before evaluation; node 2 hosts
+    clients 1 and 4, which are missing from round 2 and come back as they were."""
+    changes = {"train-fraction": 1.0, "fraction-train": 1.0, "min-available-nodes": 5}
+    config = configuration("scaffold", **changes)
+    result, _ = on_three_nodes(config, grid=Leaving)
+    told = result.train_metrics_clientapp
+    assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [7, 5, 7]
+    assert not any("dropped-error" in told[n] for n in told)
+
+
+class Answers(InProcessGrid):
+    """Replies of nodes as they are told, without any ClientApp."""
+
+    def __init__(self, replies, count):
+        super().__init__(app, SMALL, simulated(count))
+        self.replies = replies
+
+    def _deliver(self, message):
+        content = self.replies(message)
+        return Message(content, reply_to=message)
+
+
+def place(number, of):
+    return RecordDict({"place": MetricRecord({"partition-id": number, "num-partitions": of})})
+
+
+def test_who_lives_where():
+    """Node 1 is number 0 of 2, node 2 number 1 of 2, node 3 says that it is alone with all: it is
+    refused. Node 4, with data of its own, is one client; node 5's number is none."""
+    told = {1: place(0, 2), 2: place(1, 2), 3: place(0, 1), 4: RecordDict(), 5: place(7, 7)}
+    hosts = Hosts(Answers(lambda message: told[message.metadata.dst_node_id], 5), 5, 9.0)
+    assert len(list(hosts.get_node_ids())) == 3 + 2 + 0 + 1 + 1
+    assert sorted(str(home) for home in hosts._homes.values()) == [
+        "(1, 0)", "(1, 2)", "(1, 4)", "(2, 1)", "(2, 3)", "(4, None)", "(5, None)",
+    ]  # fmt: skip
+
+
+def test_what_comes_back_in_pieces_is_whole_when_pulled():
+    config = configuration("fedavg")
+    hosts = Hosts(InProcessGrid(host, config, simulated(3)), 7, 9.0)
+    query = RecordDict({"config": ConfigRecord({"method": "fedavg"})})
+    sent = [Message(query, node, "query") for node in hosts.get_node_ids()]
+    first, *others = hosts.push_messages(sent)
+    (reply,) = hosts.pull_messages([first])
+    assert reply.metadata.reply_to_message_id == first
+    replies = [reply, *hosts.pull_messages(others)]
+    assert sorted(r.content["properties"]["client"] for r in replies) == list(range(7))
+    assert not list(hosts.pull_messages([first, *others]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pack([RecordDict()], {}),  # one reply to two messages
+        RecordDict({TABLE: ConfigRecord({"json": "no JSON"})}),
+        RecordDict({TABLE: ConfigRecord({"json": '[{}, [{"arrays": "9"}, {}]]'})}),
+        RecordDict({TABLE: ConfigRecord({"json": "[{}, [1, 2]]"})}),
+        RecordDict({TABLE: ArrayRecord()}),
+    ],
+)
+def test_a_malformed_reply_is_an_error_of_each_client(content):
+    InProcessGrid(app, SMALL, [])  # messages have an identity
+    sent = [Message(RecordDict(), 1, "train"), Message(RecordDict(), 2, "train")]
+    replies = unpacked(Message(content, reply_to=Message(RecordDict(), 7, "train")), sent)
+    assert [reply.error.reason.partition(":")[0] for reply in replies] == ["malformed reply"] * 2
