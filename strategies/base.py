@@ -63,6 +63,7 @@ class PersonalizedStrategy(Strategy):
     any_model = False  # True: it serves clients whose networks differ
     phase = 0  # the best round of a run is sought in its last phase
     kept: tuple[str, ...] = ()  # attributes that live through the run, beside the arrays
+    in_place = False  # True: `aggregate` changes entries of the arrays that it gets
     reports_last = False  # True: the last round is reported, be it the best on validation or not
 
     def __init__(
@@ -181,7 +182,9 @@ class PersonalizedStrategy(Strategy):
         return updates, sent
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The server's next arrays from valid replies, which come sorted by client."""
+        """The server's next arrays from valid replies, which come sorted by client.
+
+        New arrays, unless `in_place` says so; those in `kept` are replaced as well."""
         raise NotImplementedError
 
     def global_model(self) -> Arrays:
@@ -387,7 +390,9 @@ class PersonalizedStrategy(Strategy):
         updates, _ = self.named(updates, sent)
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
-        before = deepcopy(self.state())  # some methods work on their arrays in place
+        before = apart(self.state())
+        if self.in_place:
+            before["arrays"] = deepcopy(self.arrays)
         with np.errstate(over="ignore", invalid="ignore"):  # it is looked for below
             self.arrays = self.aggregate(self.arrays, updates)
         if not finite({k: v for k, v in self.state().items() if k not in OF_NO_MODEL}):
@@ -600,6 +605,15 @@ class PersonalizedStrategy(Strategy):
 
     def _named(self, node: Node) -> str:
         return "a client" if self._hides else f"client {node.client}"
+
+
+def apart(state: Any) -> Any:
+    """The state in dicts, lists and sets of its own; its arrays are the same."""
+    if isinstance(state, Mapping):
+        return {key: apart(value) for key, value in state.items()}
+    if isinstance(state, list | set):
+        return type(state)(map(apart, state))
+    return state
 
 
 def _mean(values: list[float]) -> float | None:

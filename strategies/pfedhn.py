@@ -43,6 +43,7 @@ class PFedHN(PersonalizedStrategy):
     keeps_arrays = True
     holds_model = False
     any_model = True
+    in_place = True  # the arrays are the parameters that the optimizer moves
     kept: tuple[str, ...] = ("counters",)
 
     def __init__(

@@ -52,7 +52,7 @@ class PFL(PersonalizedStrategy):
             )
         self.base.lr_decay, self.base.lr_decay_rounds = self.lr_decay, self.lr_decay_rounds
         self.base.saved_rounds = self.saved_rounds
-        self.keeps_arrays = self.base.keeps_arrays
+        self.keeps_arrays, self.in_place = self.base.keeps_arrays, self.base.in_place
         self._heads_stay = base == "fedper"
 
     def initialize(self, arrays: Arrays) -> Arrays:
