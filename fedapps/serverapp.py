@@ -87,14 +87,15 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
     output = str(config["output-dir"])
     callbacks = make_callbacks(config)
     former, memories, begun = _former(config)
+    if privacy is not None and output:
+        ledger = Path(output) / PRIVACY
+        if config["resume"] and ledger.is_file() and config["dp-generator"] == "system":
+            privacy.restore(json.loads(ledger.read_text("utf-8")))  # of lost rounds, too
+            privacy.plan(int(config["rounds"]) - (begun["strategy"]["round"] if begun else 0))
+        privacy.on_spend = lambda state: write_text(ledger, json.dumps(state))
     recorder = Recorder(config, engine, Path(output) if output else None, begun)
     if begun is not None:
         callbacks.load_state(begun["callbacks"])
-    if privacy is not None and output:
-        ledger = Path(output) / PRIVACY
-        if begun is not None and ledger.is_file() and config["dp-generator"] == "system":
-            privacy.restore(json.loads(ledger.read_text("utf-8")))  # of a lost round, too
-        privacy.on_spend = lambda state: write_text(ledger, json.dumps(state))
 
     def on_round(report: dict[str, Any]) -> None:
         recorder.record(report, strategy)

@@ -101,17 +101,26 @@ class Privacy:
         self.not_covered: list[str] = []
         self._generator, self._seed = dp_generator, seed
         self._spent: dict[str, float] = {}  # central: rounds by "z q"; local: μ² by client
-        self.z = dp_noise_multiplier
+        self.z, self._target = dp_noise_multiplier, dp_epsilon
         if spent is not None:
             self.restore(spent)
-        if dp != "none" and dp_epsilon > 0 and rounds:
-            before = self._epsilon(self._spent)
-            if before >= dp_epsilon:
-                raise ValueError(
-                    f"dp-epsilon is {dp_epsilon}, but the runs that this one goes on from have "
-                    f"spent ε = {before:.4g}"
-                )
-            self.z = multiplier(lambda z: self._epsilon(self._after(z, rounds)), dp_epsilon)
+        self.plan(rounds)
+
+    def plan(self, rounds: int) -> None:
+        """With dp-epsilon: the noise that keeps it over so many rounds more, after what is spent.
+
+        What already keeps it stays. Raises ValueError if nothing is left to spend."""
+        if not (self._target and rounds):
+            return
+        if self.z and self._epsilon(self._after(self.z, rounds)) <= self._target:
+            return
+        before = self._epsilon(self._spent)
+        if before >= self._target:
+            raise ValueError(
+                f"dp-epsilon is {self._target}, but what this run goes on from has spent "
+                f"ε = {before:.4g}"
+            )
+        self.z = multiplier(lambda z: self._epsilon(self._after(z, rounds)), self._target)
 
     # What a strategy asks
 
