@@ -17,7 +17,7 @@ import numpy as np
 from fedapps.config import effective
 from fedapps.engines.jobs import Job
 from fedapps.results.published import SCORES, Published
-from fedapps.results.table import Results
+from fedapps.results.table import Results, epsilon, terms_of_privacy
 
 ROUNDS = ("best", "last")
 F1 = ("f1", "f1-users")
@@ -72,9 +72,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The lines, the reference of their differences, and how those were judged."""
+    """The lines, the reference of their differences, and how those were judged.
+
+    `unscored` are the runs that have no line, such as private ones that are not evaluated."""
 
     lines: list[Line]
+    unscored: list[Job]
     by: list[str]
     against: str
     test: str
@@ -120,7 +123,9 @@ def compare(
         raise ValueError(f"no {keys[0]} {against!r} to compare with; there are {', '.join(names)}")
     against = against or (names[0] if names else "")
     test = _judge(lines, against)
-    return Comparison(lines, keys, against, test, published, round_)
+    scored = {job.name for line in lines for job in line.runs}
+    unscored = [job for job in jobs if job.name not in scored]
+    return Comparison(lines, unscored, keys, against, test, published, round_)
 
 
 def shown(found: Comparison) -> Results:
@@ -143,10 +148,15 @@ def shown(found: Comparison) -> Results:
             number(line, s[place] if s else None)
             for line, s in zip(found.lines, spreads, strict=True)
         ]
+    columns["ε"] = [epsilon([job.summary() for job in line.runs]) for line in found.lines]
     columns["seeds"] = [str(len(line.seeds)) for line in found.lines]
-    told = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
+    if not found.lines:
+        columns = {"not evaluated": [job.name for job in found.unscored]}
+        columns["ε"] = [epsilon([job.summary()]) for job in found.unscored]
+    told = {name: cells for name, cells in columns.items() if set(cells) - {"–", "∞"}}
     rows = [list(row) for row in zip(*told.values(), strict=True)]
-    first = found.lines[0].runs[0].config if found.lines else {}
+    runs = [job for line in found.lines for job in line.runs] + found.unscored
+    first = runs[0].config if runs else {}
     title = ", ".join(str(first.get(key, "")) for key in ("dataset", "partition"))
     return Results(
         f"{title}, {first.get('num-clients', 0)} clients, {found.round} round",
@@ -161,20 +171,15 @@ def as_csv(found: Comparison) -> str:
     a single quote in front."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    names = ["mean", "deviation_over_seeds", "seeds", "published", "less_reference", "p"]
+    names = ["mean", "deviation_over_seeds", "seeds", "published", "less_reference", "p", "epsilon"]
     spread = ["worst_client", "lowest_tenth", "deviation_over_clients"]
     writer.writerow(["score", *map(_cell, found.by), *names, *spread])
     for line in found.lines:
         numbers = [line.mean, line.deviation, len(line.seeds), line.published]
+        told = [job.summary()["privacy"]["epsilon"] for job in line.runs if _private(job)]
+        tests = [line.difference, line.p, max(told, default=None)]
         writer.writerow(
-            [
-                line.score,
-                *map(_cell, line.by),
-                *numbers,
-                line.difference,
-                line.p,
-                *(line.spread() or [""] * 3),
-            ]
+            [line.score, *map(_cell, line.by), *numbers, *tests, *(line.spread() or [""] * 3)]
         )
     return file.getvalue()
 
@@ -292,15 +297,23 @@ def caption(found: Comparison, columns: set[str]) -> str:
         )
     if "worst" in columns:
         notes.append("worst, lowest tenth, deviation: over clients, mean over seeds")
-    if found.published is not None and "published" in columns:
-        runs = [job for line in found.lines for job in line.runs]
-        if told := found.published.deviations(runs):
-            differ = ", ".join(
-                f"{key} {value} (there {found.published.settings[key]})"
-                for key, value in sorted(told.items())
-            )
-            notes.append(f"published under other settings: {differ}")
+    runs = [job for line in found.lines for job in line.runs]
+    for job in found.unscored:
+        spent = f", ε = {epsilon([job.summary()])}" if _private(job) else ""
+        notes.append(f"not evaluated: {job.name}{spent}")
+    notes += terms_of_privacy([*runs, *found.unscored])
+    told = found.published.deviations(runs) if found.published and "published" in columns else {}
+    if found.published and told:
+        differ = ", ".join(
+            f"{key} {value} (there {found.published.settings[key]})"
+            for key, value in sorted(told.items())
+        )
+        notes.append(f"published under other settings: {differ}")
     return "; ".join(notes)
+
+
+def _private(job: Job) -> bool:
+    return "privacy" in job.summary()
 
 
 def _judged(line: Line) -> str:

@@ -1,6 +1,6 @@
 """What a person sees of a run: live progress, and a table at the end."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
@@ -133,7 +133,7 @@ def results(jobs: Sequence[Job]) -> Results:
                 *[_accuracy([s["train"] for s in summaries])] * validated,
                 *[novel] * joined,
                 *[_f1(summaries, key) for key in ("f1", "f1_users") if scored],
-                *[_epsilon(summaries)] * private,
+                *[epsilon(summaries)] * private,
                 *_bound(summaries) * bounded,
                 str(summaries[0]["rounds"]),
                 f"{np.mean([s['seconds'] for s in summaries]):.0f}",
@@ -147,7 +147,7 @@ def results(jobs: Sequence[Job]) -> Results:
         *[f"novel clients: {_scored(jobs)}"] * joined,
         *["F1 of test samples: mean over sub-populations; over users"] * scored,
         *["ε (δ): spent in the whole run, each run by itself"] * private,
-        *_terms_of_privacy(jobs, summaries_of),
+        *terms_of_privacy(jobs),
         *["± standard deviation over seeds"] * spread,
         *["± standard error over clients"] * (joined and not spread),
         "MB per client and round",
@@ -197,7 +197,7 @@ def _f1(summaries: Sequence[dict[str, Any]], key: str) -> str:
     return f"{np.mean(values):.3f}{spread}"
 
 
-def _epsilon(summaries: Sequence[dict[str, Any]]) -> str:
+def epsilon(summaries: Sequence[dict[str, Any]]) -> str:
     """The largest ε(δ) over seeds; "TEST" where it holds for nobody who knows the seed."""
     told = [s["privacy"] for s in summaries if "privacy" in s]
     if not told:
@@ -206,11 +206,11 @@ def _epsilon(summaries: Sequence[dict[str, Any]]) -> str:
     return f"{max(t['epsilon'] for t in told):.2f} ({told[0]['delta']:g}){test}"
 
 
-def _terms_of_privacy(jobs: Sequence[Job], summaries: Mapping[str, dict[str, Any]]) -> list[str]:
+def terms_of_privacy(jobs: Sequence[Job]) -> list[str]:
     """What every ε stands for: unit, adversary, accountant and exclusions, once for each kind."""
     methods: dict[str, dict[str, None]] = {}
     for job in jobs:
-        if "privacy" in (summary := summaries[job.name]):
+        if not job.error and "privacy" in (summary := job.summary()):
             methods.setdefault(summary["privacy"]["terms"], {})[job.method] = None
     return [f"ε of {', '.join(names)}: {terms}" for terms, names in methods.items()]
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 from tiny import federate
 
+from fedapps.results.comparison import compare, shown
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 from strategies.accountant import central_epsilon
@@ -84,3 +85,20 @@ def test_tables_name_terms_and_test_settings(tmp_path):
     assert "TEST SETTING" in shown.caption
     assert [row[-1] for row in shown.rows] == ["–", "–"]
     assert summary(tmp_path / "fedprox-seed0")["train"]["accuracy"] is None
+
+
+def test_comparisons_name_what_no_run_of_theirs_covers(tmp_path):
+    """A private run that is evaluated stands with its ε and what that leaves out; one that is not
+    evaluated, with its ε alone."""
+    covers = {"dp-covers": "model-updates"}
+    for name, more in (("fedavg-seed0", covers), ("fedprox-seed0", {})):
+        own = {"method": name.split("-")[0], "output-dir": str(tmp_path / name), "rounds": 1}
+        federate(**PRIVATE | ALL | own | more)
+    told = f"{central_epsilon({(1.5, 1.0): 1}, 1e-5):.2f} (1e-05)"
+    found = shown(compare(read_runs(tmp_path)[0]))
+    assert {row[found.columns.index("ε")] for row in found.rows} == {told}
+    assert "not covered: scores of evaluations" in found.caption
+    assert f"not evaluated: fedprox-seed0, ε = {told}" in found.caption
+    alone = shown(compare([job for job in read_runs(tmp_path)[0] if job.name == "fedprox-seed0"]))
+    assert alone.columns == ["not evaluated", "ε"] and alone.rows == [["fedprox-seed0", told]]
+    assert "ε of fedprox: one user added or removed" in alone.caption
