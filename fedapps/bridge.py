@@ -1,10 +1,12 @@
 """Flower Message ↔ NumPyClient call: names to lists, records to arrays, state kept."""
 
 from collections.abc import Callable
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
@@ -46,7 +48,7 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
         reply["arrays"] = to_record(named)
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
     if action.startswith("train") or action in client.remembers:
-        _store_state(context, method, client)
+        _store_state(context, method, client, must=action in client.remembers)
     return Message(reply, reply_to=message)
 
 
@@ -88,8 +90,18 @@ def load_state(context: Context, method: str, client: Client) -> Arrays:
     return load_file(file) if file is not None and file.is_file() else {}
 
 
-def _store_state(context: Context, method: str, client: Client) -> None:
-    if client.state:
-        context.state[STATE + method] = to_record(client.state)
-        if (file := _state_file(context, method, client)) is not None:
+def _store_state(context: Context, method: str, client: Client, *, must: bool) -> None:
+    """Keep the client's state, until its next training in memory alone where the disk is full.
+
+    With `must` that raises OSError: no answer leaves a node that could forget it gave it."""
+    if not client.state:
+        return
+    file = _state_file(context, method, client)
+    try:
+        if file is not None:
             write_arrays(file, client.state)
+    except OSError as error:
+        if must:
+            raise
+        log(WARNING, "%s is not written (%s); what it would hold is in memory alone", file, error)
+    context.state[STATE + method] = to_record(client.state)

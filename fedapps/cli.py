@@ -144,10 +144,15 @@ def run(
         say(console, f"stopped; the rounds so far are in {output}")
         raise typer.Exit(130) from None
     console.print(results_table(work))
-    console.print(f"results: {output}, to look at: {write_report(work, output)}", highlight=False)
-    if failed := [job for job in work if job.error]:
-        for job in failed:
-            say_error(console, job.error, f"{job.name} failed:")
+    failed = [job for job in work if job.error]
+    for job in failed:
+        say_error(console, job.error, f"{job.name} failed:")
+    try:
+        say(console, f"results: {output}, to look at: {write_report(work, output)}")
+    except OSError as error:
+        say_error(console, f"{error}; make room, then: fedapps report {output}", "no report:")
+        raise typer.Exit(1) from error
+    if failed:
         raise typer.Exit(1)
 
 

@@ -1,12 +1,15 @@
-"""Files written whole: to a temporary file, then renamed."""
+"""Files written whole: to a temporary file, then renamed. A full disk is lived with."""
 
 import json
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from logging import ERROR
 from pathlib import Path
 
 import numpy as np
+from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -15,15 +18,62 @@ from clients.arrays import Arrays
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path`; a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write_files({path: data})
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """The same for files that belong together: none is the new one unless the disk took all."""
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        for path, data in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary[path].write_bytes(data)
+        for path in contents:
+            os.replace(temporary[path], path)
     except OSError:
-        with suppress(OSError):  # on a read-only disk there is nothing to remove
-            temporary.unlink(missing_ok=True)
+        for file in temporary.values():
+            with suppress(OSError):  # on a read-only disk there is nothing to remove
+                file.unlink(missing_ok=True)
         raise
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a file, all of `text` or nothing of it."""
+    with path.open("ab", buffering=0) as file:
+        size, left = file.tell(), memoryview(text.encode("utf-8"))
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+class Writer:
+    """Writes what it can, and the rest with what comes next: a disk that is full or read-only ends
+    no run. It says so once, and when all is written again."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.due: dict[str, Callable[[], None]] = {}  # what is not written, by its name
+        self.error: OSError | None = None  # of the last try
+
+    def write(self, what: str, write: Callable[[], None]) -> None:
+        """Call `write`, which writes the present state of something, and what failed before it."""
+        self.due[what] = write
+        before, self.error = self.error, None
+        for name, due in list(self.due.items()):
+            try:
+                due()
+            except OSError as error:
+                self.error = error
+            else:
+                del self.due[name]
+        if self.error is not None and before is None:
+            told = "%s: %s is not written (%s); the run goes on and tries again"
+            log(ERROR, told, self.folder, what, self.error)
+        if self.error is None and before is not None:
+            log(ERROR, "%s: everything is written again", self.folder)
 
 
 def check_writable(folder: Path) -> None:
@@ -45,7 +95,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Named arrays as safetensors."""
-    write_bytes(path, save({name: np.asarray(a, order="C") for name, a in arrays.items()}))
+    write_bytes(path, array_bytes(arrays))
+
+
+def array_bytes(arrays: Arrays) -> bytes:
+    """What such a file holds."""
+    return save({name: np.asarray(a, order="C") for name, a in arrays.items()})
 
 
 def read_arrays(folder: Path) -> Arrays:

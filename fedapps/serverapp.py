@@ -1,6 +1,7 @@
 """The Flower ServerApp: builds the method's strategy and runs it."""
 
 import json
+from collections.abc import Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
         if config["resume"] and ledger.is_file() and config["dp-generator"] == "system":
             privacy.restore(json.loads(ledger.read_text("utf-8")))  # of lost rounds, too
             privacy.plan(int(config["rounds"]) - (begun["strategy"]["round"] if begun else 0))
-        privacy.on_spend = lambda state: write_text(ledger, json.dumps(state))
+        privacy.on_spend = lambda state: _enter(ledger, state)
     recorder = Recorder(config, engine, Path(output) if output else None, begun)
     if begun is not None:
         callbacks.load_state(begun["callbacks"])
@@ -124,6 +125,18 @@ def run(grid: Grid, config: Config, engine: str = "") -> Result:
             timeout=float(config["round-timeout"]),
             train_config=ConfigRecord({"method": method}),
         )
+
+
+def _enter(ledger: Path, state: Mapping[str, Any]) -> None:
+    """Write down what is spent before anybody is asked to train. The one file without which a run
+    cannot go on: one that is killed and resumed would tell an ε that is too small."""
+    try:
+        write_text(ledger, json.dumps(state))
+    except OSError as error:
+        raise OSError(
+            f"what the next round spends of the privacy budget cannot be written to {ledger} "
+            f"({error}); make room, then: fedapps run --resume {ledger.parent}"
+        ) from error
 
 
 def _former(config: Config) -> tuple[State | None, dict[int, Arrays], State | None]:

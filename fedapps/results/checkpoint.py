@@ -24,9 +24,14 @@ KEPT = 2  # where the newest is damaged, the one before it is used
 State = dict[str, Any]
 
 
-def write_checkpoint(run: Path, config: Config, round_: int, state: Mapping[str, Any]) -> None:
-    """Write the state of the run in the folder `run` after a round; older ones go, but one."""
-    write_state(_file(run, round_), {"config": config, "state": state})
+def checkpoint_bytes(config: Config, state: Mapping[str, Any]) -> bytes:
+    """The state of a run under `config`, as a checkpoint holds it."""
+    return state_bytes({"config": config, "state": state})
+
+
+def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
+    """Write that of the run in the folder `run` after a round; older ones go, but one."""
+    write_bytes(_file(run, round_), content)
     rounds = sorted(int(f.stem.split("-")[1]) for f in (run / FOLDER).glob("round-*.safetensors"))
     for old in [r for r in rounds if r <= round_][:-KEPT]:
         _file(run, old).unlink()
@@ -49,10 +54,16 @@ def newest_checkpoint(run: Path, config: Config) -> tuple[State | None, list[str
 
 def write_state(file: Path, state: Mapping[str, Any]) -> None:
     """Write a state to `file`, whole or not at all."""
+    write_bytes(file, state_bytes(state))
+
+
+def state_bytes(state: Mapping[str, Any]) -> bytes:
+    """A state as a file holds it."""
     arrays: Arrays = {}
     text = json.dumps(_pack(state, "", arrays))
     told = {"format": FORMAT, "state": text, "digest": _digest(text, arrays)}
-    write_bytes(file, save(arrays, told))
+    data: bytes = save(arrays, told)
+    return data
 
 
 def read_state(file: Path) -> State:

@@ -11,34 +11,43 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays
-from fedapps.files import HANDOUT, MODEL, read_arrays, write_arrays
+from fedapps.files import HANDOUT, MODEL, array_bytes, read_arrays, write_arrays
 from fedapps.methods import METHODS
-from fedapps.results.checkpoint import State, read_state, write_state
+from fedapps.results.checkpoint import State, read_state, state_bytes
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
 
 
-def write_model(run: Path, state: Mapping[str, Any]) -> None:
+def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
     """The server's arrays of a strategy's `state`, and what it keeps beside them, if anything."""
-    write_arrays(run / MODEL, state["arrays"])
+    files = {run / MODEL: array_bytes(state["arrays"])}
     if state["handout"]:
-        write_arrays(run / HANDOUT, state["handout"])
+        files[run / HANDOUT] = array_bytes(state["handout"])
     if state["kept"]:
-        write_state(run / STRATEGY, state["kept"])
+        files[run / STRATEGY] = state_bytes(state["kept"])
+    return files
 
 
 def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
-    """What each client keeps, ``clients/<id>.safetensors``."""
-    (run / CLIENTS).mkdir(exist_ok=True)
-    for client, arrays in memories.items():
-        write_arrays(run / CLIENTS / f"{client}.safetensors", arrays)
+    """What each client keeps, ``clients/<id>.safetensors``: of all of them, or of none."""
+    begun = run / f".{CLIENTS}"
+    rmtree(begun, ignore_errors=True)
+    begun.mkdir()
+    try:
+        for client, arrays in memories.items():
+            write_arrays(begun / f"{client}.safetensors", arrays)
+        rmtree(run / CLIENTS, ignore_errors=True)
+        begun.rename(run / CLIENTS)
+    finally:
+        rmtree(begun, ignore_errors=True)
 
 
 def clear(run: Path) -> None:
-    """Remove what a former run left there of its model."""
-    for name in (MODEL, HANDOUT, STRATEGY):
+    """Remove what a former run left there of its results."""
+    for name in ("metrics.jsonl", "summary.json", MODEL, HANDOUT, STRATEGY):
         (run / name).unlink(missing_ok=True)
-    rmtree(run / CLIENTS, ignore_errors=True)
+    for name in (CLIENTS, f".{CLIENTS}"):
+        rmtree(run / name, ignore_errors=True)
 
 
 def read_former(run: Path) -> State:

@@ -17,7 +17,7 @@ from flwr.common.logger import log
 
 from clients.arrays import Arrays
 from fedapps.config import Config
-from fedapps.files import PRIVACY, write_text
+from fedapps.files import PRIVACY, Writer, append_text, write_files, write_text
 from fedapps.methods import METHODS
 from fedapps.results import checkpoint
 from fedapps.results import folder as folders
@@ -32,6 +32,7 @@ LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-da
 class Recorder:
     """Writes a line a round, summary and model at every evaluation, and a checkpoint every
     `checkpoint-every` rounds, so that a killed server can go on. Use as a context around the run.
+    What the disk does not take is written later; OSError at the end for what it never took.
     Without a folder it only keeps the summary; `engine` "" means whichever of Flower's engines
     runs it. `former` is the checkpoint to go on from, if there is one."""
 
@@ -46,6 +47,9 @@ class Recorder:
         self._model: State = {}  # the strategy at the best round: arrays, and what it keeps
         self._memories: dict[int, Arrays] = {}  # what its clients kept then
         self._told: dict[int, Arrays] | None = None  # what they keep in the round at hand
+        self._writer = Writer(folder)
+        self._lines = 0  # of metrics.jsonl
+        self._changed = False  # whether the model is not the one in the folder
         self._phase = 0
         self._started = time.monotonic()
         if former is not None:
@@ -59,22 +63,19 @@ class Recorder:
     def _begin(self, folder: Path, again: bool) -> None:
         """The folder as it was at the checkpoint; empty of former results without one."""
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in ("metrics.jsonl", "summary.json"):
-            (folder / stale).unlink(missing_ok=True)
-        folders.clear(folder)
+        if not again:
+            folders.clear(folder)
+            (folder / PRIVACY).unlink(missing_ok=True)
+            shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
         versions = {name: version(name) for name in LIBRARIES}
         versions |= {"python": platform.python_version(), "results": FORMAT}
         settings = self.config | {"resume": False, "versions": versions}
         write_text(folder / "config.toml", tomli_w.dumps(settings))
         write_card(folder, make_card(self.config))
-        if not again:
-            (folder / PRIVACY).unlink(missing_ok=True)
-            shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
-            return
-        write_text(folder / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in self.rounds))
-        if self.summary:
-            self._write_summary()
-            folders.write_model(folder, self._model)
+        if again:
+            folders.clear(folder)
+            self._changed = True
+            self._write(bool(self.summary))
 
     def record(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:
         """Take in one round's report."""
@@ -85,16 +86,13 @@ class Recorder:
             if self._choose(result, strategy):
                 self._keep(strategy)
             self.summary = self._summarize(result)
-            self._write_summary()
-        if self.folder is not None:
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(report) + "\n")
+        self._write("evaluation" in report)
 
     def check_point(self, strategy: PersonalizedStrategy, more: State) -> None:
-        """Write a checkpoint, with what else lives through the run, if one is due; where that
-        fails the run goes on, and the one before it stays."""
-        every = int(self.config["checkpoint-every"])
-        if self.folder is None or not every or strategy.round % every:
+        """Write a checkpoint, with what else lives through the run, if one is due; the ones before
+        it stay until it is written."""
+        every, folder, number = int(self.config["checkpoint-every"]), self.folder, strategy.round
+        if folder is None or not every or number % every:
             return
         recorder = {
             "rounds": self.rounds,
@@ -107,10 +105,13 @@ class Recorder:
         }
         try:
             state = {"clients": self._ask(strategy), "strategy": strategy.state()} | more
-            state["recorder"] = recorder
-            checkpoint.write_checkpoint(self.folder, self.config, strategy.round, state)
-        except (OSError, RuntimeError) as error:
-            log(WARNING, "round %s: no checkpoint is written: %s", strategy.round, error)
+        except RuntimeError as error:
+            log(WARNING, "round %s: no checkpoint is written: %s", number, error)
+            return
+        content = checkpoint.checkpoint_bytes(self.config, state | {"recorder": recorder})
+        self._writer.write(
+            checkpoint.FOLDER, lambda: checkpoint.write_checkpoint(folder, number, content)
+        )
 
     def _choose(self, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
         """Whether this evaluation is the one to report, as far as is known."""
@@ -156,7 +157,7 @@ class Recorder:
                 error,
             )
             self._memories = {}
-        folders.write_model(self.folder, self._model)
+        self._changed = True
 
     def __enter__(self) -> "Recorder":
         return self
@@ -167,19 +168,58 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Mark the summary as that of a finished run, or leave the error in it."""
-        if self._asks and self.folder is not None:
-            folders.write_memories(self.folder, self._memories)
-        self.summary["finished"] = error is None
-        if error is not None:
-            self.summary["error"] = f"{type(error).__name__}: {error}"
-        self._write_summary()
-        if error is None and self.folder is not None:
-            shutil.rmtree(self.folder / checkpoint.FOLDER, ignore_errors=True)
+        """Mark the summary as that of a finished run, or leave the error in it. Raises OSError if
+        the disk did not take all that a finished run leaves."""
+        folder, memories = self.folder, self._memories
+        if folder is not None:
+            self._writer.due.pop(checkpoint.FOLDER, None)  # of no use any more
+            self._write(bool(self.summary))
+            if self._asks:
+                self._writer.write("clients", lambda: folders.write_memories(folder, memories))
+        untold = self._untold() if error is None else None
+        failed = error or untold
+        self.summary["finished"] = failed is None
+        if failed is not None:
+            self.summary["error"] = f"{type(failed).__name__}: {failed}"
+        self._write(True)
+        if error is None and (failed := untold or self._untold()):
+            raise failed
+        if error is None and folder is not None:
+            shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
 
-    def _write_summary(self) -> None:
-        if self.folder is not None:
-            write_text(self.folder / "summary.json", json.dumps(self.summary, indent=1))
+    def _untold(self) -> OSError | None:
+        """What to say of files that are not written."""
+        if not self._writer.due:
+            return None
+        files, folder = ", ".join(self._writer.due), self.folder
+        return OSError(
+            f"the disk did not take {files} of {folder} ({self._writer.error}); make room, then: "
+            f"fedapps run --resume {folder}"
+        )
+
+    def _write(self, results: bool) -> None:
+        """Bring the folder up to date: the rounds' lines, and the `results`."""
+        if self.folder is None:
+            return
+        if results:
+            self._writer.write("summary.json", self._write_results)
+        if self._lines < len(self.rounds):
+            self._writer.write("metrics.jsonl", self._write_lines)
+
+    def _write_results(self) -> None:
+        """The summary, together with the model that it tells of."""
+        assert self.folder is not None
+        files = folders.model_files(self.folder, self._model) if self._changed else {}
+        summary = json.dumps(self.summary, indent=1)
+        write_files(files | {self.folder / "summary.json": summary.encode()})
+        self._changed = False
+
+    def _write_lines(self) -> None:
+        """The rounds that are not in metrics.jsonl."""
+        assert self.folder is not None
+        lines = [json.dumps(report) + "\n" for report in self.rounds[self._lines :]]
+        append_text(self.folder / "metrics.jsonl", "".join(lines))
+        self._lines = len(self.rounds)
 
     def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
         keys = ("method", "dataset", "partition", "model", "seed")

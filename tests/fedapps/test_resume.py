@@ -157,7 +157,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(tmp_path, monkeypatc
 
 
 def test_a_full_disk_at_a_checkpoint_costs_that_checkpoint(tmp_path, monkeypatch, caplog):
-    """Round 2's cannot be written: the run says so and goes on, killed later it goes on from 1."""
+    """Round 2's is not written: the run says so and goes on, killed later it goes on from 1."""
     go(tmp_path / "whole", "fedper", FEDPER)
     write = Path.write_bytes
 
@@ -170,7 +170,7 @@ def test_a_full_disk_at_a_checkpoint_costs_that_checkpoint(tmp_path, monkeypatch
     monkeypatch.setattr(Path, "write_bytes", full)
     with caplog.at_level(logging.WARNING, "flwr"):
         cut(tmp_path / "cut", "fedper", FEDPER, 2, monkeypatch)
-    assert "round 2: no checkpoint is written: [Errno 28] No space left" in caplog.text
+    assert "checkpoints is not written ([Errno 28] No space left" in caplog.text
     state, refused = newest_checkpoint(tmp_path / "cut", SMALL | FEDPER | {"method": "fedper"})
     assert (state["strategy"]["round"], refused) == (1, [])
     go(tmp_path / "cut", "fedper", FEDPER, resume=True)  # which the full disk does not end, either

@@ -1,0 +1,236 @@
+"""A disk that is full for a while, or to the end: the run goes on, and no file is half written.
+
+The disk is full by RLIMIT_FSIZE, in a process of the test's own: writes beyond so many bytes of any
+file fail in the kernel, after they took what fits. Renaming and removing files still work."""
+
+import json
+import logging
+import os
+import sys
+import traceback
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tiny import SMALL, left
+from typer.testing import CliRunner
+
+from fedapps.bridge import STATE
+from fedapps.cli import cli
+from fedapps.clientapp import app
+from fedapps.engines.grid import InProcessGrid
+from fedapps.files import append_text, write_files
+from fedapps.results.checkpoint import newest_checkpoint
+from fedapps.serverapp import run
+
+resource = pytest.importorskip("resource")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+
+CONFIG = SMALL | {"num-clients": 4, "train-fraction": 0.75, "rounds": 5, "local-steps": 1}
+CONFIG |= {"method": "fedper", "checkpoint-every": 1}
+ROOM = 700  # bytes: a line of metrics.jsonl, not two; no model, no summary
+
+
+def limit(size):
+    """Let files grow to `size` bytes; None: as far as they like."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
+def apart(function):
+    """Call it in a process of its own; what it raises fails the test."""
+    sys.stderr.flush()
+    if not (child := os.fork()):
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            function()
+            code = 0
+        except BaseException:
+            limit(None)
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+class Filling(InProcessGrid):
+    """Its disk is full from the training of round `full` until that of round `free`."""
+
+    full, free, number = 2, 4, 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        if any(message.metadata.message_type == "train" for message in messages):
+            self.number += 1
+            if self.number == self.full:
+                limit(ROOM)
+            if self.number == self.free:
+                self.look()
+                limit(None)
+        return super().send_and_receive(messages, timeout=timeout)
+
+    def look(self):
+        """What is there now, after the rounds on a full disk."""
+
+
+def go(folder, grid=InProcessGrid, **changes):
+    config = CONFIG | {"output-dir": str(folder)} | changes
+    return run(grid.simulation(app, config, 4), config, "in-process")
+
+
+class Heard(logging.Handler):
+    """What the run says of its disk."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        logging.getLogger("flwr").addHandler(self)
+
+    def emit(self, record):
+        if "written" in record.getMessage():
+            self.lines.append(record.getMessage())
+
+
+def test_a_disk_that_is_full_for_two_rounds_costs_nothing(tmp_path):
+    """Meanwhile the folder holds round 1, whole; then all is as if nothing had been."""
+    go(tmp_path / "whole")
+
+    class Watched(Filling):
+        def look(self):
+            folder = tmp_path / "full"
+            summary = json.loads((folder / "summary.json").read_text())
+            assert summary["rounds"] == 1
+            assert load_file(folder / "model.safetensors")
+            lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+            assert [json.loads(line)["round"] for line in lines] == [1]
+            assert lines[-1].endswith("\n")
+            assert newest_checkpoint(folder, CONFIG)[0]["strategy"]["round"] == 1
+            assert not [file for file in folder.rglob(".*") if file.is_file()]
+
+    def full():
+        heard = Heard()
+        go(tmp_path / "full", Watched)
+        said, again = heard.lines
+        assert "is not written ([Errno 27] File too large); the run goes on" in said
+        assert "everything is written again" in again
+
+    apart(full)
+    assert left(tmp_path / "full") == left(tmp_path / "whole")
+
+
+def test_a_disk_that_stays_full_ends_in_one_sentence_and_the_run_goes_on_later(tmp_path):
+    """All rounds are trained; the folder holds round 1, from which it is resumed."""
+    go(tmp_path / "whole")
+    folder = tmp_path / "full"
+
+    class Full(Filling):
+        free = None
+
+    def full():
+        with pytest.raises(OSError, match="make room, then: fedapps run --resume") as error:
+            go(folder, Full)
+        assert "summary.json" in str(error.value)
+        assert "\n" not in str(error.value)
+
+    apart(full)
+    assert "finished" not in json.loads((folder / "summary.json").read_text())
+    assert not (folder / "clients").exists()
+    assert newest_checkpoint(folder, CONFIG)[0]["strategy"]["round"] == 1
+    go(folder, resume=True)
+    assert left(folder) == left(tmp_path / "whole")
+
+
+def test_what_the_next_round_spends_is_written_or_nobody_trains(tmp_path):
+    """Else a run that is killed and resumed would tell too small an ε."""
+    private = {"method": "fedavg", "dp": "central", "dp-noise-multiplier": 1.0, "rounds": 3}
+    private |= {"dp-covers": "model-updates"}
+    asked = []
+
+    class Early(Filling):
+        def get_node_ids(self):
+            if self.number == 1:
+                limit(0)
+            return super().get_node_ids()
+
+        def send_and_receive(self, messages, *, timeout=None):
+            asked.append(self.number)
+            return super().send_and_receive(messages, timeout=timeout)
+
+    def full():
+        with pytest.raises(OSError, match="privacy budget cannot be written"):
+            go(tmp_path, Early, **private)
+        assert max(asked) == 1
+
+    apart(full)
+    go(tmp_path, resume=True, **private)
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 3
+
+
+def test_a_client_keeps_its_state_in_memory_while_its_disk_is_full(tmp_path):
+    class Nodes(Filling):
+        """With state-dirs; looks whether what they hold is what the clients have in mind."""
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            for node, context in self.contexts.items():
+                context.node_config["state-dir"] = str(tmp_path / f"state-{node}")
+
+        def look(self):
+            assert len(self.stale()) == 3  # of the training clients
+
+        def stale(self):
+            found = []
+            for node, context in self.contexts.items():
+                if record := context.state.get(f"{STATE}fedper"):
+                    (file,) = (tmp_path / f"state-{node}").iterdir()
+                    kept = load_file(file)  # whole
+                    if any((a.numpy() != kept[name]).any() for name, a in record.items()):
+                        found.append(node)
+            return found
+
+    def full():
+        config = CONFIG | {"rounds": 4}
+        grid = Nodes.simulation(app, config, 4)
+        result = run(grid, config, "in-process")
+        for told in result.train_metrics_clientapp.values():
+            assert told["valid-replies"] == 3
+        assert grid.stale() == []
+
+    apart(full)
+
+
+def test_the_command_says_in_one_sentence_that_nothing_can_be_written(tmp_path):
+    arguments = ["run", "num-clients=4", "rounds=1", "--methods", "local", "--engine", "in-process"]
+
+    def full():
+        limit(0)
+        done = CliRunner().invoke(cli, [*arguments, "--output", str(tmp_path)])
+        limit(None)
+        assert done.exit_code == 1, done.output
+        assert isinstance(done.exception, SystemExit)
+        assert "local-seed0 failed: OSError: [Errno 27] File too large" in done.output
+        assert "no report: [Errno 27]" in done.output
+        assert "Traceback" not in done.output
+
+    apart(full)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_files_that_belong_together_and_lines_are_written_whole_or_not_at_all(tmp_path):
+    small, large, lines = tmp_path / "small", tmp_path / "large", tmp_path / "lines"
+
+    def full():
+        write_files({small: b"old", large: b"old"})
+        append_text(lines, "one\n")
+        limit(ROOM)
+        with pytest.raises(OSError, match="too large"):
+            write_files({small: b"new", large: bytes(ROOM + 1)})
+        with pytest.raises(OSError, match="too large"):
+            append_text(lines, "x" * ROOM)
+
+    apart(full)
+    assert (small.read_bytes(), large.read_bytes()) == (b"old", b"old")
+    assert lines.read_text() == "one\n"
+    assert len(list(tmp_path.iterdir())) == 3
