@@ -104,13 +104,14 @@ THREE = torch.tensor([[1.0], [2.0], [3.0]])
 
 
 @pytest.mark.parametrize("passes", [1, 3, 100])
-@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("clip", [0.0, 1.0, 9.0])
 def test_a_step_over_unequal_batches_by_hand(clip, passes):
     """x = 1, 2, 3 in batches of two, w = (2, 1), a = (1, −1): g_j = x_j, and the mean of
     ‖(1, 2)‖ = √5 and ‖(3)‖ = 3 is ℓ_per = (√5 + 3)/2 with the gradient ℓ_per·a, of norm √2 ℓ_per.
 
     A step of η = 0.1 with the weight decay 0.5 leads to w − 0.1 (ℓ_per·a + 0.5 w), clipped at 1 to
-    w − 0.1 (a/√2 + 0.5 w)."""
+    w − 0.1 (a/√2 + 0.5 w); a bound of 9 is not reached. The logits differ by x_j, so the entropy
+    is the mean of H(σ(x_j)). In batches of three ℓ_per is ‖(1, 2, 3)‖ = √14."""
     client = FedTTAClient(
         line(w=[2.0, 1.0], a=[1.0, -1.0]), share(ONE), inner_lr=0.1, weight_decay=0.5,
         inner_loss="batches", batch_size=2, adapt_clip_norm=clip, adapt_batch_size=passes,
@@ -118,7 +119,11 @@ def test_a_step_over_unequal_batches_by_hand(clip, passes):
     before, after = client.steps(THREE, 1)
     ell = (5**0.5 + 3) / 2
     assert before.personalization == pytest.approx(ell)
-    length = 1 / 2**0.5 if clip else ell
+    sure = 1 / (1 + np.exp([-1, -2, -3]))
+    entropy = -np.mean(sure * np.log(sure) + (1 - sure) * np.log(1 - sure))
+    assert before.entropy == pytest.approx(entropy, rel=1e-5)
+    assert next(client.steps(THREE, 0, 3)).personalization == pytest.approx(14**0.5)
+    length = 1 / 2**0.5 if clip == 1 else ell
     expected = [2 - 0.1 * (length + 1.0), 1 - 0.1 * (-length + 0.5)]
     assert after.parameters["weight"].flatten().tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -168,10 +173,14 @@ def test_the_two_networks_have_draws_of_their_own():
 
 
 def test_kl_by_hand():
-    """p = (¾, ¼), q = (½, ½): KL(p‖q) = ¾ ln 1.5 + ¼ ln ½; KL(q‖p) = ½ ln ⅔ + ½ ln 2."""
-    p, q = torch.tensor([[3.0, 1.0]]).log(), torch.tensor([[1.0, 1.0]])
-    assert kl(p, q).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
-    assert kl(q, p).item() == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+    """p = (¾, ¼), q = (½, ½): KL(p‖q) = ¾ ln 1.5 + ¼ ln ½; KL(q‖p) = ½ ln ⅔ + ½ ln 2. A second
+    sample whose p and q are the same halves the mean."""
+    p, q = (
+        torch.tensor([[3.0, 1.0], [1.0, 4.0]]).log(),
+        torch.tensor([[1.0, 1.0], [1.0, 4.0]]).log(),
+    )
+    assert kl(p, q).item() == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2)
+    assert kl(q, p).item() == pytest.approx((0.5 * math.log(2 / 3) + 0.5 * math.log(2)) / 2)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
@@ -272,13 +281,14 @@ def test_the_servers_mean_by_hand():
 
 
 def test_each_network_is_clipped_apart():
-    """Gradients (3, 4) and (0, 0.5): the first shrinks to norm 1, the second stays."""
+    """Gradients (3, 4) and (0, 5) shrink to norm 1 each, (0, 0.5) stays."""
     client = FedTTAClient(line(w=[0.0, 0.0], a=[0.0, 0.0]), share(ONE))
-    client.base.weight.grad = torch.tensor([[3.0], [4.0]])
-    client.adaptation.weight.grad = torch.tensor([[0.0, 0.5]])
-    client.clip()
-    assert client.base.weight.grad.flatten().tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
-    assert client.adaptation.weight.grad.flatten().tolist() == [0.0, 0.5]
+    for length, shrunk in ((0.5, 0.5), (5.0, 1.0)):
+        client.base.weight.grad = torch.tensor([[3.0], [4.0]])
+        client.adaptation.weight.grad = torch.tensor([[0.0, length]])
+        client.clip()
+        assert client.base.weight.grad.flatten().tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+        assert client.adaptation.weight.grad[0].tolist() == pytest.approx([0.0, shrunk], rel=1e-5)
 
 
 @pytest.mark.parametrize("batches", [100, 4])
@@ -349,6 +359,65 @@ def test_patience_counts_steps_without_a_new_least_entropy():
                 break
         client.predict(x)
         assert client.adapted["adapt-steps"] == best + 1
+
+
+def test_which_step_is_kept_and_when_adapting_ends_by_hand():
+    """Entropies 0.1, then 0.9, 0.8, 0.85, 0.7, 0.7, 0.75: with patience 2 step 3 is forgiven, for
+    step 4 falls again; 5, a tie, and 6 are two in a row, so that 7 is never asked for. Step 4 is
+    kept. With patience 1 step 3 is the end, and 2 is kept."""
+    entropies = [0.1, 0.9, 0.8, 0.85, 0.7, 0.7, 0.75, 0.2]
+    for patience, kept, taken in ((2, 4, 7), (1, 2, 4)):
+        client = FedTTAPlusPlusClient(network(nn.ReLU()), share(ONE), patience=patience)
+        asked = []
+
+        def steps(x, count, asked=asked):
+            for number, entropy in enumerate(entropies):
+                asked.append(number)
+                yield Step(number, {}, torch.full((1, 2), float(number)), 0.0, entropy)
+
+        client.steps = steps
+        assert client.predict(torch.ones(1, 3)).tolist() == [[kept, kept]]
+        assert len(asked) == taken
+        told = {"adapt-steps": kept, "entropy": entropies[kept], "entropy-before": 0.1}
+        assert client.adapted == told
+        assert [client.stages[n][0, 0] for n in ("base", "one-step")] == [0, 1]
+
+
+def test_the_proxy_term_pulls_to_the_model_that_was_sent_this_round():
+    """Not to a former round's; with μ = 0 there is no such term. It is nothing at first, where ψ
+    is the server's, and normalises by the batch at hand as the student does."""
+    client, free = (
+        FedTTAClient(
+            network(nn.BatchNorm1d(5), nn.Tanh()), share(samples(12)), mu=mu, local_steps=3
+        )
+        for mu in (5.0, 0.0)
+    )
+    for factor in (1.0, 2.0):
+        sent = {n: a if a.dtype.kind == "i" else factor * a for n, a in client.initial.items()}
+        reply, told = client.train(sent, {})[0], free.train(sent, {})[0]
+        assert not np.allclose(reply["base.0.weight"], told["base.0.weight"])
+        for name, parameter in client.server.named_parameters():
+            assert np.array_equal(parameter.detach(), sent[f"base.{name}"])
+        client.load(sent)
+        free.load(sent)
+        client.model.train()
+        free.model.train()
+        x, y = client.share.train[:]
+        assert client.loss(x, y).item() == pytest.approx(free.loss(x, y).item(), rel=1e-5)
+
+
+def test_adaptation_normalises_by_the_inputs_at_hand_and_leaves_the_model_alone():
+    """As the training step does; what a client is served is a copy."""
+    x, _ = samples(12)[:]
+    client = FedTTAClient(network(nn.BatchNorm1d(5), nn.Tanh()), share(ONE), batch_size=12)
+    client.base.train()
+    expected = client.adapt(x)[1].detach()
+    client.load(client.initial)
+    assert client.predict(x).numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
+    moved = client.personal_model(x)[0].weight.detach()
+    assert not np.array_equal(moved, client.initial["base.0.weight"])
+    for name, tensor in client.model.state_dict().items():
+        assert np.array_equal(tensor, client.initial[name]), name
 
 
 class Counted(nn.Module):

@@ -76,6 +76,27 @@ def test_sgd_by_hand():
         assert p.item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, 0.9), lambda p: Adam(p, 0.1)])
+def test_who_takes_over_a_state_goes_on_as_the_other_did(make):
+    """Momenta, moments and the number of steps: the third step of a successor is the third one."""
+
+    def steps(optimizer, p, gradients):
+        for gradient in gradients:
+            p.grad = torch.tensor(gradient)
+            optimizer.step()
+        return p
+
+    first = nn.Parameter(torch.tensor([1.0, -2.0]))
+    one = make([first])
+    steps(one, first, [[0.3, 0.1], [2.0, -0.5]])
+    second, third = (nn.Parameter(first.detach().clone()) for _ in range(2))
+    two = make([second])
+    two.load_state([{name: a.copy() for name, a in own.items()} for own in one.state()])
+    expected = steps(one, first, [[0.1, 0.7]])
+    assert torch.equal(steps(two, second, [[0.1, 0.7]]), expected)
+    assert not torch.equal(steps(make([third]), third, [[0.1, 0.7]]), expected)
+
+
 def test_training_does_not_import_torch_s_compiler():
     """It would cost every actor and every message of a real node seconds and 160 MB."""
     program = """

@@ -35,6 +35,23 @@ def test_the_gradient_of_half_a_classifier():
     assert (found["error"], half(one, w, 0.0, 0)["error"]) == ([0.0], [1.0])
 
 
+def test_half_a_classifier_learns_from_three_of_five_inputs_and_errs_on_the_others():
+    """Seed 2 draws the inputs 3, 4, 1, then 0 and 2. Two classifiers of one input and a bias; with
+    z = w (x − ½) + b each has its own gradient, mean (σ(z) − side)·(x − ½, 1). On the others z is
+    0.15 and 1.25, or 0.1 and −1: label 0 is missed by both and by one of them."""
+    x, w = np.array([0.6, 0.9, 1.7, 0.5, 1.3]), np.array([[1.0, 0.05], [-1.0, 0.2]])
+    order = [3, 4, 1, 0, 2]
+    assert torch.randperm(5, generator=torch.Generator().manual_seed(2)).tolist() == order
+    for side in (0, 1):
+        fit = x[order[:3]] - 0.5
+        slope = 1 / (1 + np.exp(-(w[:, :1] * fit + w[:, 1:]))) - side
+        expected = np.stack([(slope * fit).mean(1), slope.mean(1)], 1)
+        one = samples(torch.tensor(x, dtype=torch.float32)[:, None])
+        found = half(one, torch.tensor(w, dtype=torch.float32), float(side), 2)
+        np.testing.assert_allclose(found["gradient"], expected, rtol=1e-5)
+        assert found["error"].tolist() == ([1.0, 0.5] if side == 0 else [0.0, 0.5])
+
+
 def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
     """Inputs around 0.2 and 0.8 are told apart without error: 2(1 − 2·0) = 2. Two clients with
     the same distribution cannot be: err ≈ 1/2."""
