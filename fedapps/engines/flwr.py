@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,22 @@ class Flwr:
         done = self._run("log", str(run_id), self.name, "--show")
         return [line.strip() for line in done.stdout.splitlines()]
 
+    def follow(self, run_id: int) -> Iterator[str]:
+        """The run's log from its beginning, line by line as it is written, until the run ends or
+        the SuperLink does."""
+        with subprocess.Popen(
+            [str(COMMANDS / "flwr"), "log", str(run_id), self.name, "--stream"],
+            env=self.env | {"PYTHONUNBUFFERED": "1"},
+            cwd=self._neutral(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            try:
+                yield from map(str.strip, process.stdout or [])
+            finally:
+                process.terminate()
+
     def error(self, run_id: int) -> str:
         """The last exception in the run's log, in one line; "" if there is none."""
         errors = [x for x in self.log(run_id) if re.match(r"[\w.]*(Error|Exception): ", x)]
@@ -77,16 +93,20 @@ class Flwr:
         return answer
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        neutral = self.home / "neutral"
-        neutral.mkdir(parents=True, exist_ok=True)
         return subprocess.run(
             [str(COMMANDS / "flwr"), *arguments],
             env=self.env,
-            cwd=neutral,
+            cwd=self._neutral(),
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def _neutral(self) -> Path:
+        """A folder without an app, for the command to run in."""
+        folder = self.home / "neutral"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
 
 def stage(folder: Path) -> None:

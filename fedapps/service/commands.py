@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -140,11 +141,13 @@ def serve(
     console.print(f"serving {found.method} as run {number}; Ctrl-C ends it", highlight=False)
     shown = 0
     try:
-        while not command.status(number)[0].startswith("finished"):
-            lines = [line.partition(LINE)[2] for line in command.log(number) if LINE in line]
-            for line in lines[shown:]:
+        while True:  # a SuperLink that restarts ends the log, but not the run
+            lines = (line.partition(LINE)[2] for line in command.follow(number) if LINE in line)
+            for line in islice(lines, shown, None):
                 say(console, line.strip())
-            shown = len(lines)
+                shown += 1
+            if command.status(number)[0].startswith("finished"):
+                break
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         command.cancel(number)
@@ -194,7 +197,7 @@ def deploy(
         console.print(f"{folder}: {len(known)} start scripts; read {folder / 'README.md'}")
 
 
-LOOK_SECONDS = 5.0  # between questions to the SuperLink; each starts a process
+LOOK_SECONDS = 5.0  # until a SuperLink that went away is looked for again
 TOLD = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
 
 

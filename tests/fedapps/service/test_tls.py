@@ -1,6 +1,7 @@
 """A federation over TLS with a key per node: trained, then served to one that comes late."""
 
-import json
+import signal
+import subprocess
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import fedapps
 import partitions
 from fedapps.config import defaults
+from fedapps.engines.flwr import COMMANDS
 from fedapps.service.certificates import make_node_key
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
 from partitions.inspect import export
@@ -25,6 +27,7 @@ def folders(tmp_path):
     return [paths[i] for i in np.argsort(federation.novel, kind="stable")]
 
 
+@pytest.mark.slow
 def test_a_late_node_over_tls(folders, tmp_path):
     """Three nodes train FedTTA++ and ODPFL-HN; one without a registered key stays out; one that
     comes later, with unlabeled data, gets both models, and predicts as `personalize` does."""
@@ -35,45 +38,52 @@ def test_a_late_node_over_tls(folders, tmp_path):
     deployment = Deployment(**{**vars(deployment), "data": data})
     deployment.write()
     flwr, results = deployment.flwr(), tmp_path / "results"
-    log = lambda name: (tmp_path / "d" / "log" / f"{name}.log").read_text()  # noqa: E731
+    log = lambda name: (deployment.folder / "log" / f"{name}.log").read_text()  # noqa: E731
+    own = deployment.folder / "keys" / "node-3"
     try:
         deployment.start([SUPERLINK, "node-0", "node-1", "node-2"])
         methods = {"method": "fedtta++,odpfl-hn", "num-clients": 3, "output-dir": str(results)}
         number = flwr.submit(SMALL | methods | {"evaluate-every": 2})
-        wait(lambda: flwr.status(number)[0].startswith("finished"), 480, lambda: log(SUPERLINK))
-        assert flwr.error(number) == ""
-
-        own = tmp_path / "d" / "keys" / "node-3"
         registered = own.read_bytes()
         make_node_key(own)
         deployment.start(["node-3"])
         wait(lambda: not deployment.alive("node-3"), 60, lambda: log("node-3"))
+        list(flwr.follow(number))  # until the run ends
+        assert (flwr.status(number)[0], flwr.error(number)) == ("finished:completed", "")
+
         own.unlink()
         own.write_bytes(registered)
         own.chmod(0o600)
+        deployment.stop(["node-0", "node-1", "node-2"])  # who is gone need not be waited for
         deployment.start(["node-3"])
-        state = tmp_path / "d" / "state" / "node-3"
         for method in ("fedtta++", "odpfl-hn"):
             run = fedapps.load(results / f"{method}-seed0")
-            serving = {"serve-dir": str(run.folder), "serving": run.card.line()}
-            number = flwr.submit(run.config | serving | {"serve-every": 1.0})
-
-            def there(run=run):
-                file = state / "report.json"
-                return file.is_file() and json.loads(file.read_text())["run"] == run.card.run
-
-            wait(there, 240, lambda number=number: "\n".join(flwr.log(number)[-40:]))
-            flwr.cancel(number)
-            assert (state / "predictions.csv").read_text() == run.serve(
-                run.inputs(late)
-            ).predictions()
+            told = serve(run.folder, deployment, 3)
+            predictions = deployment.folder / "state" / "node-3" / "predictions.csv"
+            assert predictions.read_text() == run.serve(run.inputs(late)).predictions()
+            assert "client 3: has its model now (novel)" in told and "stopped" in told
     finally:
         deployment.stop([SUPERLINK, *deployment.nodes])
     assert not any(deployment.alive(name) for name in [SUPERLINK, *deployment.nodes])
+
+
+def serve(run, deployment, client):
+    """What `fedapps serve` says until it has served that client and is interrupted."""
+    command = [COMMANDS / "fedapps", "serve", run, "--deployment", deployment.folder]
+    with subprocess.Popen(
+        [*map(str, command), "--every", "1"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        told = ""
+        for line in process.stdout:
+            told += line
+            if f"client {client}:" in line:
+                process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    return told
 
 
 def wait(done, seconds, what):
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, what()
-        time.sleep(1.0)
+        time.sleep(0.2)
