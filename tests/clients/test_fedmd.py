@@ -24,13 +24,16 @@ INFO = Info("test", (3,), 4, "")
 
 
 def share(n=12, public=10, novel=False, seed=0):
+    """n samples to train on and five to validate, none of them public."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n + public, 3, generator=generator)
-    y = torch.randint(4, (n + public,), generator=generator)
-    own, common = (
-        Samples(x, y, rows, scale=1.0) for rows in torch.arange(n + public).split([n, public])
+    x = torch.randn(n + 5 + public, 3, generator=generator)
+    y = torch.randint(4, (n + 5 + public,), generator=generator)
+    rows = torch.arange(n + 5 + public)
+    train, held, every, common = (
+        Samples(x, y, part, scale=1.0)
+        for part in (rows[:n], rows[n : n + 5], rows[: n + 5], rows[n + 5 :])
     )
-    return Share(own, own, None, own, novel, public=common if public else None)
+    return Share(train, held, None, every, novel, public=common if public else None)
 
 
 def client(cls=FedMDClient, model="mlp-small", **options):
@@ -98,6 +101,47 @@ def test_a_round_returns_logits_alone_and_keeps_the_model(float16):
     again, _, metrics = one.train(reply, {"server-round": 2})
     assert metrics.keys() == {"loss", "digest-loss"}
     assert not np.array_equal(again["logits"], reply["logits"])
+
+
+def test_a_round_digests_then_revisits_then_communicates():
+    """By their own numbers of passes. Of those who are scored the novel ones digest."""
+    for novel in (False, True):
+        one, done = client(digest_epochs=2, novel_digest_epochs=7, novel=novel), []
+        one.digest = lambda arrays, config, epochs, done=done: done.append(epochs) or 0.0
+        one.fit_locally = lambda config, done=done: done.append("revisit") or 0.0
+        one.communicate = lambda done=done: done.append("communicate") or {}
+        one.train({"logits": np.zeros((10, 4), np.float32)}, {})
+        assert done == [2, "revisit", "communicate"]
+        one.receive({"logits": np.zeros((10, 4), np.float32)}, {})
+        one.receive({}, {})
+        assert done[3:] == [7] * novel
+
+
+def test_every_public_sample_is_fitted_to_its_own_row_of_the_consensus():
+    """Two passes over ten samples in batches of 3, 3, 3 and 1, in an order of each round's own."""
+    one = client(public_batch_size=3)
+    teacher, told, orders = np.arange(40, dtype=np.float32).reshape(10, 4), [], []
+    one.distillation = lambda x, teacher: told.append((x, teacher["logits"])) or one.model(x).sum()
+    for round_ in (1, 2, 1):
+        told.clear()
+        one.digest({"logits": teacher}, {"server-round": round_}, 2)
+        assert [len(x) for x, _ in told] == [3, 3, 3, 1] * 2
+        rows = [int(z[0]) // 4 for _, batch in told for z in batch]
+        assert sorted(rows) == sorted([*range(10)] * 2)
+        assert torch.equal(torch.cat([x for x, _ in told]), one.public[rows])
+        orders.append(rows)
+    assert orders[0] == orders[2] != orders[1] and orders[0][:10] != orders[0][10:]
+
+
+def test_what_is_communicated_is_what_is_kept_and_draws_nothing():
+    """Logits in evaluation mode of the very weights that stay in the state."""
+    one = client(model="feature-mlp")  # with dropout
+    reply, _, _ = one.train({}, {"server-round": 1})
+    later = client(model="feature-mlp")
+    later.state = one.state
+    later.receive({}, {})
+    expected = later.predict(later.public).numpy()
+    assert reply["logits"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_digesting_brings_the_model_to_the_consensus():
@@ -191,6 +235,8 @@ def test_an_initialization_of_its_own():
         (novel.wake({"server-round": r}), novel.model.layers[0].weight.clone())[1] for r in (1, 2)
     ]
     assert not torch.equal(*draws)
+    novel.receive({}, {"server-round": 1})
+    assert torch.equal(novel.model.layers[0].weight, draws[0])
 
 
 def test_adaptation_networks_by_size():

@@ -1,6 +1,7 @@
 """ODPFL-HN's client: one encoding in two passes, privacy of a novel client."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_backprop_is_the_gradient_of_this_rounds_encoding(encoder, options):
 
 
 def test_batched_encoding_of_a_mean_equals_the_encoding_in_one_pass():
-    whole, batched = (client("ds-sphere", double=True, encode_batch_size=b) for b in (0, 4))
+    """Ten inputs in batches of 4, 3 and 3, which weigh by their sizes."""
+    whole, batched = (client("ds-sphere", double=True, n=10, encode_batch_size=b) for b in (0, 4))
     e, b = (c.encode(gamma(c), {"server-round": 1})[0][DESCRIPTOR] for c in (whole, batched))
     np.testing.assert_allclose(b, e, rtol=1e-12)
 
@@ -85,6 +87,53 @@ def test_with_an_embedding_the_encoder_is_fitted_to_it():
     reply, _, metrics = one.train(one.initial | {DESCRIPTOR: embedding}, {"server-round": 1})
     e = one.encode({n: a for n, a in reply.items() if n.startswith("encoder.")}, {})[0]
     assert np.square(e[DESCRIPTOR] - embedding).sum() < 1e-2 * metrics["encoder-loss"]
+
+
+def test_the_encoder_is_fitted_by_clipped_steps_on_the_squared_distance():
+    """‖g − e‖² before the first step is told; that step's gradient, of a norm above 1, is clipped
+    to 1, so that lr 0.25 moves γ by 0.25 in norm."""
+    one = client(encoder_steps=1, encoder_local_lr=0.25)
+    far = np.array([3.0, -2.0, 5.0, 0.0], np.float32)
+    e = one.encode(gamma(one), {})[0][DESCRIPTOR]
+    before = gamma(one)
+    reply, _, metrics = one.train(one.initial | {DESCRIPTOR: far}, {})
+    assert metrics["encoder-loss"] == pytest.approx(np.square(e - far).sum(), rel=1e-5)
+    moved = sum(np.square(reply[n] - before[n]).sum() for n in before) ** 0.5
+    assert moved == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_training_client_describes_what_it_trains_on_and_a_novel_one_all_it_has():
+    """In every round anew, where a part of the inputs is used."""
+    told = {}
+    for novel in (False, True):
+        one = client("ds-sphere", novel=novel)
+        every = one.share.everything
+        one.share = replace(one.share, train=replace(every, index=every.index[:4]))
+        told[novel] = one.encode(gamma(one), {})[0][DESCRIPTOR]
+        one.encode_samples = 2
+        e = [one.encode(gamma(one), {"server-round": r})[0][DESCRIPTOR] for r in (1, 1, 2)]
+        assert (e[0] == e[1]).all() and (e[0] != e[2]).any()
+        x = every[slice(None) if novel else slice(4)][0]
+        with torch.no_grad():
+            expected = one.encoder(x).numpy()
+        assert told[novel] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_the_noise_is_that_of_the_inputs_that_were_described():
+    """Five of nine: Δ = 2√d/5; and by hand at ε = ½, δ = 0.01: s = Δ·√(2 ln 125)/½."""
+    one = client("ds-sphere", novel=True, descriptor_epsilon=0.5, encode_samples=5)
+    sigma = one.encode(gamma(one), {})[1]["dp-sigma"]
+    assert sigma == pytest.approx(2 * 2 / 5 * math.sqrt(2 * math.log(125)) / 0.5)
+
+
+@pytest.mark.parametrize(("clients", "fraction", "dim"), [(30, 0.9, 7), (20, 0.5, 3), (8, 0.5, 1)])
+def test_a_descriptor_has_a_quarter_of_the_training_clients_entries_rounded_up(
+    clients, fraction, dim
+):
+    """⌈27/4⌉, ⌈10/4⌉, ⌈4/4⌉."""
+    target = build_model("mlp-small", (6,), 3, 0)
+    model = ODPFLHNClient.build(target, INFO, num_clients=clients, train_fraction=fraction)
+    assert model.encoder.out.out_features == dim
 
 
 def test_labels_play_no_part_in_the_descriptor():

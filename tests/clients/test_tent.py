@@ -63,6 +63,40 @@ def test_a_step_in_bits_with_weight_decay_by_hand(clip):
     assert tent.stages["base"][0].tolist() == pytest.approx([math.log(3), 0.0])
 
 
+def test_two_steps_by_hand_without_the_momentum_of_training():
+    """As above, z ← z + lr·p (ln p + H) at the p of each step; the first logits are those told as
+    the base model's, the entropy that of the last ones."""
+    z = np.array([math.log(3), 0.0])
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor(z, dtype=torch.float32)[:, None])
+    one = samples_of(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+    share = Share(train=one, validation=one, test=None, everything=one, novel=True)
+    tent = TENTClient(model, share, lr=0.7, adapt_steps=2, momentum=0.9)
+    first = z
+    for _ in range(3):
+        p = np.exp(z) / np.exp(z).sum()
+        h = -(p * np.log(p)).sum()
+        last, z = z, z + 0.7 * p * (np.log(p) + h)
+    assert tent.predict(torch.ones(1, 1))[0].tolist() == pytest.approx(last.tolist())
+    assert tent.stages["base"][0].tolist() == pytest.approx(first.tolist())
+    assert tent.adapted == {"adapt-steps": 2, "entropy": pytest.approx(h)}
+    served = tent.personal_model(torch.ones(1, 1)).weight.flatten().tolist()
+    assert served == pytest.approx(last.tolist())
+    assert tent.model.weight.flatten().tolist() == pytest.approx(first.tolist())
+
+
+def test_a_served_network_normalises_by_the_statistics_of_the_inputs_it_adapted_to():
+    """Their very mean and unbiased variance, whatever the running ones were before."""
+    tent, x = client(nn.BatchNorm1d(8), nn.ReLU(), adapt_steps=1)
+    tent.model[1].running_mean += 3
+    h = tent.model[0](x).detach()
+    tent.predict(x)
+    norm = tent.personal_model(x)[1]
+    assert norm.running_mean.tolist() == pytest.approx(h.mean(0).tolist(), abs=1e-6)
+    assert norm.running_var.tolist() == pytest.approx(h.var(0).tolist(), rel=1e-5)
+
+
 LAYERS = {
     "batchnorm": lambda: (nn.BatchNorm1d(8), nn.ReLU()),
     "layernorm": lambda: (nn.LayerNorm(8), nn.ReLU()),

@@ -46,6 +46,16 @@ def test_templates_by_hand():
     assert logits.argmax(1).tolist() == [1, 1]
 
 
+def test_a_bias_counts_in_the_pseudo_labels():
+    """With (0, 3) both inputs, of logits (6, 7) and (2, 8), are of class 1: c_0 = (1, 0) and
+    c_1 = ((0, 1) + (0.6, 0.8) + (1, 5)/√26)/3."""
+    model, root = Plain(), math.sqrt(26)
+    model.head.bias = nn.Parameter(torch.tensor([0.0, 3.0]))
+    templates = T3AClient(model, share(X, [0, 1]), supports=0).templates(X).detach()
+    expected = np.array([[1, 0], [(0.6 + 1 / root) / 3, (1.8 + 5 / root) / 3]])
+    assert templates.numpy() == pytest.approx(expected)
+
+
 def test_one_support_is_the_one_of_least_entropy():
     """Class 0: ω_0 with logits (4, 0) is surer than a with (6, 4). Class 1: b with (2, 5) is
     surer than ω_1 with (0, 1)."""

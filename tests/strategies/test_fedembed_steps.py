@@ -1,0 +1,105 @@
+"""FedEmbed's server, step by step, on answers that are made up."""
+
+import numpy as np
+from tiny import update
+
+from strategies.fedembed import FedEmbed
+from strategies.replies import Node, Update
+from strategies.round import Round
+
+
+def server(**options):
+    """Of a model with three heads, and embeddings of two entries."""
+    strategy = FedEmbed(embedding_dim=2, **options)
+    strategy.initialize({f"heads.{k}.weight": np.zeros(1, np.float32) for k in range(3)})
+    return strategy
+
+
+def test_a_prototype_is_the_mean_of_its_volunteers_and_stays_when_they_are_silent():
+    """Users 1, 2 and 4 are of sub-population 2, user 3 of 0; there is no head 7; user 5 is none."""
+    strategy = server(assignment="prototype")
+    kinds = {1: 2, 2: 2, 3: 0, 4: 2, 6: 7}
+    strategy.nodes = [
+        Node(i, i, properties={"prototype": kinds[i]} if i in kinds else {}) for i in range(1, 7)
+    ]
+    embeddings = {1: [0.0, 1.0], 2: [0.5, 1.0], 3: [9.0, 8.0], 4: [1.0, 4.0]}
+    asked = []
+
+    def exchange(action, payloads, like):
+        asked.append([node.client for node in payloads])
+        told = {node: {"prototype": np.float32(embeddings[node.client])} for node in payloads}
+        return [
+            Update(node, arrays, 1, {})
+            for node, arrays in told.items()
+            if node.client in embeddings and node.client not in silent
+        ]
+
+    strategy.exchange, silent = exchange, ()
+    strategy._refresh()
+    assert asked == [[1, 2, 3, 4]]
+    assert strategy.heads.tolist() == [0, 2] and strategy.centers.tolist() == [[9, 8], [0.5, 2]]
+    silent = (1, 3, 4)
+    strategy._refresh()
+    assert strategy.heads.tolist() == [0, 2] and strategy.centers.tolist() == [[9, 8], [0.5, 1]]
+
+
+def test_new_nodes_take_over_heads_with_their_places_on_the_grid():
+    """Of the users of old node 0 most moved to new node 1, of 1 to 2, of 2 to 0: head 0 is now
+    that of new node 1. Since the nodes change places, users choose once more."""
+    strategy = server(assignment="som")
+    old, positions = strategy.centers, strategy.positions
+    new = np.float32([[1, 2], [3, 4], [5, 6]])
+    nodes = [Node(i, i) for i in range(5)]
+    moves = {0: (0, 1), 1: (0, 1), 2: (1, 2), 3: (2, 0), 4: (0, 0)}
+    told = []
+
+    def exchange(action, payloads, like=None):
+        told.append(next(iter(payloads.values())))
+        replies = []
+        for node in payloads:
+            overlap = np.zeros((3, 3), np.int64)
+            overlap[moves[node.client]] = 1
+            replies.append(update(node.client, {"overlap": overlap}))
+        return replies[: 5 - len(told)]  # at last user 3 is not heard of any more
+
+    strategy._refitted, strategy.exchange = lambda nodes: (new, nodes), exchange
+    answered = strategy._organize(nodes)
+    assert [(a["old"].tolist(), a["new"].tolist()) for a in told[:1]] == [
+        (old.tolist(), new.tolist())
+    ]
+    assert strategy.centers.tolist() == [[3, 4], [5, 6], [1, 2]]
+    assert strategy.positions.tolist() == positions[[1, 2, 0]].tolist()
+    assert told[1]["centers"].tolist() == [[3, 4], [5, 6], [1, 2]]
+    assert told[1]["heads"].tolist() == [0, 1, 2]
+    assert [node.client for node in answered] == [0, 1, 2]
+
+
+def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less():
+    """Round 3 of 4 in two passes: 2½ and 3 of 4 rounds are done at their ends. Three users are
+    asked two and one, in an order of the round's own; each moves all nodes by (1, 1)."""
+    strategy = server(assignment="som", som_passes=2)
+    strategy.now, strategy.num_rounds = Round(3), 4
+    progress, told, asked = [], [], []
+
+    def pull(positions, done):
+        progress.append(done)
+        return np.full((3, 3), done)
+
+    def exchange(action, payloads, like):
+        asked.append([node.client for node in payloads])
+        told.append(next(iter(payloads.values()))["nodes"])
+        arrays = {"update": np.ones((3, 2), np.float32), "score": np.zeros(3, np.float32)}
+        return [update(node.client, arrays) for node in payloads]
+
+    strategy.schedule.pull, strategy.exchange = pull, exchange
+    start = strategy.centers
+    centers, answered = strategy._refitted([Node(i, i) for i in range(3)])
+    assert progress == [2.5 / 4, 3 / 4]
+    assert np.array_equal(told[0], start) and np.array_equal(told[1], start + 1)
+    assert np.array_equal(centers, start + 1 + 1)
+    assert sorted(map(len, asked)) == [1, 2] and sorted(a for part in asked for a in part) == [
+        0,
+        1,
+        2,
+    ]
+    assert [node.client for node in answered] == [0, 1, 2]
