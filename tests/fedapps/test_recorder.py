@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny import federate
+from tiny import federate, update
 
 from fedapps.config import defaults
 from fedapps.results.recorder import Recorder
@@ -40,6 +40,30 @@ def best_round(*accuracies, reports_last=False, phases=()):
 )
 def test_the_round_is_chosen_by_training_clients_validation(accuracies, options, expected):
     assert best_round(*accuracies, **options) == expected
+
+
+def test_all_that_is_reported_is_of_that_round():
+    """Round 2 of 3 is the best on validation, while novel clients do best in the last one. Mean
+    megabytes are (1 + 2 + 6)/3; dropped are 2, none and 1 + 1 replies."""
+    recorder, strategy = Recorder(defaults(), "", None), Told()
+    for number, train, novel, down, dropped in (
+        (1, 0.5, 0.9, 1.0, {"error": 2}),
+        (2, 0.7, 0.2, 2.0, {}),
+        (3, 0.6, 0.95, 6.0, {"error": 1, "shape": 1}),
+    ):
+        told = {"train-accuracy": train, "train-clients": 2, "novel-accuracy": novel}
+        strategy.evaluation = [update(4, {}, 7, accuracy=train / 2)]
+        report = {"round": number, "evaluation": told | {"novel-clients": 1}, "dropped": dropped}
+        recorder.record(report | {"megabytes": {"down": down, "up": 2 * down}}, strategy)
+    found = recorder.summary
+    assert found["best_round"] == 2 and found["rounds"] == 3
+    assert [found[role]["accuracy"] for role in ("train", "novel")] == [0.7, 0.2]
+    assert [found["last"][role]["accuracy"] for role in ("train", "novel")] == [0.6, 0.95]
+    client = {"role": "train", "accuracy": 0.35, "examples": 7}
+    assert found["per_client"] == {"4": client}
+    assert found["last"]["per_client"] == {"4": client | {"accuracy": 0.3}}
+    assert found["megabytes_per_client_round"] == {"down": 3.0, "up": 6.0}
+    assert found["dropped_replies"] == 4
 
 
 def summary(folder, **changes):

@@ -103,3 +103,50 @@ def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less(
         2,
     ]
     assert [node.client for node in answered] == [0, 1, 2]
+
+
+def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
+    """First the volunteers are asked, then all; who does not answer does not train."""
+    strategy = server(assignment="prototype")
+    nodes = [Node(0, 0, properties={"prototype": 1}), Node(1, 1), Node(2, 2)]
+    strategy.nodes, asked = nodes, []
+
+    def exchange(action, payloads, config=None, like=None):
+        asked.append((action, [node.client for node in payloads]))
+        if action == "train.assign":
+            assert payloads[nodes[2]]["centers"].tolist() == [[0.25, 0.75]]
+            return [Update(node, {}, 1, {}) for node in nodes[:2]]
+        return [Update(nodes[0], {"prototype": np.float32([0.25, 0.75])}, 1, {})]
+
+    strategy.exchange, arrays = exchange, {"w": np.zeros(1, np.float32)}
+    assert list(strategy.broadcast(arrays, nodes)) == nodes[:2]
+    assert asked == [("query.prototype", [0]), ("train.assign", [0, 1, 2])]
+
+
+def test_every_round_asks_the_users_in_an_order_of_its_own():
+    strategy = server(assignment="som", som_passes=4)
+    strategy.num_rounds, orders = 9, set()
+    for round_ in range(1, 7):
+        strategy.now, asked = Round(round_), []
+        strategy.exchange = lambda _, payloads, like, asked=asked: asked.extend(payloads) or []
+        strategy._refitted([Node(i, i) for i in range(4)])
+        orders.add(tuple(node.client for node in asked))
+    assert len(orders) > 2 and all(sorted(order) == [0, 1, 2, 3] for order in orders)
+
+
+def test_heads_on_the_server_follow_their_own_users_change():
+    """Adam's first step is the rate towards the change: heads of users 0 and 1 move by ±0.1, that
+    of user 2, who was not there, stays; the encoder moves by the mean of +3 and −1."""
+    strategy = FedEmbed(assignment="personal", heads="server", server_lr=0.1)
+    first = np.full(1, 5.0, np.float32)
+    strategy.initialize({"encoder.w": first, "heads.0.w": first})
+    held = [f"held/{i}/heads.0.w" for i in range(3)]
+    start = dict.fromkeys(("encoder.w", *held), first)
+    told = [{"encoder.w": 8.0, held[0]: 7.0, held[2]: 5.0}, {"encoder.w": 4.0, held[1]: 1.0}]
+    updates = [
+        update(i, {name: np.full(1, value, np.float32) for name, value in one.items()}, n=9 - 8 * i)
+        for i, one in enumerate(told)
+    ]
+    after = strategy.aggregate(start, updates)
+    moved = {name: round(float(after[name][0]) - 5, 4) for name in start}
+    assert moved == {"encoder.w": 0.1, held[0]: 0.1, held[1]: -0.1, held[2]: 0.0}

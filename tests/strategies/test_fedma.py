@@ -17,7 +17,7 @@ from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
 from strategies.fedma import FedMA
-from strategies.replies import Node
+from strategies.replies import Node, Update
 
 SHAPE = (1, 16, 16)
 
@@ -161,3 +161,38 @@ def test_a_network_of_another_kind_is_refused():
 def test_settings_out_of_range(setting, word):
     with pytest.raises(ValueError, match=word):
         FedMA(**setting)
+
+
+def chained(hidden, last):
+    """Of one input, one hidden neuron and one output; biases 0."""
+    arrays = {"a.weight": [[hidden]], "a.bias": [0.0], "b.weight": [[last]], "b.bias": [0.0]}
+    return {name: np.array(a, np.float32) for name, a in arrays.items()}
+
+
+def test_neurons_and_the_last_layer_are_weighed_by_samples():
+    """Clients of 1 and 3 samples: (1 + 3·1.4)/4 = 1.3 in the hidden, (2 + 3·4)/4 = 3.5 in the last
+    layer."""
+    strategy = FedMA(new_neuron_cost=9.0)
+    start = strategy.initialize(chained(0, 0))
+    strategy.retrain = lambda frozen, networks: networks
+    replies = [
+        Update(Node(i, i), chained(*told), n, {})
+        for i, (told, n) in enumerate([((1, 2), 1), ((1.4, 4), 3)])
+    ]
+    after = strategy.aggregate(start, replies)
+    assert after["a.weight"].item() == pytest.approx(1.3)
+    assert after["b.weight"].item() == pytest.approx(3.5)
+
+
+def test_a_newcomer_starts_from_the_neurons_that_most_clients_own():
+    """Of three hidden neurons, owned by 1, 3 and 2 clients, two."""
+    strategy = FedMA()
+    two = {"a.weight": np.zeros((2, 1)), "a.bias": np.zeros(2),
+           "b.weight": np.zeros((1, 2)), "b.bias": np.zeros(1)}  # fmt: skip
+    strategy.initialize(two)
+    strategy.support["a"] = np.array([1, 3, 2])
+    wide = {"a.weight": np.array([[5.0], [6], [7]]), "a.bias": np.arange(3),
+            "b.weight": np.array([[8.0, 9, 10]]), "b.bias": np.zeros(1)}  # fmt: skip
+    (sent,) = strategy.broadcast(wide, [Node(0, 0)]).values()
+    assert sent["a.weight"].tolist() == [[6], [7]] and sent["a.bias"].tolist() == [1, 2]
+    assert sent["b.weight"].tolist() == [[9, 10]]

@@ -117,3 +117,22 @@ def test_chains_of_the_registered_networks(name, layers):
 def test_other_networks_are_refused(arrays):
     with pytest.raises(ValueError, match="chains of linear and convolutional layers"):
         chain(arrays)
+
+
+def test_what_a_new_neuron_costs_by_hand():
+    """(3, 4) and (0, 1) have the mean squared norm 13 and the distance 18: at 1.5·13 = 19.5 they
+    are one neuron, the mean weighed by 1 and 3, at 1.2·13 = 15.6 they are two."""
+    clients = [np.array([[3.0, 4.0]]), np.array([[0.0, 1.0]])]
+    for cost, expected in ((1.5, [[0.75, 1.75]]), (1.2, [[3, 4], [0, 1]])):
+        found = match(clients, [1, 3], new_neuron_cost=cost, max_width=2, sweeps=0)
+        assert found.neurons.tolist() == expected
+        assert found.support.tolist() == ([2] if cost == 1.5 else [1, 1])
+
+
+def test_a_sweep_matches_anew_by_hand():
+    """0, 6 and 10, of mean squared norm 45.3; a new neuron costs 0.9 of it, 40.8. In turn 6 joins
+    0 (36), and 10 is too far from their mean 3 (49). Matched anew, 6 is nearer to 10 (16)."""
+    clients = [np.array([[value]]) for value in (0.0, 6.0, 10.0)]
+    for sweeps, expected in ((0, [3.0, 10.0]), (1, [0.0, 8.0])):
+        found = match(clients, [1, 1, 1], new_neuron_cost=0.9, max_width=2, sweeps=sweeps)
+        assert found.neurons.flatten().tolist() == expected
