@@ -76,12 +76,8 @@ def test_multiplier_is_the_smallest_that_keeps_the_target():
 def test_rounds_without_sampling_add_up_by_hand():
     """Nine rounds at z = 2 and four at 3: μ² = 9/4 + 4/9, and Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) is
     δ. Poisson sampling at a tenth hides most of it."""
-    from math import exp, sqrt
-
-    from scipy.stats import norm
-
     rounds = {(2.0, 1.0): 9, (3.0, 1.0): 4}
-    epsilon, mu = central_epsilon(rounds, 1e-5), sqrt(9 / 4 + 4 / 9)
-    found = norm.cdf(mu / 2 - epsilon / mu) - exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    epsilon, mu = central_epsilon(rounds, 1e-5), math.sqrt(9 / 4 + 4 / 9)
+    found = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
     assert found == pytest.approx(1e-5, rel=1e-4)
     assert central_epsilon({(z, 0.1): n for (z, _), n in rounds.items()}, 1e-5) < epsilon / 4
