@@ -184,8 +184,9 @@ def test_damaged_runs_are_told_and_the_rest_is_shown(tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "summary.json").write_text(json.dumps({"accuracy": 1}))
     (tmp_path / "theirs" / "config.toml").write_text('model = "gpt"')
-    for command in (["table"], ["report"]):
-        done = CliRunner().invoke(cli, [*command, str(tmp_path)], env={"COLUMNS": "250"})
+    drawn = tmp_path / "curves.svg"
+    for command, *options in (["table"], ["report"], ["plot", "curves", "--output", str(drawn)]):
+        done = CliRunner().invoke(cli, [command, str(tmp_path), *options], env={"COLUMNS": "250"})
         assert done.exit_code == 0, done.output
         said = done.output
         assert "local-seed0: no summary.json" in said
@@ -195,6 +196,7 @@ def test_damaged_runs_are_told_and_the_rest_is_shown(tmp_path):
         assert "fedavg: no run of seed 1" in said
     shown_ = table(tmp_path).stdout
     assert "fedavg" in shown_ and "tent" in shown_ and "62.50" in shown_
+    assert drawn.stat().st_size
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "theirs: no run of fedapps" in page
 
