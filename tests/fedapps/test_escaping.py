@@ -159,7 +159,7 @@ def test_names_are_text_in_csv():
     """Quoted where CSV needs it, and no formula to a spreadsheet; numbers stay numbers."""
     names = ["=1+2", "@x", "-x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
     lines = [Line("train", (name,), [], {"": 1.0}) for name in names]
-    found = as_csv(Comparison(lines, ["method"], "", "", None, "best"))
+    found = as_csv(Comparison(lines, [], ["method"], "", "", None, "best"))
     rows = [row[1] for row in csv.reader(io.StringIO(found))][1:]
     assert rows == ["'=1+2", "'@x", "'-x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
 
