@@ -25,7 +25,7 @@ from clients.privacy import EVERYTHING
 from partitions.seeds import seed_of
 from strategies.distances import a_distances
 from strategies.magnitude import Magnitudes, distance, finite, scaled
-from strategies.replies import Node, Update, read_reply
+from strategies.replies import Node, Update, read_reply, weighed
 from strategies.roster import Roster
 from strategies.round import Protection, Round, Stop
 from strategies.scores import f1_scores, means
@@ -564,7 +564,8 @@ class PersonalizedStrategy(Strategy):
                 self.now.bytes["up"] += num_bytes(update.arrays.values())
         for node in nodes.values():
             self._drop(node, "missing", f"none within {self.timeout} s")
-        return self._plausible(sorted(updates, key=lambda update: update.node), sent)
+        updates = weighed(sorted(updates, key=lambda update: update.node), self.nodes)
+        return self._plausible(updates, sent)
 
     def _plausible(self, updates: list[Update], sent: list[tuple[Message, Node]]) -> list[Update]:
         """The updates but those whose arrays are absurdly far from what was sent; train replies

@@ -1,8 +1,8 @@
 """Nodes and their replies, which are not trusted: each is read, checked, and refused by cause."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from flwr.common.constant import ErrorCode
 
 from clients.arrays import Arrays, from_record
 from strategies.told import told
+
+IMPLAUSIBLE = 100  # times the usual number of samples; no honest client comes near it
 
 
 @dataclass(frozen=True, order=True)
@@ -63,6 +65,18 @@ def read_reply(
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return None, "not-finite", f"{name} holds NaN or infinity"
     return Update(node, arrays, num_examples, metrics), "", ""
+
+
+def weighed(updates: list[Update], nodes: Sequence[Node]) -> list[Update]:
+    """The updates; who tells implausibly many samples counts as having the usual number: the lower
+    median of what the nodes told when they came, or of these replies where they told nothing.
+
+    A client within the bound may lie still; `strategies.robust` counts clients, not samples."""
+    told = [n.properties["num-examples"] for n in nodes if "num-examples" in n.properties]
+    counts = sorted(told or [update.num_examples for update in updates])
+    usual = max(1, counts[(len(counts) - 1) // 2]) if counts else 1
+    most = IMPLAUSIBLE * usual
+    return [u if u.num_examples <= most else replace(u, num_examples=usual) for u in updates]
 
 
 def reason_of(reply: Message) -> str:

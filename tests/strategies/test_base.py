@@ -318,6 +318,34 @@ def test_updates_are_clipped_at_a_norm():
     assert strategy.now.report["clipped"] == 2
 
 
+@pytest.mark.parametrize("opening", [True, False])
+def test_an_absurd_sample_count_of_the_opening_weighs_as_the_usual_one(opening):
+    """Node i adds i and says 10·i samples, node 1 10⁹, from its first answer on or without any:
+    of 20, 30, 40, 10⁹ the lower median is 30, hence 30·1 + 20·2 + 30·3 + 40·4 = 320 of 120."""
+
+    def count(i):
+        return 10**9 if i == 1 else 10 * i
+
+    client_app = plus(lambda i: i, examples=1)
+    good = client_app._registered_funcs.pop("train.default")
+
+    @client_app.train()
+    def train(message, context):
+        reply = good(message, context)
+        reply.content["metrics"]["num-examples"] = count(context.node_id)
+        return reply
+
+    @client_app.query()
+    def query(message, context):
+        said = {"client": context.node_id} | (
+            {"num-examples": count(context.node_id)} if opening else {}
+        )
+        return Message(RecordDict({"properties": ConfigRecord(said)}), reply_to=message)
+
+    result = FedAvg().start(grid(client_app), to_record(START), num_rounds=1)
+    assert from_record(result.arrays)["w"].tolist() == pytest.approx([320 / 120] * 2)
+
+
 def test_nobody_weighs_more_than_by_the_samples_it_told():
     """Node 1 adds 1 and told 3 samples, then says 10⁹; the others add 2, 3 and 4, with 1 each."""
     client_app = plus(lambda i: i, examples=1)
