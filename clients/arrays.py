@@ -4,6 +4,7 @@ Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from io import BytesIO
 
 import numpy as np
@@ -42,20 +43,30 @@ def read_array(array: Array) -> np.ndarray:
 
     Raises ValueError for any other file, for entries that are no plain numbers, and where the
     header claims another size than that of the bytes."""
-    file = BytesIO(array.data)
-    version = np.lib.format.read_magic(file)  # a zip or a pickle has another magic
-    if version not in HEADERS:
-        raise ValueError(f"an array of .npy version {version}; known: {list(HEADERS)}")
-    shape, fortran, dtype = HEADERS[version](file)
+    try:
+        shape, fortran, dtype, start = _known_header(array.data[:USUAL])
+    except ValueError:  # a longer header, or none
+        shape, fortran, dtype, start = _header(array.data)
     if dtype.kind not in "biuf" or not dtype.isnative:
         raise ValueError(f"an array of {dtype}; its entries must be plain numbers")
-    start, count = file.tell(), math.prod(shape)
+    count = math.prod(shape)
     if start + count * dtype.itemsize != len(array.data):
         raise ValueError(f"{len(array.data) - start} bytes for an array of {dtype}, shape {shape}")
     flat = np.frombuffer(array.data, dtype, count, start).copy()
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Shape, whether columns come first, dtype, and where the entries start."""
+    file = BytesIO(data)
+    version = np.lib.format.read_magic(file)  # a zip or a pickle has another magic
+    if version not in HEADERS:
+        raise ValueError(f"an array of .npy version {version}; known: {list(HEADERS)}")
+    return *HEADERS[version](file), file.tell()
+
+
+USUAL = 128  # bytes of the header that numpy writes for arrays of a few dimensions
+_known_header = lru_cache(maxsize=1024)(_header)  # numpy compiles the text of each one
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,

@@ -358,9 +358,7 @@ def parse_override(argument: str) -> tuple[str, Value]:
 def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
     """Keyword arguments for a method's strategy and client: its own section over the common
     keys, with underscores for hyphens."""
-    common = {key: value for key, value in config.items() if "." not in key}
-    shared = {key.replace("-", "_"): value for key, value in common.items()}
-    return shared | references.options(config, method)
+    return references.options(config, "") | references.options(config, method)
 
 
 def effective(config: Mapping[str, Value], key: str) -> Value | None:

@@ -1,6 +1,6 @@
 """From a configuration to its federation, and to the task that its networks have."""
 
-from functools import cache
+from functools import cache, lru_cache
 
 from partitions.cross import CrossFederation
 from partitions.datasets import Info, described
@@ -19,15 +19,19 @@ def federation(config: Config) -> Federation:
     """The federation that `config` describes, one object per process for equal settings.
 
     Its seed is ``data-seed``, so that runs of several seeds can have one split; -1: ``seed``."""
-    relevant = {
-        k: v for k, v in config.items() if k in KEYS or k.startswith("partition.") or ":" in k
-    }
+    relevant = {key: config[key] for key in _relevant(tuple(config))}
     data_seed = int(config["data-seed"])
     if data_seed < SAME_SEED:
         raise ValueError(f"data-seed is {data_seed}; it must be at least 0, or -1 for the seed")
     if data_seed != SAME_SEED:
         relevant["seed"] = data_seed
-    return _federation(tuple(sorted(relevant.items())))
+    return _federation(tuple(relevant.items()))
+
+
+@lru_cache(maxsize=8)
+def _relevant(keys: tuple[str, ...]) -> list[str]:
+    """Those of the keys that decide what a federation is."""
+    return sorted(k for k in keys if k in KEYS or k.startswith("partition.") or ":" in k)
 
 
 def task(config: Config) -> Info:

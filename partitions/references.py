@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -63,13 +63,18 @@ def declared(function: Callable[..., Any]) -> dict[str, Value]:
 
 
 def options(config: Mapping[str, Value], name: str) -> dict[str, Value]:
-    """The settings ``name.key`` of a configuration as keyword arguments."""
-    start = f"{name}."
-    return {
-        key.removeprefix(start).replace("-", "_"): value
-        for key, value in config.items()
-        if key.startswith(start)
-    }
+    """The settings ``name.key`` of a configuration as keyword arguments; the common ones of ""."""
+    return {keyword: config[key] for key, keyword in _sections(tuple(config)).get(name, ())}
+
+
+@lru_cache(maxsize=8)
+def _sections(keys: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
+    """Keys and their keywords by section; asked for every message, so the last ones are kept."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for key in keys:
+        name, _, own = key.rpartition(".")
+        sections.setdefault(name, []).append((key, own.replace("-", "_")))
+    return sections
 
 
 def source_code(reference: str) -> str:

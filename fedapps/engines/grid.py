@@ -86,13 +86,14 @@ class InProcessGrid(LocalGrid):
     ) -> None:
         super().__init__(node_configs)
         self.client_app = client_app
+        same = dict(run_config)  # hundreds of keys, once for thousands of clients
         self.contexts = {
             i: Context(
                 run_id=1,
                 node_id=i,
                 node_config=dict(node_config),
                 state=RecordDict(),
-                run_config=dict(run_config),
+                run_config=same,
             )
             for i, node_config in enumerate(node_configs, start=1)
         }

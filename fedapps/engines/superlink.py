@@ -48,6 +48,7 @@ class SuperLink(Flwr):
         self.env |= {
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use this environment, not a new one
+            "RAY_raylet_start_wait_time_s": "120",  # a busy machine takes its time
         }
         self._processes: list[subprocess.Popen[bytes]] = []
 

@@ -1,0 +1,108 @@
+"""Many registered clients: ``python -m experiments.benchmark clients``. Needs MNIST.
+
+100, 1 000 and 10 000 clients are registered, 100 of them take part in a round: a round must cost
+what takes part. Writes docs/figures/registered-clients.png."""
+
+import json
+import logging
+import multiprocessing
+import resource
+import tempfile
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapps.config import Config, defaults
+
+METHODS = ("fedavg", "scaffold", "fedper", "pfedhn", "fedtta", "fedembed")
+REGISTERED = (100, 1000, 10_000)
+SAMPLED, ROUNDS = 100, 6
+MOST = 1500  # MB of the process, clients included
+FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "registered-clients.png"
+Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds
+
+
+def protocol(method: str, registered: int) -> Config:
+    """`method` on MNIST, 100 of the registered clients in a round, 5 local steps each.
+
+    pFedHN's embeddings have 26 entries, as its rule gives for 100 clients: by that rule they grow
+    with the number registered, and the hypernetwork with them."""
+    own: Config = {"partition": "preference", "fedembed.local-epochs": 0}
+    return (
+        defaults()
+        | {
+            "method": method,
+            "dataset": "mnist",
+            "num-clients": registered,
+            "train-fraction": 1.0,
+            "fraction-train": SAMPLED / registered,
+            "fraction-evaluate": SAMPLED / registered,
+            "rounds": ROUNDS,
+            "local-steps": 5,
+            "evaluate-every": 10**6,
+            "checkpoint-every": 0,
+            "pfedhn.embedding-dim": 26,
+        }
+        | (own if method == "fedembed" else {})
+    )
+
+
+def _measure(config: Config, queue: "Queue[Any]") -> None:
+    """Seconds of every later round, evaluation apart, and the process's peak memory in MB."""
+    import torch
+
+    from fedapps.engines.jobs import run_in_process
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        run_in_process(config | {"output-dir": folder})
+        lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
+    phases = [json.loads(line)["phases"] for line in lines[1:]]
+    seconds = [sum(s for phase, s in one.items() if phase != "evaluate") for one in phases]
+    queue.put((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+
+
+def measured(method: str, registered: int) -> tuple[float, float]:
+    """Seconds of a round, and MB, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[Any] = context.Queue()
+    worker = context.Process(target=_measure, args=(protocol(method, registered), queue))
+    worker.start()
+    seconds, memory = queue.get(timeout=3600)
+    worker.join()
+    return float(np.median(seconds)), float(memory)
+
+
+def rows(methods: tuple[str, ...] = METHODS, figure: Path = FIGURE) -> Rows:
+    """The time of a round with most clients registered over that with fewest, and the memory."""
+    found = {m: np.array([measured(m, registered) for registered in REGISTERED]) for m in methods}
+    table: Rows = []
+    few, many = REGISTERED[0], REGISTERED[-1]
+    for method, values in found.items():
+        seconds, memory = values.T
+        exponent = float(np.polyfit(np.log(REGISTERED), np.log(seconds), 1)[0])
+        took = f"{seconds[-1]:.2f} / {seconds[0]:.2f} a round, exponent {exponent:.2f}"
+        what = f"{method} round, {many} registered / {few}"
+        table.append((what, seconds[-1] / seconds[0], "1.20", took))
+        mb = f"{memory[-1]:.0f} of {MOST} MB, {memory[0]:.0f} with {few}"
+        table.append((f"{method} memory, {many} registered", memory[-1] / MOST, "1.00", mb))
+    draw(found, figure)
+    return table
+
+
+def draw(found: dict[str, np.ndarray], file: Path) -> None:
+    """Seconds of a round, and memory, against the number of registered clients."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for at, label in enumerate(("seconds of a round", "peak memory in MB")):
+        axis = figure.add_subplot(1, 2, at + 1)
+        for method, values in found.items():
+            axis.plot(REGISTERED, values[:, at], marker="o", label=method)
+        axis.set(xscale="log", ylim=(0, None), xlabel="registered clients", ylabel=label)
+    axis.legend(frameon=False, ncols=2)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
