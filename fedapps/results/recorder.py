@@ -65,7 +65,8 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         if not again:
             folders.clear(folder)
-            (folder / PRIVACY).unlink(missing_ok=True)
+            if not self.config["resume"]:  # what lost rounds spent stays spent
+                (folder / PRIVACY).unlink(missing_ok=True)
             shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
         versions = {name: version(name) for name in LIBRARIES}
         versions |= {"python": platform.python_version(), "results": FORMAT}
