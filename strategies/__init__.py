@@ -24,6 +24,7 @@ _MODULES = {
     "PFedHN": "pfedhn",
     "PFedKM": "preference",
     "PFedMe": "pfedme",
+    "PeFLL": "pefll",
     "PersonalizedStrategy": "base",
     "Scaffold": "scaffold",
 }

@@ -143,7 +143,7 @@ def test_bad_settings_are_refused():
         ODPFLHN(training="one")
     with pytest.raises(ValueError, match="encoder-lr -1"):
         ODPFLHN(encoder_lr=-1.0)
-    with pytest.raises(ValueError, match="novel-rounds is 2, but odpfl-hn serves"):
+    with pytest.raises(ValueError, match="novel-rounds is 2, but a descriptor serves"):
         ODPFLHN(novel_rounds=2)
     with pytest.raises(ValueError, match="bound asks novel clients"):
         ODPFLHN(bound=True, descriptor_epsilon=1.0)

@@ -238,7 +238,7 @@ def test_noise_multiplier_is_calibrated_to_epsilon(mode):
     for _ in range(50):
         again.spend([Node(0, 0)])
     assert 2.49 < again.report()["dp-epsilon"] <= 2.5
-    with pytest.raises(ValueError, match="have spent ε = "):
+    with pytest.raises(ValueError, match="has spent ε = "):
         Privacy(dp=mode, spent=privacy.state(), **options | {"dp_epsilon": 1.5})
 
 
