@@ -5,11 +5,12 @@ v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples; y_j comes as one-hot cha
 inputs that are vectors) beside x_j. Departs from the paper: all training samples make the
 descriptor in training, too, where the authors' code takes one mini-batch (`encode_samples`)."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.models.encoders import Described, build_encoder
 from clients.models.head import head_of
 from clients.odpfl_hn import ODPFLHNClient
 from partitions.datasets import Info
@@ -39,7 +40,7 @@ class PeFLLClient(ODPFLHNClient):
         """The target network with φ; `descriptor_dim` 0 means 1 + ⌊n/4⌋ for n training clients."""
         dim = descriptor_dim or 1 + round(train_fraction * num_clients) // 4
         shape = (info.shape[0] + info.num_classes, *info.shape[1:])
-        return Described(model, build_encoder(encoder, model, shape, dim))
+        return super().build(model, replace(info, shape=shape), encoder=encoder, descriptor_dim=dim)
 
     def described(self) -> Samples:
         """Its training samples. Raises ValueError for a client that shows no label."""

@@ -5,9 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord
-from flwr.clientapp import ClientApp
-from tiny import NEEDS
+from flwr.app import ConfigRecord, MetricRecord
+from tiny import NEEDS, answering
 
 from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
@@ -108,16 +107,7 @@ def attacked(method, kinds):
             spoilt.append(action)
         return reply
 
-    def query(message: Message, context):
-        return handle(message, context)
-
-    client_app = ClientApp()
-    for register in (client_app.query, client_app.train, client_app.evaluate):
-        register()(query)
-    for exchange in METHODS[method].client.exchanges:
-        category, _, action = exchange.partition(".")
-        getattr(client_app, category)(action)(query)
-    return client_app, spoilt
+    return answering(method, handle), spoilt
 
 
 @pytest.mark.parametrize("method", METHODS)

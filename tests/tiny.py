@@ -4,12 +4,14 @@ import json
 
 import torch
 from flwr.app import Message
+from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays
 from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
+from fedapps.methods import METHODS
 from fedapps.serverapp import run
 from partitions.shares import Samples, Share
 from strategies.replies import Node, Update
@@ -53,6 +55,17 @@ def share(x, y, *, validation=None):
 def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
     """A reply of training client `client` on the node of the same id."""
     return Update(Node(client, client), arrays, n, metrics)
+
+
+def answering(method, handle):
+    """A ClientApp that lets `handle` answer every message of `method`."""
+    client_app = ClientApp()
+    for register in (client_app.query, client_app.train, client_app.evaluate):
+        register()(handle)
+    for exchange in METHODS[method].client.exchanges:
+        category, _, action = exchange.partition(".")
+        getattr(client_app, category)(action)(handle)
+    return client_app
 
 
 def federate(grid=InProcessGrid, **changes):

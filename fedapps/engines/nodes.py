@@ -33,9 +33,8 @@ class Hosts(Grid):
 
     def __init__(self, grid: Grid, num_clients: int, timeout: float) -> None:
         self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
-        self._homes: dict[
-            int, tuple[int, int | None]
-        ] = {}  # node and client by id; None: all of it
+        # Node and client by id; no client: it is all of the node.
+        self._homes: dict[int, tuple[int, int | None]] = {}
         self._met: set[int] = set()  # nodes that said who lives with them
         self._partitions = 0  # P, as most nodes told it when the first were asked
         self._ids = count(1)

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from flwr.clientapp import ClientApp
-from tiny import SMALL
+from tiny import SMALL, answering
 
 from clients.arrays import from_record, to_record
 from fedapps.bridge import answer
 from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
-from fedapps.methods import METHODS
 from fedapps.serverapp import run
 from strategies import magnitude
 
@@ -28,12 +26,7 @@ def go(method, rounds, poisoned=0):
             )
         return reply
 
-    client_app = ClientApp()
-    for register in (client_app.query, client_app.train, client_app.evaluate):
-        register()(handle)
-    for exchange in METHODS[method].client.exchanges:
-        category, _, action = exchange.partition(".")
-        getattr(client_app, category)(action)(handle)
+    client_app = answering(method, handle)
     result = run(InProcessGrid.simulation(client_app, config, 6), config, "in-process")
     return from_record(result.arrays), result.train_metrics_clientapp
 

@@ -38,7 +38,7 @@ def test_a_late_node_over_tls(folders, tmp_path):
     deployment = Deployment(**{**vars(deployment), "data": data})
     deployment.write()
     flwr, results = deployment.flwr(), tmp_path / "results"
-    log = lambda name: (deployment.folder / "log" / f"{name}.log").read_text()  # noqa: E731
+    log = deployment.folder / "log"
     own = deployment.folder / "keys" / "node-3"
     try:
         deployment.start([SUPERLINK, "node-0", "node-1", "node-2"])
@@ -47,7 +47,7 @@ def test_a_late_node_over_tls(folders, tmp_path):
         registered = own.read_bytes()
         make_node_key(own)
         deployment.start(["node-3"])
-        wait(lambda: not deployment.alive("node-3"), 60, lambda: log("node-3"))
+        wait(lambda: not deployment.alive("node-3"), 60, (log / "node-3.log").read_text)
         list(flwr.follow(number))  # until the run ends
         assert (flwr.status(number)[0], flwr.error(number)) == ("finished:completed", "")
 
