@@ -82,6 +82,9 @@ def run(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
     engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "ray",
     gpus_per_client: Annotated[float, typer.Option(help="Share of a GPU per client.")] = 0.0,
+    ray_address: Annotated[
+        str, typer.Option(help='Ray cluster to join, host:port; "auto": that of this machine.')
+    ] = "",
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
     from_: Annotated[
@@ -111,7 +114,9 @@ def run(
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
         if not 1 <= jobs <= MOST_JOBS:
             raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MOST_JOBS}]")
-        check_gpus(gpus_per_client)
+        if ray_address and engine != "ray":
+            raise ValueError(f"--ray-address is for --engine ray, not {engine}")
+        check_gpus(gpus_per_client, here=not ray_address)
         if resume is not None:
             if arguments or methods or seeds or from_ or bound or fresh:
                 raise ValueError("--resume goes on with runs as they are; it takes no settings")
@@ -144,6 +149,7 @@ def run(
                 engine,
                 parallel=jobs,
                 gpus_per_client=gpus_per_client,
+                ray_address=ray_address,
                 follow=display.follow,
             )
     except (RuntimeError, OSError) as error:
@@ -231,13 +237,14 @@ def check(config: Config) -> None:
         make_client(Context(0, 0, node, RecordDict(), config), method)
 
 
-def check_gpus(share: float) -> None:
-    """Raise ValueError for a share of a GPU that no client can have: Ray would wait for it."""
+def check_gpus(share: float, *, here: bool) -> None:
+    """Raise ValueError for a share of a GPU that no client can have, on this machine if it runs
+    `here`: Ray would wait for it."""
     from torch import cuda
 
     if not 0 <= share <= 64:
         raise ValueError(f"--gpus-per-client is {share}; it must lie in [0, 64]")
-    if share > (there := cuda.device_count()):
+    if here and share > (there := cuda.device_count()):
         raise ValueError(f"--gpus-per-client is {share}, but this machine has {there} GPUs")
 
 

@@ -6,16 +6,18 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.config import Config, Value, folder_name, variant
+from fedapps.engines.flwr import stage
 from fedapps.engines.superlink import SuperLink
 from partitions.datasets import own_path
 
@@ -91,9 +93,12 @@ def run_jobs(
     *,
     parallel: int = 1,
     gpus_per_client: float = 0.0,
+    ray_address: str = "",
     follow: Callable[[list[Job]], None],
 ) -> None:
     """Run every job that is not done; `follow` is called with them a few times a second.
+
+    `ray_address` is that of a Ray cluster ("": Ray is started on this machine).
 
     A job that fails keeps its error in one line; the others go on. Raises ValueError for an
     unknown engine, RuntimeError if the engine itself does not start."""
@@ -108,7 +113,7 @@ def run_jobs(
     if engine == "flower":
         _run_on_superlink(jobs, parallel, gpus_per_client, follow)
     elif engine == "ray" and parallel == 1:
-        _run_on_actors(jobs, gpus_per_client, follow)
+        _run_on_actors(jobs, gpus_per_client, ray_address, follow)
     elif engine == "ray":
         raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
     elif engine == "in-process" and parallel == 1:
@@ -154,9 +159,11 @@ def _run_here(
         follow(jobs)
 
 
-def _run_on_actors(jobs: list[Job], gpus: float, follow: Callable[[list[Job]], None]) -> None:
+def _run_on_actors(
+    jobs: list[Job], gpus: float, address: str, follow: Callable[[list[Job]], None]
+) -> None:
     """One job after the other, its clients side by side on Ray actors."""
-    with _ray():
+    with _ray(address):
         from fedapps.engines.grid import simulated
         from fedapps.engines.ray_grid import Actors, RayGrid
         from fedapps.serverapp import run
@@ -171,24 +178,26 @@ def _run_on_actors(jobs: list[Job], gpus: float, follow: Callable[[list[Job]], N
 
 
 @contextmanager
-def _ray() -> Iterator[None]:
-    """Ray on this machine alone, with its cores."""
+def _ray(address: str = "") -> Iterator[None]:
+    """Ray on this machine alone, with its cores; or the cluster at `address`, to whose machines
+    the package travels."""
     # Read when ray is imported. Under `uv run` workers would build an environment of their own.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes its time
     import ray
 
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    try:
+    with ExitStack() as stack:
+        where: dict[str, Any] = {"address": "local", "include_dashboard": False}
+        if address:
+            app = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "app"
+            stage(app)
+            found = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+            where = {"address": address}
+            where["runtime_env"] = {"working_dir": str(app), "env_vars": found}
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
+        stack.callback(ray.shutdown)
         yield
-    finally:
-        ray.shutdown()
 
 
 def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job]], None]) -> None:

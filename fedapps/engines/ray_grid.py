@@ -3,7 +3,8 @@
 Arrays that several messages share go into Ray's object store once an exchange. Work goes to idle
 actors in small batches, the longest first. A client stays with the actor that holds its state,
 unless another one is idle; a copy of every state lies in the object store, so that an actor may
-take a client over, and a new one replace an actor that died."""
+take a client over, and a new one replace an actor that died, also with its machine: copies of
+states lie on the driver's."""
 
 import time
 from collections import Counter
@@ -52,9 +53,10 @@ class Actor:
         self.client_app = load()
         self.records: dict[ray.ObjectRef, ArrayRecord] = {}  # shared ones of this exchange
 
-    def begin(self, run_config: UserConfig, node_configs: Sequence[UserConfig]) -> None:
-        """A new run, in which no client has a state."""
+    def begin(self, run_config: UserConfig, node_configs: Sequence[UserConfig]) -> str:
+        """A new run, in which no client has a state. Returns the machine's id in Ray."""
         self.grid = InProcessGrid(self.client_app, run_config, node_configs)
+        return _machine()
 
     def answer(self, batch: list[Task]) -> tuple[list[Answer], dict[int, RecordDict]]:
         """Answers, and the states of the clients that were asked to train."""
@@ -120,14 +122,17 @@ class RayGrid(LocalGrid):
         super().__init__(node_configs)
         self._actors = actors
         self._run_of = (ray.put(dict(run_config)), ray.put(list(node_configs)))
-        for actor in actors.all:
-            actor.begin.remote(*self._run_of)
+        self._starting = {actor.begin.remote(*self._run_of): actor for actor in actors.all}
+        self._failed_starts = 0  # since one began
+        self._machines: dict[Any, str] = {}  # of the actors that have begun
         self._home: dict[int, Any] = {}  # the actor that holds a node's state
         self._states: dict[int, ray.ObjectRef] = {}  # {node: state, …} by node
         self._seconds: dict[tuple[int, str], float] = {}  # that a node's last answer took
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
-        """Replies as they come; an actor that has not answered in time is replaced."""
+        """Replies as they come; an actor that has not answered in time is replaced.
+
+        Raises RuntimeError if actors do not start."""
         deadline = time.monotonic() + (1e9 if timeout is None else timeout)
         queue = sorted(self._tasks(messages), key=self._expected, reverse=True)
         size, ahead = max(1, len(queue) // (4 * len(self._actors.all))), AHEAD
@@ -136,21 +141,24 @@ class RayGrid(LocalGrid):
         replies: list[Message] = []
         while queue or running:
             busy = Counter(id(actor) for actor, _, _ in running.values())
-            for actor in self._actors.all:
+            for actor in self._machines:
                 while queue and busy[id(actor)] < ahead:
                     batch = self._choose(actor, queue, size)
                     answers, states = actor.answer.options(num_returns=2).remote(batch)
                     running[answers] = (actor, batch, states)
                     busy[id(actor)] += 1
             left = max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait(list(running), timeout=left)
+            ready, _ = ray.wait([*running, *self._starting], timeout=left)
+            if ready and ready[0] in self._starting:
+                self._begin(ready[0])
+                continue
             if not ready:
                 for actor in {id(actor): actor for actor, _, _ in running.values()}.values():
                     self._replace(actor)
                 break
             try:
                 done = ray.get(ready[0])
-            except ray.exceptions.RayActorError:
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
                 dead = running[ready[0]][0]
                 lost = [ref for ref, (actor, _, _) in running.items() if actor is dead]
                 self._replace(dead)
@@ -195,6 +203,8 @@ class RayGrid(LocalGrid):
         self, actor: Any, batch: list[Task], answers: list[Answer], states: ray.ObjectRef
     ) -> None:
         """Where the batch's clients live now, and how long their answers took."""
+        if self._machines[actor] != _machine():
+            states = ray.put(ray.get(states))
         for task, one in zip(batch, answers, strict=True):
             kind = task.message.metadata.message_type
             self._seconds[task.node, kind] = one.seconds
@@ -207,7 +217,29 @@ class RayGrid(LocalGrid):
         """Seconds that the answer may take: as long as the last one of its kind."""
         return self._seconds.get((task.node, task.message.metadata.message_type), 0.0)
 
+    def _begin(self, started: ray.ObjectRef) -> None:
+        """From now on an actor gets work; another one is tried if it has not started.
+
+        One that finds no core to run on, its machine being gone, waits and holds nobody up."""
+        actor = self._starting.pop(started)
+        try:
+            self._machines[actor] = ray.get(started)
+            self._failed_starts = 0
+        except ray.exceptions.RayActorError as error:
+            self._failed_starts += 1
+            if self._failed_starts > TRIES * len(self._actors.all):
+                reason = str(error).strip().splitlines()[-1]
+                raise RuntimeError(f"Ray's actors do not start: {reason}") from error
+            self._replace(actor)
+
     def _replace(self, dead: Any) -> None:
         """A new actor for a dead one; its clients' states come from the store."""
-        self._actors.replace(dead).begin.remote(*self._run_of)
+        self._machines.pop(dead, None)
+        new = self._actors.replace(dead)
+        self._starting[new.begin.remote(*self._run_of)] = new
         self._home = {node: actor for node, actor in self._home.items() if actor is not dead}
+
+
+def _machine() -> str:
+    """The id that Ray gives to the machine of this process."""
+    return str(ray.get_runtime_context().get_node_id())
