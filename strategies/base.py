@@ -445,12 +445,12 @@ class PersonalizedStrategy(Strategy):
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
         self.now.evaluated = True
+        self.now.dropped = Counter()
         self._take(arrays)
         if self.privacy is not None:
             if self.privacy.covers == EVERYTHING:
                 return []  # a score that no noise covers stays on its client
             self.privacy.admit("scores of evaluations")
-        self.now.dropped = Counter()
         self._meet()
         nodes = [n for n in self.nodes if self.evaluate_novel or not n.novel]
         nodes = self._draw("evaluate", nodes, self.fraction_evaluate)
@@ -472,7 +472,7 @@ class PersonalizedStrategy(Strategy):
             if self.bound:
                 self._add_distance(metrics)
             self.now.report["evaluation"] = dict(metrics)
-            if self.now.sent and self.now.dropped:
+            if self.now.dropped:
                 self.now.report["evaluation-dropped"] = dict(self.now.dropped)
             self.evaluation = told
             if self.privacy is not None:

@@ -264,6 +264,22 @@ def test_exchange_within_a_round_reaches_named_actions():
     Doubling().start(grid(client_app), to_record(START), num_rounds=1)
 
 
+def test_who_fails_before_an_evaluation_is_counted_with_it():
+    """All four nodes, so that nobody is left to be evaluated."""
+
+    class Asking(FedAvg):
+        def personalize(self, arrays, nodes):
+            asked = self.exchange("query.unknown", {n: {} for n in nodes})
+            return {update.node: arrays for update in asked}
+
+        def broadcast(self, arrays, nodes):
+            return dict.fromkeys(nodes, arrays)
+
+    reports = []
+    Asking(on_round=reports.append).start(grid(plus(1)), to_record(START), num_rounds=1)
+    assert (reports[0]["dropped"], reports[0]["evaluation-dropped"]) == ({}, {"error": 4})
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
