@@ -16,8 +16,16 @@ from fedapps.serverapp import run
 from partitions.shares import Samples, Share
 from strategies.replies import Node, Update
 
+# Hypernetworks and passes over the public set cost most of a small run.
+WEE = {
+    **{f"{method}.hidden-dim": 8 for method in ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")},
+    **{f"pfl-{which}.hidden-dim": 8 for which in ("sampled", "nearest", "ensemble")},
+    **{f"{method}.novel-digest-epochs": 2 for method in ("fedmd", "heterotent", "heterofedtta")},
+}
+
 # Six clients of the embedded digits, two rounds, every one evaluated.
-SMALL = defaults() | {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
+SMALL = defaults() | WEE
+SMALL |= {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 
 # What some methods need: data of their own, and less work; layers of a kind.
 TASTES = {
@@ -28,6 +36,8 @@ TASTES = {
 }
 NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)
 NEEDS["fedbn"] = {"model": "convnet-bn"}
+PUBLIC = {"partition.public-samples": 60}
+NEEDS |= dict.fromkeys(("fedmd", "heterotent", "heterofedtta"), PUBLIC)
 
 
 class Watched(InProcessGrid):

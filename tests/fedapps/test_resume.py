@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import NEEDS, left
+from tiny import NEEDS, WEE, left
 
 from fedapps.clientapp import app
 from fedapps.config import defaults
@@ -21,7 +21,7 @@ from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from strategies.base import PersonalizedStrategy
 
-SMALL = defaults() | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
+SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
 TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
 ADAM = {"odpfl-hn.server-optimizer": "adam", "odpfl-hn.server-lr": 0.001}

@@ -1,9 +1,13 @@
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.signal import freqz
 from sklearn.linear_model import LogisticRegression
 
-from partitions.datasets import load
+from partitions import datasets
+from partitions.datasets import DATASETS, load
 from partitions.voices import RATE, SETS, generate, resonance, spectrogram, text, voices
 
 
@@ -73,7 +77,11 @@ def test_sizes_must_divide_the_spectrogram():
 
 def test_small_set_is_registered_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path))
+    info = DATASETS["voices-small"]
+    assert info.make.args == (40, 75, 20, 60)  # bins, frames, voices, utterances
+    monkeypatch.setitem(DATASETS, info.name, replace(info, make=partial(generate, 40, 75, 20, 1)))
     data = load("voices-small")
-    assert data.x.shape == (1200, 1, 40, 75)
-    assert data.info.num_classes == 20
+    assert data.x.shape == (20, 1, 40, 75)
+    assert data.y.tolist() == list(range(20))
     assert any(tmp_path.iterdir())
+    datasets._load.cache_clear()
