@@ -22,6 +22,7 @@ from fedapps.results.models import descriptors, label_shares
 from typer.testing import CliRunner  # isort: skip
 
 TINY = {"num-clients": 6, "local-steps": 2, "rounds": 2, "evaluate-every": 1}
+TINY |= {f"{method}.hidden-dim": 8 for method in ("pfedhn", "pfedhn-pc", "odpfl-hn")}
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def test_spread_by_hand():
 
 GROUPS = {"partition": "rotated", "partition.samples": 240, "partition.angles": "0,90,180,270"}
 GROUPS |= {"num-clients": 12, "train-fraction": 0.67, "fraction-train": 0.5, "rounds": 1}
-GROUPS |= {"method": "odpfl-hn", "model": "convnet-small"}
+GROUPS |= {"method": "odpfl-hn", "model": "convnet-small", "odpfl-hn.hidden-dim": 100}
 
 
 def first_spread(folder, **settings):

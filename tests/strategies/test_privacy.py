@@ -8,6 +8,7 @@ from scipy import stats
 
 from clients.arrays import from_record, to_record
 from clients.privacy import NOISE, SystemGenerator, clipped, generator, noised, private
+from strategies import accountant
 from strategies.accountant import central_epsilon, local_epsilon
 from strategies.privacy import Privacy
 from strategies.replies import Node, Update
@@ -228,14 +229,17 @@ def test_local_budget_is_that_of_the_user_who_was_asked_most_often():
 
 
 @pytest.mark.parametrize("mode", ["local", "central"])
-def test_noise_multiplier_is_calibrated_to_epsilon(mode):
-    options = {"dp_epsilon": 2.0, "fraction_train": 0.1, "rounds": 50}
+def test_noise_multiplier_is_calibrated_to_epsilon(mode, monkeypatch):
+    """Over 20 rounds, and over 20 more; losses are discretised coarsely, for speed."""
+    monkeypatch.setattr(accountant, "FINE", 1e-2)
+    monkeypatch.setattr(accountant, "COARSE", 1e-2)
+    options = {"dp_epsilon": 2.0, "fraction_train": 0.1, "rounds": 20}
     privacy = Privacy(dp=mode, **options)
-    for _ in range(50):
+    for _ in range(20):
         privacy.spend([Node(0, 0)])
     assert 1.99 < privacy.report()["dp-epsilon"] <= 2.0
     again = Privacy(dp=mode, spent=privacy.state(), **options | {"dp_epsilon": 2.5})
-    for _ in range(50):
+    for _ in range(20):
         again.spend([Node(0, 0)])
     assert 2.49 < again.report()["dp-epsilon"] <= 2.5
     with pytest.raises(ValueError, match="has spent ε = "):
