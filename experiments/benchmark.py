@@ -2,7 +2,8 @@
 
 FedAvg, in process and on Ray, over hand-written loops of the same steps on the same data with
 one thread each; FedTTA's step and ODPFL-HN's round over FedAvg's; FedEmbed with many users; start
-and memory of the data; rounds among 10 000 registered clients. Ratios hold on any machine. Needs
+and memory of the data; rounds among 10 000 registered clients;
+other simulators. Ratios hold on any machine. Needs
 MNIST (FEDAPPS_DATA_DIR)."""
 
 import logging
@@ -22,7 +23,14 @@ from torch.nn import functional as F
 import partitions
 from clients.models import build_model
 from clients.sgd import batches
-from experiments import bench_clients, bench_data, bench_fedembed, bench_fedtta, bench_odpfl
+from experiments import (
+    bench_clients,
+    bench_data,
+    bench_fedembed,
+    bench_fedtta,
+    bench_odpfl,
+    bench_peers,
+)
 from fedapps.config import Config, defaults
 from fedapps.engines.jobs import make_jobs, run_jobs
 
@@ -139,6 +147,7 @@ MEASURES = {
     "fedembed": bench_fedembed.rows,
     "data": bench_data.rows,
     "clients": bench_clients.rows,
+    "peers": bench_peers.rows,
 }
 
 

@@ -117,7 +117,7 @@ class Federation:
         if isinstance(rule, RowsPartitioner):
             dealt = [rows[rule.rows(i)] for i in clients]
             return Deal(dealt, public, rule.pooled, [rule.attributes(i) for i in clients])
-        dealt = [np.asarray(rule.load_partition(i)["row"]) for i in clients]
+        dealt = [rule.load_partition(i).with_format("numpy")[:]["row"] for i in clients]
         return Deal(dealt, public, False, [{} for _ in clients])
 
     def _check_sizes(self, name: str, sparse: bool) -> None:

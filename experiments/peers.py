@@ -1,0 +1,296 @@
+"""FedAvg in other simulators, as a person who reads their pages sets it up:
+``python -m experiments.peers NAME``, which prints seconds of every round as JSON.
+
+The work is the same everywhere: MNIST dealt in shards to 100 clients, ten of them train in a round,
+one pass over their samples, SGD; no evaluation, one thread. The simulators are no dependencies of
+this package: `experiments.bench_peers` runs each in an environment of its own."""
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import partitions
+from clients.models import build_model
+from fedapps.config import Config, defaults
+
+CLIENTS, SAMPLED, LR, ROUNDS = 100, 10, 0.1, 3
+WORKS = (("mlp", 64), ("mlp", 10), ("convnet", 64), ("convnet", 10))  # networks, batch sizes
+Work = tuple[str, int]
+Shares = list[tuple[Tensor, Tensor]]  # x (n, 1, 28, 28), y (n,) of every client
+
+
+def protocol(work: Work) -> Config:
+    """The work as a configuration of ours."""
+    model, batch = work
+    return defaults() | {
+        "method": "fedavg",
+        "dataset": "mnist",
+        "partition": "shards",
+        "num-clients": CLIENTS,
+        "train-fraction": 1.0,
+        "fraction-train": SAMPLED / CLIENTS,
+        "rounds": ROUNDS,
+        "local-epochs": 1,
+        "batch-size": batch,
+        "lr": LR,
+        "model": model,
+        "evaluate-every": 10**6,
+        "checkpoint-every": 0,
+    }
+
+
+def network(work: Work) -> nn.Module:
+    """The network that is trained, freshly initialised."""
+    return build_model(work[0], (1, 28, 28), 10, 0)
+
+
+def between(starts: list[float]) -> list[float]:
+    """Seconds from each moment to the next."""
+    return np.diff(starts).tolist()
+
+
+def loop(work: Work, shares: Shares) -> list[float]:
+    """FedAvg as one writes it by hand: tensors in memory, a loop, a mean."""
+    model = network(work)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    server = [p.detach().clone() for p in model.parameters()]
+    clock = [time.perf_counter()]
+    for _ in range(ROUNDS):
+        total = [torch.zeros_like(p) for p in server]
+        for x, y in random.sample(shares, SAMPLED):
+            with torch.no_grad():
+                for p, w in zip(model.parameters(), server, strict=True):
+                    p.copy_(w)
+            for rows in torch.randperm(len(y)).split(work[1]):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for one, p in zip(total, model.parameters(), strict=True):
+                    one.add_(p, alpha=1 / SAMPLED)
+        server = total
+        clock.append(time.perf_counter())
+    return between(clock)
+
+
+def ours(engine: str) -> Callable[[Work, Shares], list[float]]:
+    """This package on one of its engines, by its own clock."""
+
+    def measured(work: Work, shares: Shares) -> list[float]:
+        from fedapps.engines.jobs import make_jobs, run_jobs
+
+        reports: list[dict[str, Any]] = []
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = make_jobs(protocol(work), ["fedavg"], [0], Path(folder))
+            run_jobs(
+                jobs, engine, follow=lambda jobs: reports.extend(r for j in jobs for r in j.news())
+            )
+            if jobs[0].error:
+                raise RuntimeError(jobs[0].error)
+        return [
+            sum(s for phase, s in report["phases"].items() if phase != "evaluate")
+            for report in reports
+        ]
+
+    return measured
+
+
+def flower(work: Work, shares: Shares) -> list[float]:
+    """Flower's FedAvg on Flower's simulation engine; data in memory, a DataLoader a client."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client, server, clock = ClientApp(), ServerApp(), Path(tempfile.mkstemp()[1])
+
+    @client.train()
+    def train(message: Message, context: Any) -> Message:
+        torch.set_num_threads(1)
+        number = int(context.node_config["partition-id"])
+        x, y = partitions.federation(protocol(work)).share(number).train[:]
+        model = network(work)
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        for one, label in DataLoader(TensorDataset(x, y), work[1], shuffle=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(one), label).backward()
+            optimizer.step()
+        told = MetricRecord({"num-examples": len(y)})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told})
+        return Message(content, reply_to=message)
+
+    class Timed(FedAvg):
+        def configure_train(self, *arguments: Any) -> Any:
+            with clock.open("a") as file:
+                file.write(f"{time.perf_counter()}\n")
+            return super().configure_train(*arguments)
+
+    @server.main()
+    def main(grid: Any, context: Any) -> None:
+        strategy = Timed(
+            fraction_train=SAMPLED / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS
+        )
+        arrays = ArrayRecord(network(work).state_dict())
+        strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS + 1)
+
+    run_simulation(
+        server,
+        client,
+        num_supernodes=CLIENTS,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
+    starts = [float(line) for line in clock.read_text("utf-8").split()]
+    clock.unlink()
+    return between(starts)
+
+
+def fluke(work: Work, shares: Shares) -> list[float]:
+    """fluke's FedAVG: FastDataLoader a client, no evaluation."""
+    from fluke import DDict, FlukeENV
+    from fluke.algorithms.fedavg import FedAVG
+    from fluke.data import FastDataLoader
+    from fluke.utils import FederationObserver
+
+    FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+    loaders = [
+        FastDataLoader(x, y, num_labels=10, batch_size=work[1], shuffle=True) for x, y in shares
+    ]
+    splitter = SimpleNamespace(assign=lambda n, batch: ((loaders, [None] * n), None))
+    client = DDict(
+        batch_size=work[1],
+        local_epochs=1,
+        loss=nn.CrossEntropyLoss,
+        optimizer=DDict(name="SGD", lr=LR),
+        scheduler=DDict(name="StepLR", step_size=1, gamma=1.0),
+    )
+    hyper = DDict(client=client, server=DDict(), model=network(work))
+    algorithm = FedAVG(CLIENTS, splitter, hyper)
+    clock: list[float] = []
+
+    class Clock(FederationObserver):
+        def start_round(self, round: int, global_model: Any) -> None:
+            clock.append(time.perf_counter())
+
+        def end_round(self, round: int) -> None:
+            clock.append(time.perf_counter())
+
+    algorithm.set_callbacks([Clock()])
+    algorithm.run(ROUNDS, SAMPLED / CLIENTS, finalize=False)
+    return [end - start for start, end in zip(clock[::2], clock[1::2], strict=True)]
+
+
+def fedlab(work: Work, shares: Shares) -> list[float]:
+    """FedLab's standalone pipeline: its serial trainer, a DataLoader a client."""
+    from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
+    from fedlab.core.standalone import StandalonePipeline
+
+    def loader(client: int, batch: int) -> DataLoader:
+        return DataLoader(TensorDataset(*shares[client]), batch, shuffle=True)
+
+    clock: list[float] = []
+
+    class Timed(StandalonePipeline):
+        def evaluate(self) -> None:
+            clock.append(time.perf_counter())
+
+    trainer = FedAvgSerialClientTrainer(network(work), CLIENTS)
+    trainer.setup_dataset(SimpleNamespace(get_dataloader=loader))
+    trainer.setup_optim(1, work[1], LR)
+    clock.append(time.perf_counter())
+    Timed(FedAvgServerHandler(network(work), ROUNDS, SAMPLED / CLIENTS), trainer).main()
+    return between(clock)
+
+
+def pfl(work: Work, shares: Shares) -> list[float]:
+    """pfl-research: its FederatedAveraging on its simulated backend, users' data as tensors."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(work)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x)
+            return out
+
+        def loss(self, x: Tensor, y: Tensor, eval: bool = False) -> Tensor:
+            return F.cross_entropy(self(x), y)
+
+        def metrics(self, x: Tensor, y: Tensor, eval: bool = False) -> dict[str, Any]:
+            return {}
+
+    clock: list[float] = [time.perf_counter()]
+
+    class Clock(TrainingProcessCallback):
+        def after_central_iteration(self, *arguments: Any, **named: Any) -> tuple[bool, Metrics]:
+            clock.append(time.perf_counter())
+            return False, Metrics()
+
+    users = list(range(CLIENTS))
+    dataset = FederatedDataset(
+        lambda user: Dataset(raw_data=list(shares[user]), user_id=user),
+        get_user_sampler("random", users),
+    )
+    net = Net()
+    model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
+    FederatedAveraging().run(
+        NNAlgorithmParams(ROUNDS, 10**6, SAMPLED, 0),
+        SimulatedBackend(dataset, dataset),
+        model,
+        NNTrainHyperParams(local_batch_size=work[1], local_num_epochs=1, local_learning_rate=LR),
+        callbacks=[Clock()],
+    )
+    return between(clock)
+
+
+CONTESTANTS: dict[str, Callable[[Work, Shares], list[float]]] = {
+    "hand-written loop": loop,
+    "fedapps, in process": ours("in-process"),
+    "fedapps, ray": ours("ray"),
+    "fedapps, flower": ours("flower"),
+    "Flower": flower,
+    "fluke": fluke,
+    "FedLab": fedlab,
+    "pfl-research": pfl,
+}
+
+
+def data(work: Work) -> Shares:
+    """Every client's training samples."""
+    federation = partitions.federation(protocol(work))
+    return [federation.share(i).train[:] for i in range(CLIENTS)]
+
+
+def main(name: str) -> None:
+    """Measure one contestant on every work, in this process."""
+    torch.set_num_threads(1)
+    seconds = [CONTESTANTS[name](work, data(work)) for work in WORKS]
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
