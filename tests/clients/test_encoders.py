@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.models import build_model
-from clients.models.encoders import ENCODERS, MeanMax, build_encoder
+from clients.models.encoders import ENCODERS, AttentionBlock, MeanMax, build_encoder
 
 IMAGES = ("lenet", (1, 16, 16)), ("convnet", (3, 8, 8))
 FEATURES = ("mlp", (1, 8, 8)), ("mlp", (7,))
@@ -103,3 +103,28 @@ def test_bad_settings_name_the_choices():
         build_encoder("dss2", target, (7,), 4)
     with pytest.raises(ValueError, match="at least 1"):
         build_encoder("ds", target, (7,), 0)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("model", "shape"), [IMAGES[0], FEATURES[1]])
+def test_a_set_and_its_double_are_described_alike(name, model, shape):
+    """Everything is pooled by means, maxima or attention, and nothing by sums."""
+    encoder, x = make(name, model, shape), torch.rand(3, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(torch.cat([x, x])), encoder(x), rtol=1e-9, atol=1e-11)
+
+
+def test_an_attention_block_adds_what_it_finds_to_what_it_is_given():
+    """MAB: with attention 0 and rFF = ReLU(−2h + 3), x = 1 becomes h = 1, then 1 + 1 = 2; x = 4
+    becomes 4 + 0. With attention at a constant 0.5 (its output's bias), x = 1 becomes h = 1.5 and
+    stays, since −2·1.5 + 3 = 0."""
+    block = AttentionBlock(2, 1)
+    with torch.no_grad():
+        block.fc.weight.copy_(-2 * torch.eye(2))
+        block.fc.bias.fill_(3.0)
+        block.attention.out_proj.weight.zero_()
+        block.attention.out_proj.bias.zero_()
+        x, y = torch.tensor([[1.0, 4.0]]), torch.rand(3, 2)
+        assert block(x, y).tolist() == [[2.0, 4.0]]
+        block.attention.out_proj.bias.fill_(0.5)
+        assert block(x, y).tolist() == [[1.5, 4.5]]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -196,6 +198,101 @@ def test_som_reply_by_hand():
     overlap, _ = one.assign({"old": nodes, "new": nodes[::-1]}, {})
     assert overlap["overlap"].tolist() == [[0, 0], [1, 0]]
     assert int(one.state["head"]) == 0
+
+
+def test_a_local_pass_trains_the_head_of_the_last_assignment():
+    """Head 6, neither the true sub-population's nor the first."""
+    one = client(number=5)
+    one.state["head"] = np.array(6)
+    shared = {n: a for n, a in one.initial.items() if not one.is_personal(n)}
+    reply, _, _ = one.train(shared, {"server-round": 1})
+    changed = {n for n, a in reply.items() if n.startswith("heads.") and (a != shared[n]).any()}
+    assert changed == head("heads.6")
+    assert one.share.attributes["sub-population"] not in (0, 6)
+
+
+def test_who_is_scored_takes_the_nearest_centers_head():
+    """v = 0 and centers at distances √8·(3, 1, 2) of the heads 7, 2, 5: the second one's, head 2,
+    whichever the last assignment was; with `type` the true one's."""
+    told = {"centers": np.array([[3.0], [1.0], [2.0]]) * np.ones(DIM), "heads": np.array([7, 2, 5])}
+    arrays = {f"assignment/{name}": a for name, a in told.items()}
+    for assignment, expected in (("prototype", 2), ("som", 2), ("type", None)):
+        one = client(number=5, assignment=assignment)
+        one.state |= {"personal/embedding": np.zeros(DIM, np.float32), "head": np.array(7)}
+        shared = {n: a for n, a in one.initial.items() if not one.is_personal(n)}
+        one.receive(shared | (arrays if expected else {}), {})
+        assert one.k == (expected or one.share.attributes["sub-population"])
+
+
+def test_an_assignment_takes_the_nearest_centers_head():
+    """v = 0 is nearest to the second center, of head 2; without a center of its own type positives
+    pull it nowhere. Who clusters by a map is never pulled."""
+    centers = (np.array([[3.0], [1.0], [2.0]]) * np.ones(DIM)).astype(np.float32)
+    for assignment, heads in (("prototype", [7, 2, 5]), ("som", [7, 2, 3])):
+        one = client(assignment=assignment)
+        assert one.share.attributes["sub-population"] == 3
+        one.state["personal/embedding"] = np.zeros(DIM, np.float32)
+        one.assign({"centers": centers, "heads": np.array(heads)}, {"server-round": 1})
+        assert int(one.state["head"]) == 2
+        assert not one.state["personal/embedding"].any()
+
+
+def test_every_positive_sample_pulls_once_and_from_another_types_prototype():
+    """Half of the 20 samples are positive; of two prototypes one is the user's own type's, so each
+    of ten steps is −η·2(p_n − p_k) = −0.01·2·((1, …) − (4, …)) = 0.06 in every entry."""
+    one = client(triplet_lr=0.01, margin=1e6)
+    assert one.share.attributes["sub-population"] == 3
+    v = one.embedding().copy()
+    centers = (np.array([[1.0], [4.0]]) * np.ones(DIM)).astype(np.float32)
+    one.assign({"centers": centers, "heads": np.array([8, 3])}, {"server-round": 1})
+    assert one.embedding() - v == pytest.approx([0.6] * DIM, rel=1e-4)
+
+
+def test_a_novel_user_does_not_volunteer():
+    one = client()
+    assert one.properties()["prototype"] == 3
+    one.share = replace(one.share, novel=True)
+    assert "prototype" not in one.properties()
+
+
+def test_a_pass_tells_the_loss_of_the_users_head_and_learns_the_samples_types():
+    """One step over all 20 samples: what is told is head 6's cross entropy before it."""
+    one = client(local_epochs=0, local_steps=1, batch_size=20)
+    one.state["head"] = np.array(6)
+    shared = {n: a for n, a in one.initial.items() if not one.is_personal(n)}
+    seen, losses = [], one.losses
+
+    def watched(x, y, types):
+        found = losses(x, y, types)
+        seen.append((types.tolist(), found["head"].item()))
+        return found
+
+    one.losses = watched
+    _, _, metrics = one.train(shared, {"server-round": 1})
+    ((types, loss),) = seen
+    assert sorted(types) == sorted(one.share.train.types(slice(None)).tolist())
+    assert metrics["loss"] == pytest.approx(loss)
+
+
+def test_predictions_and_the_served_network_are_of_the_users_head():
+    one = client()
+    one.load({})
+    one.k, x = 2, one.share.train[:][0]
+    with torch.no_grad():
+        each = [one.model(x, k) for k in range(3)]
+        assert torch.equal(one.predict(x), each[2])
+        assert torch.allclose(one.personal_model(x)(x), each[2])
+    assert not torch.allclose(each[2], each[0])
+
+
+def test_weight_decay_is_in_adams_gradient():
+    """g + λw with λ = 10⁶ has the sign of w: Adam's first step is −lr · sign(w)."""
+    one = client(GlobalClient, local_epochs=0, local_steps=1, lr=0.01, weight_decay=1e6)
+    reply, _, _ = one.train(dict(one.initial), {"server-round": 1})
+    w = one.initial["heads.0.weight"]
+    large = np.abs(w) > 1e-3
+    change = (reply["heads.0.weight"] - w)[large]
+    assert change == pytest.approx(-0.01 * np.sign(w[large]), rel=1e-3)
 
 
 def test_volunteers_are_the_first_users_of_each_sub_population():

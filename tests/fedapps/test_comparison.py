@@ -208,3 +208,16 @@ def test_bad_options_are_refused(tmp_path):
     assert "'html'; known: rich" in table(tmp_path, "--format", "html", code=2).stderr
     assert "'first'; known: best" in table(tmp_path, "--round", "first", code=2).stderr
     assert "no method 'fedavg'" in table(tmp_path, "--against", "fedavg", code=2).stderr
+
+
+def test_accuracy_on_test_samples_is_not_that_on_validation(tmp_path):
+    """Validation 80 %, test 60 %: each score has a line of its own."""
+    folder = leave(tmp_path, "pfedhn", 0, [0.8, 0.8])
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["train"] = {"accuracy": 0.8, "test_accuracy": 0.6, "clients": 2}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    found = lines(tmp_path)[0]
+    assert {score: line.mean for (score, _), line in found.items() if score != "novel"} == {
+        "train": pytest.approx(80),
+        "test": pytest.approx(60),
+    }

@@ -93,3 +93,12 @@ def test_the_clients_risk_is_the_loss_of_what_was_sent():
     reply, n, metrics = client.train(zeros, {})
     assert metrics["risk"] == pytest.approx(math.log(4))
     assert n == 6 and np.abs(reply["weight"]).max() > 0
+
+
+def test_clients_of_no_weight_leave_the_model_as_it_is():
+    """λ = (0, 0, 1) and the first two were sampled: no mean of theirs is taken."""
+    strategy = make(0.0, clients=3)
+    strategy.mixture = {0: 0.0, 1: 0.0, 2: 1.0}
+    replies = [update(i, {"w": np.array([9.0])}, risk=1.0) for i in (0, 1)]
+    assert strategy.aggregate({"w": np.array([4.0])}, replies)["w"].tolist() == [4.0]
+    assert strategy.mixture == {0: 0.0, 1: 0.0, 2: 1.0}

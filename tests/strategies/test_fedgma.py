@@ -35,3 +35,10 @@ def test_without_threshold_it_is_fedavg_with_server_lr():
 def test_settings_out_of_range(setting, word):
     with pytest.raises(ValueError, match=word):
         FedGMA(**setting)
+
+
+def test_an_agreement_of_just_the_threshold_is_enough():
+    """Signs (1, 1, 1, −1): A = ½ = τ, so the mask is 1 and w moves by the whole mean, 1."""
+    replies = [update(i, {"w": np.array([3.0 + d])}) for i, d in enumerate([2, 2, 1, -1])]
+    after = FedGMA(server_lr=1.0, agreement=0.5).aggregate({"w": np.array([3.0])}, replies)
+    assert after["w"].tolist() == [4.0]

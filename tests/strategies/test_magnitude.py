@@ -30,3 +30,12 @@ def test_scaling_by_hand():
     near = scaled(arrays, {"w": np.array([1], np.float32), "d": np.zeros(3)}, 0.25)
     assert {name: a.tolist() for name, a in near.items()} == {"w": [2.0], "d": [2.0], "n": 2}
     assert [a.dtype for a in near.values()] == [a.dtype for a in arrays.values()]
+
+
+def test_an_absurd_distance_is_not_what_is_usual():
+    """Of 2, 3 and 1e10 the first two are remembered: 1e12, told again and again, stays absurd,
+    where with the absurd ones the median of 2, 3, 1e10, 1e12, 1e12 would be 1e10."""
+    magnitudes = Magnitudes()
+    for told in ([2.0, 1e10, 3.0], [1e12], [1e12]):
+        assert magnitudes.limit("train", told) == 3000.0
+    assert magnitudes.state() == {"train": [2.0, 3.0]}

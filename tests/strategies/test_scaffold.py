@@ -122,3 +122,10 @@ def test_c_i_survives_rounds_without_its_client():
 def test_settings_that_option_ii_excludes(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         ScaffoldClient(nn.Linear(1, 1), share(torch.ones(1, 1), torch.zeros(1)), **setting)
+
+
+def test_who_only_predicts_gets_no_control_variates():
+    strategy, node = Scaffold(), Node(0, 0)
+    arrays = strategy.initialize({"w": one(2)})
+    assert strategy.personalize(arrays, [node]) == {node: {"w": one(2)}}
+    assert strategy.broadcast(arrays, [node])[node].keys() == {"w", "control/w"}
