@@ -69,6 +69,19 @@ def test_loss_where_the_two_gaussians_differ():
     assert client.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_norm_is_that_of_the_sample():
+    """m = 0 and s = 1 in 100 dimensions, z drawn as (2, …): ‖z‖² = 400, where ‖m‖² = 0."""
+    client, x, y = make(l2r=0.01, cmi=0.0)
+    net = client.network
+    with torch.no_grad():
+        net.representation.weight.zero_()
+        net.representation.bias.zero_()
+        net.head.weight.zero_()
+        net.head.bias.zero_()
+    net.sample = lambda mean, scale: mean + 2
+    assert client.loss(x, y).item() == pytest.approx(math.log(2) + 4)
+
+
 def test_samples_in_training_and_the_mean_in_evaluation():
     client, x, _ = make()
     net = client.network

@@ -122,3 +122,21 @@ def test_a_client_is_scored_after_one_step_on_its_training_data():
 def test_settings_out_of_range(setting, word):
     with pytest.raises(ValueError, match=word):
         make(**{"variant": "exact"} | setting)
+
+
+def test_a_step_of_training_takes_one_batch_inside_and_another_outside():
+    """w ← w − β ∇F(w) with F(w) = L_D'(w − α ∇L_D(w)), D and D' drawn apart; one step, one
+    sample each: that of finite differences over them, and of no other pair."""
+    client = make("exact", lr=0.2, local_steps=1, batch_size=1)
+    client.model.float()
+    config, samples = {"server-round": 1}, client.share.train
+    drawn = [client.rows(config, "inner"), client.rows(config)]
+    assert drawn[0][0].tolist() != drawn[1][0].tolist()
+    inner, outer = ((x.double(), y) for x, y in (samples[rows] for (rows,) in drawn))
+    expected = finite_differences(inner, outer)
+    client.train({}, config)
+    for (name, one), start in zip(
+        client.model.named_parameters(), network().parameters(), strict=True
+    ):
+        moved = (one - start).detach() / -0.2
+        torch.testing.assert_close(moved, expected[name], rtol=1e-4, atol=1e-5)

@@ -63,6 +63,29 @@ def test_ditto_is_scored_by_w_until_it_trains():
     assert client.model.weight.flatten().tolist() == [5.0, 1.0]
 
 
+def test_dittos_personal_steps_have_batches_of_their_own():
+    """Eight samples one by one: v's and w's draws are told apart by their purposes."""
+    model = nn.Linear(1, 1, bias=False)
+    samples = share(torch.ones(8, 1), torch.arange(8.0))
+    client = Squared(model, samples, lr=0.1, local_steps=8, batch_size=1)
+    seen = []
+    client.loss = lambda x, y: seen.append(int(y)) or model(x).square().mean()
+    client.train(scalar(1.0), {"server-round": 1})
+    assert sorted(seen[:8]) == sorted(seen[8:]) == list(range(8))
+    assert seen[:8] != seen[8:]
+
+
+def test_apfl_goes_on_with_its_own_mixing():
+    """α = 0.9 of the last round, not the setting's ½; scored: v̄ = 0.9·(3, 1) + 0.1·(1, 2)."""
+    client = logistic(APFLClient, 0, learn=False)
+    client.state = {"own/weight": two(3.0, 1.0)["weight"], "mixing": np.array(0.9, np.float32)}
+    client.receive(two(1.0, 2.0), {})
+    assert client.model.weight.flatten().tolist() == pytest.approx([2.8, 1.1])
+    _, _, metrics = client.train(two(0.0, 0.0), {})
+    assert metrics["mixing"] == pytest.approx(0.9)
+    assert client.state["mixing"] == pytest.approx(0.9)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_apfl_by_hand(steps):
     """w = (0, 0), v = (ln 3, 0), α = ½, label 0, η = 0.2. v̄ = (½ ln 3, 0) has p_0 = √3/(1 + √3),
@@ -132,6 +155,49 @@ def test_fedala_learns_until_its_loss_settles():
     assert batches.passes == 10
     names = top_layers(build_model("mlp-small", (1, 2, 2), 3, 0), 1)
     assert names == ["head.weight", "head.bias"]
+
+
+def test_fedalas_weights_start_at_one_and_go_on_from_there(monkeypatch):
+    """Ten samples in twos are five batches, 0.6 of them three. W starts at 1 (all of the server's)
+    and is learnt in up to 100 passes, later from where it was and in one."""
+    seen = []
+
+    def watched(model, theta, weight, batches, lr, most):
+        seen.append((theta["weight"].flatten().tolist(), weight["weight"].flatten().tolist()))
+        seen.append(([len(y) for _, y in batches], lr, most))
+        return {"weight": torch.full((2, 1), 0.25)}
+
+    monkeypatch.setattr("clients.fedala.learnt", watched)
+    samples = share(torch.ones(10, 1), [0] * 10)
+    settings = {"mixing_share": 0.6, "mixing_lr": 0.7, "batch_size": 2, "lr": 0.0}
+    client = FedALAClient(nn.Linear(1, 2, bias=False), samples, **settings)
+    client.train(two(3.0, 2.0), {"server-round": 1})
+    assert not seen  # it has no model of its own yet
+    for _ in range(2):
+        client.train(two(5.0, 6.0), {"server-round": 2})
+    three = [2, 2, 2]
+    assert seen == [
+        ([3.0, 2.0], [1.0, 1.0]), (three, 0.7, 100),
+        ([3.5, 3.0], [0.25, 0.25]), (three, 0.7, 1),  # θ̂ = 3 + (5 − 3)/4, 2 + (6 − 2)/4
+    ]  # fmt: skip
+
+
+def test_fedala_looks_at_the_last_ten_losses_alone(monkeypatch):
+    """100, then 0 for ever: eleven passes, whose first one is forgotten."""
+    losses = iter([100.0] + [0.0] * 60)
+    monkeypatch.setattr("clients.mixing.one_pass", lambda *given: (given[2], next(losses)))
+    learnt(nn.Linear(1, 2), {}, {}, [], 0.0, 50)
+    assert len(list(losses)) == 61 - 11
+
+
+def test_fedbabu_tunes_for_as_many_epochs_as_it_says():
+    """Four samples in twos, three epochs: six steps."""
+    samples = share(torch.ones(4, 1), [0, 1, 0, 1])
+    client = FedBABUClient(nn.Linear(1, 2), samples, batch_size=2, tune_epochs=3)
+    steps, loss = [], client.loss
+    client.loss = lambda x, y: steps.append(len(y)) or loss(x, y)
+    client.receive({}, {})
+    assert steps == [2] * 6
 
 
 def test_fedbabu_trains_the_body_and_tunes_when_scored():

@@ -1,12 +1,14 @@
 """pFedHN: sizes, fixed descriptors, novel labeled clients, joins and leaves, saved models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tiny import federate, share, states
 
 from clients.arrays import from_record, group, to_record
-from clients.pfedhn import PFedHNPCClient
+from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
@@ -66,6 +68,17 @@ def test_fixed_descriptors_have_the_size_that_most_tell():
     replies = [Update(n, arrays, 1, {}) for n, arrays in zip(nodes, told, strict=True)]
     strategy.exchange = lambda *_: replies
     assert strategy.meet(nodes) == nodes[1:3]
+
+
+def test_a_novel_client_that_trains_is_scored_on_what_it_does_not_train_on():
+    """Of five samples two are validation: those where it trains, all five where it does not, or
+    where it shows labels, which are not in `everything`. The share stays as it was."""
+    held = replace(share(torch.ones(5, 1), [0] * 5, validation=[1, 4]), novel=True)
+    for rounds, shots, scored in ((3, 0, 2), (0, 0, 5), (3, 1, 5)):
+        own = replace(held, shots=shots)
+        client = PFedHNClient(torch.nn.Linear(1, 2), own, novel_rounds=rounds)
+        assert client.score({}, {})[1] == scored
+        assert client.share is own
 
 
 def test_sizes_are_dealt_by_configuration():

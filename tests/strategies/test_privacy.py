@@ -7,7 +7,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
 
 from clients.arrays import from_record, to_record
-from clients.privacy import NOISE, SystemGenerator, clipped, generator, noised, private
+from clients.privacy import (
+    NOISE,
+    SystemGenerator,
+    as_type,
+    clipped,
+    generator,
+    noised,
+    private,
+)
 from strategies import accountant
 from strategies.accountant import central_epsilon, local_epsilon
 from strategies.privacy import Privacy
@@ -95,6 +103,20 @@ def test_seeded_generator_repeats_and_unknown_ones_are_named():
 
 
 # On the client
+
+
+def test_each_round_has_noise_of_its_own():
+    change = {"a": np.ones(3)}
+    one, two, again = (
+        answered(change, {NOISE: 0.5, "server-round": n}, "local")["a"].tolist() for n in (1, 2, 1)
+    )
+    assert one == again
+    assert not set(one) & set(two)
+
+
+def test_whole_numbers_are_rounded_to_the_nearest():
+    assert as_type(np.array([2.7, -2.7, 0.4]), np.dtype(np.int64)).tolist() == [3, -3, 0]
+    assert as_type(np.array([2.7]), np.dtype(np.float32)).tolist() == pytest.approx([2.7])
 
 
 def test_a_change_of_zeros_and_one_that_is_not_finite_leave_as_zeros():
