@@ -5,6 +5,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from safetensors.numpy import load_file
@@ -93,8 +94,12 @@ def load_state(context: Context, method: str, client: Client) -> Arrays:
 def _store_state(context: Context, method: str, client: Client, *, must: bool) -> None:
     """Keep the client's state, until its next training in memory alone where the disk is full.
 
-    With `must` that raises OSError: no answer leaves a node that could forget it gave it."""
+    With `must` that raises OSError: no answer leaves a node that could forget it gave it. A state
+    that is not finite is not kept: the client goes on from the one before."""
     if not client.state:
+        return
+    if spoilt := [n for n, a in client.state.items() if not np.isfinite(a).all()]:
+        log(WARNING, "not finite and not kept: %s", ", ".join(spoilt))
         return
     file = _state_file(context, method, client)
     try:

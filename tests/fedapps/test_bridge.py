@@ -37,6 +37,8 @@ class Counts(Client):
         return {"client": -1, "novel": False} | self.count()
 
     def train(self, arrays, config):
+        if "worth" in config:
+            self.state["worth"] = np.array([1.0, config["worth"]])
         return {f"new/{name}": 2 * a for name, a in arrays.items()}, 3, self.count()
 
     def score(self, arrays, config):
@@ -65,6 +67,17 @@ def node(**config):
     """A context of node 9; in the run's configuration the method is "counts"."""
     run = {"method": "counts"} | config.pop("run", {})
     return Context(1, 9, config, RecordDict(), run)
+
+
+@pytest.mark.parametrize("worth", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_does_not_take_the_place_of_a_finite_one(worth, tmp_path):
+    context = node(**{"state-dir": str(tmp_path)})
+    ask(context, "train", {}, worth=2.0)
+    ask(context, "train", {}, worth=worth)
+    assert ask(context, "query", {})[1]["found"] == 1  # as the first training left it
+    assert load_file(tmp_path / "counts-5.safetensors")["worth"].tolist() == [1.0, 2.0]
+    ask(context, "train", {}, worth=3.0)
+    assert load_file(tmp_path / "counts-5.safetensors")["worth"].tolist() == [1.0, 3.0]
 
 
 ARRAYS = {"b": np.float32([1, 2]), "a": np.float32([3])}
