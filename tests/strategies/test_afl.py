@@ -102,3 +102,11 @@ def test_clients_of_no_weight_leave_the_model_as_it_is():
     replies = [update(i, {"w": np.array([9.0])}, risk=1.0) for i in (0, 1)]
     assert strategy.aggregate({"w": np.array([4.0])}, replies)["w"].tolist() == [4.0]
     assert strategy.mixture == {0: 0.0, 1: 0.0, 2: 1.0}
+
+
+def test_the_clients_risk_is_that_without_dropout():
+    """W = (2, 0) at x = 1, label 1: ln(1 + e²); with dropout of nearly all inputs ln 2."""
+    model = nn.Sequential(nn.Dropout(0.999), nn.Linear(1, 2, bias=False))
+    client = AFLClient(model, share(torch.ones(4, 1), [1] * 4), local_steps=1, lr=0.0)
+    _, _, metrics = client.train({"1.weight": np.array([[2.0], [0.0]], np.float32)}, {})
+    assert metrics["risk"] == pytest.approx(math.log1p(math.exp(2)), rel=1e-5)

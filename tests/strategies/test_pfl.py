@@ -1,11 +1,15 @@
 """Personal models for novel clients; A-distances; the bound's terms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tiny import federate, update
+from tiny import federate, share, update
 
 from clients.domain import half
+from clients.models import build_model
+from clients.pfl import PFLClient, PFLSampledClient
 from fedapps.config import defaults
 from partitions.shares import Samples
 from strategies.distances import a_distances
@@ -170,3 +174,57 @@ def test_the_bounds_terms_are_reported():
         not {"train-training-error", "novel-half-distance"}
         & plain.evaluate_metrics_clientapp[2].keys()
     )
+
+
+def test_a_distance_by_hand_for_every_pair():
+    """Two novel and three training clients. Novel ones tell the gradient −1, training ones +3: the
+    mean is +1, and 40 steps of Adam at 0.05 against it make every weight −2. Errors 0.1 i + 0.02 j
+    and 0.05 j + 0.01 i: d_ij = 2(1 − 2 · their mean). A novel client's label is 1."""
+    nodes = [Node(c, c, c < 2, {"input-size": 3}) for c in range(5)]
+    last = {}
+
+    def exchange(action, payloads, config, like):
+        found = []
+        for node, arrays in payloads.items():
+            w, i, j = arrays["weights"], node.client, node.client - 2
+            assert config["side"] == (1 if node.novel else 0)
+            error = 0.1 * i + 0.02 * np.arange(3) if node.novel else 0.05 * j + 0.01 * np.arange(2)
+            gradient = np.full_like(w, -1 if node.novel else 3)
+            last[node] = w
+            found.append(Update(node, {"gradient": gradient, "error": error}, 1, {}))
+        return found
+
+    d = a_distances(exchange, nodes[:2], nodes[2:])
+    for i in range(2):
+        for j in range(3):
+            told = 0.1 * i + 0.02 * j + 0.05 * j + 0.01 * i
+            assert d[i, j] == pytest.approx(2 - 2 * told, rel=1e-6)
+    assert all(w == pytest.approx(-2.0, rel=1e-3) for w in last.values())
+    assert [w.shape for w in last.values()] == [(3, 4)] * 2 + [(2, 4)] * 3
+
+
+def novel_with(cls, *weights):
+    """A novel client with the input 1, label 0, that was sent models of these two weights."""
+    own = replace(share(torch.ones(1, 1), [0]), novel=True)
+    client = cls(build_model("mlp-small", (1,), 2, 0), own)
+    client.model = torch.nn.Linear(1, 2, bias=False)
+    sent = {f"{i}/weight": np.float32(w)[:, None] for i, w in enumerate(weights)}
+    return client, sent
+
+
+def test_the_ensemble_is_the_mean_of_logits():
+    """(4, 0) and (0, 2): (2, 1), neither their sum nor a mean of softmaxes."""
+    client, sent = novel_with(PFLClient, (4, 0), (0, 2))
+    client.receive(sent, {})
+    x = torch.ones(1, 1)
+    assert client.predict(x).tolist() == [[2.0, 1.0]]
+    torch.testing.assert_close(client.personal_model(x)(x), torch.tensor([[2.0, 1.0]]))
+
+
+def test_a_sampled_models_score_is_the_mean_of_the_models_scores():
+    """Of (4, 0), (0, 2), (0, 1) one is right for label 0: 1/3, where their mean logits would be;
+    the loss is the mean of ln(1 + e⁻⁴), ln(1 + e²), ln(1 + e)."""
+    client, sent = novel_with(PFLSampledClient, (4, 0), (0, 2), (0, 1))
+    loss, count, metrics = client.score(sent, {})
+    assert (metrics["accuracy"], count) == (pytest.approx(1 / 3), 1)
+    assert loss == pytest.approx(np.log1p(np.exp([-4, 2, 1])).mean(), rel=1e-5)
