@@ -90,6 +90,50 @@ def test_pfedkm_tells_users_apart_by_their_change():
     assert sent[Node(3, 3)]["heads.0.weight"] is new["heads.1.weight"]
 
 
+def pfedkm(**settings):
+    """Two clusters whose map stays where it is; heads 0 and 10."""
+    strategy = PFedKM(sub_populations=2, som_rate=1e-9, som_rate_end=1e-9, **settings)
+    strategy.now.number, strategy.num_rounds = 1, 1
+    start = {"encoder.a": np.zeros(1, np.float32), "heads.0.w": np.zeros(1, np.float32)}
+    arrays = strategy.initialize(start) | {"heads.1.w": np.full(1, 10, np.float32)}
+    strategy.gradients = np.array([[1.0, 1.0], [-1.0, -1.0]])
+    return strategy, arrays
+
+
+def test_pfedkm_counts_a_change_of_what_was_sent_for_the_head_of_the_new_cluster():
+    """User 0 has head 0, 1 has head 1 and 2, who is new, was sent head 0 = 0. They change encoder
+    and head by (1, 1), (−1, −2), (−1, −1): clusters 0, 1, 1. Means over all three: encoder −1/3,
+    head 0 +1/3, head 1 (−2 − 1)/3; Adam's gradients are their opposites."""
+    strategy, arrays = pfedkm()
+    strategy.cluster = {0: 0, 1: 1}
+    sent = strategy.personalize(arrays, [Node(i, i) for i in range(3)])
+    assert [model["heads.0.w"].item() for model in sent.values()] == [0, 10, 0]
+    replies = [
+        Update(Node(i, i), {"encoder.a": np.float32([e]), "heads.0.w": np.float32([w])}, n, {})
+        for i, (e, w, n) in enumerate([(1, 1, 5), (-1, 8, 10), (-1, -1, 30)])
+    ]
+    strategy.aggregate(arrays, replies)
+    assert strategy.cluster == {0: 0, 1: 1, 2: 1}
+    gradients = {name: p.grad.item() for name, p in strategy._parameters.items()}
+    assert gradients == pytest.approx({"encoder.a": 1 / 3, "heads.0.w": -1 / 3, "heads.1.w": 1.0})
+
+
+def test_pfedkms_map_learns_by_the_schedule():
+    """One node at 0 and users at 1, then again at 1: in round 2 of 4 the rate is
+    0.4·(1/4)^(2/4) = 0.2: 0.2, then 0.2 + 0.2·0.8 = 0.36."""
+    strategy = PFedKM(sub_populations=1, som_rate=0.4, som_rate_end=0.1)
+    strategy.gradients, strategy.now.number, strategy.num_rounds = np.zeros((1, 1)), 2, 4
+    strategy._fit(np.ones((2, 1)))
+    assert strategy.gradients.item() == pytest.approx(0.36)
+
+
+def test_a_maps_pull_by_hand():
+    """Half-way rate 0.4·(1/4)^½ = 0.2 and radius 2·(1/4)^½ = 1: neighbours get 0.2 e^(−1/2)."""
+    pull = Schedule(0.4, 0.1, 2.0, 0.5).pull(np.array([[0.0, 0.0], [0.0, 1.0]]), 0.5)
+    near = 0.2 * np.exp(-0.5)
+    assert pull == pytest.approx(np.array([[0.2, near], [near, 0.2]]))
+
+
 def test_schedule_must_fall():
     with pytest.raises(ValueError, match="som-rate falls"):
         Schedule(0.1, 0.5, 1.0, 0.5)
