@@ -1,5 +1,7 @@
 """PeFLL's client: labeled descriptors by hand, their gradient, and who is described by what."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from tiny import federate, share
 
 from clients.arrays import to_numpy
 from clients.models import build_model
-from clients.odpfl_hn import DESCRIPTOR
+from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient
 from clients.pefll import PeFLLClient
 from partitions.datasets import Info
 
@@ -81,3 +83,26 @@ def test_its_encoder_learns_and_every_client_gets_a_model_of_its_own():
 def test_labels_in_rounds_of_their_own_are_refused():
     with pytest.raises(ValueError, match="a descriptor serves novel clients at once"):
         federate(method="pefll", **{"novel-rounds": 2})
+
+
+@pytest.mark.parametrize("novel", [False, True])
+def test_the_descriptor_is_of_the_training_samples_alone(novel):
+    """Rows 0 and 2 are for training (or what a novel client shows); row 1, of validation (or what
+    is scored), has no say. ODPFL-HN, which sees no labels, describes all of a novel client's."""
+    x = torch.tensor([[1.0], [2.0], [3.0]])
+    one = client((1,), x, [0, 1, 2])
+    whole = one.share.everything
+    own = replace(one.share, train=replace(whole, index=torch.tensor([0, 2])), novel=novel)
+    one.share = own
+    assert one.described().index.tolist() == [0, 2]
+    unlabeled = ODPFLHNClient.described(one).index.tolist()
+    assert unlabeled == ([0, 1, 2] if novel else [0, 2])
+
+
+def test_a_descriptor_has_one_entry_more_than_a_quarter_of_the_training_clients():
+    """Of ten clients 0.8 train: 1 + 8 // 4 = 3; of 0.7 1 + 7 // 4 = 2; ODPFL-HN's are ⌈n/4⌉ = 2."""
+    info, net = Info("tiny", (2,), 3, ""), build_model("mlp-small", (2,), 3, 0)
+    for fraction, ours, theirs in ((0.8, 3, 2), (0.7, 2, 2)):
+        told = {"num_clients": 10, "train_fraction": fraction}
+        assert PeFLLClient.build(net, info, **told).encoder.out.out_features == ours
+        assert ODPFLHNClient.build(net, info, **told).encoder.out.out_features == theirs
