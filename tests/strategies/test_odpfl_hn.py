@@ -13,12 +13,15 @@ from torch.nn import functional as F
 
 from clients.arrays import from_record, group, model_arrays, to_record
 from clients.models import build_model
-from clients.odpfl_hn import ODPFLHNClient
+from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient
 from fedapps.bridge import answer
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from partitions.datasets import Info
 from strategies.odpfl_hn import ODPFLHN
+from strategies.pfedhn import PFedHN
+from strategies.replies import Node, Update
+from strategies.round import Round
 
 INFO = Info("tiny", (6,), 3, "")
 ETA = 0.1
@@ -147,3 +150,104 @@ def test_bad_settings_are_refused():
         ODPFLHN(novel_rounds=2)
     with pytest.raises(ValueError, match="bound asks novel clients"):
         ODPFLHN(bound=True, descriptor_epsilon=1.0)
+
+
+def strategy_of(**settings):
+    """A server whose encoder is the one number γ = 1, of three rounds before the fifth and last."""
+    strategy = ODPFLHN(**settings)
+    one = np.ones(1, np.float32)
+    strategy.initialize({"target.w": 0 * one, "encoder.out.bias": one})
+    strategy.num_rounds = 5
+    return strategy
+
+
+@pytest.mark.parametrize(("clip_norm", "expected"), [(0.0, 0.625), (1.0, 0.875)])
+def test_the_encoder_descends_on_the_clients_mean_at_its_own_decayed_rate(clip_norm, expected):
+    """Gradients 2 and 4, η_encoder = 0.5, halved every round: γ = 1 − 0.5·¼·3 in the third one;
+    clipped at norm 1: 1 − 0.5·¼·1. The hypernetwork's rate is another one."""
+    strategy = strategy_of(
+        encoder_lr=0.5, server_lr=7.0, clip_norm=clip_norm, lr_decay=0.5, lr_decay_rounds=1
+    )
+    strategy.now = Round(3)
+    nodes = [Node(i, i) for i in range(2)]
+    for node in nodes:
+        strategy.descriptors[node.client] = torch.zeros(1, requires_grad=True)
+        strategy.descriptors[node.client].grad = torch.ones(1) * (node.id + 1)
+
+    def exchange(action, payloads, like=None):
+        assert [p[DESCRIPTOR].item() for p in payloads.values()] == [1.0, 2.0]  # g_e, each its own
+        return [
+            Update(node, {"encoder.out.bias": np.float32([2 + 2 * node.id])}, 1 + node.id, {})
+            for node in payloads
+        ]
+
+    strategy.exchange = exchange
+    strategy._descend_on_encoder(nodes)
+    assert strategy.gamma["encoder.out.bias"].item() == pytest.approx(expected)
+
+
+def test_the_last_rounds_alone_fine_tune(monkeypatch):
+    """Two of five: embeddings are free in rounds 1 to 3, phase 0; rounds 4 and 5 are phase 1, of
+    which the best round is chosen anew. End-to-end training has one phase."""
+    monkeypatch.setattr(PFedHN, "broadcast", lambda *_: {})
+    for training, expected in (
+        ("two-phase", [(True, 0)] * 3 + [(False, 1)] * 2),
+        ("end-to-end", [(False, 0)] * 5),
+    ):
+        strategy, found = strategy_of(training=training, fine_tune_rounds=2), []
+        for number in range(1, 6):
+            strategy.now = Round(number)
+            strategy.broadcast({}, [])
+            found.append((strategy.free, strategy.phase))
+        assert found == expected
+
+
+def test_with_private_novel_clients_the_last_round_is_reported():
+    assert strategy_of(descriptor_epsilon=1.0).reports_last
+    assert not strategy_of().reports_last
+
+
+def test_with_free_embeddings_the_encoder_is_the_mean_of_the_clients(monkeypatch):
+    """Fitted encoders 2 and 6, of 1 and 9 samples: 4."""
+    monkeypatch.setattr(PFedHN, "aggregate", lambda *_: {})
+    strategy = strategy_of(training="two-phase", fine_tune_rounds=2)
+    strategy.now = Round(1)
+    fitted = [(Node(0, 0), 2.0, 1), (Node(1, 1), 6.0, 9)]
+    strategy.aggregate(
+        {}, [Update(node, {"encoder.out.bias": np.float32([v])}, n, {}) for node, v, n in fitted]
+    )
+    assert strategy.gamma["encoder.out.bias"].item() == 4.0
+
+
+def test_the_largest_noise_is_told():
+    """Novel clients of 40, 20 and 30 samples said σ 0.1, 0.4 and 0.2: the largest is told."""
+    strategy = strategy_of(descriptor_epsilon=2.0)
+    strategy.sigmas = [0.1, 0.4, 0.2]
+    assert strategy.report()["dp-sigma"] == 0.4
+    assert strategy.report()["dp-epsilon"] == 2.0
+
+
+def test_the_first_statistics_are_of_all_training_clients_and_of_no_other():
+    """Client 0 was sampled and told 1, client 1 is asked and tells 5, a novel one is not asked:
+    mean 3, variance 4. Client 0's descriptor 1 is then scaled to (1 − 3)/2."""
+    strategy = strategy_of(descriptor_rate=0.5)
+    nodes = [Node(0, 0), Node(1, 1), Node(9, 9, novel=True)]
+    strategy.nodes, strategy.descriptors = nodes, {0: torch.tensor([1.0])}
+
+    def meet(asked):
+        assert asked == [nodes[1]]
+        strategy.descriptors = {1: torch.tensor([5.0])}
+
+    strategy.meet = meet
+    strategy.observe(nodes[:1])
+    assert (strategy.moments.mean.item(), strategy.moments.variance.item()) == (3.0, 4.0)
+    assert strategy.embedding(0).item() == pytest.approx(-1.0)
+
+
+def test_nothing_stops_while_embeddings_are_free():
+    strategy = strategy_of(training="two-phase", fine_tune_rounds=2)
+    told = []
+    for number in (3, 4):
+        strategy.now = Round(number)
+        told.append(strategy.may_stop)
+    assert told == [False, True]
