@@ -31,7 +31,8 @@ SMALL = defaults() | {
 
 def updates(*values, name="a"):
     return [
-        Update(Node(i, i), {name: np.array(v, np.float32)}, 20, {}) for i, v in enumerate(values)
+        Update(Node(i, i), {name: np.array(v, np.float32)}, 10 + 20 * i, {})
+        for i, v in enumerate(values)
     ]
 
 
@@ -101,16 +102,16 @@ def pfedkm(**settings):
 
 
 def test_pfedkm_counts_a_change_of_what_was_sent_for_the_head_of_the_new_cluster():
-    """User 0 has head 0, 1 has head 1 and 2, who is new, was sent head 0 = 0. They change encoder
-    and head by (1, 1), (−1, −2), (−1, −1): clusters 0, 1, 1. Means over all three: encoder −1/3,
+    """Users 0 and 1 have head 1 and 2, who is new, was sent head 0 = 0. They change encoder and
+    head by (1, 1), (−1, −2), (−1, −1): clusters 0, 1, 1. Means over all three: encoder −1/3,
     head 0 +1/3, head 1 (−2 − 1)/3; Adam's gradients are their opposites."""
     strategy, arrays = pfedkm()
-    strategy.cluster = {0: 0, 1: 1}
+    strategy.cluster = {0: 1, 1: 1}
     sent = strategy.personalize(arrays, [Node(i, i) for i in range(3)])
-    assert [model["heads.0.w"].item() for model in sent.values()] == [0, 10, 0]
+    assert [model["heads.0.w"].item() for model in sent.values()] == [10, 10, 0]
     replies = [
         Update(Node(i, i), {"encoder.a": np.float32([e]), "heads.0.w": np.float32([w])}, n, {})
-        for i, (e, w, n) in enumerate([(1, 1, 5), (-1, 8, 10), (-1, -1, 30)])
+        for i, (e, w, n) in enumerate([(1, 11, 5), (-1, 8, 10), (-1, -1, 30)])
     ]
     strategy.aggregate(arrays, replies)
     assert strategy.cluster == {0: 0, 1: 1, 2: 1}

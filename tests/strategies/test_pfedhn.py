@@ -1,11 +1,13 @@
 """pFedHN's update against the gradient of its surrogate, computed by brute force."""
 
 import numpy as np
+import pytest
 import torch
 
 from clients.arrays import to_record
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
+from strategies.round import Round
 
 TEMPLATE = {"w": np.zeros((2, 3)), "b": np.zeros(2)}  # float64
 
@@ -62,3 +64,79 @@ def test_a_client_without_a_reply_leaves_its_embedding_alone():
     strategy.aggregate({}, [Update(nodes[1], reply, 1, {})])
     assert torch.equal(strategy.embeddings[0], before[0])
     assert not torch.equal(strategy.embeddings[1], before[1])
+
+
+def test_a_linear_step_by_hand():
+    """θ = W v = 2·3, θ̃ = 5: g_W = 3·(6 − 5), g_v = 2·(6 − 5), together of norm √13, clipped at 1.
+    Rates 0.4 and 0.8 at a quarter in the third round: W = 2 − 0.1·3/√13, v = 3 − 0.2·2/√13."""
+    strategy = PFedHN(
+        embedding_dim=1, hidden_layers=0, bias=False, server_lr=0.4, embedding_lr=0.8,
+        server_momentum=0.0, server_weight_decay=0.0, clip_norm=1.0, lr_decay=0.5,
+        lr_decay_rounds=1,
+    )  # fmt: skip
+    strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+    strategy.now, node = Round(3), Node(0, 0)
+    strategy.meet([node])
+    (weight,) = strategy.network().parameters()
+    with torch.no_grad():
+        weight.fill_(2.0)
+        strategy.embeddings[0].fill_(3.0)
+    assert strategy.broadcast({}, [node])[node]["w"].tolist() == [6.0]
+    strategy.aggregate({}, [Update(node, {"w": np.full(1, 5, np.float32)}, 1, {})])
+    assert weight.item() == pytest.approx(2 - 0.1 * 3 / 13**0.5, rel=1e-5)
+    assert strategy.embeddings[0].item() == pytest.approx(3 - 0.2 * 2 / 13**0.5, rel=1e-5)
+
+
+def test_every_client_starts_from_an_embedding_of_its_own():
+    """Of 1 + ⌊8 / 4⌋ entries with eight training clients, however many novel ones there are; drawn
+    alike whoever is met first."""
+    found = []
+    for order in (1, -1):
+        strategy = PFedHN(hidden_layers=1, hidden_dim=2)
+        strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+        strategy.nodes = [Node(i, i, novel=i >= 8) for i in range(12)]
+        strategy.meet(strategy.nodes[:2][::order])
+        found.append({client: v.tolist() for client, v in strategy.embeddings.items()})
+    assert found[0] == found[1]
+    assert min(min(v) for v in found[0].values()) < 0  # of N(0, I)
+    assert len(found[0][0]) == 3 and not set(found[0][0]) & set(found[0][1])
+
+
+def test_novel_rounds_are_of_novel_clients_alone_and_are_reported():
+    """After three rounds of training the novel clients learn, are scored, and the last round is
+    the one to report: a phase of its own."""
+    strategy = PFedHN(novel_rounds=2)
+    strategy.nodes = [Node(0, 0), Node(1, 1), Node(7, 7, novel=True)]
+    strategy._last_training_round, told = 3, []
+    for number in (3, 4):
+        strategy.now = Round(number)
+        sampled = [node.client for node in strategy.sample()]
+        told.append((sampled, strategy.frozen, strategy.phase))
+        told.append((strategy.evaluate_novel, strategy.reports_last))
+    assert told == [([0, 1], False, 0), (False, False), ([7], True, 1), (True, True)]
+
+
+def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter():
+    """θ = v: clients 0 and 1 get v_0 and v_1. Counters 3 of 1 sample and 10 of 6: 63 / 7 = 9."""
+    strategy = PFedHN(embedding_dim=1, hidden_layers=0, bias=False)
+    strategy._take(to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}))
+    nodes = [Node(0, 0), Node(1, 1)]
+    strategy.meet(nodes)
+    (weight,) = strategy.network().parameters()
+    with torch.no_grad():
+        weight.fill_(1.0)
+        strategy.embeddings[0].fill_(-3.0)
+        strategy.embeddings[1].fill_(4.0)
+    sent = strategy.broadcast({}, nodes)
+    assert [sent[node]["w"].item() for node in nodes] == [-3.0, 4.0]
+    told = [(nodes[0], 3, 1), (nodes[1], 10, 6)]
+    strategy.aggregate({}, [Update(u, sent[u] | {"n": np.array(n)}, k, {}) for u, n, k in told])
+    assert strategy.counters[""]["n"].item() == 9
+    assert strategy.may_stop and not PFedHN(novel_rounds=1).may_stop
+
+
+def test_a_fixed_descriptor_has_no_gradient_that_clipping_could_count():
+    strategy = PFedHN(descriptor="class-proportions", embedding_dim=2)
+    strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+    strategy._remember(0, torch.tensor([0.25, 0.75]))
+    assert not strategy.embeddings[0].requires_grad
