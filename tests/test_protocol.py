@@ -20,7 +20,7 @@ from fedapps.serverapp import run
 from strategies.afl import AFL
 from strategies.fedavg import FedAvg
 from strategies.fedgma import FedGMA
-from strategies.replies import Node
+from strategies.replies import Node, Update
 from strategies.round import Round
 from strategies.scores import means
 
@@ -153,6 +153,16 @@ def test_means_over_clients_and_over_samples():
     told = [dict(federate(**{"mean-over": over})[0].evaluate_metrics_clientapp[2]) for over in
             ("clients", "samples")]  # fmt: skip
     assert told[0].keys() == told[1].keys()
+
+
+def test_the_standard_error_is_that_of_novel_clients():
+    """0.2, 0.6 and 1 deviate by √((0.16 + 0 + 0.16) / 2) = 0.4: 0.4 / √3; of one there is none."""
+    replies = [
+        Update(Node(i, i, novel=True), {}, 5 + i, {"accuracy": a})
+        for i, a in enumerate((0.2, 0.6, 1.0))
+    ]
+    assert means(replies)["novel-sem"] == pytest.approx(0.4 / 3**0.5)
+    assert "novel-sem" not in means(replies[:1])
 
 
 def test_one_split_for_several_seeds():

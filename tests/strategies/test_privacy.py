@@ -282,6 +282,29 @@ def test_what_was_spent_survives_a_crash_and_is_not_counted_twice():
         central(spent=told[0])
 
 
+def test_what_was_spent_never_gets_less():
+    """A ledger of an earlier round than what this run has spent since changes nothing."""
+    privacy = Privacy(dp="local", dp_noise_multiplier=4.0)
+    for _ in range(3):
+        privacy.spend([Node(3, 3)])
+    privacy.restore({"mode": "local", "spent": {"3": 0.25, "5": 0.5}})
+    assert privacy.state()["spent"] == {"3": 0.75, "5": 0.5}
+
+
+def test_with_local_noise_every_user_counts_alike():
+    """20, 21 and 22 samples count as one each; what came is what is averaged."""
+    replies = Privacy(dp="local", dp_noise_multiplier=4.0).protect(updates(3, 1.5), {}, 1)
+    assert [(u.num_examples, u.arrays["a"].tolist()) for u in replies] == [(1, [1.5] * 3)] * 3
+
+
+def test_the_servers_noise_is_another_one_in_every_round():
+    one, two, again = (
+        central().protect([], {"a": np.zeros(3)}, number)[0].arrays["a"].tolist()
+        for number in (1, 2, 1)
+    )
+    assert one == again and not set(one) & set(two)
+
+
 def test_terms_name_unit_adversary_and_exclusions():
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0, dp_covers="model-updates")
     privacy.admit("scores of evaluations")
