@@ -1,23 +1,22 @@
 """Jobs: (method, seed) pairs of one configuration, run on an engine, each to a folder."""
 
 import json
-import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import tempfile
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.config import Config, Value, folder_name, variant
-from fedapps.engines.flwr import stage
+from fedapps.engines.cluster import ray_cluster
+from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
 from partitions.datasets import own_path
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("ray", "flower", "in-process")
 POLL_SECONDS = 0.25
+LAST_SECONDS = 2.0
 STATUS_SECONDS = 10.0  # between questions to the SuperLink; each starts a process
 
 
@@ -140,13 +140,18 @@ def _client_app() -> "ClientApp":
 
 
 def _run_here(
-    jobs: list[Job], carry_out: Callable[[Config], None], follow: Callable[[list[Job]], None]
+    jobs: list[Job],
+    carry_out: Callable[[Config], None],
+    follow: Callable[[list[Job]], None],
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    """One job after the other by `carry_out`, in this process."""
+    """One job after the other by `carry_out`, in this process, until `check` raises RuntimeError:
+    what they need is gone."""
 
     def work() -> None:
         for job in jobs:
             try:
+                check()
                 carry_out(job.config)
             except Exception as error:  # the other jobs go on; the error is reported at the end
                 job.error = _line(error)
@@ -157,13 +162,22 @@ def _run_here(
     while worker.is_alive():
         worker.join(POLL_SECONDS)
         follow(jobs)
+        try:
+            check()
+        except RuntimeError as error:
+            # At once: Ray ends a process whose raylet has died, and asks nobody.
+            print(error, file=sys.stderr, flush=True)
+            worker.join(LAST_SECONDS)  # it finds out itself, and writes it down, unless it hangs
+            _close([job for job in jobs if not job.done], _line(error))
+            follow(jobs)
+            return
 
 
 def _run_on_actors(
     jobs: list[Job], gpus: float, address: str, follow: Callable[[list[Job]], None]
 ) -> None:
     """One job after the other, its clients side by side on Ray actors."""
-    with _ray(address):
+    with ray_cluster(address) as check:
         from fedapps.engines.grid import simulated
         from fedapps.engines.ray_grid import Actors, RayGrid
         from fedapps.serverapp import run
@@ -172,32 +186,9 @@ def _run_on_actors(
 
             def carry_out(config: Config) -> None:
                 nodes = simulated(int(config["num-clients"]))
-                run(RayGrid(actors, config, nodes), config, "ray")
+                run(RayGrid(actors, config, nodes, check), config, "ray")
 
-            _run_here(jobs, carry_out, follow)
-
-
-@contextmanager
-def _ray(address: str = "") -> Iterator[None]:
-    """Ray on this machine alone, with its cores; or the cluster at `address`, to whose machines
-    the package travels."""
-    # Read when ray is imported. Under `uv run` workers would build an environment of their own.
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes its time
-    import ray
-
-    with ExitStack() as stack:
-        where: dict[str, Any] = {"address": "local", "include_dashboard": False}
-        if address:
-            app = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "app"
-            stage(app)
-            found = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            where = {"address": address}
-            where["runtime_env"] = {"working_dir": str(app), "env_vars": found}
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
-        stack.callback(ray.shutdown)
-        yield
+            _run_here(jobs, carry_out, follow, check)
 
 
 def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job]], None]) -> None:
@@ -263,17 +254,16 @@ def _run_on_superlink(
                     _close(group, _line(error))
             time.sleep(POLL_SECONDS)
             follow(jobs)
+            superlink.check()
             overdue = time.monotonic() - asked > STATUS_SECONDS
             for run_id, group in list(running.items()):
                 for job in group:
                     summary = job.summary()
                     job.done, job.error = "finished" in summary, summary.get("error", "")
-                if overdue or all(job.done for job in group):
-                    status, details = superlink.status(run_id)
-                    if status.startswith("finished"):
-                        reason = superlink.error(run_id) or f"the run {status} {details}".strip()
-                        _close(group, reason)
-                        del running[run_id]
+                due = overdue or all(job.done for job in group)
+                if due and (reason := _ended(superlink, run_id)):
+                    _close(group, reason)
+                    del running[run_id]
             if overdue:
                 asked = time.monotonic()
         follow(jobs)
@@ -301,6 +291,20 @@ def _submit(superlink: SuperLink, group: list[Job], gpus: float) -> int:
     return superlink.submit(
         first.config | {"method": methods, "output-dir": str(folder)}, federation
     )
+
+
+def _ended(superlink: SuperLink, run_id: int) -> str:
+    """Why the Flower run ended, "" while it goes on. Raises RuntimeError if it cannot be asked."""
+    try:
+        status, details = superlink.status(run_id)
+    except RuntimeError:
+        superlink.check()  # its death says more
+        raise
+    if not status.startswith("finished"):
+        return ""
+    if "heartbeat" in details:
+        return f"the run's process has died, or was killed ({details}); {GO_ON}"
+    return superlink.error(run_id) or f"the run {status} {details}".strip()
 
 
 def _close(group: list[Job], error: str) -> None:

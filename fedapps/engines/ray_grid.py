@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from fedapps.engines.grid import InProcessGrid, LocalGrid, UserConfig, alike, refusal
 
 AHEAD = 2  # batches that wait at an actor, so that it is never idle while the driver thinks
+CHECK_SECONDS = 1.0  # between looks at Ray itself; it ends a process seconds after its own death
 TRIES = 2  # a message that was at an actor when it died is asked once more, alone
 Load = Callable[[], ClientApp]
 
@@ -114,12 +115,18 @@ class Actors:
 
 
 class RayGrid(LocalGrid):
-    """A grid over `actors`, its nodes' contexts dealt to them."""
+    """A grid over `actors`, its nodes' contexts dealt to them. `check` raises RuntimeError when Ray
+    itself has died, and is asked before anything is made of an actor's death."""
 
     def __init__(
-        self, actors: Actors, run_config: UserConfig, node_configs: Sequence[UserConfig]
+        self,
+        actors: Actors,
+        run_config: UserConfig,
+        node_configs: Sequence[UserConfig],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(node_configs)
+        self._check = check
         self._actors = actors
         self._run_of = (ray.put(dict(run_config)), ray.put(list(node_configs)))
         self._starting = {actor.begin.remote(*self._run_of): actor for actor in actors.all}
@@ -132,7 +139,14 @@ class RayGrid(LocalGrid):
     def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         """Replies as they come; an actor that has not answered in time is replaced.
 
-        Raises RuntimeError if actors do not start."""
+        Raises RuntimeError if actors do not start, or Ray has died."""
+        try:
+            return self._answers(messages, timeout)
+        except (ray.exceptions.RayError, OSError):
+            self._check()
+            raise
+
+    def _answers(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         deadline = time.monotonic() + (1e9 if timeout is None else timeout)
         queue = sorted(self._tasks(messages), key=self._expected, reverse=True)
         size, ahead = max(1, len(queue) // (4 * len(self._actors.all))), AHEAD
@@ -148,7 +162,10 @@ class RayGrid(LocalGrid):
                     running[answers] = (actor, batch, states)
                     busy[id(actor)] += 1
             left = max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait([*running, *self._starting], timeout=left)
+            ready, _ = ray.wait([*running, *self._starting], timeout=min(left, CHECK_SECONDS))
+            if not ready and left > CHECK_SECONDS:
+                self._check()
+                continue
             if ready and ready[0] in self._starting:
                 self._begin(ready[0])
                 continue
@@ -159,6 +176,7 @@ class RayGrid(LocalGrid):
             try:
                 done = ray.get(ready[0])
             except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
+                self._check()
                 dead = running[ready[0]][0]
                 lost = [ref for ref, (actor, _, _) in running.items() if actor is dead]
                 self._replace(dead)

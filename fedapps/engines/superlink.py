@@ -3,20 +3,17 @@
 Flower's local daemon keeps the folder and environment of whoever started it first; this one
 lives for one command and takes everything it started with it."""
 
-import os
-import shutil
-import signal
 import socket
 import subprocess
-import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-import psutil
 import tomli_w
 
 from fedapps.engines.flwr import COMMANDS, Flwr
+from fedapps.engines.household import GO_ON, MEMBER, household
 
 NAME = "fedapps"
 START_SECONDS = 60.0
@@ -43,12 +40,14 @@ class SuperLink(Flwr):
 
     def __init__(self, log: Path, *, simulation: bool = True) -> None:
         self.simulation = simulation
-        super().__init__(Path(tempfile.mkdtemp(prefix="fedapps-")), NAME)
+        self._household = ExitStack()
+        super().__init__(self._household.enter_context(household()), NAME)
         self.log_file, self.port = log, free_port()
         self.env |= {
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use this environment, not a new one
-            "RAY_raylet_start_wait_time_s": "120",  # a busy machine takes its time
+            "RAY_TMPDIR": str(self.home),
+            MEMBER: str(self.home),
         }
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -100,28 +99,13 @@ class SuperLink(Flwr):
         self._processes.append(process)
         return process
 
+    def check(self) -> None:
+        """Raises RuntimeError once the SuperLink has died."""
+        if (code := self._processes[0].poll()) is not None:
+            raise RuntimeError(f"the SuperLink has died, or was killed (code {code}); {GO_ON}")
+
     def stop(self) -> None:
-        """End every process that carries this SuperLink's FLWR_HOME, and remove its folder."""
-        mine = [process for process in psutil.process_iter() if self._owns(process)]
-        for process in mine:
-            _signal(process, signal.SIGTERM)
-        _, alive = psutil.wait_procs(mine, timeout=10)
-        for process in alive:
-            _signal(process, signal.SIGKILL)
+        """End every process that was started here, and theirs, and remove the folder."""
+        self._household.close()
         for started in self._processes:
             started.wait()
-        shutil.rmtree(self.home, ignore_errors=True)
-
-    def _owns(self, process: psutil.Process) -> bool:
-        try:
-            home = process.environ().get("FLWR_HOME")
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            return False
-        return home == str(self.home) and process.pid != os.getpid()
-
-
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return

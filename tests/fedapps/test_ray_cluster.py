@@ -12,8 +12,8 @@ from tiny import SMALL
 
 from clients.arrays import from_record
 from fedapps.clientapp import app
+from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, simulated
-from fedapps.engines.jobs import _ray
 from fedapps.engines.ray_grid import Actors, RayGrid, _machine
 from fedapps.serverapp import run
 
@@ -51,7 +51,7 @@ def test_a_machine_that_is_lost_costs_nothing(address, tmp_path):
     """Its clients' states lay on the driver's as well: SCAFFOLD ends with the same bits."""
     config = SMALL | {"method": "scaffold", "rounds": 3, "fraction-train": 1.0}
     config |= {"train-fraction": 0.9}
-    with _ray(address):
+    with ray_cluster(address):
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         with Actors(losing(tmp_path / "lost", _machine()), 2) as actors:
             grid = RayGrid(actors, config, simulated(6))

@@ -9,14 +9,17 @@ import lab
 import numpy as np
 import pytest
 import ray
-from tiny import SMALL
+from tiny import SMALL, left
 
 from clients.arrays import from_record
 from fedapps.clientapp import app
+from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, simulated
-from fedapps.engines.jobs import _client_app, _ray
+from fedapps.engines.jobs import _client_app
 from fedapps.engines.ray_grid import Actors, RayGrid
+from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
+from strategies.base import PersonalizedStrategy
 
 NODE = 2  # of a training client that takes part in rounds 1 and 2, which the tests check
 
@@ -33,7 +36,7 @@ def actors(orders, tmp_path_factory):
     PYTHONPATH. One test after the other asks them: a process costs seconds."""
     with lab.written(tmp_path_factory.mktemp("lab")) as folder, pytest.MonkeyPatch.context() as env:
         env.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        with _ray():
+        with ray_cluster():
             ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
             with Actors(obeying(orders), 2) as found:
                 yield found
@@ -146,3 +149,26 @@ def test_a_client_that_kills_every_process_costs_its_own_reply(actors, ordered):
     told = on_actors(actors, configuration("fedavg", **ALL)).train_metrics_clientapp
     assert [told[n].get("dropped-error", 0) for n in (1, 2, 3)] == [0, 1, 0]
     assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [5, 4, 5]
+
+
+class Cut(BaseException):
+    """The run is cut, as by SIGKILL."""
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(actors, tmp_path, monkeypatch):
+    """SCAFFOLD, whose clients' states lie in actors, cut when round 3 begins."""
+    config = configuration("scaffold", **{"checkpoint-every": 1, "train-fraction": 0.9})
+    begin = PersonalizedStrategy.configure_train
+
+    def configure_train(self, server_round, *args):
+        if server_round == 3:
+            raise Cut
+        return begin(self, server_round, *args)
+
+    on_actors(actors, config | {"output-dir": str(tmp_path / "whole")})
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(PersonalizedStrategy, "configure_train", configure_train)
+        patch.setattr(Recorder, "__exit__", lambda *_: None)
+        on_actors(actors, config | {"output-dir": str(tmp_path / "cut")})
+    on_actors(actors, config | {"output-dir": str(tmp_path / "cut"), "resume": True})
+    assert left(tmp_path / "cut") == left(tmp_path / "whole")
