@@ -2,23 +2,21 @@
 
 FedAvg, in process and on Ray, over hand-written loops of the same steps on the same data with
 one thread each; FedTTA's step and ODPFL-HN's round over FedAvg's; FedEmbed with many users; start
-and memory of the data; rounds among 10 000 registered clients;
-other simulators. Ratios hold on any machine. Needs
-MNIST (FEDAPPS_DATA_DIR)."""
+and memory of the data; rounds among 10 000 registered clients; other simulators. Ratios hold on any
+machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
 
 import logging
 import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional as F
 
 import partitions
 from clients.models import build_model
@@ -30,6 +28,7 @@ from experiments import (
     bench_fedtta,
     bench_odpfl,
     bench_peers,
+    by_hand,
 )
 from fedapps.config import Config, defaults
 from fedapps.engines.jobs import make_jobs, run_jobs
@@ -49,29 +48,19 @@ def protocol() -> Config:
 
 
 def hand_written(config: Config, rounds: int, share: slice = slice(None)) -> None:
-    """FedAvg as one writes it by hand: tensors in memory, a loop, a mean."""
+    """FedAvg by hand, the same steps on the same data."""
     torch.set_num_threads(1)
     federation = partitions.federation(config)
     clients = [i for i in range(federation.num_clients) if not federation.novel[i]][share]
     data = [federation.share(i).train[:] for i in clients]
     model = build_model(str(config["model"]), federation.info.shape, 10, 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=float(config["lr"]))
-    server = [p.detach().clone() for p in model.parameters()]
     generator = torch.Generator().manual_seed(0)
-    for _ in range(rounds):
-        total = [torch.zeros_like(p) for p in server]
-        for x, y in data:
-            with torch.no_grad():
-                for p, w in zip(model.parameters(), server, strict=True):
-                    p.copy_(w)
-            for rows in batches(len(y), 64, steps=20, epochs=0, generator=generator):
-                optimizer.zero_grad()
-                F.cross_entropy(model(x[rows]), y[rows]).backward()
-                optimizer.step()
-            with torch.no_grad():
-                for one, p in zip(total, model.parameters(), strict=True):
-                    one.add_(p, alpha=1 / len(data))
-        server = total
+
+    def rows(n: int) -> Sequence[torch.Tensor]:
+        return batches(n, 64, steps=20, epochs=0, generator=generator)
+
+    for _ in by_hand.rounds(model, lambda: data, rows, float(config["lr"]), rounds):
+        pass
 
 
 def seconds(work: Callable[[], object]) -> float:

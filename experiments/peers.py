@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import partitions
 from clients.models import build_model
+from experiments import by_hand
 from fedapps.config import Config, defaults
 
 CLIENTS, SAMPLED, LR, ROUNDS = 100, 10, 0.1, 3
@@ -62,25 +63,15 @@ def between(starts: list[float]) -> list[float]:
 
 
 def loop(work: Work, shares: Shares) -> list[float]:
-    """FedAvg as one writes it by hand: tensors in memory, a loop, a mean."""
-    model = network(work)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    server = [p.detach().clone() for p in model.parameters()]
+    """FedAvg by hand."""
     clock = [time.perf_counter()]
-    for _ in range(ROUNDS):
-        total = [torch.zeros_like(p) for p in server]
-        for x, y in random.sample(shares, SAMPLED):
-            with torch.no_grad():
-                for p, w in zip(model.parameters(), server, strict=True):
-                    p.copy_(w)
-            for rows in torch.randperm(len(y)).split(work[1]):
-                optimizer.zero_grad()
-                F.cross_entropy(model(x[rows]), y[rows]).backward()
-                optimizer.step()
-            with torch.no_grad():
-                for one, p in zip(total, model.parameters(), strict=True):
-                    one.add_(p, alpha=1 / SAMPLED)
-        server = total
+    for _ in by_hand.rounds(
+        network(work),
+        lambda: random.sample(shares, SAMPLED),
+        lambda n: torch.randperm(n).split(work[1]),
+        LR,
+        ROUNDS,
+    ):
         clock.append(time.perf_counter())
     return between(clock)
 
@@ -115,7 +106,7 @@ def flower(work: Work, shares: Shares) -> list[float]:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    client, server, clock = ClientApp(), ServerApp(), Path(tempfile.mkstemp()[1])
+    client, server, clock = ClientApp(), ServerApp(), []
 
     @client.train()
     def train(message: Message, context: Any) -> Message:
@@ -135,8 +126,7 @@ def flower(work: Work, shares: Shares) -> list[float]:
 
     class Timed(FedAvg):
         def configure_train(self, *arguments: Any) -> Any:
-            with clock.open("a") as file:
-                file.write(f"{time.perf_counter()}\n")
+            clock.append(time.perf_counter())
             return super().configure_train(*arguments)
 
     @server.main()
@@ -153,9 +143,7 @@ def flower(work: Work, shares: Shares) -> list[float]:
         num_supernodes=CLIENTS,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
-    starts = [float(line) for line in clock.read_text("utf-8").split()]
-    clock.unlink()
-    return between(starts)
+    return between(clock)
 
 
 def fluke(work: Work, shares: Shares) -> list[float]:
