@@ -95,11 +95,15 @@ def _store_state(context: Context, method: str, client: Client, *, must: bool) -
     """Keep the client's state, until its next training in memory alone where the disk is full.
 
     With `must` that raises OSError: no answer leaves a node that could forget it gave it. A state
-    that is not finite is not kept: the client goes on from the one before."""
+    that is not finite is not kept, so that the client goes on from the one before; with `must`
+    that raises ValueError."""
     if not client.state:
         return
     if spoilt := [n for n, a in client.state.items() if not np.isfinite(a).all()]:
-        log(WARNING, "not finite and not kept: %s", ", ".join(spoilt))
+        message = f"not finite and not kept: {', '.join(spoilt)}"
+        if must:
+            raise ValueError(message)
+        log(WARNING, "%s", message)
         return
     file = _state_file(context, method, client)
     try:

@@ -36,15 +36,19 @@ class Counts(Client):
     def properties(self):
         return {"client": -1, "novel": False} | self.count()
 
-    def train(self, arrays, config):
+    def hold(self, config):
         if "worth" in config:
             self.state["worth"] = np.array([1.0, config["worth"]])
+
+    def train(self, arrays, config):
+        self.hold(config)
         return {f"new/{name}": 2 * a for name, a in arrays.items()}, 3, self.count()
 
     def score(self, arrays, config):
         return 0.5, 4, self.count()
 
     def look(self, arrays, config):
+        self.hold(config)
         return dict(reversed(arrays.items())), self.count()
 
     note = more = domain = look
@@ -78,6 +82,8 @@ def test_a_state_that_is_not_finite_does_not_take_the_place_of_a_finite_one(wort
     assert load_file(tmp_path / "counts-5.safetensors")["worth"].tolist() == [1.0, 2.0]
     ask(context, "train", {}, worth=3.0)
     assert load_file(tmp_path / "counts-5.safetensors")["worth"].tolist() == [1.0, 3.0]
+    with pytest.raises(ValueError, match="worth"):  # an answer that is forgotten stays
+        ask(context, "query.note", {}, worth=worth)
 
 
 ARRAYS = {"b": np.float32([1, 2]), "a": np.float32([3])}
