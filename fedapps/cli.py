@@ -28,6 +28,7 @@ from fedapps.config import (
     saved_runs,
 )
 from fedapps.console import make_console, say, say_error
+from fedapps.engines.cluster import check_address
 from fedapps.engines.jobs import ENGINES, Job, make_jobs, run_jobs
 from fedapps.engines.sweep import begun_jobs, finished, keep_finished
 from fedapps.files import check_writable, write_text
@@ -116,6 +117,8 @@ def run(
             raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MOST_JOBS}]")
         if ray_address and engine != "ray":
             raise ValueError(f"--ray-address is for --engine ray, not {engine}")
+        if ray_address:
+            check_address(ray_address)
         check_gpus(gpus_per_client, here=not ray_address)
         if resume is not None:
             if arguments or methods or seeds or from_ or bound or fresh:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,9 +15,24 @@ from fedapps.engines.flwr import stage
 from fedapps.engines.household import GO_ON, MEMBER, household
 
 TRIES = 3  # each waits half a minute for Ray, which is all that it lets itself be waited for
+CONNECT_SECONDS = 5.0
 VITAL = ("raylet", "gcs_server")  # without which nothing of Ray goes on
 
 Check = Callable[[], None]
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError if nobody listens there: Ray would wait for minutes. "auto" is Ray's to
+    find."""
+    host, _, port = address.rpartition(":")
+    try:
+        if address != "auto":
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"--ray-address is {address!r}: {error}; it is host:port of a Ray cluster's head "
+            '(ray start --head), or "auto"'
+        ) from error
 
 
 @contextmanager

@@ -38,6 +38,13 @@ def fedapps(*arguments, code=0):
         (["--engine", "spark"], ["'spark'", "in-process"]),
         (["--seeds", "a"], ["'a'"]),
         (["--jobs", "0"], ["--jobs is 0"]),
+        (
+            ["--engine", "in-process", "--ray-address", "auto"],
+            ["--ray-address", "--engine ray", "in-process"],
+        ),
+        (["--engine", "ray", "--ray-address", "127.0.0.1:1"], ["'127.0.0.1:1'", "host:port"]),
+        (["--engine", "ray", "--ray-address", "head"], ["'head'", "host:port"]),
+        (["--engine", "ray", "--ray-address", "127.0.0.1:99999"], ["99999", "host:port"]),
         (["nothing.toml"], ["nothing.toml"]),
         (["nonsense"], ["'nonsense'", "key=value"]),
         (["fedprox.mu=-1", "--methods", "fedprox"], ["fedprox.mu", "-1"]),
