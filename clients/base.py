@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
+from clients.cohort import fit
 from clients.domain import half
-from clients.sgd import batches, only, sgd
+from clients.sgd import batches, only
 from partitions.datasets import Info
 from partitions.seeds import seed_of
 from partitions.shares import SUB_POPULATION, Samples, Share
@@ -53,6 +54,8 @@ class Client(NumPyClient):
     needs_public = False  # True: learns from public samples, which no client owns
     few_shot = "tuned"  # how a novel client learns from a few labels: "tuned", in "rounds", by its
     # "descriptor"; "": not
+    stacked: tuple[str, ...] = ()  # attributes, lists of tensors, that `loss` reads; a class that
+    # has a `loss` and no such line trains in no cohort
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
 
@@ -266,9 +269,10 @@ class Client(NumPyClient):
             "weight_decay": self.weight_decay,
         } | options
         settings["samples"] = settings["samples"].to(self.device)
+        settings["parameters"] = list(settings["parameters"])
         if "rows" not in settings:
             settings["rows"] = self.rows(config)
-        return sgd(**settings)
+        return fit(self, settings)
 
     def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
         """Put the accuracy of `samples` under `key`; returns mean loss and labeled count.

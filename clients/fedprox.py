@@ -12,6 +12,8 @@ from clients.base import Client, Config, Metrics
 class FedProxClient(Client):
     """FedAvg's client with a proximal term of weight `mu` >= 0."""
 
+    stacked = ("server",)
+
     def __init__(self, *args: Any, mu: float = 0.001, **options: Any) -> None:
         super().__init__(*args, **options)
         if mu < 0:

@@ -30,18 +30,12 @@ class ScaffoldClient(Client):
         x = {name: a for name, a in arrays.items() if not name.startswith("control/")}
         self.load(x)
         c_i = {n: np.zeros_like(a) for n, a in c.items()} | group(self.state, "control")
-        drift = [
-            (parameter, torch.from_numpy(c[name] - c_i[name]).to(self.device))
-            for name, parameter in self.model.named_parameters()
+        drift = [  # y_i ← y_i − η_l (g_i(y_i) − c_i + c), line 10
+            torch.from_numpy(c[name] - c_i[name]).to(self.device)
+            for name, _ in self.model.named_parameters()
         ]
-
-        def correct() -> None:  # y_i ← y_i − η_l (g_i(y_i) − c_i + c), line 10
-            for parameter, correction in drift:
-                if parameter.grad is not None:
-                    parameter.grad += correction
-
         rows = self.rows(config)
-        loss = self.fit_locally(config, rows=rows, adjust=correct)
+        loss = self.fit_locally(config, rows=rows, drift=drift)
         y_i = self.arrays()
         delta = {name: y_i[name] - x[name] for name in c}
         k_eta = np.float32(len(rows) * self.lr)

@@ -44,25 +44,30 @@ def sgd(
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    drift: Sequence[Tensor] = (),
     adjust: Callable[[], None] | None = None,
 ) -> float:
     """One SGD step per mini-batch in `rows`; returns the mean loss.
 
-    `adjust` may change the gradients after the backward pass. Momentum starts fresh."""
+    `drift`, one tensor for each parameter, is added to every gradient; `adjust` may change them in
+    any way. Momentum starts fresh."""
     trained = list(parameters)
     if sum(map(len, rows)) >= len(samples):
         samples = samples.converted()  # once instead of batch by batch
     optimizer = SGD(trained, lr, momentum, weight_decay)
-    total = torch.zeros(())
+    total: Tensor | float = 0.0
     for index in rows:
         x, y = samples[index]
         value = loss(x, y)
         optimizer.zero_grad()
         value.backward()
+        for parameter, correction in zip(trained, drift, strict=False):
+            if parameter.grad is not None:
+                parameter.grad += correction
         if adjust is not None:
             adjust()
         optimizer.step()
-        total = total + value.detach().to(total.device, non_blocking=True)
+        total = total + value.detach()
     return float(total) / max(len(rows), 1)
 
 

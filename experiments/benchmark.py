@@ -2,8 +2,8 @@
 
 FedAvg, in process and on Ray, over hand-written loops of the same steps on the same data with
 one thread each; FedTTA's step and ODPFL-HN's round over FedAvg's; FedEmbed with many users; start
-and memory of the data; rounds among 10 000 registered clients; other simulators. Ratios hold on any
-machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
+and memory of the data; rounds among 10 000 registered clients; cohorts; other simulators. Ratios
+hold on any machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
 
 import logging
 import multiprocessing
@@ -23,6 +23,7 @@ from clients.models import build_model
 from clients.sgd import batches
 from experiments import (
     bench_clients,
+    bench_cohort,
     bench_data,
     bench_fedembed,
     bench_fedtta,
@@ -136,6 +137,7 @@ MEASURES = {
     "fedembed": bench_fedembed.rows,
     "data": bench_data.rows,
     "clients": bench_clients.rows,
+    "cohort": bench_cohort.rows,
     "peers": bench_peers.rows,
 }
 

@@ -1,6 +1,7 @@
 """The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
 
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ from torch import nn
 import partitions
 from clients.arrays import Arrays, model_arrays
 from clients.base import Client
+from clients.cohort import in_cohort
 from clients.models import build_model, sized
 from clients.privacy import private
 from fedapps.bridge import answer, identity
@@ -70,6 +72,8 @@ def build_client(
         share = replace(share, public=partitions.federation(with_public(config, method)).public)
     config = config | {"model": client_model(config, method, client_id, own)}
     model, initial = method_model(method, config, info)
+    if in_cohort():  # the others' steps are still to come
+        model = deepcopy(model)
     return construct(
         METHODS[method].client,
         model,

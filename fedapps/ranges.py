@@ -55,6 +55,7 @@ INTERVALS = {
     "novel-shots": COUNT,
     "early-stopping": ROUNDS,
     "checkpoint-every": ROUNDS,
+    "cohort": "[1, 10000]",
     "image-size": "[0, 4096]",
     "serve-every": "(0, 86400]",
     "serve-timeout": "(0, 86400]",

@@ -8,7 +8,7 @@ from strategies.privacy import Privacy
 
 READ_BY_APPS = {"method", "dataset", "data_dir", "image_size", "partition", "num_clients",
                 "train_fraction", "rounds", "model", "client_models", "from_dir", "standardize",
-                "data_seed", "output_dir", "device", "callbacks", "early_stopping",
+                "data_seed", "output_dir", "device", "cohort", "callbacks", "early_stopping",
                 "serving", "serve_dir", "serve_every", "serve_timeout", "serve_again",
                 "novel_shots", "checkpoint_every", "resume", "round_timeout"}  # fmt: skip
 READ_BY_APPS |= keywords(Privacy.__init__).keys()

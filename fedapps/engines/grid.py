@@ -5,6 +5,7 @@ Flower's own in-memory grid does, which is why pyproject pins flwr to one minor 
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Self
 from uuid import uuid4
 
@@ -15,6 +16,8 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from clients.cohort import Cohort
 
 UserConfig = Mapping[str, str | int | float | bool]
 
@@ -79,13 +82,18 @@ class InProcessGrid(LocalGrid):
     """Calls `client_app` for each message, one after the other, a Context kept per node.
 
     `node_configs` holds one node configuration per node. A client that raises answers with an
-    error reply, as in Flower's engines."""
+    error reply, as in Flower's engines. Up to `cohort` clients train side by side, as one stack
+    (`clients.cohort`)."""
 
     def __init__(
-        self, client_app: ClientApp, run_config: UserConfig, node_configs: Sequence[UserConfig]
+        self,
+        client_app: ClientApp,
+        run_config: UserConfig,
+        node_configs: Sequence[UserConfig],
+        cohort: int = 1,
     ) -> None:
         super().__init__(node_configs)
-        self.client_app = client_app
+        self.client_app, self.cohort = client_app, Cohort(cohort)
         same = dict(run_config)  # hundreds of keys, once for thousands of clients
         self.contexts = {
             i: Context(
@@ -99,9 +107,11 @@ class InProcessGrid(LocalGrid):
         }
 
     @classmethod
-    def simulation(cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int) -> Self:
+    def simulation(
+        cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int, cohort: int = 1
+    ) -> Self:
         """A grid whose nodes are configured as Flower's simulation engine does."""
-        return cls(client_app, run_config, simulated(num_nodes))
+        return cls(client_app, run_config, simulated(num_nodes), cohort)
 
     def get_node_ids(self) -> Iterable[int]:
         """The ids of the nodes that are there."""
@@ -109,7 +119,11 @@ class InProcessGrid(LocalGrid):
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         """Nodes answer at once, so `timeout` is never reached."""
-        return [self._deliver(message) for message in messages]
+        tasks = [partial(self._deliver, message) for message in messages]
+        training = [m.metadata.message_type.startswith("train") for m in messages]
+        if self.cohort.size > 1 and all(training):
+            return self.cohort.run(tasks)
+        return [task() for task in tasks]
 
     def _deliver(self, message: Message) -> Message:
         context = self.contexts.get(message.metadata.dst_node_id)

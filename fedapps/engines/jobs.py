@@ -106,6 +106,8 @@ def run_jobs(
     jobs = [job for job in jobs if not job.done]
     if not jobs:
         return
+    if engine != "in-process" and any(int(job.config["cohort"]) > 1 for job in jobs):
+        raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
     parallel = min(parallel, len(jobs))
     for job in jobs:
         (job.folder / "summary.json").unlink(missing_ok=True)
@@ -130,7 +132,8 @@ def run_in_process(config: Config) -> None:
     from fedapps.engines.grid import InProcessGrid
     from fedapps.serverapp import run
 
-    run(InProcessGrid.simulation(app, config, int(config["num-clients"])), config, "in-process")
+    nodes, cohort = int(config["num-clients"]), int(config["cohort"])
+    run(InProcessGrid.simulation(app, config, nodes, cohort), config, "in-process")
 
 
 def _client_app() -> "ClientApp":

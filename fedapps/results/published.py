@@ -22,7 +22,7 @@ SCORES = {
     "f1-users": "F1, users",
 }
 DEFINING = ("dataset", "partition")  # a run that differs in these has nothing to do with the paper
-ASIDE = {"output-dir", "seed", "evaluate-every", "device", "data-dir", "method"}
+ASIDE = {"output-dir", "seed", "evaluate-every", "device", "cohort", "data-dir", "method"}
 
 
 @dataclass(frozen=True)
