@@ -1,9 +1,9 @@
 """Speed and memory, as ratios measured in one run: ``python -m experiments.benchmark [NAME …]``.
 
-FedAvg, in process and on Ray, over hand-written loops of the same steps on the same data with
-one thread each; FedTTA's step and ODPFL-HN's round over FedAvg's; FedEmbed with many users; start
-and memory of the data; rounds among 10 000 registered clients; cohorts; other simulators. Ratios
-hold on any machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
+FedAvg, in process and on Ray, and pFedHN over hand-written loops of the same steps on the same data
+with one thread each; FedTTA's step and ODPFL-HN's round over FedAvg's; FedEmbed with many users;
+start and memory of the data; rounds among 10 000 registered clients; cohorts; other simulators.
+Ratios hold on any machine. Needs MNIST (FEDAPPS_DATA_DIR)."""
 
 import logging
 import multiprocessing
@@ -29,12 +29,13 @@ from experiments import (
     bench_fedtta,
     bench_odpfl,
     bench_peers,
+    bench_pfedhn,
     by_hand,
 )
 from fedapps.config import Config, defaults
 from fedapps.engines.jobs import make_jobs, run_jobs
 
-ROUNDS = 4
+ROUNDS, REPEATS = 4, 5
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds
 
 
@@ -81,7 +82,7 @@ def in_process() -> Rows:
             bench_odpfl.rounds(config, "fedavg", ROUNDS)[0] / ROUNDS,
             seconds(lambda: hand_written(config, ROUNDS)) / ROUNDS,
         )
-        for _ in range(5)
+        for _ in range(REPEATS)
     ]
     ratio = float(np.median([ours / loop for ours, loop in pairs]))
     ours, loop = np.median(np.array(pairs), axis=0)
@@ -109,9 +110,18 @@ def side_by_side(config: Config, rounds: int) -> float:
 
 
 def ray(engine: str = "ray", bar: str = "1.15") -> Rows:
-    """A round on two actors over two hand-written loops side by side."""
+    """A round on two actors over two hand-written loops side by side; medians of alternating
+    runs."""
+    pairs = np.array([(_on(engine), side_by_side(protocol(), ROUNDS)) for _ in range(REPEATS)])
+    ours, loops = np.median(pairs, axis=0)
+    ratio = float(np.median(pairs[:, 0] / pairs[:, 1]))
+    row = f"FedAvg on {engine}, two clients at once / two hand-written loops"
+    return [(row, ratio, bar, f"{ours:.2f} / {loops:.2f} a round")]
+
+
+def _on(engine: str) -> float:
+    """Seconds of a later round of FedAvg on the engine."""
     config = protocol() | {"rounds": 3 * ROUNDS}
-    loops = side_by_side(config, ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
         jobs = make_jobs(config, ["fedavg"], [0], Path(folder))
         reports: list[dict] = []
@@ -123,16 +133,37 @@ def ray(engine: str = "ray", bar: str = "1.15") -> Rows:
         if jobs[0].error:
             raise RuntimeError(jobs[0].error)
     rounds = [report["seconds"] for report in reports if ROUNDS < report["round"] < 3 * ROUNDS]
-    ours = float(np.median(rounds))
-    row = f"FedAvg on {engine}, two clients at once / two hand-written loops"
-    return [(row, ours / loops, bar, f"{ours:.2f} / {loops:.2f} a round")]
+    return float(np.median(rounds))
+
+
+def start() -> Rows:
+    """From the call to the end of the first round on digits, Ray actors over Flower's engine;
+    medians of alternating runs."""
+    config = defaults() | {"rounds": 1, "num-clients": 10}
+
+    def first_round(engine: str) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = make_jobs(config, ["fedavg"], [0], Path(folder))
+            took = seconds(lambda: run_jobs(jobs, engine, follow=lambda _: None))
+        if jobs[0].error:
+            raise RuntimeError(jobs[0].error)
+        return took
+
+    pairs = np.array([(first_round("ray"), first_round("flower")) for _ in range(3)])
+    ours, others = np.median(pairs, axis=0)
+    row = "a run of one round, Ray actors / Flower's engine"
+    return [
+        (row, float(np.median(pairs[:, 0] / pairs[:, 1])), "0.50", f"{ours:.1f} / {others:.1f}")
+    ]
 
 
 MEASURES = {
     "in-process": in_process,
     "ray": ray,
     "flower": lambda: ray("flower", "1.40"),
+    "start": start,
     "fedtta": bench_fedtta.rows,
+    "pfedhn": bench_pfedhn.rows,
     "odpfl-hn": bench_odpfl.rows,
     "fedembed": bench_fedembed.rows,
     "data": bench_data.rows,

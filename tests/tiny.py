@@ -1,6 +1,7 @@
 """Shares and replies small enough to work by hand."""
 
 import json
+import time
 
 import torch
 from flwr.app import Message
@@ -108,3 +109,11 @@ def left(folder):
         for name, array in load_file(file).items()
     }
     return summary, lines, arrays
+
+
+def wait(done, seconds, what):
+    """Until `done()`; fails with `what()` after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.2)

@@ -152,13 +152,18 @@ def _panels(names: Sequence[str]) -> tuple["Figure", dict[str, Any]]:
 
 
 def _legend(figure: "Figure", axes: Mapping[str, Any]) -> None:
-    """One legend below all panels."""
+    """One legend below all panels, of as many columns as the figure has room for."""
     told: dict[str, Any] = {}
     for axis in axes.values():
         handles, labels = axis.get_legend_handles_labels()
         told |= dict(zip(labels, handles, strict=True))
-    if len(told) > 1:
-        figure.legend(list(told.values()), list(told), loc="outside lower center", ncols=4)
+    for columns in (4, 3, 2, 1) if len(told) > 1 else ():
+        legend = figure.legend(
+            list(told.values()), list(told), loc="outside lower center", ncols=columns
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def line_styles() -> Any:

@@ -54,9 +54,15 @@ class Deployment:
         """FLWR_HOME of all its processes, with the configuration that finds the SuperLink."""
         return self.folder / "home"
 
+    @property
+    def database(self) -> Path:
+        """What the SuperLink knows of its nodes, so that they stay when it starts again."""
+        return self.folder / "superlink.db"
+
     def write(self) -> None:
         """Everything that the processes need; a script for each."""
         tls = self.folder / "tls"
+        self.database.unlink(missing_ok=True)
         connection: dict[str, str | bool] = {"address": f"{self.host}:{self.port}"}
         if self.tls:
             make_certificates(tls, self.host)
@@ -77,23 +83,34 @@ class Deployment:
         write_text(self.folder / FILE, json.dumps(told, indent=1))
 
     def start(self, names: list[str]) -> None:
-        """Start processes; nodes' keys are registered once the SuperLink listens.
+        """Start processes; nodes' keys are registered when the SuperLink answers the first time.
 
         Raises RuntimeError if the SuperLink does not start."""
         if SUPERLINK in names and not self.alive(SUPERLINK):
+            knows = self.database.is_file()
             self._spawn(SUPERLINK)
             deadline = time.monotonic() + START_SECONDS
-            while not listening(self.port):
+            while not self._answers():
                 if not self.alive(SUPERLINK) or time.monotonic() > deadline:
                     log = self.folder / "log" / f"{SUPERLINK}.log"
                     raise RuntimeError(f"the SuperLink did not start; its log is {log}")
                 time.sleep(0.1)
-            if self.tls:
+            if self.tls and not knows:
                 for node in self.nodes:
                     self.register(node)
         for node in names:
             if node != SUPERLINK and not self.alive(node):
                 self._spawn(node)
+
+    def _answers(self) -> bool:
+        """Whether the SuperLink does; it listens some time before."""
+        if not listening(self.port):
+            return False
+        try:
+            self.flwr().call("supernode", "list", NAME)
+        except RuntimeError:
+            return False
+        return True
 
     def register(self, node: str) -> None:
         """Let the SuperLink accept the node's key."""
@@ -124,6 +141,7 @@ class Deployment:
     def _superlink(self, tls: Path) -> list[str]:
         arguments = ["--host", self.host, "--port", str(self.port)]
         arguments += ["--disable-runtime-dependency-installation"]
+        arguments += ["--database", str(self.database)]
         if not self.tls:
             return [*arguments, "--insecure"]
         arguments += ["--ssl-ca-certfile", str(tls / "ca.crt")]

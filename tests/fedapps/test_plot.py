@@ -48,6 +48,17 @@ def test_lines_differ_without_colour(tmp_path):
     assert all(abs(a - b) > 0.1 for a, b in itertools.pairwise(grey))
 
 
+def test_long_names_stay_within_the_figure(tmp_path):
+    for number in range(4):
+        method = f"tent adapt-steps={number} adapt-clip-norm=10.0 bits=true lr=0.125"
+        leave(tmp_path, method, 0, [0.5], curve=(0.5,))
+    figure = curves(read_runs(tmp_path)[0])
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert len(figure.legends[0].texts) == 4
+
+
 def test_accuracy_against_a_swept_key(tmp_path):
     """Means 50 and 70 over seeds at α = 0.1, deviation 20/√2; words beside each other."""
     for alpha, seed, accuracy in ((0.1, 0, 0.5), (0.1, 1, 0.7), (10.0, 0, 0.9)):

@@ -2,10 +2,10 @@
 
 import signal
 import subprocess
-import time
 
 import numpy as np
 import pytest
+from tiny import wait
 
 import fedapps
 import partitions
@@ -80,10 +80,3 @@ def serve(run, deployment, client):
                 process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     return told
-
-
-def wait(done, seconds, what):
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
