@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from partitions.changes import blur, rotate
+from partitions.changes import Corruption, Rotation, Subsampling, blur, rotate
 from partitions.datasets import Dataset, Info
 
 
@@ -57,8 +57,51 @@ def test_blur_spreads_by_its_width():
     x = torch.zeros(1, 1, 41, 41)
     x[0, 0, 20, 20] = 1.0
     for width in (1.0, 2.0):
-        row = blur(x, width)[0, 0].sum(0).numpy()
-        assert (row * (np.arange(41) - 20) ** 2).sum() == pytest.approx(width**2, rel=0.05)
+        for axis in (0, 1):
+            row = blur(x, width)[0, 0].sum(axis).numpy()
+            assert (row * (np.arange(41) - 20) ** 2).sum() == pytest.approx(width**2, rel=0.05)
+
+
+def test_rotation_is_bilinear():
+    """Turned by 45°, the four neighbours of a lit centre lie (√½, √½) from it in the image as it
+    was: each weighs (1 − √½)² there."""
+    x = torch.zeros(1, 1, 5, 5)
+    x[0, 0, 2, 2] = 200.0
+    turned = rotate(x, 45.0)[0, 0]
+    assert turned[[1, 3, 2, 2], [2, 2, 1, 3]].tolist() == pytest.approx([17.157] * 4, abs=1e-2)
+
+
+def test_inputs_are_blurred_before_they_are_rotated():
+    """A white image stays white under a blur, and its turned corners are black: the other way
+    about they would be blurred, too."""
+    white = torch.ones(1, 1, 21, 21)
+    novel = np.array([False, True])
+    changed = Corruption(novel, 2.0, 45.0).inputs(1, white)
+    torch.testing.assert_close(changed, rotate(white, 45.0))
+    told = [Corruption(novel, 2.0, 45.0).attributes(client) for client in (0, 1)]
+    assert told == [{"blur": 0.0, "angle": 0.0}, {"blur": 2.0, "angle": 45.0}]
+
+
+def test_every_seed_and_client_has_draws_of_its_own():
+    """Angles by seed; the places that are kept of 20 rows by seed and client, and not the first."""
+    novel = np.arange(12) % 3 > 0
+    drawn = [Rotation(novel, (0, 30, 60), (15, 45), seed).angles.tolist() for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    kept = [
+        Subsampling(novel, 0.4, seed).rows(client, np.arange(20)).tolist()
+        for seed, client in ((1, 1), (1, 1), (1, 2), (2, 1))
+    ]
+    assert kept[0] == kept[1]
+    assert len({tuple(sorted(rows)) for rows in [*kept, list(range(8))]}) == 4
+
+
+def test_how_many_samples_are_kept():
+    """0.18 of ten are 1.8, rounded 2; 0.01 of ten are at least one; a training client keeps all."""
+    novel, rows = np.array([True, False]), np.arange(10)
+    for fraction, count in ((0.18, 2), (0.01, 1)):
+        change = Subsampling(novel, fraction, 0)
+        assert [len(change.rows(client, rows)) for client in (0, 1)] == [count, 10]
+        assert [change.attributes(client)["kept"] for client in (0, 1)] == [fraction, 1.0]
 
 
 @pytest.mark.parametrize("base", ["pathological", "class-fraction"])

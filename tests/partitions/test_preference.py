@@ -1,9 +1,10 @@
+import datasets
 import numpy as np
 import pytest
 
 import partitions
 from fedapps.config import defaults
-from partitions.preference import apportion
+from partitions.preference import PreferencePartitioner, apportion
 from partitions.shares import Share
 
 
@@ -60,6 +61,51 @@ def test_users_are_dealt_by_the_shares_and_ranked_within_their_sub_population():
         for a in (federation.share(i).attributes for i in range(40))
     )
     assert found[:11] == [(0, r) for r in range(10)] + [(1, 0)]
+    first = [
+        a for a in (federation.share(i).attributes for i in range(40)) if not a["sub-population"]
+    ]
+    assert [a["rank"] for a in first] == list(range(10))  # by client id
+
+
+def dealt(preferred, seed=0):
+    """Rows of 18 to train on, 6 to validate and 12 to test, of three types of 60 rows each."""
+    rule = PreferencePartitioner(preferred, 36, 6, 12, seed)
+    rule.dataset = datasets.Dataset.from_dict({"label": np.repeat([0, 1, 2], 60)})
+    return [np.split(rule.rows(user), [18, 24]) for user in range(len(preferred))]
+
+
+def test_pools_are_random_and_of_the_parts_proportions():
+    """Of 60 rows of a type half are to train on, a sixth to validate, a third to test: 30, 10, 20.
+    Nine rows of a user's type are among its 18; 200 users of each type see every row."""
+    found = dealt([0, 1, 2] * 200)
+    for part, each in enumerate((30, 10, 20)):
+        seen = np.unique(np.concatenate([user[part] for user in found]))
+        assert np.bincount(seen // 60).tolist() == [each] * 3
+        assert np.ptp(seen[:each]) >= each  # not a run of rows
+        other = np.unique(np.concatenate([user[part] for user in dealt([0, 1, 2] * 200, 1)]))
+        assert seen.tolist() != other.tolist()
+
+
+def test_users_draw_apart_and_what_they_dislike_is_of_every_other_type():
+    """Two users of one taste, and one user under two seeds, hold other rows; positive and negative
+    ones are mixed."""
+    (one, *_), (two, *_), (again, *_) = *dealt([1, 1]), dealt([1, 1])[0]
+    (other, *_) = dealt([1], seed=1)[0]
+    assert one.tolist() == again.tolist()
+    assert len({tuple(sorted(rows % 60)) for rows in (one, two, other)}) == 3
+    places = np.sort(one)
+    assert np.unique(one[one // 60 != 1] // 60).tolist() == [0, 2]
+    assert len(places) == 18 and (one[:9] // 60 != 1).any()
+
+
+def test_users_have_rows_of_the_training_split_alone_which_set_the_moments():
+    """The digits' first 1437 images; their values, over 16, have mean 0 and deviation 1."""
+    federation = users(num_clients=200, standardize="training-clients")
+    rows = np.concatenate([federation.share(i).everything.index for i in range(200)])
+    assert 1400 < rows.max() < 1437
+    x = federation.dataset.x[:1437].double() / 16
+    samples = federation.share(0).everything
+    assert (samples.mean, samples.std) == pytest.approx((x.mean().item(), x.std().item()))
 
 
 def test_apportion_gives_the_largest_remainders_the_rest():
