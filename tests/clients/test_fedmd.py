@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -353,3 +354,18 @@ def test_public_samples_belong_to_nobody(tmp_path):
     assert federation(defaults()).public is None
     with pytest.raises(ValueError, match="public-samples is -2"):
         federation(defaults() | {"partition.public-samples": -2})
+
+
+def test_the_server_averages_each_set_and_holds_nothing_else():
+    """Base logits 1 and 3, personalized 5 and 11; novel clients do not say what is expected."""
+    names = HeteroFedTTA.sets
+    replies = [
+        Update(Node(i, i), dict(zip(names, map(np.float32, z), strict=True)), 1 + i, {})
+        for i, z in enumerate((([1], [5]), ([3], [11])))
+    ]
+    after = HeteroFedTTA().aggregate({}, replies)
+    assert {name: a.tolist() for name, a in after.items()} == {names[0]: [2], names[1]: [8]}
+    assert FedMD().initialize({"w": np.zeros(1), "logits": np.ones(1)}).keys() == {"logits"}
+    strategy = FedMD()
+    strategy.nodes = [replace(n, novel=i > 0) for i, n in enumerate(nodes((5, 3), (7, 3), (7, 3)))]
+    assert strategy.expected({})["logits"].shape == (5, 3)

@@ -86,3 +86,18 @@ def test_settings_out_of_range(setting):
         scalar(**{setting: 0})
     with pytest.raises(ValueError, match="server-beta"):
         PFedMe(server_beta=0.0)
+
+
+@pytest.mark.parametrize(("robust", "statistic"), [("none", 5.6), ("median", 6.0)])
+def test_running_statistics_are_averaged_and_not_mixed(robust, statistic):
+    """β = ½ mixes the weights alone: ½ · 1 + ½ · 6. Of 2, 6 and 6 from 1, 4 and 5 samples the
+    statistics have the mean (2 + 54) / 10, the weights 14/3 and the median 6."""
+    start = {"weight": np.ones(1, np.float32), "norm.running_mean": np.zeros(1, np.float32)}
+    replies = [
+        update(i, dict.fromkeys(start, np.full(1, value, np.float32)), n)
+        for i, (value, n) in enumerate(((2, 1), (6, 4), (6, 5)))
+    ]
+    after = PFedMe(server_beta=0.5, robust=robust).aggregate(start, replies)
+    middle = 6 if robust == "median" else 14 / 3
+    assert after["weight"].item() == pytest.approx(0.5 + middle / 2)
+    assert after["norm.running_mean"].item() == pytest.approx(statistic)

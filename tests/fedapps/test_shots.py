@@ -16,6 +16,7 @@ from clients.perfedavg import PerFedAvgClient
 from clients.pfedme import PFedMeClient
 from fedapps.clientapp import with_public
 from fedapps.config import former_name
+from fedapps.methods import METHODS
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",
          "odpfl-hn", "pefll", "pfedhn", "fedprox"]  # fmt: skip
@@ -45,6 +46,24 @@ def test_a_share_is_cut_by_class():
     assert len({tuple(rows(with_labels(labels, 2, seed).train)) for seed in range(9)}) > 1
     whole = share(torch.zeros(3, 1), [0, 0, 1])
     assert whole.with_shots(2, 0) is whole  # a training client's
+
+
+def test_who_learns_from_labels_and_how():
+    """Of the methods only those without a model of a novel client's own, or without labels that
+    mean the same to all, do not; which ones learn otherwise than by tuning is listed here."""
+    others = {"pfedhn": "rounds", "pfedhn-pc": "rounds", "pefll": "descriptor"}
+    cannot = (
+        "pfl-sampled",
+        "pfl-nearest",
+        "pfl-ensemble",
+        "fedembed",
+        "global",
+        "global+",
+        "pfedkm",
+    )
+    ways = {name: entry.client.few_shot for name, entry in METHODS.items()}
+    assert {n: w for n, w in ways.items() if w != "tuned"} == others | dict.fromkeys(cannot, "")
+    assert {ways[name] for name in LEARN} == {"tuned", "rounds", "descriptor"}
 
 
 @pytest.mark.parametrize("method", LEARN)

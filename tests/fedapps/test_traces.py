@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.plot import save
-from fedapps.results.traces import draw, told, trace, traces
+from fedapps.results.traces import Trace, draw, told, trace, traces
 from fedapps.serverapp import run
 from partitions import federation
 
@@ -62,3 +62,24 @@ def test_training_clients_and_other_methods_are_refused(finished):
     arrays = load_file(folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"'fedavg'.*fedtta"):
         trace(config | {"method": "fedavg"}, arrays, 0, 3)
+
+
+def test_means_over_clients_and_the_step_of_least_entropy():
+    """Entropies 0.1 0.9 0.6 and 0.3 0.7 0.2: means 0.2, 0.8 and 0.4, of which the un-adapted
+    model's is the least and counts for nothing: step 2."""
+    found = [
+        Trace(3, np.array([0.1, 0.2, 0.6]), np.array([5.0, 4, 1]), np.array([0.1, 0.9, 0.6])),
+        Trace(8, np.array([0.3, 0.6, 0.8]), np.array([7.0, 2, 2]), np.array([0.3, 0.7, 0.2])),
+    ]
+    figure = draw(found)
+    curves = [axis.lines[0].get_ydata() for axis in figure.axes]
+    for curve, expected in zip(
+        curves, ([0.2, 0.4, 0.7], [6, 3, 1.5], [0.2, 0.8, 0.4]), strict=True
+    ):
+        assert curve.tolist() == pytest.approx(expected)
+    assert [axis.lines[1].get_xdata() for axis in figure.axes] == [[2, 2]] * 3
+    assert [line.split()[1:] for line in told(found)] == [
+        ["0", "accuracy", "0.2000", "ℓ_per", "6.0000", "entropy", "0.2000"],
+        ["1", "accuracy", "0.4000", "ℓ_per", "3.0000", "entropy", "0.8000"],
+        ["2", "accuracy", "0.7000", "ℓ_per", "1.5000", "entropy", "0.4000"],
+    ]

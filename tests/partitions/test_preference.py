@@ -4,6 +4,7 @@ import pytest
 
 import partitions
 from fedapps.config import defaults
+from partitions import preference
 from partitions.preference import PreferencePartitioner, apportion
 from partitions.shares import Share
 
@@ -96,6 +97,14 @@ def test_users_draw_apart_and_what_they_dislike_is_of_every_other_type():
     places = np.sort(one)
     assert np.unique(one[one // 60 != 1] // 60).tolist() == [0, 2]
     assert len(places) == 18 and (one[:9] // 60 != 1).any()
+
+
+def test_a_users_rows_are_drawn_by_the_seed_and_its_number(monkeypatch):
+    noted = []
+    seed_of = preference.seed_of
+    monkeypatch.setattr(preference, "seed_of", lambda *w: noted.append(w) or seed_of(*w))
+    dealt([1, 0], seed=5)
+    assert noted == [(5, "user", 0), (5, "user", 1)]
 
 
 def test_users_have_rows_of_the_training_split_alone_which_set_the_moments():

@@ -11,8 +11,10 @@ from fedapps.serverapp import run
 from strategies.fedembed import FedEmbed
 from strategies.fedrep import FedRep
 from strategies.pfedme import PFedMe
+from strategies.preference import PFedKM
 from strategies.privacy import Privacy
 from strategies.replies import Node
+from strategies.round import Round
 
 START = {"body": np.ones(2, np.float32), "head.w": np.array([1.0, 2.0], np.float32)}
 TASTES = {"partition": "preference", "model": "preference-net", "num-clients": 20}
@@ -182,3 +184,24 @@ def test_only_personal_heads_can_be_held():
     config = defaults() | TASTES | {"method": "fedembed", "fedembed.heads": "server"}
     with pytest.raises(ValueError, match="assignment 'prototype'"):
         run(None, config)
+
+
+def test_pfedkms_map_goes_over_the_users_once_a_round_in_any_order():
+    """One cluster; users change encoder and head by (1, 2) and (−3, 5). At the end of the run the
+    rate is ¼: from (8, 8) the map comes to 9/16 · 8 + 3/16 of the first user's + 1/4 of the
+    second's, whichever of them is first. Encoder and head move by the mean change (−1, 3.5)."""
+    start = {"body": np.zeros(1, np.float32), "heads.0.w": np.zeros(1, np.float32)}
+    one, two = np.array([1.0, 2.0]), np.array([-3.0, 5.0])
+    either = [4.5 + 3 / 16 * a + b / 4 for a, b in ((one, two), (two, one))]
+    found = set()
+    for seed in range(12):
+        strategy = PFedKM(sub_populations=1, seed=seed, som_rate=0.5, som_rate_end=0.25)
+        arrays = strategy.initialize(start)
+        strategy.now, strategy.num_rounds = Round(3), 3
+        strategy.gradients = np.full((1, 2), 8.0, np.float32)
+        strategy.descend = lambda arrays, mean: mean
+        changes = [dict(zip(start, map(np.float32, c[:, None]), strict=True)) for c in (one, two)]
+        mean = strategy.aggregate(arrays, [update(i, c) for i, c in enumerate(changes)])
+        assert [mean[name].item() for name in ("body", "heads.0.w")] == [-1, 3.5]
+        found |= {i for i, nodes in enumerate(either) if np.allclose(strategy.gradients[0], nodes)}
+    assert found == {0, 1}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL, federate, share, states
+from tiny import SMALL, federate, share, states, update
 
 from clients.arrays import from_record, group
 from clients.lgfedavg import LGFedAvgClient
@@ -10,6 +10,8 @@ from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
 from strategies.lgfedavg import LGFedAvg
+from strategies.replies import Node
+from strategies.round import Round
 
 HEAD = {"head.weight", "head.bias"}
 ALL = HEAD | {f"layers.{i}.{part}" for i in range(2) for part in ("weight", "bias")}
@@ -95,3 +97,21 @@ def test_bad_settings_and_models_without_head():
             cls(fedavg_rounds=-1)
     with pytest.raises(ValueError, match="head"):
         LGFedAvg().initialize({"w": np.zeros(1)})
+
+
+def test_bodies_become_personal_in_the_round_after_fedavgs_last():
+    """Of those who replied: client 1 was asked as well, and is sent the whole model again."""
+    strategy = LGFedAvg(fedavg_rounds=2)
+    arrays = {"body.w": np.zeros(1, np.float32), "head.w": np.zeros(1, np.float32)}
+    nodes = [Node(0, 0), Node(1, 1)]
+    for round_, started in ((2, set()), (3, {0})):
+        strategy.now = Round(round_, payloads=dict.fromkeys(nodes, arrays))
+        own = strategy.expected(arrays)
+        assert own.keys() == ({"head.w"} if started else arrays.keys())
+        after = strategy.aggregate(arrays, [update(0, {n: a + 1 for n, a in own.items()})])
+        assert after["body.w"].item() == (0 if started else 1)
+        assert after["head.w"].item() == 1
+        assert strategy.started == started
+        assert strategy.may_stop == bool(started)
+    sent = strategy.personalize(arrays, nodes)
+    assert [sent[node].keys() for node in nodes] == [{"head.w"}, arrays.keys()]

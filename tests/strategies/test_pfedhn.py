@@ -8,6 +8,7 @@ from clients.arrays import to_record
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
 from strategies.round import Round
+from strategies.targets import Targets
 
 TEMPLATE = {"w": np.zeros((2, 3)), "b": np.zeros(2)}  # float64
 
@@ -140,3 +141,26 @@ def test_a_fixed_descriptor_has_no_gradient_that_clipping_could_count():
     strategy._take(to_record({"w": np.zeros(1, np.float32)}))
     strategy._remember(0, torch.tensor([0.25, 0.75]))
     assert not strategy.embeddings[0].requires_grad
+
+
+def test_counters_are_averaged_within_a_network_and_given_with_its_models():
+    """S: (1·10 + 3·13) / 4 = 12.25 is 12, M: 7, and B, which nobody has, stays at 5. Row i of what
+    is generated is node i's."""
+    start = {"w": np.zeros(2, np.float32), "n": np.array(5)}
+    targets = Targets(dict.fromkeys("SMB", start))
+    nodes = [Node(i, i, properties={"model": m}) for i, m in enumerate("SMS")]
+    told = zip(nodes, (10, 7, 13), (1, 2, 3), strict=True)
+    targets.average_counters([Update(node, {"n": np.array(n)}, k, {}) for node, n, k in told])
+    assert {name: own["n"].item() for name, own in targets.counters.items()} == (
+        {"S": 12, "M": 7, "B": 5}
+    )
+    assert {name: [n.client for n in own] for name, own in targets.by_network(nodes).items()} == (
+        {"S": [0, 2], "M": [1]}
+    )
+    models = targets.named({"w": torch.tensor([[1.0, 2], [3, 4]])}, nodes[::2], "S")
+    assert {n.client: (m["w"].tolist(), m["n"].item()) for n, m in models.items()} == (
+        {0: ([1, 2], 12), 2: ([3, 4], 12)}
+    )
+    assert [targets.has(node) for node in (nodes[0], Node(9, 9), Node(8, 8, properties={}))] == (
+        [True, False, False]
+    )

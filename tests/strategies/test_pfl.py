@@ -12,9 +12,11 @@ from clients.models import build_model
 from clients.pfl import PFLClient, PFLSampledClient
 from fedapps.config import defaults
 from partitions.shares import Samples
+from strategies import pfl
 from strategies.distances import a_distances
-from strategies.pfl import PFLNearest
+from strategies.pfl import PFL, PFLNearest
 from strategies.replies import Node, Update
+from strategies.round import Round
 
 SETTINGS = {"num-clients": 6, "local-steps": 4, "rounds": 2, "evaluate-every": 2}
 
@@ -228,3 +230,48 @@ def test_a_sampled_models_score_is_the_mean_of_the_models_scores():
     loss, count, metrics = client.score(sent, {})
     assert (metrics["accuracy"], count) == (pytest.approx(1 / 3), 1)
     assert loss == pytest.approx(np.log1p(np.exp([-4, 2, 1])).mean(), rel=1e-5)
+
+
+def test_nearest_by_hand(monkeypatch):
+    """Clients 1, 5 and 12 train. Novel 7 is nearest to 12, of those that answered; 8 to 1, whose
+    models are not those of 12. Later 9 comes and alone is measured; with nobody left to train,
+    it gets what was handed out last."""
+    measured = []
+
+    def distances(exchange, novel, training):
+        measured.append([node.client for node in novel])
+        far = {7: [np.nan, 0.3, 0.1], 8: [0.2, 0.5, 0.4], 9: [0.9, 0.5, 0.6]}
+        return np.array([far[node.client] for node in novel])
+
+    def exchange(action, payloads, config=None, like=None):
+        return [update(n.client, {"w": np.full(1, n.client)}) for n in payloads]
+
+    monkeypatch.setattr(pfl, "a_distances", distances)
+    strategy = PFLNearest()
+    strategy.exchange = exchange
+    arrays = strategy.initialize({"w": np.zeros(1)})
+    training = [Node(i, i) for i in (1, 5, 12)]
+    novel = [Node(i, i, novel=True) for i in (7, 8, 9)]
+    strategy.nodes = training + novel
+
+    def offered(nodes):
+        sent = strategy.personalize(arrays, nodes)
+        return {n.client: {k: a.item() for k, a in sent[n].items()} for n in nodes}
+
+    assert offered(novel[:2]) == {7: {"12/w": 12}, 8: {"1/w": 1}}
+    assert offered(novel) == {7: {"12/w": 12}, 8: {"1/w": 1}, 9: {"5/w": 5}}
+    assert measured == [[7, 8], [9]]
+    strategy.nodes = novel
+    assert offered(novel[1:]) == {8: {"1/w": 1}, 9: {"5/w": 5}}
+
+
+def test_the_base_is_in_the_same_round_at_the_same_rates():
+    """½ in every 2 rounds; round 4 after three of a saved model's is six rounds on: ½³."""
+    strategy = PFL(base="pfedhn", lr_decay=0.5, lr_decay_rounds=2, saved_rounds=3)
+    strategy.now = Round(4)
+    strategy.nodes = [Node(0, 0)]
+    strategy.arrays = strategy.initialize({"w": np.zeros(1, np.float32)})
+    strategy.broadcast(strategy.arrays, strategy.nodes)
+    assert strategy.base.now is strategy.now
+    assert strategy.base.nodes is strategy.nodes
+    assert strategy.base.decay == strategy.decay == 0.125

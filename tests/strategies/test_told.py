@@ -70,3 +70,14 @@ def test_nothing_else_comes_through(told):
         assert isinstance(value, one)
         if one == (int, float) and name != "client":
             assert abs(value) <= LARGEST
+
+
+def test_bounds_belong_to_what_is_allowed():
+    """A hundred values, a word of 200 characters, 0 and 1, and the largest number; no more."""
+    assert len(typed({f"own{i}": i for i in range(100)})) == 100
+    kept = {"model": "m" * 200, "accuracy": 0, "test-accuracy": 1, "client": 0, "own": LARGEST}
+    assert typed(kept) == kept
+    assert typed({"own": 1.001 * LARGEST, "loss": -1.001 * LARGEST}) == {}
+    for bad in ({"model": "m" * 201}, {"accuracy": -0.01}, {"classes": 0}):
+        with pytest.raises(ValueError, match="must be"):
+            typed(bad)

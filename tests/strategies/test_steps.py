@@ -1,0 +1,312 @@
+"""The steps of a round by hand: who is drawn, what is measured from where, what is counted."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients.arrays import from_record, to_record
+from clients.base import KEEP, RECALL
+from fedapps.engines.grid import InProcessGrid
+from partitions.seeds import seed_of
+from strategies import base
+from strategies import round as rounds
+from strategies.fedavg import FedAvg
+from strategies.replies import Node, Update, agreed, weighed
+from strategies.roster import Roster
+from strategies.told import told
+
+START = {"w": np.full(2, 100, np.float32)}
+
+
+def society(novel=(), bad=()):
+    """A ClientApp of clients that are `novel` or send nothing valid; node i adds i to all it is
+    sent, is right on 1/i of its i samples, and doubles what it is asked to. Notes what it heard."""
+    client_app = ClientApp()
+    heard = []
+
+    def reply(message, arrays, numbers):
+        content = {"arrays": to_record(arrays), "metrics": MetricRecord(numbers)}
+        return Message(RecordDict(content), reply_to=message)
+
+    @client_app.query()
+    def query(message, context):
+        said = ConfigRecord({"client": context.node_id, "novel": context.node_id in novel})
+        return Message(RecordDict({"properties": said}), reply_to=message)
+
+    @client_app.train()
+    def train(message, context):
+        heard.append(("train", context.node_id))
+        if context.node_id in bad:
+            return reply(message, {}, {"num-examples": 1})
+        arrays = from_record(message.content["arrays"])
+        moved = {n: a + np.float32(context.node_id) for n, a in arrays.items()}
+        return reply(message, moved, {"num-examples": 1})
+
+    @client_app.evaluate()
+    def evaluate(message, context):
+        i = context.node_id
+        heard.append(("evaluate", i))
+        return reply(message, {}, {"num-examples": i, "accuracy": 1 / i})
+
+    @client_app.query("double")
+    def double(message, context):
+        arrays = from_record(message.content["arrays"])
+        return reply(message, {n: 2 * a for n, a in arrays.items()}, {})
+
+    @client_app.train(RECALL.partition(".")[2])
+    def recall(message, context):
+        heard.append((RECALL, context.node_id))
+        return reply(message, {}, {})
+
+    @client_app.query(KEEP.partition(".")[2])
+    def keep(message, context):
+        own = {"kept": np.full(1, context.node_id)} if context.node_id > 1 else {}
+        return reply(message, own, {})
+
+    return client_app, heard
+
+
+def go(strategy, *, nodes=3, num_rounds=1, novel=(), bad=()):
+    """Runs the strategy; returns its result, what clients heard and each round's report."""
+    client_app, heard = society(novel, bad)
+    reports = []
+    strategy.on_round = lambda report: reports.append(dict(report))
+    grid = InProcessGrid.simulation(client_app, {}, nodes)
+    return strategy.start(grid, to_record(START), num_rounds=num_rounds), heard, reports
+
+
+def asked(heard, kind):
+    return [node for one, node in heard if one == kind]
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.5, 2), (0.1, 1), (0.4, 1)])
+def test_a_share_of_three_clients_is_rounded_and_at_least_one(fraction, count):
+    """0.5 · 3 = 1.5 is 2, 0.3 is one all the same. All are evaluated, and the other way about."""
+    _, heard, reports = go(FedAvg(fraction_train=fraction))
+    assert len(asked(heard, "train")) == reports[0]["sampled"] == count
+    assert len(asked(heard, "evaluate")) == 3
+    _, heard, _ = go(FedAvg(fraction_evaluate=fraction))
+    assert (len(asked(heard, "train")), len(asked(heard, "evaluate"))) == (3, count)
+
+
+def test_every_draw_of_clients_has_a_generator_of_its_own(monkeypatch):
+    noted = []
+    monkeypatch.setattr(base, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
+    go(FedAvg(fraction_train=0.4, fraction_evaluate=0.4, seed=5), num_rounds=2)
+    assert noted == [(5, purpose, n) for n in (1, 2) for purpose in ("sample", "evaluate")]
+
+
+def test_novel_clients_are_evaluated_only_if_asked_for():
+    for wanted, nodes in ((True, [1, 2, 3]), (False, [1, 3])):
+        _, heard, _ = go(FedAvg(evaluate_novel=wanted), novel=[2])
+        assert asked(heard, "evaluate") == nodes
+        assert asked(heard, "train") == [1, 3]
+
+
+def test_accuracies_are_means_over_clients_or_over_samples():
+    """1 of 1, 1 of 2 and 1 of 3 are right: (1 + ½ + ⅓) / 3 = 11/18, over samples 3/6."""
+    for over, expected in (("clients", 11 / 18), ("samples", 0.5)):
+        result, _, _ = go(FedAvg(mean_over=over))
+        assert result.evaluate_metrics_clientapp[1]["train-accuracy"] == pytest.approx(expected)
+
+
+def test_replies_are_aggregated_by_client_in_whatever_order_they_come():
+    class Reversed(InProcessGrid):
+        def send_and_receive(self, messages, **options):
+            return list(super().send_and_receive(messages, **options))[::-1]
+
+    seen = []
+
+    class Seen(FedAvg):
+        def aggregate(self, arrays, updates):
+            seen.extend(update.node.client for update in updates)
+            return super().aggregate(arrays, updates)
+
+    grid = Reversed.simulation(society()[0], {}, 3)
+    Seen().start(grid, to_record(START), num_rounds=1)
+    assert seen == [1, 2, 3]
+
+
+class Asking(FedAvg):
+    """Asks for the double of w = (7, 7) before it aggregates."""
+
+    def aggregate(self, arrays, updates):
+        sent = {update.node: {"w": np.full(2, 7, np.float32)} for update in updates}
+        self.doubled = self.exchange("query.double", sent)
+        return super().aggregate(arrays, updates)
+
+
+def test_what_is_measured_from_where_and_clipped():
+    """Node i is √2·i from the (100, 100) that it was sent; at a norm of 2√2 they move by 1, 2, 2.
+    What it doubles to (14, 14) is measured from zero, for itself, and never clipped."""
+    strategy, seen = Asking(max_update_norm=2 * 2**0.5), {}
+    limit = strategy._magnitudes.limit
+    strategy._magnitudes.limit = lambda kind, far: seen.setdefault(kind, far) and limit(kind, far)
+    result, _, _ = go(strategy)
+    assert from_record(result.arrays)["w"].tolist() == pytest.approx([100 + 5 / 3] * 2)
+    assert [update.arrays["w"].tolist() for update in strategy.doubled] == [[14, 14]] * 3
+    assert seen == {
+        "train": pytest.approx([2**0.5, 2 * 2**0.5, 3 * 2**0.5]),
+        "query.double": pytest.approx([14 * 2**0.5] * 3),
+    }
+
+
+def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
+    """Two float32 down to each of three clients, up from two; what a client had in mind is none of
+    it, and is given back once. The bad reply counts with training, not with the evaluation."""
+    strategy = FedAvg(memories={2: {"own": np.ones(9, np.float32)}})
+    _, heard, reports = go(strategy, bad=[3], num_rounds=2)
+    for report in reports:
+        assert report["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6 * 2 / 3})
+        assert report["dropped"] == {"names": 1}
+        assert "evaluation-dropped" not in report
+    assert asked(heard, RECALL) == [2]
+
+
+def test_who_keeps_nothing_has_no_memory():
+    strategy = FedAvg()
+    go(strategy)
+    memories = strategy.ask_memories()
+    assert {client: own["kept"].tolist() for client, own in memories.items()} == {2: [2], 3: [3]}
+
+
+def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monkeypatch):
+    """1, 0.5 and 1.5 have mean 1; they are asked for once, since inputs do not change."""
+    calls = []
+
+    def distances(exchange, novel, training):
+        calls.append([[node.client for node in nodes] for nodes in (novel, training)])
+        return np.array([[1.0, np.nan], [0.5, 1.5]])
+
+    monkeypatch.setattr(base, "a_distances", distances)
+    result, _, _ = go(FedAvg(bound=True), nodes=4, novel=[1, 4], num_rounds=2)
+    told = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
+    assert told == [0.5, 0.5]
+    assert calls == [[[1, 4], [2, 3]]]
+
+
+class Ledger:
+    """Privacy that protects by ones in place of what came, and notes who was asked."""
+
+    expected, hides_participants, covers = 2.0, False, "model-updates"
+
+    def __init__(self):
+        self.spent = []
+
+    def toss(self, nodes, round_):
+        return [nodes[0], nodes[2]]
+
+    def spend(self, nodes):
+        self.spent.append([node.client for node in nodes])
+
+    def protect(self, updates, arrays, round_):
+        return [Update(updates[0].node, {"w": arrays["w"] + 1}, 1, {})]
+
+    def __getattr__(self, name):
+        return lambda *words: {}
+
+
+def test_a_private_round_spends_for_those_who_are_asked_and_writes_down_nobodys_score():
+    ledger = Ledger()
+    strategy = FedAvg(privacy=ledger)
+    result, heard, _ = go(strategy)
+    assert ledger.spent == [asked(heard, "train")] == [[1, 3]]
+    assert from_record(result.arrays)["w"].tolist() == [101, 101]
+    assert strategy.evaluation == []
+    open_ = FedAvg()
+    go(open_)
+    assert [update.node.client for update in open_.evaluation] == [1, 2, 3]
+
+
+def test_secret_participants_are_not_judged_by_what_is_usual():
+    """Where it is a secret who takes part all that came is kept, however far."""
+    strategy = FedAvg(privacy=Ledger(), max_update_norm=1e-3)
+    go(strategy)
+    assert strategy.now.clipped == 2
+    strategy.privacy.hides_participants = True
+    go(strategy)
+    assert strategy.now.clipped == 0
+
+
+# Replies
+
+
+def nodes(*counts):
+    return [Node(i, i, properties={"num-examples": n} if n else {}) for i, n in enumerate(counts)]
+
+
+def test_what_most_nodes_tell_and_of_ties_the_least():
+    one, two = {"m": 5, "classes": 3}, {"m": 4, "classes": 9}
+    some = [Node(i, i, properties=p) for i, p in enumerate((two, one, one, {"m": 1}))]
+    assert agreed(some, "m", "classes") == (5, 3)
+    assert agreed(some[:2], "m", "classes") == (4, 9)
+    assert agreed(some[3:], "m", "classes") is None
+
+
+def test_who_tells_a_hundred_times_the_usual_number_still_counts():
+    """Of 2, 3 and 8 that were told at first 3 is usual: 300 samples count, 301 are taken for 3.
+    Where nobody told, the replies' own 7 and 900 have the lower median 7."""
+    said = nodes(8, 2, 3)
+    replies = [Update(node, {}, n, {}) for node, n in zip(said, (300, 301, 900), strict=True)]
+    assert [update.num_examples for update in weighed(replies, said)] == [300, 3, 3]
+    replies = [Update(node, {}, n, {}) for node, n in zip(nodes(0, 0), (900, 7), strict=True)]
+    assert [update.num_examples for update in weighed(replies, nodes(0, 0))] == [7, 7]
+
+
+def test_records_are_read_together():
+    """All records of a reply; what is told twice is as it was told last, a measure after a word."""
+    content = RecordDict(
+        {
+            "one": ConfigRecord({"model": "small", "client": 3}),
+            "two": ConfigRecord({"novel": True}),
+            "numbers": MetricRecord({"client": 4, "num-examples": 2}),
+            "arrays": ArrayRecord(),
+        }
+    )
+    assert told(content) == {"model": "small", "novel": True, "client": 4, "num-examples": 2}
+
+
+# Time and the roster
+
+
+def test_phases_follow_one_another(monkeypatch):
+    """From 10 s on: 2 s until 12, then 3 until 15."""
+    now = rounds.Round(started=10.0, lap=10.0)
+    for at, phase in ((12.0, "send"), (15.0, "clients")):
+        monkeypatch.setattr(rounds.time, "monotonic", lambda at=at: at)
+        now.ends(phase)
+    assert now.phases == {"send": 2.0, "clients": 3.0}
+
+
+def test_who_is_there_at_the_start_has_longer_to_answer():
+    """90 s, if that is longer; later ones have what a round has."""
+    client_app, _ = society()
+    grid = InProcessGrid.simulation(client_app, {}, 4)
+    answers, waited = grid.send_and_receive, []
+
+    def noted(messages, timeout):
+        waited.append(timeout)
+        return answers(messages, timeout=timeout)
+
+    grid.send_and_receive = noted
+    roster = Roster(1, 0.0, "", start_timeout=90.0)
+    for ids, timeout in (([1], 5.0), ([1, 2], 5.0), ([1, 2, 3], 7.0)):
+        grid.get_node_ids = lambda ids=ids: ids
+        roster.present(grid, {}, timeout)
+    assert waited == [90.0, 5.0, 7.0]
+    waited.clear()
+    Roster(1, 0.0, "", start_timeout=1.0).present(grid, {}, 5.0)
+    assert waited == [5.0]
+
+
+def test_the_roster_is_cut_to_one_network():
+    client_app = ClientApp()
+
+    @client_app.query()
+    def query(message, context):
+        said = ConfigRecord({"client": context.node_id, "model": "ab"[context.node_id % 2]})
+        return Message(RecordDict({"properties": said}), reply_to=message)
+
+    grid = InProcessGrid.simulation(client_app, {}, 3)
+    assert [node.client for node in Roster(3, 0.0, "b").present(grid, {}, 1.0)] == [1, 3]
