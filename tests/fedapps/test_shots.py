@@ -41,6 +41,7 @@ def test_a_share_is_cut_by_class():
     shown = sorted(labels[list(rows(cut.train))].tolist())
     assert shown == [0, 0, 1]
     assert rows(cut.train) | rows(cut.everything) == set(range(9))
+    assert len(cut.validation) == 0
     assert not rows(cut.train) & rows(cut.everything)
     assert rows(cut.train) <= rows(with_labels(labels, 3).train)
     assert len({tuple(rows(with_labels(labels, 2, seed).train)) for seed in range(9)}) > 1

@@ -2,6 +2,7 @@
 
 import importlib.util
 import multiprocessing
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from fedapps.config import defaults
 from partitions import Federation, cache, datasets, deals
+from partitions.deals import Deal
 
 _spec = importlib.util.spec_from_file_location(
     "miniatures", Path(__file__).with_name("miniatures.py")
@@ -100,9 +102,32 @@ def test_a_deal_is_remembered_and_the_same(monkeypatch):
             mine, theirs = (getattr(fed.share(client), part) for fed in (first, second))
             assert torch.equal(mine.index, theirs.index)
         assert first.share(client).attributes == second.share(client).attributes
-    for other in ({"seed": 1}, {"partition": "iid"}, {"partition_public_samples": 49}):
+    for other in ({"seed": 1}, {"partition": "iid"}, {"partition_public_samples": 49},
+                  {"train_fraction": 0.7}, {"num_clients": 7}):  # fmt: skip
         with pytest.raises(TypeError, match="not callable"):
             divide(**config | other)
+
+
+def test_what_a_deal_is_remembered_by(monkeypatch):
+    """Dataset, settings and sources; of a dataset without a name nothing is."""
+    made = []
+
+    def make():
+        made.append(len(made))
+        rows = [np.arange(3), np.arange(3, 4), np.arange(4, 9)]
+        return Deal(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
+
+    def number(*what):
+        deal = deals.remembered(*what, make)
+        assert deal.pooled and [len(rows) for rows in deal.rows] == [3, 1, 5]
+        assert deal.rows[2].tolist() == [4, 5, 6, 7, 8]
+        assert deal.attributes[1] == {"writer": "b"}
+        return int(deal.public[0]) - 9
+
+    told = ("one", {"seed": 1}), ("one", {"seed": 1}), ("two", {"seed": 1}), ("one", {"seed": 2})
+    assert [number(*what) for what in told] == [0, 0, 1, 2]
+    monkeypatch.setattr(deals, "_code", lambda: "changed")
+    assert [number("one", {"seed": 1}), number("", {}), number("", {})] == [3, 4, 5]
 
 
 def test_a_damaged_deal_is_dealt_again(tmp_path):
@@ -114,10 +139,15 @@ def test_a_damaged_deal_is_dealt_again(tmp_path):
 
 
 def test_few_deals_are_kept(tmp_path, monkeypatch):
+    """The latest ones: each file is made a second older than the next."""
     monkeypatch.setattr(deals, "MOST", 3)
+    folder, files = tmp_path / "cache" / "deals", []
     for seed in range(5):
         divide(num_clients=4, seed=seed)
-    assert len(list((tmp_path / "cache" / "deals").iterdir())) == 3
+        (new,) = set(folder.iterdir()) - set(files)
+        os.utime(new, (1000 + seed, 1000 + seed))
+        files.append(new)
+    assert set(folder.iterdir()) == set(files[2:])
 
 
 PROGRAM = """

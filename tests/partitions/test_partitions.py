@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedapps.config import defaults
 from partitions import Federation
 from partitions.datasets import info
-from partitions.shares import Samples
+from partitions.shares import Samples, Share
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
 seeds = st.integers(0, 10**6)
@@ -201,3 +201,33 @@ def test_converted_samples_are_the_same_to_the_bit():
         samples = Samples(x, y, torch.tensor([5, 1, 3]), mean=mean, std=std)
         for one, two in zip(samples[rows], samples.converted()[rows], strict=True):
             assert torch.equal(one, two)
+
+
+def test_a_saved_share_has_its_public_samples(tmp_path):
+    """Those that the federation drew, which are not the first ones of the dataset."""
+    fed = federation(partition="iid", num_clients=4, **{"partition.public-samples": 30})
+    share = fed.share(1)
+    share.save(tmp_path, fed.info)
+    loaded, _ = Share.load(tmp_path)
+    assert fed.public.index.tolist() != list(range(30))
+    for mine, theirs in zip(share.public[:], loaded.public[:], strict=True):
+        assert mine.equal(theirs)
+
+
+def test_samples_by_hand():
+    """(v / scale − mean) / std for v = 6 and 2: (6/4 − ½)/¼ and 0; (6 − ½)/¼ where nothing scales;
+    by channel, 6 in each of two, (1.5 − ½)/¼ and (1.5 − 1)/2."""
+    y, rows = torch.zeros(3, dtype=torch.int64), torch.tensor([2, 0])
+    x = torch.tensor([[2.0], [9.0], [6.0]])
+    assert Samples(x, y, rows, 4.0, 0.5, 0.25)[:][0].flatten().tolist() == [4.0, 0.0]
+    assert Samples(x, y, rows, 1.0, 0.5, 0.25)[:][0].flatten().tolist() == [22.0, 6.0]
+    images = torch.full((3, 2, 1, 2), 6, dtype=torch.uint8)
+    found = Samples(images, y, rows, 4.0, (0.5, 1.0), (0.25, 2.0))[:][0]
+    assert found[:, :, 0].tolist() == [[[4.0, 4.0], [0.25, 0.25]]] * 2
+
+
+def test_a_shared_tensor_is_moved_once():
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    one, two = (Samples(x, y, torch.tensor([i])).to("meta") for i in (1, 2))
+    assert one.x is two.x and one.y is two.y
+    assert one.x.device.type == "meta" and one.index is not two.index

@@ -1,0 +1,87 @@
+"""The table at a run's end by hand: means over seeds, what ± is of, the worst ε, the bound."""
+
+import io
+import json
+
+from rich.console import Console
+
+from fedapps.config import defaults
+from fedapps.engines.jobs import Job
+from fedapps.results.table import Display, results
+
+
+def job(folder, seed, method="fedavg", *, train, novel, scale=1, **summary):
+    """A finished run of these groups, that took 3 s and 1 and 2 MB, each times `scale`."""
+    one = Job(method, seed, defaults(), folder / f"{method}-seed{seed}", done=True)
+    one.folder.mkdir()
+    megabytes = {"down": 1.0 * scale, "up": 2.0 * scale}
+    told = {"train": train, "novel": novel, "rounds": 2, "seconds": 3.0 * scale}
+    told |= {"megabytes_per_client_round": megabytes, **summary}
+    (one.folder / "summary.json").write_text(json.dumps(told))
+    return one
+
+
+def private(epsilon, generator):
+    terms = {"delta": 1e-5, "terms": "of a user"}
+    return {"privacy": {"epsilon": epsilon, "generator": generator, **terms}}
+
+
+def test_two_seeds_by_hand(tmp_path):
+    """50 and 70, 20 and 50: deviations 20/√2 and 30/√2. êrr (0.125 + 0.375)/2, ½ d̂ (0.5 + 0.25)/2
+    and their sum; the larger ε, of which one holds for nobody who knows the seed; 3 and 9 s."""
+    first = {"accuracy": 0.2, "sem": 0.05, "half_distance": 0.5}
+    second = {"accuracy": 0.5, "sem": 0.05, "half_distance": 0.25}
+    jobs = [
+        job(tmp_path, 0, train={"accuracy": 0.5, "training_error": 0.125}, novel=first,
+            **private(2.5, "seeded")),
+        job(tmp_path, 1, train={"accuracy": 0.7, "training_error": 0.375}, novel=second, scale=3,
+            **private(1.5, "system")),
+    ]  # fmt: skip
+    shown = results(jobs)
+    assert dict(zip(shown.columns, shown.rows[0], strict=True)) == {
+        "method": "fedavg",
+        "training clients": "60.00 ± 14.14",
+        "novel clients": "35.00 ± 21.21",
+        "ε": "2.50 (1e-05) TEST",
+        "êrr": "0.250",
+        "½ d̂": "0.375",
+        "êrr + ½ d̂": "0.625",
+        "rounds": "2",
+        "seconds": "6",
+        "MB down": "2.000",
+        "MB up": "4.000",
+    }
+    assert "± standard deviation over seeds" in shown.caption
+    assert "± standard error" not in shown.caption
+
+
+def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
+    """And what a method cannot do for novel clients without labels is told."""
+    novel = {"accuracy": 0.25, "sem": 0.0625}
+    jobs = [
+        job(tmp_path, 0, train={"accuracy": 0.5}, novel=novel),
+        job(tmp_path, 0, "lg-fedavg", train={"accuracy": 0.75}, novel=None),
+    ]
+    shown = results(jobs)
+    assert [row[:3] for row in shown.rows] == [
+        ["fedavg", "50.00", "25.00 ± 6.25"],
+        ["lg-fedavg", "75.00", "cannot without labels"],
+    ]
+    assert "± standard error over clients" in shown.caption
+    assert "deviation" not in shown.caption
+
+
+def test_rounds_that_are_gone_of_all_jobs(tmp_path):
+    """Of 10 each: one that ended after 3 has none left, one has done 4, one was told 12 times."""
+    jobs = []
+    for seed, (rounds, done) in enumerate(((3, True), (4, False), (12, False))):
+        one = Job("fedavg", seed, defaults() | {"rounds": 10}, tmp_path / str(seed), done=done)
+        one.folder.mkdir()
+        lines = [json.dumps({"round": n, "seconds": 1.0}) for n in range(1, rounds + 1)]
+        (one.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        jobs.append(one)
+    console = Console(file=io.StringIO(), width=200)
+    with Display(jobs, console) as display:
+        display.follow(jobs)
+    (line,) = [one for one in console.file.getvalue().splitlines() if one.startswith("all")]
+    assert "24/30" in line
