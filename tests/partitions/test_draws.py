@@ -124,11 +124,11 @@ def test_no_client_is_always_the_last_to_draw():
 
 
 def test_who_finds_its_classes_used_up_takes_any_other_alike():
-    """Of 100 and 300 left about 50 each, not a quarter of the ones: five deviations of 5."""
+    """Of 100 and 300 left about 50 each, within three deviations of 5, not 25 of the ones."""
     q, left = np.array([1.0, 0.0, 0.0]), np.array([0, 100, 300])
     counts = _draw(q, left, 100, np.random.default_rng(0))
     assert counts.sum() == 100 and counts[0] == 0
-    assert counts[1] == pytest.approx(50, abs=25 - 1)
+    assert counts[1] == pytest.approx(50, abs=15)
 
 
 def test_shares_are_cut_where_their_sum_rounds_to():
@@ -156,8 +156,9 @@ def test_the_split_draws_for_training_and_novel_clients_apart():
 
 def test_rows_without_a_value_are_nobodys():
     writer = np.array([""] * 9 + ["a"] * 3 + ["b"] * 4)
-    parts = dealt(NaturalPartitioner(2, "writer", 3, 0), [0] * 16, writer=writer)
-    assert sets(parts) == [[9, 10, 11], [12, 13, 14, 15]]
+    for seed in range(6):
+        parts = dealt(NaturalPartitioner(2, "writer", 3, seed), [0] * 16, writer=writer)
+        assert sets(parts) == [[9, 10, 11], [12, 13, 14, 15]]
     chosen = {
         tuple(sets(dealt(NaturalPartitioner(1, "writer", 1, s), [0] * 16, writer=writer))[0])
         for s in range(9)
@@ -213,3 +214,40 @@ def test_attributes_and_moments_are_of_the_clients_own_rows(toy, divide):
     mean = 4.5 + 10 * fed.novel[0]
     assert (samples.mean, samples.std) == pytest.approx((mean, (82.5 / 9) ** 0.5))
     assert fed.novel.sum() == 1
+
+
+def test_training_and_novel_clients_have_concentrations_of_their_own():
+    """Novel ones at α = 10⁹ share alike, whatever the training clients' 10⁻³ does: 50 rows each
+    of a class's 100, while a training client has all of a class or none of it."""
+    novel = np.array([True, False, True, False])
+    labels, part = np.repeat([0, 1], 200), np.tile(np.repeat([0, 2], 100), 2)
+    parts = dealt(SplitDirichletPartitioner(novel, 1e-3, 1e9, 1), labels, part=part)
+    counts = [np.bincount(labels[rows], minlength=2).tolist() for rows in parts]
+    assert counts[0] == counts[2] == [50, 50]
+    assert {n for i in (1, 3) for n in counts[i]} <= {0, 100}
+
+
+def test_normalised_shares_by_hand():
+    """α = 10⁹: p = ½ for both classes of all three clients, hence a third of a class each. With
+    10⁻³ client 0 has p = 1 in one class, where the others' ½ leave it 1 / 2 and them 1 / 4; of the
+    other class they share alike."""
+    labels = np.repeat([0, 1], 120)
+    parts = dealt(NormalizedDirichletPartitioner([1e9] * 3, 0), labels, part=[0] * 240)
+    assert [np.bincount(labels[rows]).tolist() for rows in parts] == [[40, 40]] * 3
+    parts = dealt(NormalizedDirichletPartitioner([1e-3, 1e9, 1e9], 0), labels, part=[0] * 240)
+    first = np.bincount(labels[parts[0]], minlength=2)
+    for rows in parts[1:]:
+        assert np.bincount(labels[rows]).tolist() == [30 if n else 60 for n in first]
+    assert sorted(first.tolist()) == [0, 60]
+
+
+def test_who_is_novel_is_drawn(toy, divide):
+    """0.5 of five clients is two (2.5 rounds to the even one), 0.7 is four of them."""
+    data = toy(np.arange(100) % 2)
+    for fraction, count in ((0.5, 2), (0.7, 4)):
+        roles = [
+            divide(data, num_clients=5, partition="iid", train_fraction=fraction, seed=seed).novel
+            for seed in range(8)
+        ]
+        assert {int((~novel).sum()) for novel in roles} == {count}
+        assert len({tuple(novel.tolist()) for novel in roles}) > 2
