@@ -6,6 +6,9 @@ import datasets
 import numpy as np
 import pytest
 
+import partitions
+from fedapps.config import defaults
+from partitions.chosen import task
 from partitions.class_fraction import ClassFractionPartitioner
 from partitions.coarse import CoarsePartitioner
 from partitions.dirichlet import DirichletPartitioner, _draw
@@ -241,6 +244,18 @@ def test_normalised_shares_by_hand():
     assert sorted(first.tolist()) == [0, 60]
 
 
+def test_what_a_novel_client_draws_before_it_is_normalised():
+    """Beside a client of α = 10⁹, p = ¼ for four classes, one of p has the share s = p / (p + ¼) of
+    a class, p = ¼ s / (1 − s). For α = 1 E Σ p² = (α + 1) / (4 α + 1) = 2/5, and the deviation of
+    one Σ p² is 0.12: of 60 seeds' mean 0.016."""
+    labels, squares = np.repeat(np.arange(4), 300), []
+    for seed in range(60):
+        rule = NormalizedDirichletPartitioner([1.0, 1e9], seed)
+        s = np.bincount(labels[dealt(rule, labels, part=[0] * 1200)[0]], minlength=4) / 300
+        squares.append(((s / (1 - s) / 4) ** 2).sum())
+    assert np.mean(squares) == pytest.approx(0.4, abs=0.06)
+
+
 def test_who_is_novel_is_drawn(toy, divide):
     """0.5 of five clients is two (2.5 rounds to the even one), 0.7 is four of them."""
     data = toy(np.arange(100) % 2)
@@ -251,3 +266,25 @@ def test_who_is_novel_is_drawn(toy, divide):
         ]
         assert {int((~novel).sum()) for novel in roles} == {count}
         assert len({tuple(novel.tolist()) for novel in roles}) > 2
+
+
+def test_what_tells_federations_apart():
+    """Data seed 0 is a seed, and seed 0 where it is the run's own; every setting of a partition
+    counts, and what has nothing to do with the data does not. Users have two classes."""
+    config = defaults() | {"num-clients": 4, "partition": "dirichlet", "data-seed": 0, "seed": 7}
+    one = partitions.federation(config)
+    assert partitions.federation(config | {"seed": 8, "lr": 0.5}) is one
+    assert partitions.federation(config | {"data-seed": -1, "seed": 0}) is one
+    assert partitions.federation(config | {"data-seed": -1}) is not one
+    for other in ({"partition.alpha": 0.3}, {"own.rules:NAME.width": 2}):
+        assert partitions.federation(config | other) is not one
+    known = task(config | {"partition": "preference"})
+    assert (known.num_classes, known.num_types, task(config).num_classes) == (2, 10, 10)
+
+
+def test_how_many_samples_are_public_by_default(toy, divide):
+    """A sixth of 120, at most 5000: of 30 012 a sixth were two more."""
+    for rows, count in ((120, 20), (30_012, 5000)):
+        fed = divide(toy(np.arange(rows) % 2), partition="iid", num_clients=2,
+                     partition_public_samples=-1)  # fmt: skip
+        assert len(fed.public) == count

@@ -57,6 +57,7 @@ def test_users_are_dealt_by_the_shares_and_ranked_within_their_sub_population():
     shares = "0.25,0.15,0.1,0.1,0.1,0.1,0.05,0.05,0.05,0.05"
     federation = users(**{"partition.shares": shares})
     assert np.bincount(federation.preferred).tolist() == [10, 6, 4, 4, 4, 4, 2, 2, 2, 2]
+    assert (np.diff(federation.preferred) < 0).any()  # in an order drawn by seed
     found = sorted(
         (a["sub-population"], a["rank"])
         for a in (federation.share(i).attributes for i in range(40))

@@ -1,0 +1,79 @@
+"""Training clients of one dataset, novel ones of another: who holds what, and on which scale."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedapps.config import defaults
+from partitions import cross
+from partitions.cross import CrossFederation
+from partitions.datasets import Dataset, Info
+from partitions.seeds import seed_of
+
+
+def images(name, rows, first, classes, **known):
+    """Images of one value each, which count up from `first`; labels 0, 1, 0, …"""
+    x = torch.arange(first, first + rows, dtype=torch.float32)[:, None, None, None]
+    info = Info(name, (1, 1, 1), 2, "", scale=1.0, **known)
+    return Dataset(info, x, torch.arange(rows) % 2, rows, {}, classes)
+
+
+@pytest.fixture
+def crossed(monkeypatch):
+    """A federation of three training clients of "here" and two novel ones of "there", which has
+    the same classes in the other order."""
+    here = images("here", 30, 0, ("ant", "bee"), mean=3.0, std=2.0)
+    there = images("there", 40, 1000, ("bee", "ant"))
+
+    def one(config, key="dataset"):
+        return there if key == "partition.novel-dataset" else here
+
+    def told(config, key="dataset"):
+        return one(config, key).info
+
+    monkeypatch.setattr(cross, "configured", one)
+    monkeypatch.setattr(cross, "described", told)
+    changes = {"num-clients": 5, "train-fraction": 0.6, "partition.base": "iid"}
+    changes |= {"partition.novel-dataset": "there", "seed": 4}
+    return lambda **more: CrossFederation(
+        defaults() | changes | {key.replace("_", "-"): value for key, value in more.items()}
+    )
+
+
+def test_who_holds_what(crossed):
+    """Ten of 30 images each, and 20 of 40; a novel client's bees bear the number of here's."""
+    federation = crossed()
+    assert federation.novel.sum() == 2
+    held = {False: [], True: []}
+    for client in range(5):
+        share = federation.share(client)
+        assert share.novel == federation.novel[client]
+        x, y = share.everything[:]
+        bee = (x[:, 0, 0, 0] % 2 == 1) != share.novel
+        assert torch.equal(y, bee.long())
+        held[share.novel].append(x[:, 0, 0, 0])
+    assert [[len(rows) for rows in role] for role in held.values()] == [[10] * 3, [20] * 2]
+    for role, rows in held.items():
+        first = 1000 * role
+        assert sorted(torch.cat(rows).tolist()) == list(range(first, first + (40 if role else 30)))
+
+
+def test_all_are_standardised_as_the_training_clients_are(crossed):
+    """0 … 29 have mean 14.5 and variance 2247.5 / 29; here's own constants are 3 and 2, which
+    there has none of."""
+    for how, moments in (("training-clients", (14.5, (2247.5 / 29) ** 0.5)), ("channels", (3, 2))):
+        federation = crossed(standardize=how)
+        for client in range(5):
+            samples = federation.share(client).everything
+            assert (samples.mean, samples.std) == pytest.approx(moments)
+
+
+def test_labels_that_are_shown_are_drawn_by_client(crossed, monkeypatch):
+    noted = []
+    monkeypatch.setattr(cross, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
+    federation = crossed(novel_shots=3)
+    noted.clear()
+    shares = [federation.share(client) for client in range(5)]
+    assert noted == [(4, "shots", client) for client in range(5)]
+    shown = [np.bincount(share.train[:][1]).tolist() for share in shares if share.novel]
+    assert shown == [[3, 3]] * 2
