@@ -18,6 +18,7 @@ from fedapps.service.certificates import make_certificates, make_node_key
 
 FILE = "deployment.json"
 SUPERLINK = "superlink"
+KNOWN = "already in use"  # what Flower says of a key that is registered
 NAME = "deployment"  # of its SuperLink in Flower's configuration
 
 
@@ -83,11 +84,10 @@ class Deployment:
         write_text(self.folder / FILE, json.dumps(told, indent=1))
 
     def start(self, names: list[str]) -> None:
-        """Start processes; nodes' keys are registered when the SuperLink answers the first time.
+        """Start processes; nodes' keys are registered once the SuperLink answers.
 
         Raises RuntimeError if the SuperLink does not start."""
         if SUPERLINK in names and not self.alive(SUPERLINK):
-            knows = self.database.is_file()
             self._spawn(SUPERLINK)
             deadline = time.monotonic() + START_SECONDS
             while not self._answers():
@@ -95,7 +95,7 @@ class Deployment:
                     log = self.folder / "log" / f"{SUPERLINK}.log"
                     raise RuntimeError(f"the SuperLink did not start; its log is {log}")
                 time.sleep(0.1)
-            if self.tls and not knows:
+            if self.tls:
                 for node in self.nodes:
                     self.register(node)
         for node in names:
@@ -113,9 +113,13 @@ class Deployment:
         return True
 
     def register(self, node: str) -> None:
-        """Let the SuperLink accept the node's key."""
+        """Let the SuperLink accept the node's key, if it does not yet."""
         public = (self.folder / "keys" / node).with_suffix(".pub")
-        self.flwr().call("supernode", "register", str(public), NAME)
+        try:
+            self.flwr().call("supernode", "register", str(public), NAME)
+        except RuntimeError as error:
+            if KNOWN not in str(error).lower():
+                raise
 
     def stop(self, names: list[str]) -> None:
         """End those processes and what they started, and nothing else."""
