@@ -51,19 +51,24 @@ def protocol(method: str, registered: int) -> Config:
     )
 
 
-def _measure(config: Config, queue: "Queue[Any]") -> None:
-    """Seconds of every later round, evaluation apart, and the process's peak memory in MB."""
-    import torch
-
+def later_rounds(config: Config) -> list[dict[str, float]]:
+    """Seconds of every later round of a run in process by phase, evaluation apart."""
     from fedapps.engines.jobs import run_in_process
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run_in_process(config | {"output-dir": folder})
         lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
-    phases = [json.loads(line)["phases"] for line in lines[1:]]
-    seconds = [sum(s for phase, s in one.items() if phase != "evaluate") for one in phases]
+    told = [json.loads(line)["phases"] for line in lines[1:]]
+    return [{phase: s for phase, s in one.items() if phase != "evaluate"} for one in told]
+
+
+def _measure(config: Config, queue: "Queue[Any]") -> None:
+    """Seconds of every later round, and the process's peak memory in MB."""
+    import torch
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    seconds = [sum(phases.values()) for phases in later_rounds(config)]
     queue.put((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 

@@ -2,24 +2,19 @@
 
 On a GPU if there is one: a cohort pays there alone."""
 
-import json
-import tempfile
-from pathlib import Path
-
 import numpy as np
 
+from experiments.bench_clients import later_rounds
 from fedapps.config import Config, defaults
-from fedapps.engines.jobs import run_in_process
 
 ROUNDS, REPEATS = 8, 5
 TRAINING = {"mlp": "0.10", "lenet": "0.20", "convnet": ""}  # networks, and the bar of each
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds
 
 
-def protocol(model: str, method: str = "fedavg") -> Config:
-    """FedTTA's: 50 clients train, 20 steps of 64 samples each."""
+def protocol(model: str) -> Config:
+    """FedAvg, FedTTA's federation: 50 clients train, 20 steps of 64 samples each."""
     return defaults() | {
-        "method": method,
         "model": model,
         "dataset": "mnist",
         "num-clients": 100,
@@ -32,11 +27,8 @@ def protocol(model: str, method: str = "fedavg") -> Config:
 
 def measured(config: Config) -> tuple[float, float]:
     """Seconds of a later round, evaluation apart, and those of its clients' turn."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_in_process(config | {"output-dir": folder})
-        lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
-    phases = [json.loads(line)["phases"] for line in lines[1:]]
-    rounds = [sum(s for phase, s in one.items() if phase != "evaluate") for one in phases]
+    phases = later_rounds(config)
+    rounds = [sum(one.values()) for one in phases]
     return float(np.median(rounds)), float(np.median([one["clients"] for one in phases]))
 
 
