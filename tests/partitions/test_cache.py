@@ -14,6 +14,7 @@ import torch
 from fedapps.config import defaults
 from partitions import Federation, cache, datasets, deals
 from partitions.deals import Deal
+from partitions.readers.raw import Raw
 
 _spec = importlib.util.spec_from_file_location(
     "miniatures", Path(__file__).with_name("miniatures.py")
@@ -54,6 +55,51 @@ def test_columns_and_names_survive(tmp_path):
     assert kept.columns["writer"].tolist() == raw.columns["writer"].tolist()
     assert kept.classes == raw.classes
     assert kept.num_train == raw.num_train
+
+
+def test_what_tells_files_apart(tmp_path, monkeypatch):
+    """Path, size, time and the cache's version, each alone; of a file as of a folder."""
+
+    def of(place, content=b"12", seconds=5):
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(content)
+        os.utime(place, (seconds, seconds))
+        return cache.fingerprint(place), cache.fingerprint(place.parent)
+
+    first = of(tmp_path / "one" / "x")
+    assert of(tmp_path / "one" / "x") == first
+    others = [
+        of(tmp_path / "one" / "x", b"123"),
+        of(tmp_path / "one" / "x", seconds=6),
+        of(tmp_path / "two" / "x"),
+    ]
+    monkeypatch.setattr(cache, "VERSION", -1)
+    others.append(of(tmp_path / "one" / "x"))
+    found = [first, *others]
+    assert len({one for one, _ in found}) == len({two for _, two in found}) == len(found) == 5
+
+
+def test_the_first_writer_wins_and_reads_what_it_wrote(tmp_path):
+    """While one process reads, another one's entry appears: it serves both, nothing else stays."""
+
+    def raw(value):
+        return Raw(np.full((3, 1), value, np.uint8), np.arange(3), 1, {"who": np.array(["b", "a", "b"])})
+
+    def slow():
+        assert cache.cached("entry", lambda: raw(7)).x.flags.owndata is False  # mapped, not kept
+        return raw(8)
+
+    found = cache.cached("entry", slow)
+    assert found.x.ravel().tolist() == [7, 7, 7]
+    assert (found.columns["who"].tolist(), found.num_train) == (["b", "a", "b"], 1)
+    assert [path.name for path in cache.cache_dir().iterdir()] == ["entry"]
+
+
+def test_where_the_cache_is(tmp_path, monkeypatch):
+    assert cache.cache_dir() == tmp_path / "cache"
+    monkeypatch.delenv("FEDAPPS_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.cache_dir() == tmp_path / ".cache" / "fedapps"
 
 
 def _size(folder: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedapps.clientapp import app
 from fedapps.config import defaults
@@ -150,7 +151,10 @@ def test_femnist_of_leaf(tmp_path):
     x, y = miniatures.leaf(tmp_path / "femnist")
     data = datasets.load("femnist", str(tmp_path))
     check_arrays(data, x, y, 240)
-    assert sorted(set(data.columns["writer"])) == [f"f{i:04}_00" for i in range(12)]
+    # a file a half: writers 0, 2, … and 1, 3, …, 20 samples each, then four each
+    halves = [range(0, 12, 2), range(1, 12, 2)]
+    writers = [f"f{i:04}_00" for n in (20, 4) for half in halves for i in half for _ in range(n)]
+    assert data.columns["writer"].tolist() == writers
     three_rounds(tmp_path, "femnist", "natural", 6)
     file = tmp_path / "femnist" / "test" / "all_data_1_niid_0_keep_0_test_9.json"
     content = json.loads(file.read_text())
@@ -176,10 +180,15 @@ def test_omniglot(tmp_path):
     assert tuple(data.x.shape) == (72, 1, 28, 28)
     assert np.bincount(data.y.numpy()).tolist() == [6] * 12
     assert data.classes[0] == "Greek/character01"
-    assert set(data.columns["alphabet"]) == {"Greek", "Latin", "Sanskrit", "Manx"}
+    owners = [data.classes[y].split("/")[0] for y in data.y]
+    assert data.columns["alphabet"].tolist() == owners
+    assert set(owners) == {"Greek", "Latin", "Sanskrit", "Manx"}
     # a drawing of 20·c rows of ink from column 30 + d to 60: its share of 105×105 in [0, 1]
     drawing = data.x[data.y == 1][2].float() / 255
     assert drawing.mean().item() == pytest.approx(40 * 28 / 105**2, rel=0.02)
+    # by area: a pixel is 105/28 = 3.75 wide; rows 10 … 50 have 1.25 of 7.5 … 11.25, a third
+    first = data.x[data.y == 1][0, 0]  # from column 30 = 8 · 3.75
+    assert (first[2, 8].item(), first[3, 8].item(), first[3, 7].item()) == (85, 255, 0)
     three_rounds(tmp_path, "omniglot", "natural", 4, test_fraction=0.15)
     (tmp_path / "omniglot/images_evaluation/Manx/character01/1_00.png").write_bytes(b"\x89PNG")
     datasets._load.cache_clear()
@@ -194,6 +203,13 @@ def test_federated_vision(tmp_path, random_extractors, name, column):
     assert (tuple(data.x.shape), data.x.dtype, data.num_train) == ((27, 1280), torch.float32, 24)
     assert data.y.tolist() == [i % 3 for i in range(27)]
     assert data.columns[column].tolist() == [f"user {i % 4}" for i in range(24)] + [""] * 3
+    for row in (5, 25):  # each row has its own photograph's features
+        picture = Image.fromarray(miniatures.images(1, 40, 50, 3, seed=row)[0])
+        picture.save(tmp_path / "own.jpg")
+        own = features.mobilenet_v2([Image.open(tmp_path / "own.jpg")], 1, Path())
+        others = [float((data.x[i] - torch.from_numpy(own[0])).norm()) for i in range(27)]
+        assert np.argmin(others) == row
+    (tmp_path / "own.jpg").unlink()
     three_rounds(tmp_path, name, "natural")
     next((tmp_path / name).rglob("*.jpg")).unlink()
     datasets._load.cache_clear()
@@ -202,17 +218,61 @@ def test_federated_vision(tmp_path, random_extractors, name, column):
 
 
 def test_image_features_are_what_the_classifier_sees(random_extractors):
-    """The network's output is its last layer's of the features: W f + b."""
-    from PIL import Image
+    """What enters the classifier when the network is asked for classes."""
     from torchvision.models import MobileNet_V2_Weights
 
-    network = random_extractors[0]
+    network, seen = random_extractors[0], []
     pictures = [Image.fromarray(miniatures.images(1, 60, 70, 3, seed=s)[0]) for s in range(3)]
     found = torch.from_numpy(features.mobilenet_v2(pictures, 3, Path()))
     transform = MobileNet_V2_Weights.IMAGENET1K_V1.transforms()
+    hook = network.classifier.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
     with torch.inference_mode():
-        expected = network(torch.stack([transform(picture) for picture in pictures]))
-        assert torch.allclose(network.classifier(found), expected, atol=1e-5)
+        network(torch.stack([transform(picture) for picture in pictures]))
+    hook.remove()
+    assert float((found - seen[0]).norm() / seen[0].norm()) < 1e-4
+
+
+def test_features_come_in_batches_in_the_order_of_the_items():
+    """100 items are a batch of 64 and one of 36."""
+    sizes = []
+
+    def encode(batch):
+        sizes.append(len(batch))
+        return torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 2)
+
+    found = features._extract(encode, range(100), 100, 2)
+    assert sizes == [64, 36] and found.tolist() == [[i, i] for i in range(100)]
+
+
+def test_weights_in_the_folder_are_those_of_the_extractors(tmp_path, monkeypatch):
+    """Their own weights, in evaluation mode, are what features come from."""
+    import hashlib
+
+    from torchvision.models import mobilenet_v2
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    place = tmp_path / "weights"
+    place.mkdir()
+    torch.manual_seed(1)
+    saved = mobilenet_v2()
+    torch.save(saved.state_dict(), place / "own")
+    digits = hashlib.sha256((place / "own").read_bytes()).hexdigest()[:8]
+    monkeypatch.setattr(features, "MOBILENET", f"mobilenet_v2-{digits}.pth")
+    (place / "own").rename(place / features.MOBILENET)
+    network = features.mobilenet_network(tmp_path)
+    assert not network.training
+    assert torch.equal(network.features[0][0].weight, saved.features[0][0].weight)
+
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    bert = BertModel(BertConfig(vocab_size=8, hidden_size=8, **shape))
+    bert.save_pretrained(place / features.BERT)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "why", "so", "?"]
+    (place / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(place / "vocab.txt")).save_pretrained(place / features.BERT)
+    tokenizer, network = features.bert_network(tmp_path)
+    assert not network.training
+    assert torch.equal(network.pooler.dense.weight, bert.pooler.dense.weight)
+    assert tokenizer(["why so ?"])["input_ids"] == [[2, 5, 6, 7, 3]]
 
 
 def test_damaged_weights_are_not_used(tmp_path):

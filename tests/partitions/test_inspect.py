@@ -26,6 +26,21 @@ def test_distances_to_the_nearest_training_client():
     assert divergence == pytest.approx([2 / 3 * np.log(4 / 3) + 1 / 3 * np.log(2 / 3)])
 
 
+def test_distances_are_of_each_novel_client_and_of_its_own_proportions():
+    """Novel (2, 6) and (4, 0) against training (3, 1) and (5, 5). TV: (¼, ¾) is ½ from (¾, ¼) and ¼
+    from (½, ½); (1, 0) is ¼ and ½ from them. KL with one sample more: (3, 7)/10 against (4, 2)/6
+    and (6, 6)/12, (5, 1)/6 against the same."""
+    counts = np.array([[2, 6], [3, 1], [4, 0], [5, 5]])
+    variation, divergence = inspect.distances(counts, np.array([True, False, True, False]))
+    assert variation == pytest.approx([0.25, 0.25])
+
+    def kl(p, q):
+        return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+
+    first, second = (min(kl(p, 2 / 3), kl(p, 1 / 2)) for p in (0.3, 5 / 6))
+    assert divergence == pytest.approx([first, second])
+
+
 def test_class_counts_are_the_clients(toy, divide):
     fed = divide(toy(np.arange(60) % 3), partition="pathological", num_clients=4)
     counts = inspect.class_counts(fed)
@@ -63,12 +78,36 @@ def test_an_exported_share_is_the_share(tmp_path, divide, changes):
 
 
 def test_the_figure_shows_training_and_novel_clients_apart(toy, divide):
-    fed = divide(toy(np.arange(200) % 4), partition="pathological", num_clients=8)
+    changes = {"partition": "dirichlet", "partition_alpha": 1.0, "num_clients": 8}
+    fed = divide(toy(np.arange(200) % 4), **changes, train_fraction=0.75)
     left, right = inspect.figure(fed).axes
-    assert left.get_title() == "4 training clients"
-    assert right.get_title().startswith("4 novel clients, nearest: TV ")
-    heights = sum(bar.get_height() for bar in left.patches)
-    assert heights == inspect.class_counts(fed)[~fed.novel].sum()
+    counts = inspect.class_counts(fed)
+    variation, divergence = (d.mean() for d in inspect.distances(counts, fed.novel))
+    assert left.get_title() == "6 training clients"
+    told = f"2 novel clients, nearest: TV {variation:.2f}, KL {divergence:.2f}"
+    assert right.get_title() == told and f"{variation:.2f}" != f"{divergence:.2f}"
+    for axis, role in ((left, False), (right, True)):
+        bars = sorted(bar.get_height() for bar in axis.patches)
+        mine = counts[fed.novel == role]
+        assert bars == sorted(mine[:, mine.any(0)].ravel())  # of the classes that somebody has
+
+
+def test_folders_are_numbered_by_as_many_digits_as_the_last_client_has(tmp_path, divide):
+    paths = inspect.export(divide(num_clients=10, partition="iid"), tmp_path)
+    assert [path.name for path in paths] == [f"client-{i}" for i in range(10)]
+
+
+def test_a_summary_by_hand(toy, monkeypatch):
+    """Five samples, two of them to train on; class 1 occurs three times; two writers."""
+    data = toy([1, 0, 1, 2, 1], num_train=2, writer=["b", "a", "b", "b", "a"])
+    asked = []
+    monkeypatch.setattr(inspect, "load", lambda *_: asked.append("load") or data)
+    monkeypatch.setattr(inspect, "reread", lambda *_: asked.append("reread") or data)
+    found = inspect.summary("digits", check=True)
+    assert (found.num_train, found.num_test, found.columns) == (2, 3, {"writer": 2})
+    assert found.class_counts == {"0": 1, "1": 3, "2": 1}
+    inspect.summary("digits")
+    assert asked == ["reread", "load"]
 
 
 def run(*arguments):
