@@ -83,7 +83,9 @@ def test_the_first_writer_wins_and_reads_what_it_wrote(tmp_path):
     """While one process reads, another one's entry appears: it serves both, nothing else stays."""
 
     def raw(value):
-        return Raw(np.full((3, 1), value, np.uint8), np.arange(3), 1, {"who": np.array(["b", "a", "b"])})
+        return Raw(
+            np.full((3, 1), value, np.uint8), np.arange(3), 1, {"who": np.array(["b", "a", "b"])}
+        )
 
     def slow():
         assert cache.cached("entry", lambda: raw(7)).x.flags.owndata is False  # mapped, not kept

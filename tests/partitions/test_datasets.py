@@ -127,3 +127,34 @@ def test_real_mnist():
     assert np.bincount(data.y.numpy()).tolist() == [
         6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958,
     ]  # fmt: skip
+
+
+def test_customary_constants_are_those_that_others_use():
+    """Means and deviations of the training images, as papers' code standardises by them."""
+    published = {
+        "mnist": (0.1307, 0.3081),
+        "femnist": (0.1307, 0.3081),
+        "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    }
+    known = {name: (info.mean, info.std) for name, info in datasets.DATASETS.items() if info.std}
+    assert known == published
+
+
+def test_the_embedded_digits():
+    """1797 images of 17 grey values, the last fifth for tests; scikit-learn's first ones count up
+    from 0."""
+    data = datasets.load("digits")
+    assert (tuple(data.x.shape), data.num_train, data.info.scale) == ((1797, 1, 8, 8), 1437, 16)
+    assert (int(data.x.max()), data.y[:12].tolist()) == (16, [*range(10), 0, 1])
+
+
+def test_past_the_cache(tmp_path):
+    """`reread` reads what `load` has kept; where there are no files, both are the same."""
+    miniature(tmp_path / "mnist", False)
+    kept = datasets.load("mnist", str(tmp_path))
+    labels = np.arange(12, dtype=np.uint8)[::-1] % 10
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(labels.copy()))
+    assert datasets.load("mnist", str(tmp_path)) is kept
+    assert datasets.reread("mnist", str(tmp_path)).y[:12].tolist() == labels.tolist()
+    assert datasets.reread("digits", str(tmp_path)) is datasets.load("digits", str(tmp_path))
