@@ -16,6 +16,7 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
 from partitions import datasets, features, federation
 from partitions.cross import CrossFederation, translated
+from partitions.readers.femnist import read_femnist
 
 _spec = importlib.util.spec_from_file_location(
     "miniatures", Path(__file__).with_name("miniatures.py")
@@ -166,6 +167,14 @@ def test_femnist_of_leaf(tmp_path):
     file.write_text(file.read_text()[:-50])
     with pytest.raises(ValueError, match=r"test_9\.json is truncated"):
         datasets.load("femnist", str(tmp_path))
+
+
+def test_grey_values_of_leaf_are_rounded(tmp_path):
+    """0.399 · 255 = 101.745 is 102, 0.397 · 255 = 101.235 is 101."""
+    one = {"x": [[0.399, 0.397, *[0.0] * 782]], "y": [5]}
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text(json.dumps({"user_data": {"me": one}}))
+    assert read_femnist(tmp_path).x[0, 0, 0, :3].tolist() == [102, 101, 0]
 
 
 def test_femnist_of_emnist_is_turned_and_dark_on_light(tmp_path):

@@ -1,5 +1,6 @@
 """``module:NAME``: what is found, what of it is a setting, and what was kept of an older source."""
 
+import importlib
 import sys
 
 import numpy as np
@@ -24,12 +25,14 @@ def written(tmp_path, monkeypatch):
     """Writes the module `their_own`, which this process then imports anew."""
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of two sources of one second and size
 
     def write(value):
         (tmp_path / "their_own.py").write_text(SOURCE.replace("{value}", str(value)))
         for forget in (references.load, references.keywords, datasets._own):
             forget.cache_clear()
         sys.modules.pop("their_own", None)
+        importlib.invalidate_caches()
         return "their_own:made"
 
     yield write
