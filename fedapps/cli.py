@@ -34,7 +34,7 @@ from fedapps.engines.sweep import begun_jobs, finished, keep_finished
 from fedapps.files import check_writable, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint
-from fedapps.results.folder import check_former
+from fedapps.results.folder import check_former, check_unseen
 from fedapps.results.published import Published
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
@@ -270,8 +270,10 @@ def _jobs(
             folder = run_folder(from_, former_name(from_, job.method, job.seed))
             check_former(folder, job.method.split()[0])
             begun = {"from-dir": str(folder), "resume": not fresh}
-            saved = override(saved_configuration(folder), changes | begun)
-            job.config = make_jobs(saved, [job.method], [job.seed], output)[0].config
+            saved = saved_configuration(folder)
+            config = override(saved, changes | begun)
+            job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
+            check_unseen(folder, saved, job.config, job.method.split()[0])
     for job in {job.method: job for job in work}.values():
         check(job.config)
     if asked.published:

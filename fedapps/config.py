@@ -52,6 +52,8 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
         expected = type(result[key])
         short = expected is float and type(value) is int and abs(value) < 10**300
         typed = float(value) if short else value
+        if key in LISTS and type(value) in (int, float):
+            typed = str(value)  # a list of one number
         if type(typed) is not expected:
             raise ValueError(f"{key} is {value!r:.200}; it must be {_NAMES[expected]}")
         ranges.check(key, typed)

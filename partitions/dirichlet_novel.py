@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from partitions.partitioner import RowsPartitioner, deal_by_shares
+from partitions.seeds import seed_of
 
 
 class NormalizedDirichletPartitioner(RowsPartitioner):
-    """`alphas` holds the concentration of each client; all must be positive."""
+    """`alphas` holds the concentration of each client; all must be positive. A client's p is drawn
+    from a generator of its own, whatever the concentrations of others."""
 
     pooled = True
 
@@ -23,7 +25,9 @@ class NormalizedDirichletPartitioner(RowsPartitioner):
 
     def deal(self, labels: np.ndarray) -> list[np.ndarray]:
         """Rows by the shares p̂."""
-        generator = np.random.default_rng(self._seed)
-        num_classes = len(np.unique(labels))
-        p = np.stack([generator.dirichlet(np.full(num_classes, a)) for a in self._alphas])
-        return deal_by_shares(labels, self.column("part"), p / np.maximum(p.sum(0), 1e-300))
+        num_classes, p = len(np.unique(labels)), []
+        for client, alpha in enumerate(self._alphas):
+            generator = np.random.default_rng(seed_of(self._seed, "shares", client))
+            p.append(generator.dirichlet(np.full(num_classes, alpha)))
+        total = np.maximum(np.sum(p, axis=0), 1e-300)
+        return deal_by_shares(labels, self.column("part"), np.stack(p) / total)

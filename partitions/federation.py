@@ -73,6 +73,11 @@ class Federation:
             self._shares[client] = self._cut(client)
         return self._shares[client]
 
+    def rows(self, client: int) -> dict[str, np.ndarray]:
+        """The dataset's rows that the client trains on, validates and tests with, by part."""
+        rows = self._ordered(client)
+        return {name: rows[part] for name, part in self._split(rows).items()}
+
     def _roles(self, fraction: float) -> np.ndarray:
         count = round(fraction * self.num_clients)
         if not 0 < fraction <= 1 or not count:
@@ -151,9 +156,12 @@ class Federation:
         x = self.dataset.x[torch.from_numpy(np.sort(rows))].double() / self.info.scale
         return float(x.mean()), float(x.std())
 
-    def _cut(self, client: int) -> Share:
+    def _ordered(self, client: int) -> np.ndarray:
         generator = np.random.default_rng(seed_of(self._seed, "split", client))
-        rows = generator.permutation(self._rows[client])
+        return generator.permutation(self._rows[client])
+
+    def _cut(self, client: int) -> Share:
+        rows = self._ordered(client)
         index, data = torch.from_numpy(rows), self.dataset
         x, y, at = data.x, data.y, index
         if self._change and (changed := self._change.inputs(client, x[index])) is not None:

@@ -8,14 +8,19 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import load_file
 
+import partitions
 from clients.arrays import Arrays
+from fedapps.clientapp import with_public
+from fedapps.config import Config
 from fedapps.files import HANDOUT, MODEL, array_bytes, read_arrays, write_arrays
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, read_state, state_bytes
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
+DEALS = ("dataset", "partition", "num-clients", "train-fraction", "seed", "data-seed")
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
@@ -76,4 +81,34 @@ def check_former(run: Path, method: str) -> None:
         raise ValueError(
             f"{run} holds no {CLIENTS}/: what {method}'s clients keep to themselves is missing, "
             "and without it their predictions would be wrong. Run it to its end in a simulation"
+        )
+
+
+def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
+    """Raise ValueError if a run with `config` that goes on from `run`, configured as `saved`, would
+    score clients by samples that the training clients trained on there."""
+    there, here = (
+        {key: value for key, value in told.items() if key in DEALS or key.startswith("partition.")}
+        for told in (saved, config)
+    )
+    if there == here:
+        return
+    former, present = (partitions.federation(with_public(c, method)) for c in (saved, config))
+    alike = type(former) is type(present) is partitions.Federation  # users' samples may recur
+    if not alike or former.dataset.key != present.dataset.key:
+        return
+    train = [former.rows(client)["train"] for client in np.flatnonzero(~former.novel)]
+    scored = np.concatenate(
+        [
+            rows
+            for client, novel in enumerate(present.novel)
+            for part, rows in present.rows(client).items()
+            if novel or part != "train"
+        ]
+    )
+    if seen := np.isin(scored, np.concatenate(train)).sum():
+        changed = [f"{key} was {there[key]}" for key in here if here[key] != there.get(key)]
+        raise ValueError(
+            f"{seen} of the {len(scored)} samples that clients would be scored by were trained on "
+            f"in {run}, where {', '.join(changed)}; deal them as there, or train anew"
         )

@@ -64,3 +64,19 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         "run", "--from", tmp_path, "--methods", "pfedhn", "--engine", "in-process", code=2
     )
     assert "model.safetensors" in other
+
+
+def test_a_saved_run_is_not_scored_by_what_it_was_trained_on(tmp_path):
+    """Of 1797 digits six clients have 299 or 300 each. Who keeps 0.3 of them for validation, after
+    0.1, has 60 among them that were trained on: 180 of the three training clients. Inputs that are
+    turned otherwise were not trained on by anybody else."""
+    first, turned, later = (tmp_path / name for name in ("first", "turned", "later"))
+    fraction, end = "partition.validation-fraction", [*SMALL[-2:], "--output", later]
+    options = ["--methods", "fedavg", *SMALL, "--output"]
+    fedapps("run", "partition=iid", f"{fraction}=0.1", *options, first)
+    told = fedapps("run", "--from", first, f"{fraction}=0.3", *end, code=2)
+    assert "180 of the" in told
+    assert f"where {fraction} was 0.1" in told
+    fedapps("run", "partition=rotated", "partition.samples=100", *options, turned)
+    fedapps("run", "--from", turned, "partition.novel-angles=90", *end)
+    assert "were trained on" in fedapps("run", "--from", turned, "data-seed=1", *end, code=2)

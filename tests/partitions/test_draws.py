@@ -244,6 +244,18 @@ def test_normalised_shares_by_hand():
     assert sorted(first.tolist()) == [0, 60]
 
 
+def test_normalised_shares_draw_each_client_by_itself():
+    """Where the middle client's α changes, the others' p do not: of every class their ratio
+    p̂_0j / p̂_2j is p_0j / p_2j, whatever all shares add up to. 30 000 rows tell it to 1 %."""
+    labels, ratios = np.repeat(np.arange(3), 30_000), []
+    for alpha in (1.0, 5.0):
+        rule = NormalizedDirichletPartitioner([2.0, alpha, 3.0], 4)
+        parts = dealt(rule, labels, part=np.zeros(len(labels)))
+        first, _, last = (np.bincount(labels[rows], minlength=3) for rows in parts)
+        ratios.append(first / last)
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.01)
+
+
 def test_what_a_novel_client_draws_before_it_is_normalised():
     """Beside a client of α = 10⁹, p = ¼ for four classes, one of p has the share s = p / (p + ¼) of
     a class, p = ¼ s / (1 − s). For α = 1 E Σ p² = (α + 1) / (4 α + 1) = 2/5, and the deviation of
