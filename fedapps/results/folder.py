@@ -97,7 +97,7 @@ def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
     alike = type(former) is type(present) is partitions.Federation  # users' samples may recur
     if not alike or former.dataset.key != present.dataset.key:
         return
-    train = [former.rows(client)["train"] for client in np.flatnonzero(~former.novel)]
+    train = [former.rows(i)["train"] for i, novel in enumerate(former.novel) if not novel]
     scored = np.concatenate(
         [
             rows
