@@ -19,7 +19,7 @@ def distance(arrays: Arrays, start: Arrays) -> float:
     total = 0.0
     with np.errstate(over="ignore"):  # infinitely far is an answer, too
         for name, y in arrays.items():
-            wide = y.astype(y.dtype if y.dtype in (np.float32, np.float64) else np.float64)
+            wide = y if y.dtype in (np.float32, np.float64) else y.astype(np.float64)
             x = start.get(name)
             change = wide if x is None or x.shape != y.shape else wide - x
             total += float(np.vdot(change, change))
