@@ -1,5 +1,6 @@
 """What every method of the table keeps: names, state, determinism, survival of bad clients."""
 
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -35,8 +36,9 @@ def config():
 @pytest.fixture(scope="module", params=METHODS)
 def undisturbed(request, config):
     """A method's run that several tests look at: its name, result, grid, and every prediction."""
-    with predictions() as seen:
+    with predictions() as seen, draws() as drawn:
         result, grid = go(request.param, config, grid=Watched)
+    grid.drawn = drawn
     return request.param, result, grid, seen
 
 
@@ -57,12 +59,33 @@ def predictions():
         yield seen
 
 
+@contextmanager
+def draws():
+    """Within the context: what generators are seeded by, and in which message; None: the server's
+    are in none."""
+    drawn: list[tuple[tuple, tuple | None]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            folder = name.partition(".")[0]
+            if folder in ("clients", "strategies") and hasattr(module, "seed_of"):
+
+                def noted(*words, real=module.seed_of, here=folder == "strategies"):
+                    drawn.append((words, None if here else Watched.now))
+                    return real(*words)
+
+                patch.setattr(module, "seed_of", noted)
+        yield drawn
+
+
 class Watched(tiny.Watched):
     """Keeps every message and reply, and whether an evaluation changed a state."""
 
     changed_by_evaluation = False
+    now = (0, 0, 0)  # number, node and round of the message that is answered
 
     def _deliver(self, message):
+        round_ = message.content.config_records["config"].get("server-round", 0)
+        Watched.now = (len(self.seen), message.metadata.dst_node_id, round_)
         state = self.contexts[message.metadata.dst_node_id].state
         before = {key: dict(record) for key, record in state.items()}
         reply = super()._deliver(message)
@@ -135,6 +158,23 @@ def test_personal_names_never_travel_and_evaluation_changes_nothing(undisturbed,
     assert not any(message.has_error() for message in grid.seen)
 
 
+def test_no_two_draws_share_a_generator(undisturbed):
+    """Not those of two clients, of two rounds, or of two purposes in one message; a descriptor's
+    gradient draws the inputs of the message before it once more. Nor any two of the server's."""
+    _, _, grid, _ = undisturbed
+    server = [words for words, message in grid.drawn if message is None]
+    assert len(server) == len(set(server)) and server
+    uses: dict[tuple, list[tuple]] = {}
+    for words, message in grid.drawn:
+        if message is not None:
+            uses.setdefault(words, []).append(message)
+    assert uses
+    for words, messages in uses.items():
+        numbers, nodes, rounds = map(set, zip(*messages, strict=True))
+        assert len(nodes) == len(rounds) == 1, words
+        assert len(numbers) == len(messages), words
+
+
 def test_messages_hold_what_the_page_on_privacy_names(undisturbed, config):
     method, _, grid, _ = undisturbed
     found = wire.held(method, config | NEEDS.get(method, {}), grid.seen)
@@ -158,34 +198,36 @@ def test_same_seed_same_bits_and_another_seed_others(undisturbed, config, monkey
     assert {n: a.data for n, a in one.arrays.items()} == {n: a.data for n, a in two.arrays.items()}
 
 
-def test_novel_labels_reach_nothing_but_the_score(undisturbed, config):
-    """With every novel label replaced by another class: the same server arrays, messages,
-    replies, predictions and adaptations (steps, entropies), hence the same chosen round; only a
-    novel client's accuracy and loss change."""
+def test_held_out_labels_reach_nothing_but_the_score(undisturbed, config):
+    """With every label of validation and test samples, and of novel clients that are served without
+    labels, replaced by another class: the same server arrays, messages, replies, predictions and
+    adaptations (steps, entropies), hence the same chosen round; only scores change."""
     method, before, grid, seen = undisturbed
-    if not METHODS[method].novel:
-        return
     own = config | NEEDS.get(method, {})
     federation = partitions.federation(with_public(own, method))
     labels = federation.dataset.y
     kept = labels.clone()
-    for i in np.flatnonzero(federation.novel):
-        index = federation.share(int(i)).everything.index
-        labels[index] = (labels[index] + 3) % 10
+    for share in map(federation.share, range(federation.num_clients)):
+        parts = (share.validation, share.test)
+        if share.novel:
+            parts = (share.everything,) if METHODS[method].novel else ()
+        for index in (part.index for part in parts if part is not None):
+            labels[index] = (kept[index] + 3) % 10
     try:
         with predictions() as again:
             after, other = go(method, config, grid=Watched)
     finally:
         labels.copy_(kept)
-    assert {n: a.data for n, a in before.arrays.items()} == {
-        n: a.data for n, a in after.arrays.items()
-    }
+    if before.arrays is not None:
+        one, two = ({n: a.data for n, a in r.arrays.items()} for r in (before, after))
+        assert one == two
     assert seen == again and seen
     assert [contents(m) for m in grid.seen] == [contents(m) for m in other.seen]
     one, two = (dict(r.evaluate_metrics_clientapp[3]) for r in (before, after))
     changed = {key for key in one if one[key] != two[key]}
-    assert "novel-loss" in changed
-    assert all(key.startswith("novel-") and key.endswith(SCORES) for key in changed)
+    assert changed & {"train-loss", "train-test-accuracy"}
+    assert ("novel-loss" in changed) == bool(METHODS[method].novel)
+    assert all(key.endswith(SCORES) or "-f1" in key for key in changed)
 
 
 def contents(message):
@@ -194,7 +236,7 @@ def contents(message):
     records = [*message.content.config_records.values(), *message.content.metric_records.values()]
     told = {key: value for record in records for key, value in record.items()}
     if message.metadata.message_type == "evaluate":
-        told = {key: v for key, v in told.items() if not key.endswith(SCORES)}
+        told = {key: v for key, v in told.items() if not key.endswith((*SCORES, "counts"))}
     return message.metadata.message_type, arrays, told
 
 

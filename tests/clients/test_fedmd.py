@@ -145,6 +145,18 @@ def test_what_is_communicated_is_what_is_kept_and_draws_nothing():
     assert reply["logits"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("adapt_on", ["public", "public-set", "own"])
+def test_what_two_models_communicate_draws_nothing(adapt_on):
+    """Dropout is off after training, too: told twice, told alike."""
+    one = client(HeteroFedTTAClient, model="feature-mlp", adapt_on=adapt_on)
+    one.load({})
+    one.model.train()
+    first = one.communicate()
+    one.model.train()
+    for name, logits in one.communicate().items():
+        assert torch.equal(logits, first[name])
+
+
 def test_digesting_brings_the_model_to_the_consensus():
     teacher, student = client(), client(digest_epochs=200, lr=0.05)
     consensus, _, _ = teacher.train({}, {"server-round": 1})

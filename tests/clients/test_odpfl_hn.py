@@ -194,6 +194,15 @@ def test_the_systems_noise_does_not_repeat_and_seeded_noise_does():
     np.testing.assert_array_equal(*draws("seeded"))
 
 
+def test_seeded_noise_is_each_clients_and_each_rounds_own():
+    noise = []
+    for number, round_ in ((3, 1), (4, 1), (3, 2)):
+        one = client("ds-sphere", novel=True, descriptor_epsilon=1.0, dp_generator="seeded")
+        one.client = number
+        noise.append(one.encode(gamma(one), {"server-round": round_})[0][DESCRIPTOR])
+    assert len({found.tobytes() for found in noise}) == 3
+
+
 def scaled(factor):
     return {name: factor * array for name, array in gamma(client("ds-sphere")).items()}
 

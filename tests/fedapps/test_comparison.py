@@ -148,6 +148,30 @@ def test_published_values_stand_beside_the_runs_that_they_fit(tmp_path):
     assert "−5.50" in said
 
 
+def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path):
+    """Of MNIST's table with two columns by clients; settings that a column is told by stand in no
+    method's name, others do."""
+    columns = [
+        {"at": {"num-clients": 10}, "novel": {"tent": 70.0, "tent adapt-steps=5": 71.0}},
+        {"at": {"num-clients": 40}, "novel": {"tent": 60.0}, "f1": {"tent": 0.5}},
+    ]
+    paper = Published.read({"dataset": "mnist", "partition": "iid", "rounds": 9}, columns)
+
+    def value(label, dataset="mnist", score="novel"):
+        folder = tmp_path / dataset / label
+        leave(folder, label, 0, [0.5], dataset=dataset, partition="iid")
+        (job,) = read_runs(folder)[0]
+        return paper.value(job, score), paper.deviations([job])
+
+    assert value("tent num-clients=10") == (70.0, {"rounds": 30})
+    assert value("tent num-clients=10 adapt-steps=5")[0] == 71.0
+    assert value("tent num-clients=40", score="f1") == (0.5, {"rounds": 30})
+    assert value("tent num-clients=40 adapt-steps=5") == (None, {})
+    assert value("tent num-clients=20") == (None, {})
+    assert value("tent num-clients=10", dataset="digits") == (None, {})
+    assert value("tent num-clients=40 rounds=8") == (None, {})  # in no column's name
+
+
 def test_bad_published_tables_are_refused():
     with pytest.raises(ValueError, match=r"'nowel'; known: at, train, novel"):
         Published.read({}, {"nowel": {"tent": 3.0}})

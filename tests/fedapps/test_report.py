@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import defaults
-from fedapps.results.report import NAME, write_report
+from fedapps.results.report import NAME, run_data, write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 
@@ -129,3 +129,29 @@ def test_a_folder_without_runs_is_refused(tmp_path):
     said = CliRunner().invoke(cli, ["report", str(tmp_path)])
     assert said.exit_code == 2
     assert "holds no runs" in " ".join(said.output.split())
+
+
+def test_what_a_page_tells_of_a_runs_rounds_and_clients(tmp_path):
+    """Replies dropped in sum, seconds of a phase as the mean over all rounds, also over those that
+    had none: 3/7 and 6/7 of seven. Of 7 evaluations at most 3 are drawn: every third one."""
+    leave(tmp_path, "fedavg", 0, *[n / 8 for n in range(7)])
+    file = tmp_path / "fedavg-seed0" / "metrics.jsonl"
+    told = [
+        {"dropped": {"error": 2, "names": 1}, "phases": {"send": 2.0, "clients": 6.0}},
+        {"dropped": {"error": 3}, "phases": {"send": 1.0}},
+        {"evaluation": {"train-f1": 0.5, "novel-accuracy": 0.1234567}},
+    ]
+    rounds = [json.loads(line) for line in file.read_text().splitlines()]
+    rounds = [one | more for one, more in zip(rounds, told + 4 * [{}], strict=True)]
+    file.write_text("".join(json.dumps(one) + "\n" for one in rounds))
+    summary = json.loads((file.parent / "summary.json").read_text())
+    last = {"per_client": {"0": {"role": "train", "accuracy": 0.75, "examples": 3}}}
+    (file.parent / "summary.json").write_text(json.dumps(summary | {"last": last}))
+    (job,) = read_runs(tmp_path)[0]
+    found = run_data(job, 3, True)
+    assert found["dropped"] == {"error": 5, "names": 1}
+    assert found["phases"] == pytest.approx({"send": 3 / 7, "clients": 6 / 7})
+    assert [one[0] for one in found["evaluations"]] == [1, 4, 7]
+    assert run_data(job, 7, False)["evaluations"][2] == [3, 0.5, 0.12346]
+    assert [one[4] for one in found["clients"]] == [0.75, None]
+    assert run_data(job, 3, False)["clients"] == []

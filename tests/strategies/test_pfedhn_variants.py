@@ -8,6 +8,7 @@ import torch
 from tiny import federate, share, states
 
 from clients.arrays import from_record, group, to_record
+from clients.models import build_model
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from fedapps.clientapp import app
 from fedapps.config import defaults
@@ -79,6 +80,8 @@ def test_a_novel_client_that_trains_is_scored_on_what_it_does_not_train_on():
         client = PFedHNClient(torch.nn.Linear(1, 2), own, novel_rounds=rounds)
         assert client.score({}, {})[1] == scored
         assert client.share is own
+        client.share = replace(own, novel=False)  # a training client: what it never trains on
+        assert client.score({}, {})[1] == 2
 
 
 def test_sizes_are_dealt_by_configuration():
@@ -185,8 +188,6 @@ def test_the_personal_classifier_has_the_clients_own_classes():
 
 def test_logits_of_foreign_classes_are_minus_infinity():
     """Classes 1 and 4 of 6: two outputs, put back at their places."""
-    from clients.models import build_model
-
     one = PFedHNPCClient(
         build_model("mlp-small", (3,), 6, 0),
         share(np.ones((4, 3), np.float32), [4, 1, 1, 4]),
@@ -198,6 +199,17 @@ def test_logits_of_foreign_classes_are_minus_infinity():
     torch.testing.assert_close(logits[:, [1, 4]], one.model(torch.ones(2, 3)))
     expected = -logits[:1, [1, 4]].log_softmax(1)[0, 1]
     torch.testing.assert_close(one.loss(torch.ones(1, 3), torch.tensor([4])), expected)
+
+
+def test_a_clients_classes_are_those_of_all_that_it_holds():
+    """Class 4 is among its validation samples alone, and scored; a few shots are all that a novel
+    client shows."""
+    held = share(np.ones((4, 3), np.float32), [4, 1, 1, 2], validation=[0])
+    held = replace(held, train=replace(held.train, index=torch.tensor([1, 2, 3])))
+    for shots, classes in ((0, [1, 2, 4]), (1, [1, 2])):
+        model = build_model("mlp-small", (3,), 6, 0)
+        one = PFedHNPCClient(model, replace(held, shots=shots), local_classes=True)
+        assert one.classes.tolist() == classes
 
 
 def test_bad_settings_are_refused():

@@ -232,6 +232,34 @@ def test_a_sampled_models_score_is_the_mean_of_the_models_scores():
     assert loss == pytest.approx(np.log1p(np.exp([-4, 2, 1])).mean(), rel=1e-5)
 
 
+def test_what_is_handed_out_is_the_body_that_was_sent_under_the_own_head():
+    """Body 7 as sent; the head 5 that the client kept, or before it has trained its first, 3."""
+    first = build_model("mlp-small", (1,), 2, 0)
+    client = PFLClient(first, share(torch.ones(1, 1), [0]))
+    arrays = client.initial = {n: np.full_like(a, 3) for n, a in client.initial.items()}
+    sent = {n: np.full_like(a, 7) for n, a in arrays.items() if not n.startswith("head.")}
+    for kept, head in ((None, 3), (5, 5)):
+        if kept:
+            own = {n: np.full_like(a, kept) for n, a in arrays.items() if n.startswith("head.")}
+            client.state = {f"personal/{name}": a for name, a in own.items()}
+        found, _ = client.export(sent, {})
+        assert {n: float(a.mean()) for n, a in found.items()} == {
+            n: head if n.startswith("head.") else 7 for n in arrays
+        }
+
+
+def test_a_served_client_draws_a_model_of_its_own():
+    """Of eight models with weights 0 … 7: clients draw by their ids, the same one every time."""
+    drawn = []
+    for number in (0, 1, 2, 3, 0):
+        client, sent = novel_with(PFLSampledClient, *[(w, 0) for w in range(8)])
+        client.client = number
+        model, logits = client.serve(sent, {})
+        assert torch.equal(logits, model(torch.ones(1, 1)))
+        drawn.append(int(logits[0, 0]))
+    assert len(set(drawn)) > 1 and drawn[0] == drawn[-1]
+
+
 def test_nearest_by_hand(monkeypatch):
     """Clients 1, 5 and 12 train. Novel 7 is nearest to 12, of those that answered; 8 to 1, whose
     models are not those of 12. Later 9 comes and alone is measured; with nobody left to train,

@@ -26,9 +26,9 @@ METRICS = {"num-examples": 20, "loss": 0.7}
 PROPERTIES = {"client": 4, "novel": False, "num-examples": 20, "prototype": 3, "model": "mlp"}
 
 
-def replied(action, change, asked, dp, **options):
-    """The reply that the mod lets through; with `train`, arrays of ones were sent and grew by
-    `change`."""
+def replied(action, change, asked, dp, client=4, **options):
+    """The reply of `client` that the mod lets through; with `train`, arrays of ones were sent and
+    grew by `change`."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
     sent = {name: np.ones_like(a) for name, a in change.items()}
     config = ConfigRecord({"server-round": 3} | asked)
@@ -37,7 +37,7 @@ def replied(action, change, asked, dp, **options):
     message.metadata.__dict__["_message_id"] = "1"
     known = {"dp": dp, "dp-clip": 1.0, "dp-noise-multiplier": 0.0, "dp-covers": "everything"}
     settings = known | {"dp-generator": "seeded", "seed": 0} | options
-    context = Context(1, 1, {"partition-id": 4}, RecordDict(), settings)
+    context = Context(1, 1, {"partition-id": client}, RecordDict(), settings)
 
     def answer(message, context):
         reply = RecordDict({"metrics": MetricRecord(METRICS)})
@@ -112,6 +112,12 @@ def test_each_round_has_noise_of_its_own():
     )
     assert one == again
     assert not set(one) & set(two)
+
+
+def test_each_client_has_noise_of_its_own():
+    """Noise that two clients shared would cancel out of their difference."""
+    one, two = (answered({"a": np.ones(3)}, {NOISE: 0.5}, "local", client=i) for i in (4, 5))
+    assert not set(one["a"]) & set(two["a"])
 
 
 def test_whole_numbers_are_rounded_to_the_nearest():
