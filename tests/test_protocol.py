@@ -97,7 +97,7 @@ def test_servers_rates_decay():
     after = fedgma.aggregate({"w": np.zeros(1)}, [update(i, {"w": np.ones(1)}) for i in (0, 1)])
     assert after["w"].tolist() == [1.0]
     afl = AFL(mixture_lr=0.2, **decay)
-    afl.now, afl.nodes = Round(2), [Node(0, 0), Node(1, 1)]
+    afl.now, afl.nodes = Round(2), [Node(0, 50), Node(1, 51)]
     afl.aggregate({}, [update(i, {"w": np.ones(1)}, risk=i + 1.0) for i in (0, 1)])
     assert list(afl.mixture.values()) == pytest.approx([0.45, 0.55])
 
@@ -158,7 +158,7 @@ def test_means_over_clients_and_over_samples():
 def test_the_standard_error_is_that_of_novel_clients():
     """0.2, 0.6 and 1 deviate by √((0.16 + 0 + 0.16) / 2) = 0.4: 0.4 / √3; of one there is none."""
     replies = [
-        Update(Node(i, i, novel=True), {}, 5 + i, {"accuracy": a})
+        Update(Node(i, 50 + i, novel=True), {}, 5 + i, {"accuracy": a})
         for i, a in enumerate((0.2, 0.6, 1.0))
     ]
     assert means(replies)["novel-sem"] == pytest.approx(0.4 / 3**0.5)

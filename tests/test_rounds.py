@@ -56,7 +56,7 @@ def clients(cls, **settings):
 
 def ours(strategy, members, sampled=((0, 1, 2), (0, 1, 2))):
     """The server's arrays after each round, the clients training on what broadcast sends."""
-    strategy.nodes = [Node(i, i) for i in range(3)]
+    strategy.nodes = [Node(i, 50 + i) for i in range(3)]
     shared = {n: a for n, a in SENT.items() if not type(members[0]).is_personal(n)}
     arrays, found = strategy.initialize(shared), []
     for number, chosen in enumerate(sampled, 1):

@@ -64,8 +64,8 @@ def share(x, y, *, validation=None):
 
 
 def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
-    """A reply of training client `client` on the node of the same id."""
-    return Update(Node(client, client), arrays, n, metrics)
+    """A reply of training client `client`, on a node of another id."""
+    return Update(Node(client, 50 + client), arrays, n, metrics)
 
 
 def answering(method, handle):

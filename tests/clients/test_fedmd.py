@@ -282,7 +282,7 @@ def test_bad_settings_are_named():
 
 def nodes(*shapes):
     told = [{"public-samples": m, "classes": c} for m, c in shapes]
-    return [Node(i, i, properties=p) for i, p in enumerate(told)]
+    return [Node(i, 50 + i, properties=p) for i, p in enumerate(told)]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -290,7 +290,7 @@ def test_the_consensus_is_the_mean_of_the_logits(dtype):
     """(1 + 4) / 2 and (2 − 2) / 2, whatever the sample counts are."""
     strategy = FedMD(float16=dtype is np.float16)
     replies = [
-        Update(Node(i, i), {"logits": np.array([z], dtype)}, n, {})
+        Update(Node(i, 50 + i), {"logits": np.array([z], dtype)}, n, {})
         for i, (z, n) in enumerate([([1, 2], 9), ([4, -2], 1)])
     ]
     consensus = strategy.aggregate({}, replies)["logits"]
@@ -305,7 +305,7 @@ def test_logits_must_have_the_shape_that_most_clients_told():
         "logits/base": ((5, 3), np.float16),
         "logits/personalized": ((5, 3), np.float16),
     }
-    strategy.nodes = [Node(1, 1)]
+    strategy.nodes = [Node(1, 51)]
     with pytest.raises(RuntimeError, match="public logits"):
         strategy.expected({})
 
@@ -372,7 +372,7 @@ def test_the_server_averages_each_set_and_holds_nothing_else():
     """Base logits 1 and 3, personalized 5 and 11; novel clients do not say what is expected."""
     names = HeteroFedTTA.sets
     replies = [
-        Update(Node(i, i), dict(zip(names, map(np.float32, z), strict=True)), 1 + i, {})
+        Update(Node(i, 50 + i), dict(zip(names, map(np.float32, z), strict=True)), 1 + i, {})
         for i, z in enumerate((([1], [5]), ([3], [11])))
     ]
     after = HeteroFedTTA().aggregate({}, replies)

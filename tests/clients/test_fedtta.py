@@ -243,7 +243,7 @@ def updates(make, strategy, arrays):
         replies = []
         for i, client in enumerate(clients):
             sent, n, metrics = client.train(arrays, {"server-round": round_})
-            replies.append(Update(Node(i, i), sent, n, metrics))
+            replies.append(Update(Node(i, 50 + i), sent, n, metrics))
         arrays = strategy.aggregate(arrays, replies)
     return arrays
 
@@ -270,7 +270,7 @@ def test_without_inner_step_and_clipping_it_is_fedavg_bit_for_bit():
 def test_the_servers_mean_by_hand():
     """(1 + 4) / 2, whatever the sample counts are, or (9·1 + 1·4) / 10 by them."""
     replies = [
-        Update(Node(i, i), {"w": np.float32([w])}, n, {})
+        Update(Node(i, 50 + i), {"w": np.float32([w])}, n, {})
         for i, (w, n) in enumerate([(1, 9), (4, 1)])
     ]
     assert FedTTA().aggregate({}, replies)["w"].tolist() == [2.5]

@@ -17,7 +17,7 @@ from strategies.replies import Node
 
 def make(mixture_lr, clients=2):
     strategy = AFL(mixture_lr=mixture_lr)
-    strategy.nodes = [Node(i, i) for i in range(clients)]
+    strategy.nodes = [Node(i, 50 + i) for i in range(clients)]
     return strategy
 
 
@@ -72,7 +72,7 @@ def test_a_client_that_joins_gets_its_share_and_one_without_risk_keeps_its_weigh
     strategy = make(0.1)
     w = {"w": np.zeros(1)}
     strategy.aggregate({}, [update(0, w, risk=1.0), update(1, w, risk=2.0)])
-    strategy.nodes.append(Node(2, 2))
+    strategy.nodes.append(Node(2, 52))
     strategy.aggregate({}, [update(0, w, risk=float("nan")), update(1, w), update(2, w)])
     assert strategy.mixture == pytest.approx({0: 0.3, 1: 1.1 / 3, 2: 1 / 3})
 

@@ -48,11 +48,11 @@ def test_a_message_mixes_all_training_clients_models_whoever_is_sampled():
     """Client 0 alone is sampled and gets what it gets above; a novel client's model is the initial
     one, which counts for nobody."""
     strategy = FedAMP(step=1.0, width=2.0)
-    strategy.nodes = [Node(c, c) for c in MODELS] + [Node(9, 9, novel=True)]
+    strategy.nodes = [Node(c, 50 + c) for c in MODELS] + [Node(9, 59, novel=True)]
     arrays = strategy.initialize({"w": np.array([0.5])})
     replies = [update(c, {"w": np.array([v])}) for c, v in MODELS.items()]
     arrays = strategy.aggregate(arrays, replies)
-    (sent,) = strategy.broadcast(arrays, [Node(0, 0)]).values()
+    (sent,) = strategy.broadcast(arrays, [Node(0, 50)]).values()
     assert sent["w"].item() == pytest.approx(0.319929, abs=1e-6)
     scored = strategy.personalize(arrays, strategy.nodes).values()
     assert [model["w"].item() for model in scored] == [0.0, 1.0, 3.0, 0.5]

@@ -31,7 +31,7 @@ SMALL = defaults() | {
 
 def updates(*values, name="a"):
     return [
-        Update(Node(i, i), {name: np.array(v, np.float32)}, 10 + 20 * i, {})
+        Update(Node(i, 50 + i), {name: np.array(v, np.float32)}, 10 + 20 * i, {})
         for i, v in enumerate(values)
     ]
 
@@ -72,7 +72,7 @@ def test_pfedkm_tells_users_apart_by_their_change():
     moves = (1, 1, -1, -1)
     replies = [
         Update(
-            Node(i, i),
+            Node(i, 50 + i),
             {
                 "encoder.a": np.full(4, m, np.float32),
                 "heads.0.weight": np.array([m], np.float32),
@@ -87,8 +87,8 @@ def test_pfedkm_tells_users_apart_by_their_change():
     assert [strategy.cluster[i] for i in range(4)] == [0, 0, 1, 1]
     assert new["heads.0.weight"][0] > 0 > new["heads.1.weight"][0]
     assert new["encoder.a"].tolist() == [0] * 4
-    sent = strategy.personalize(new, [Node(0, 0), Node(3, 3)])
-    assert sent[Node(3, 3)]["heads.0.weight"] is new["heads.1.weight"]
+    sent = strategy.personalize(new, [Node(0, 50), Node(3, 53)])
+    assert sent[Node(3, 53)]["heads.0.weight"] is new["heads.1.weight"]
 
 
 def pfedkm(**settings):
@@ -107,10 +107,10 @@ def test_pfedkm_counts_a_change_of_what_was_sent_for_the_head_of_the_new_cluster
     head 0 +1/3, head 1 (−2 − 1)/3; Adam's gradients are their opposites."""
     strategy, arrays = pfedkm()
     strategy.cluster = {0: 1, 1: 1}
-    sent = strategy.personalize(arrays, [Node(i, i) for i in range(3)])
+    sent = strategy.personalize(arrays, [Node(i, 50 + i) for i in range(3)])
     assert [model["heads.0.w"].item() for model in sent.values()] == [10, 10, 0]
     replies = [
-        Update(Node(i, i), {"encoder.a": np.float32([e]), "heads.0.w": np.float32([w])}, n, {})
+        Update(Node(i, 50 + i), {"encoder.a": np.float32([e]), "heads.0.w": np.float32([w])}, n, {})
         for i, (e, w, n) in enumerate([(1, 11, 5), (-1, 8, 10), (-1, -1, 30)])
     ]
     strategy.aggregate(arrays, replies)
@@ -177,7 +177,7 @@ def test_users_move_the_map_one_after_the_other_in_as_many_passes():
         strategy = FedEmbed(assignment="som", embedding_dim=1, som_passes=passes, **schedule)
         strategy.initialize({"heads.0.bias": np.zeros(2, np.float32)})
         strategy.centers, strategy.num_rounds, strategy.now.number = np.zeros((1, 1)), 4, 2
-        users, rates = {Node(0, 0): 1.0, Node(1, 1): 3.0}, []
+        users, rates = {Node(0, 50): 1.0, Node(1, 51): 3.0}, []
 
         def exchange(action, payloads, like=None):
             replies = []
@@ -212,7 +212,7 @@ def test_f1_is_pooled_within_sub_populations_and_then_averaged_twice():
     user of 4, all right, is told apart and changes neither."""
     told = [([2, 0, 0, 2], 4), ([1, 1, 2, 2], 4), ([5, 0, 5, 0], 7), (None, 7), ([5, 0, 0, 5], 4)]
     replies = [
-        Update(Node(i, i, i == 4), {}, 1, {"counts": c, "sub-population": k} if c else {})
+        Update(Node(i, 50 + i, i == 4), {}, 1, {"counts": c, "sub-population": k} if c else {})
         for i, (c, k) in enumerate(told)
     ]
     a = (8 / 11 + 6 / 9) / 2

@@ -20,7 +20,8 @@ def test_a_prototype_is_the_mean_of_its_volunteers_and_stays_when_they_are_silen
     strategy = server(assignment="prototype")
     kinds = {1: 2, 2: 2, 3: 0, 4: 2, 6: 7}
     strategy.nodes = [
-        Node(i, i, properties={"prototype": kinds[i]} if i in kinds else {}) for i in range(1, 7)
+        Node(i, 50 + i, properties={"prototype": kinds[i]} if i in kinds else {})
+        for i in range(1, 7)
     ]
     embeddings = {1: [0.0, 1.0], 2: [0.5, 1.0], 3: [9.0, 8.0], 4: [1.0, 4.0]}
     asked = []
@@ -49,7 +50,7 @@ def test_new_nodes_take_over_heads_with_their_places_on_the_grid():
     strategy = server(assignment="som")
     old, positions = strategy.centers, strategy.positions
     new = np.float32([[1, 2], [3, 4], [5, 6]])
-    nodes = [Node(i, i) for i in range(5)]
+    nodes = [Node(i, 50 + i) for i in range(5)]
     moves = {0: (0, 1), 1: (0, 1), 2: (1, 2), 3: (2, 0), 4: (0, 0)}
     told = []
 
@@ -93,7 +94,7 @@ def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less(
 
     strategy.schedule.pull, strategy.exchange = pull, exchange
     start = strategy.centers
-    centers, answered = strategy._refitted([Node(i, i) for i in range(3)])
+    centers, answered = strategy._refitted([Node(i, 50 + i) for i in range(3)])
     assert progress == [2.5 / 4, 3 / 4]
     assert np.array_equal(told[0], start) and np.array_equal(told[1], start + 1)
     assert np.array_equal(centers, start + 1 + 1)
@@ -108,7 +109,7 @@ def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less(
 def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
     """First the volunteers are asked, then all; who does not answer does not train."""
     strategy = server(assignment="prototype")
-    nodes = [Node(0, 0, properties={"prototype": 1}), Node(1, 1), Node(2, 2)]
+    nodes = [Node(0, 50, properties={"prototype": 1}), Node(1, 51), Node(2, 52)]
     strategy.nodes, asked = nodes, []
 
     def exchange(action, payloads, config=None, like=None):
@@ -129,7 +130,7 @@ def test_every_round_asks_the_users_in_an_order_of_its_own():
     for round_ in range(1, 7):
         strategy.now, asked = Round(round_), []
         strategy.exchange = lambda _, payloads, like, asked=asked: asked.extend(payloads) or []
-        strategy._refitted([Node(i, i) for i in range(4)])
+        strategy._refitted([Node(i, 50 + i) for i in range(4)])
         orders.add(tuple(node.client for node in asked))
     assert len(orders) > 2 and all(sorted(order) == [0, 1, 2, 3] for order in orders)
 

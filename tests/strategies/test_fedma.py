@@ -73,13 +73,13 @@ def test_each_client_gets_its_own_neurons_back(name):
     strategy.initialize(networks[0])
     merged = strategy.aggregate(networks[0], [update(i, a) for i, a in enumerate(networks)])
     assert strategy.report()["growth"] > 1.9
-    nodes = [Node(0, 0), Node(1, 1)]
+    nodes = [Node(0, 50), Node(1, 51)]
     parts = strategy.broadcast(merged, nodes)
     for node, own in zip(nodes, networks, strict=True):
         for array in own:
             if not array.startswith("head."):
                 np.testing.assert_allclose(parts[node][array], own[array], atol=1e-6)
-    stranger = strategy.broadcast(merged, [Node(7, 7)])[Node(7, 7)]
+    stranger = strategy.broadcast(merged, [Node(7, 57)])[Node(7, 57)]
     assert {n: a.shape for n, a in stranger.items()} == {n: a.shape for n, a in own.items()}
 
 
@@ -176,7 +176,7 @@ def test_neurons_and_the_last_layer_are_weighed_by_samples():
     start = strategy.initialize(chained(0, 0))
     strategy.retrain = lambda frozen, networks: networks
     replies = [
-        Update(Node(i, i), chained(*told), n, {})
+        Update(Node(i, 50 + i), chained(*told), n, {})
         for i, (told, n) in enumerate([((1, 2), 1), ((1.4, 4), 3)])
     ]
     after = strategy.aggregate(start, replies)
@@ -193,6 +193,6 @@ def test_a_newcomer_starts_from_the_neurons_that_most_clients_own():
     strategy.support["a"] = np.array([1, 3, 2])
     wide = {"a.weight": np.array([[5.0], [6], [7]]), "a.bias": np.arange(3),
             "b.weight": np.array([[8.0, 9, 10]]), "b.bias": np.zeros(1)}  # fmt: skip
-    (sent,) = strategy.broadcast(wide, [Node(0, 0)]).values()
+    (sent,) = strategy.broadcast(wide, [Node(0, 50)]).values()
     assert sent["a.weight"].tolist() == [[6], [7]] and sent["a.bias"].tolist() == [1, 2]
     assert sent["b.weight"].tolist() == [[9, 10]]

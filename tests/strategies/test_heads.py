@@ -24,13 +24,13 @@ TASTES |= {"train-fraction": 1.0, "fraction-train": 0.5, "local-epochs": 1}
 def started(strategy, clients, start=START):
     """The strategy and its arrays in a round with these training clients."""
     strategy.arrays = strategy.initialize(start)
-    strategy.nodes = [Node(client, client) for client in clients]
+    strategy.nodes = [Node(client, 50 + client) for client in clients]
     return strategy
 
 
 def answered(strategy, changes):
     """The strategy's arrays after clients changed what they were sent: (body, head) by client."""
-    nodes = [Node(client, client) for client in changes]
+    nodes = [Node(client, 50 + client) for client in changes]
     sent = strategy.broadcast(strategy.arrays, nodes)
     replies = []
     for node, (body, head) in zip(nodes, changes.values(), strict=True):
@@ -60,8 +60,8 @@ def test_a_head_becomes_what_its_client_made_of_it():
     heads = {client: arrays[f"held/{client}/head.w"].tolist() for client in (3, 4, 5)}
     assert heads == {3: [2, 3], 4: [1, 2], 5: [-1, 0]}
     sent = strategy.personalize(arrays, strategy.nodes)
-    assert sent[Node(5, 5)].keys() == {"body", "head.w"}
-    assert sent[Node(5, 5)]["head.w"].tolist() == [-1, 0]
+    assert sent[Node(5, 55)].keys() == {"body", "head.w"}
+    assert sent[Node(5, 55)]["head.w"].tolist() == [-1, 0]
 
 
 def test_the_server_holds_what_clients_would_have_kept():
@@ -146,7 +146,7 @@ def test_pfedmes_server_holds_the_head_of_theta():
 
 def test_pfedme_is_scored_with_its_own_head_on_the_common_body():
     strategy = started(PFedMe(heads="server"), [0, 1])
-    sent = strategy.personalize(strategy.arrays, strategy.nodes)[Node(1, 1)]
+    sent = strategy.personalize(strategy.arrays, strategy.nodes)[Node(1, 51)]
     assert sent.keys() == {"body", "head.w", "own/head.w"}
     seen = {}
 

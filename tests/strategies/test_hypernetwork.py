@@ -48,7 +48,7 @@ def test_the_linear_hypernetwork_finds_the_clients_principal_components():
         server_weight_decay=0.0, clip_norm=0.0,
     )  # fmt: skip
     strategy._take(to_record({"0.weight": np.zeros((1, D))}))
-    nodes = [Node(i, i) for i in range(N)]
+    nodes = [Node(i, 50 + i) for i in range(N)]
     for _ in range(300):
         sent = strategy.broadcast({}, nodes)
         replies = [c.train(sent[node], {})[0] for c, node in zip(made, nodes, strict=True)]

@@ -103,7 +103,7 @@ def test_bodies_become_personal_in_the_round_after_fedavgs_last():
     """Of those who replied: client 1 was asked as well, and is sent the whole model again."""
     strategy = LGFedAvg(fedavg_rounds=2)
     arrays = {"body.w": np.zeros(1, np.float32), "head.w": np.zeros(1, np.float32)}
-    nodes = [Node(0, 0), Node(1, 1)]
+    nodes = [Node(0, 50), Node(1, 51)]
     for round_, started in ((2, set()), (3, {0})):
         strategy.now = Round(round_, payloads=dict.fromkeys(nodes, arrays))
         own = strategy.expected(arrays)

@@ -169,15 +169,15 @@ def test_the_encoder_descends_on_the_clients_mean_at_its_own_decayed_rate(clip_n
         encoder_lr=0.5, server_lr=7.0, clip_norm=clip_norm, lr_decay=0.5, lr_decay_rounds=1
     )
     strategy.now = Round(3)
-    nodes = [Node(i, i) for i in range(2)]
+    nodes = [Node(i, 50 + i) for i in range(2)]
     for node in nodes:
         strategy.descriptors[node.client] = torch.zeros(1, requires_grad=True)
-        strategy.descriptors[node.client].grad = torch.ones(1) * (node.id + 1)
+        strategy.descriptors[node.client].grad = torch.ones(1) * (node.client + 1)
 
     def exchange(action, payloads, like=None):
         assert [p[DESCRIPTOR].item() for p in payloads.values()] == [1.0, 2.0]  # g_e, each its own
         return [
-            Update(node, {"encoder.out.bias": np.float32([2 + 2 * node.id])}, 1 + node.id, {})
+            Update(node, {"encoder.out.bias": np.float32([2 + 2 * node.client])}, node.id, {})
             for node in payloads
         ]
 
@@ -212,7 +212,7 @@ def test_with_free_embeddings_the_encoder_is_the_mean_of_the_clients(monkeypatch
     monkeypatch.setattr(PFedHN, "aggregate", lambda *_: {})
     strategy = strategy_of(training="two-phase", fine_tune_rounds=2)
     strategy.now = Round(1)
-    fitted = [(Node(0, 0), 2.0, 1), (Node(1, 1), 6.0, 9)]
+    fitted = [(Node(0, 50), 2.0, 1), (Node(1, 51), 6.0, 9)]
     strategy.aggregate(
         {}, [Update(node, {"encoder.out.bias": np.float32([v])}, n, {}) for node, v, n in fitted]
     )
@@ -231,7 +231,7 @@ def test_the_first_statistics_are_of_all_training_clients_and_of_no_other():
     """Client 0 was sampled and told 1, client 1 is asked and tells 5, a novel one is not asked:
     mean 3, variance 4. Client 0's descriptor 1 is then scaled to (1 − 3)/2."""
     strategy = strategy_of(descriptor_rate=0.5)
-    nodes = [Node(0, 0), Node(1, 1), Node(9, 9, novel=True)]
+    nodes = [Node(0, 50), Node(1, 51), Node(9, 59, novel=True)]
     strategy.nodes, strategy.descriptors = nodes, {0: torch.tensor([1.0])}
 
     def meet(asked):
@@ -242,6 +242,36 @@ def test_the_first_statistics_are_of_all_training_clients_and_of_no_other():
     strategy.observe(nodes[:1])
     assert (strategy.moments.mean.item(), strategy.moments.variance.item()) == (3.0, 4.0)
     assert strategy.embedding(0).item() == pytest.approx(-1.0)
+
+
+def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it():
+    """Rate ½. Round 1: clients 0 and 1 take part and tell 1 and 5, and 2, asked for the first
+    statistics alone, 3: mean 3, variance 8/3. Evaluation, where a novel one tells 100, changes
+    nothing. Round 2: 0 tells 7, 1 is silent: it gets no model, and its former descriptor counts
+    no more; mean 3 + ½(7 − 3) = 5, variance ½(8/3 + ½·16) = 16/3."""
+    strategy = strategy_of(descriptor_rate=0.5, hidden_dim=2)
+    nodes = [Node(i, 50 + i) for i in range(3)] + [Node(9, 59, novel=True)]
+    strategy.nodes, asked, told = nodes, [], {}
+
+    def exchange(action, payloads, like=None):
+        asked.append((action, [node.client for node in payloads]))
+        found = {node: told[node.client] for node in payloads if node.client in told}
+        return [Update(node, {DESCRIPTOR: np.float32([e])}, 1, {}) for node, e in found.items()]
+
+    def moments():
+        return strategy.moments.mean.item(), strategy.moments.variance.item()
+
+    strategy.exchange = exchange
+    told |= {0: 1.0, 1: 5.0, 2: 3.0, 9: 100.0}
+    assert strategy.broadcast({}, nodes[:2]).keys() == set(nodes[:2])
+    assert moments() == (3.0, pytest.approx(8 / 3))
+    assert strategy.personalize({}, nodes).keys() == set(nodes)
+    assert moments() == (3.0, pytest.approx(8 / 3))
+    told.clear()
+    told[0] = 7.0
+    assert strategy.broadcast({}, nodes[:2]).keys() == {nodes[0]}
+    assert moments() == (5.0, pytest.approx(16 / 3))
+    assert asked == [("query.encode", who) for who in ([0, 1], [2], [0, 1, 2, 9], [0, 1])]
 
 
 def test_nothing_stops_while_embeddings_are_free():

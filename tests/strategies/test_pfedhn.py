@@ -76,7 +76,7 @@ def test_a_linear_step_by_hand():
         lr_decay_rounds=1,
     )  # fmt: skip
     strategy._take(to_record({"w": np.zeros(1, np.float32)}))
-    strategy.now, node = Round(3), Node(0, 0)
+    strategy.now, node = Round(3), Node(0, 50)
     strategy.meet([node])
     (weight,) = strategy.network().parameters()
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_every_client_starts_from_an_embedding_of_its_own():
     for order in (1, -1):
         strategy = PFedHN(hidden_layers=1, hidden_dim=2)
         strategy._take(to_record({"w": np.zeros(1, np.float32)}))
-        strategy.nodes = [Node(i, i, novel=i >= 8) for i in range(12)]
+        strategy.nodes = [Node(i, 50 + i, novel=i >= 8) for i in range(12)]
         strategy.meet(strategy.nodes[:2][::order])
         found.append({client: v.tolist() for client, v in strategy.embeddings.items()})
     assert found[0] == found[1]
@@ -107,7 +107,7 @@ def test_novel_rounds_are_of_novel_clients_alone_and_are_reported():
     """After three rounds of training the novel clients learn, are scored, and the last round is
     the one to report: a phase of its own."""
     strategy = PFedHN(novel_rounds=2)
-    strategy.nodes = [Node(0, 0), Node(1, 1), Node(7, 7, novel=True)]
+    strategy.nodes = [Node(0, 50), Node(1, 51), Node(7, 57, novel=True)]
     strategy._last_training_round, told = 3, []
     for number in (3, 4):
         strategy.now = Round(number)
@@ -121,7 +121,7 @@ def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter(
     """θ = v: clients 0 and 1 get v_0 and v_1. Counters 3 of 1 sample and 10 of 6: 63 / 7 = 9."""
     strategy = PFedHN(embedding_dim=1, hidden_layers=0, bias=False)
     strategy._take(to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}))
-    nodes = [Node(0, 0), Node(1, 1)]
+    nodes = [Node(0, 50), Node(1, 51)]
     strategy.meet(nodes)
     (weight,) = strategy.network().parameters()
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_counters_are_averaged_within_a_network_and_given_with_its_models():
     is generated is node i's."""
     start = {"w": np.zeros(2, np.float32), "n": np.array(5)}
     targets = Targets(dict.fromkeys("SMB", start))
-    nodes = [Node(i, i, properties={"model": m}) for i, m in enumerate("SMS")]
+    nodes = [Node(i, 50 + i, properties={"model": m}) for i, m in enumerate("SMS")]
     told = zip(nodes, (10, 7, 13), (1, 2, 3), strict=True)
     targets.average_counters([Update(node, {"n": np.array(n)}, k, {}) for node, n, k in told])
     assert {name: own["n"].item() for name, own in targets.counters.items()} == (
@@ -161,6 +161,6 @@ def test_counters_are_averaged_within_a_network_and_given_with_its_models():
     assert {n.client: (m["w"].tolist(), m["n"].item()) for n, m in models.items()} == (
         {0: ([1, 2], 12), 2: ([3, 4], 12)}
     )
-    assert [targets.has(node) for node in (nodes[0], Node(9, 9), Node(8, 8, properties={}))] == (
+    assert [targets.has(node) for node in (nodes[0], Node(9, 59), Node(8, 58, properties={}))] == (
         [True, False, False]
     )

@@ -64,7 +64,7 @@ def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
     generator = torch.Generator().manual_seed(0)
     at = {0: 0.2, 1: 0.8, 2: 0.8}
     data = {c: samples(m + 0.1 * torch.randn(400, 3, generator=generator)) for c, m in at.items()}
-    nodes = {c: Node(c, c, c == 2, {"input-size": 3}) for c in at}
+    nodes = {c: Node(c, 50 + c, c == 2, {"input-size": 3}) for c in at}
 
     def exchange(action, payloads, config, like):
         assert action == "query.domain"
@@ -96,7 +96,7 @@ def test_nearest_offers_the_model_of_the_client_with_the_like_inputs(near):
     at = {0: 0.1, 1: 0.5, 2: 0.9, 7: (0.1, 0.5, 0.9)[near]}
     data = {c: samples(m + 0.1 * torch.randn(300, 3, generator=generator)) for c, m in at.items()}
     strategy = PFLNearest()
-    strategy.nodes = [Node(c, c, c == 7, {"input-size": 3}) for c in at]
+    strategy.nodes = [Node(c, 50 + c, c == 7, {"input-size": 3}) for c in at]
 
     def exchange(action, payloads, config=None, like=None):
         if action == "query.export":
@@ -182,7 +182,7 @@ def test_a_distance_by_hand_for_every_pair():
     """Two novel and three training clients. Novel ones tell the gradient −1, training ones +3: the
     mean is +1, and 40 steps of Adam at 0.05 against it make every weight −2. Errors 0.1 i + 0.02 j
     and 0.05 j + 0.01 i: d_ij = 2(1 − 2 · their mean). A novel client's label is 1."""
-    nodes = [Node(c, c, c < 2, {"input-size": 3}) for c in range(5)]
+    nodes = [Node(c, 50 + c, c < 2, {"input-size": 3}) for c in range(5)]
     last = {}
 
     def exchange(action, payloads, config, like):
@@ -278,8 +278,8 @@ def test_nearest_by_hand(monkeypatch):
     strategy = PFLNearest()
     strategy.exchange = exchange
     arrays = strategy.initialize({"w": np.zeros(1)})
-    training = [Node(i, i) for i in (1, 5, 12)]
-    novel = [Node(i, i, novel=True) for i in (7, 8, 9)]
+    training = [Node(i, 50 + i) for i in (1, 5, 12)]
+    novel = [Node(i, 50 + i, novel=True) for i in (7, 8, 9)]
     strategy.nodes = training + novel
 
     def offered(nodes):
@@ -297,7 +297,7 @@ def test_the_base_is_in_the_same_round_at_the_same_rates():
     """½ in every 2 rounds; round 4 after three of a saved model's is six rounds on: ½³."""
     strategy = PFL(base="pfedhn", lr_decay=0.5, lr_decay_rounds=2, saved_rounds=3)
     strategy.now = Round(4)
-    strategy.nodes = [Node(0, 0)]
+    strategy.nodes = [Node(0, 50)]
     strategy.arrays = strategy.initialize({"w": np.zeros(1, np.float32)})
     strategy.broadcast(strategy.arrays, strategy.nodes)
     assert strategy.base.now is strategy.now

@@ -166,7 +166,7 @@ def test_what_is_not_covered_is_answered_only_if_it_need_not_be(action):
 
 def updates(count, value, size=3):
     return [
-        Update(Node(i, i), {"a": np.full(size, value, np.float32)}, 20 + i, {})
+        Update(Node(i, 50 + i), {"a": np.full(size, value, np.float32)}, 20 + i, {})
         for i in range(count)
     ]
 
@@ -195,7 +195,7 @@ def test_the_server_clips_whatever_a_client_sent():
     """Changes (3, 4) of norm 5 and (0.3, 0.4) of norm 0.5, C = 1: (0.6, 0.8) and (0.3, 0.4), over
     m = 20."""
     replies = [
-        Update(Node(i, i), {"a": np.array(change)}, 1, {})
+        Update(Node(i, 50 + i), {"a": np.array(change)}, 1, {})
         for i, change in enumerate([(3.0, 4.0), (0.3, 0.4)])
     ]
     moved = summed(central(dp_noise_multiplier=1e-12), replies, np.zeros(2))
@@ -217,13 +217,13 @@ def test_users_are_drawn_one_by_one_and_not_by_the_seed():
     """Counts of 4000 draws at q = 0.2 of 10 users: mean 2, variance 10 q (1 − q) = 1.6, where a
     sample of fixed size has none; sometimes nobody (0.8¹⁰ = 0.107). Limits at five deviations.
     The seed decides them in the test setting alone."""
-    nodes = [Node(i, i) for i in range(10)]
+    nodes = [Node(i, 50 + i) for i in range(10)]
     privacy = central(dp_generator="system")
     counts = np.array([len(privacy.toss(nodes, 1)) for _ in range(4000)])
     assert abs(counts.mean() - 2) < 5 * (1.6 / 4000) ** 0.5
     assert 1.35 < counts.var() < 1.85
     assert abs((counts == 0).mean() - 0.107) < 5 * (0.107 * 0.893 / 4000) ** 0.5
-    many = [Node(i, i) for i in range(200)]
+    many = [Node(i, 50 + i) for i in range(200)]
     assert privacy.toss(many, 1) != privacy.toss(many, 1)
     assert central().toss(many, 1) == central().toss(many, 1) != central().toss(many, 2)
     assert central(fraction_train=1.0).toss(nodes, 1) is None
@@ -251,7 +251,7 @@ def test_local_budget_is_that_of_the_user_who_was_asked_most_often():
     """Users 0, 1, 1, 1 and 2 were asked, whoever answered: Σ μ² = 3 (2/4)² = 0.75."""
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0, dp_clip=0.5)
     for asked in ([0, 1], [1], [2, 1]):
-        privacy.spend([Node(i, i) for i in asked])
+        privacy.spend([Node(i, 50 + i) for i in asked])
     assert privacy.settings() == {NOISE: 2.0}
     assert privacy.report()["dp-epsilon"] == local_epsilon(0.75, 1e-5)
 
@@ -264,11 +264,11 @@ def test_noise_multiplier_is_calibrated_to_epsilon(mode, monkeypatch):
     options = {"dp_epsilon": 2.0, "fraction_train": 0.1, "rounds": 20}
     privacy = Privacy(dp=mode, **options)
     for _ in range(20):
-        privacy.spend([Node(0, 0)])
+        privacy.spend([Node(0, 50)])
     assert 1.99 < privacy.report()["dp-epsilon"] <= 2.0
     again = Privacy(dp=mode, spent=privacy.state(), **options | {"dp_epsilon": 2.5})
     for _ in range(20):
-        again.spend([Node(0, 0)])
+        again.spend([Node(0, 50)])
     assert 2.49 < again.report()["dp-epsilon"] <= 2.5
     with pytest.raises(ValueError, match="has spent ε = "):
         Privacy(dp=mode, spent=privacy.state(), **options | {"dp_epsilon": 1.5})
@@ -278,8 +278,8 @@ def test_what_was_spent_survives_a_crash_and_is_not_counted_twice():
     told = []
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0)
     privacy.on_spend = told.append
-    privacy.spend([Node(3, 3)])
-    privacy.spend([Node(3, 3)])
+    privacy.spend([Node(3, 53)])
+    privacy.spend([Node(3, 53)])
     assert told == [{"mode": "local", "spent": {"3": n * 0.25}} for n in (1, 2)]
     again = Privacy(dp="local", dp_noise_multiplier=4.0, spent=told[0])
     again.restore(told[1])
@@ -292,7 +292,7 @@ def test_what_was_spent_never_gets_less():
     """A ledger of an earlier round than what this run has spent since changes nothing."""
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0)
     for _ in range(3):
-        privacy.spend([Node(3, 3)])
+        privacy.spend([Node(3, 53)])
     privacy.restore({"mode": "local", "spent": {"3": 0.25, "5": 0.5}})
     assert privacy.state()["spent"] == {"3": 0.75, "5": 0.5}
 

@@ -42,7 +42,7 @@ def test_client_follows_lines_10_and_12():
 def test_server_follows_lines_16_and_17():
     """N = 4, |S| = 2, η_g = 1.5: x = 1 + 1.5·(1 + 3)/2 = 4; c = 0.5 + 2/4·(0.2 + 0.6)/2 = 0.7."""
     strategy = Scaffold(server_lr=1.5)
-    strategy.nodes = [Node(i, i) for i in range(4)] + [Node(9, 9, novel=True)]
+    strategy.nodes = [Node(i, 50 + i) for i in range(4)] + [Node(9, 59, novel=True)]
     replies = [
         update(0, {"delta/w": one(1), "control/w": one(0.2)}),
         update(2, {"delta/w": one(3), "control/w": one(0.6)}),
@@ -54,7 +54,7 @@ def test_server_follows_lines_16_and_17():
 
 def test_running_statistics_are_averaged_not_extrapolated():
     strategy = Scaffold(server_lr=1.5)
-    strategy.nodes = [Node(0, 0), Node(1, 1)]
+    strategy.nodes = [Node(0, 50), Node(1, 51)]
     start = {"bn.weight": one(0), "bn.running_var": one(5), "bn.num_batches_tracked": np.array(1)}
     arrays = strategy.initialize(start)
     assert group(arrays, "control").keys() == {"bn.weight"}
@@ -77,7 +77,7 @@ def test_zero_control_variates_and_one_local_step_are_fedavg():
     model = nn.Linear(3, 3)
     start = model_arrays(model)
     strategy = Scaffold(server_lr=1.0)
-    strategy.nodes = [Node(0, 0), Node(1, 1)]
+    strategy.nodes = [Node(0, 50), Node(1, 51)]
     sent = strategy.initialize(start)
     ours, theirs = [], []
     for i in range(2):
@@ -125,7 +125,7 @@ def test_settings_that_option_ii_excludes(setting):
 
 
 def test_who_only_predicts_gets_no_control_variates():
-    strategy, node = Scaffold(), Node(0, 0)
+    strategy, node = Scaffold(), Node(0, 50)
     arrays = strategy.initialize({"w": one(2)})
     assert strategy.personalize(arrays, [node]) == {node: {"w": one(2)}}
     assert strategy.broadcast(arrays, [node])[node].keys() == {"w", "control/w"}

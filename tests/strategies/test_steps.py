@@ -233,12 +233,14 @@ def test_secret_participants_are_not_judged_by_what_is_usual():
 
 
 def nodes(*counts):
-    return [Node(i, i, properties={"num-examples": n} if n else {}) for i, n in enumerate(counts)]
+    return [
+        Node(i, 50 + i, properties={"num-examples": n} if n else {}) for i, n in enumerate(counts)
+    ]
 
 
 def test_what_most_nodes_tell_and_of_ties_the_least():
     one, two = {"m": 5, "classes": 3}, {"m": 4, "classes": 9}
-    some = [Node(i, i, properties=p) for i, p in enumerate((two, one, one, {"m": 1}))]
+    some = [Node(i, 50 + i, properties=p) for i, p in enumerate((two, one, one, {"m": 1}))]
     assert agreed(some, "m", "classes") == (5, 3)
     assert agreed(some[:2], "m", "classes") == (4, 9)
     assert agreed(some[3:], "m", "classes") is None
