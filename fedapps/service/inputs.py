@@ -42,7 +42,7 @@ def read_inputs(path: Path, card: Card) -> Inputs:
     if (path / META).is_file():
         return _exported(path, card)
     square = len(card.shape) == 3 and card.shape[1] == card.shape[2]
-    raw = read_local(path, card.shape[1] if square else 0)
+    raw = read_local(path, card.shape[1] if square else 0, whole=True)
     x = torch.from_numpy(np.ascontiguousarray(_fitted(raw.x, card.shape, path)))
     names = list(raw.samples) or [str(row) for row in range(len(x))]
     labels = _labels(raw.y, raw.classes, card)
@@ -105,7 +105,7 @@ def _fitted(x: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:
     if x.ndim == 4 and len(shape) == 3 and x.shape[1] != shape[0]:
         if shape[0] == 1 and x.shape[1] == 3:
             grey = np.tensordot(LUMA, x, (0, 1))[:, None]
-            x = grey.round().astype(x.dtype) if x.dtype.kind == "u" else grey
+            x = grey.round().astype(x.dtype) if x.dtype.kind in "ui" else grey
         elif x.shape[1] == 1:
             x = np.repeat(x, shape[0], axis=1)
     if x.shape[1:] != shape:

@@ -21,9 +21,9 @@ FEATURES = ("x", "features", "embedding", "input")  # names of a column of numbe
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders, or ends of names
 
 
-def read_local(path: Path, size: int = 0) -> Raw:
+def read_local(path: Path, size: int = 0, whole: bool = False) -> Raw:
     """The samples at `path`, training ones first; images cropped and resized to `size`×`size`
-    (0: as they are, which must be equal sizes).
+    (0: as they are, which must be equal sizes); `whole` numbers stay whole, as in `inputs_of`.
 
     A folder may hold ``train`` and ``test`` folders of class folders; what has no class folder, no
     ``y`` and no column of labels has label −1. Raises ValueError for what cannot be read, naming
@@ -31,9 +31,9 @@ def read_local(path: Path, size: int = 0) -> Raw:
     if not path.exists():
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
-        return _arrays(path)
+        return _arrays(path, whole)
     loaded = hub.open_folder(path)
-    return _folder(path, size) if loaded is None else _table(loaded, path, size)
+    return _folder(path, size) if loaded is None else _table(loaded, path, size, whole)
 
 
 def _folder(folder: Path, size: int) -> Raw:
@@ -97,7 +97,7 @@ def _images(pictures: Iterable[tuple[str, Image.Image]], size: int) -> np.ndarra
     return np.stack([np.broadcast_to(a, (channels, *a.shape[1:])) for a in arrays])
 
 
-def _arrays(path: Path) -> Raw:
+def _arrays(path: Path, whole: bool) -> Raw:
     """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
     arrays (n,) beside x and y are natural columns."""
     try:
@@ -118,13 +118,13 @@ def _arrays(path: Path) -> Raw:
                 name: a for name, a in arrays.items()
                 if name not in ("x", "y") and a.shape == (len(x),)
             }  # fmt: skip
-            parts.append(Raw(inputs_of(x, path), y, len(x) * (ending != "_test"), columns))
+            parts.append(Raw(inputs_of(x, path, whole), y, len(x) * (ending != "_test"), columns))
     if not parts:
         raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and y")
     return joined(parts, path)
 
 
-def _table(loaded: Any, source: Path, size: int) -> Raw:
+def _table(loaded: Any, source: Path, size: int, whole: bool) -> Raw:
     """Splits of the `datasets` library; columns of texts and numbers are natural columns."""
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     train, test = ([s for s in names if s in splits][:1] for names in (hub.TRAIN, hub.TEST))
@@ -142,7 +142,7 @@ def _table(loaded: Any, source: Path, size: int) -> Raw:
         if isinstance(first, Image.Image):
             x = _images(((f"{source}, row {i}", r[inputs]) for i, r in enumerate(rows)), size)
         else:
-            x = inputs_of(np.asarray(rows.with_format("numpy")[inputs][:]), source)
+            x = inputs_of(np.asarray(rows.with_format("numpy")[inputs][:]), source, whole)
         samples = tuple(map(str, range(len(x)))) if isinstance(first, Image.Image) else ()
         columns = {
             key: np.asarray(split[key][:])
@@ -155,16 +155,17 @@ def _table(loaded: Any, source: Path, size: int) -> Raw:
     return joined(parts, source)
 
 
-def inputs_of(x: np.ndarray, source: Path | str) -> np.ndarray:
-    """Inputs as uint8 (0 … 255) or float32; images (n, H, W) and (n, H, W, C) with the channels
-    first."""
+def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndarray:
+    """Inputs as uint8 (0 … 255) or float32, other whole numbers as int64 if `whole`; images
+    (n, H, W) and (n, H, W, C) with the channels first."""
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    if x.dtype != np.uint8:
+        x = x.astype(np.int64 if whole and x.dtype.kind in "ui" else np.float32)
     if not np.isfinite(x).all():
         raise ValueError(f"{source}: inputs hold NaN or infinity")
     return x

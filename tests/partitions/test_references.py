@@ -67,6 +67,7 @@ def test_a_function_gets_what_it_takes_and_options_win():
 
     assert references.called("f", taken, {"a": 1, "c": 3}, {"b": 5, "d": 6}) == (1, 5, {"d": 6})
     assert references.called("f", taken, {"a": 1, "b": 3}, {}) == (1, 3, {})
+    assert references.called("f", taken, {"a": 1, "b": 3}, {"b": 5}) == (1, 5, {})
     with pytest.raises(ValueError, match="'f' needs 'a'; it is given c"):
         references.called("f", taken, {"c": 3}, {})
 

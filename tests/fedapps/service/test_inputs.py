@@ -1,0 +1,77 @@
+"""What a later client may bring: every kind of data, on the run's scale, its labels kept apart."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedapps.service.card import Card
+from fedapps.service.inputs import read_inputs, unlabeled
+
+CARD = Card("tent", "mine", "mlp", (1, 2, 2), ("ant", "bee", "cat"), 16.0, 0.5, 0.25)
+ROWS = np.array([[[[0, 16], [4, 8]]], [[[2, 2], [2, 2]]]], np.uint8)
+SEEN = (ROWS / 16 - 0.5) / 0.25  # what the network gets
+
+
+def seen(inputs):
+    return inputs.share.everything[:][0].numpy()
+
+
+def test_whole_numbers_are_as_stored_and_others_scaled_already():
+    """(v/16 − ½)/¼ of a stored v, (v − ½)/¼ of a v in [0, 1], (v/255 − ½)/¼ of a picture's."""
+    for given in (torch.from_numpy(ROWS), torch.from_numpy(ROWS / np.float32(16))):
+        found = unlabeled(given, CARD)
+        assert seen(found) == pytest.approx(SEEN)
+        assert found.share.novel and not len(found.share.train)
+        assert found.labels.tolist() == found.share.everything.y.tolist() == [-1, -1]
+    picture = unlabeled(torch.from_numpy(ROWS), CARD, picture=True)
+    assert seen(picture) == pytest.approx((ROWS / 255 - 0.5) / 0.25)
+
+
+def saved(folder):
+    """The same two inputs in every form that the README names, and their labels: the second one is
+    a bee. Whole numbers are those that the run's dataset stores, whatever their width."""
+    np.save(folder / "x.npy", ROWS)
+    np.savez(folder / "x.npz", x=ROWS, y=[7, 1])
+    np.save(folder / "wide.npy", ROWS.astype(int))
+    np.save(folder / "scaled.npy", ROWS / 16)
+    flat = datasets.Dataset.from_dict({"x": ROWS.tolist(), "label": ["elk", "bee"]})
+    flat.cast_column("x", datasets.Array3D((1, 2, 2), "uint8")).save_to_disk(str(folder / "saved"))
+    return {
+        **dict.fromkeys(("x.npy", "wide.npy", "scaled.npy"), [-1, -1]),
+        "x.npz": [-1, 1],
+        "saved": [-1, 1],
+    }
+
+
+def test_files_of_every_kind(tmp_path):
+    """A label that is none of the run's classes is none; texts are told by their names."""
+    for name, labels in saved(tmp_path).items():
+        found = read_inputs(tmp_path / name, CARD)
+        assert seen(found) == pytest.approx(SEEN), name
+        assert found.labels.tolist() == labels, name
+        assert found.share.everything.y.tolist() == [-1, -1]  # in no client's reach
+        assert found.names == ["0", "1"] and found.scored.all()
+
+
+def test_folders_of_pictures_are_named_by_the_runs_classes(tmp_path):
+    """`cat` is the run's class 2 though the folder's 0; `dog` is none. A red of 200 is grey
+    0.299 · 200 = 59.8, 60; a grey picture becomes three alike channels where the run has three."""
+    for name, colour in (("cat", (200, 0, 0)), ("dog", (10, 10, 10))):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4), colour).save(tmp_path / name / "0.png")
+    found = read_inputs(tmp_path, CARD)
+    assert found.names == ["cat/0.png", "dog/0.png"] and found.labels.tolist() == [2, -1]
+    assert found.share.everything.x[:, 0, 0, 0].tolist() == [60, 10]
+    colours = Card("tent", "mine", "mlp", (3, 2, 2), ("ant",), 255.0)
+    np.save(tmp_path / "grey.npy", ROWS)
+    grey = read_inputs(tmp_path / "grey.npy", colours).share.everything.x
+    assert grey.shape == (2, 3, 2, 2) and torch.equal(grey[:, 0], grey[:, 2])
+
+
+def test_a_digest_is_of_the_inputs_alone(tmp_path):
+    one, other = torch.from_numpy(ROWS), torch.from_numpy(ROWS[::-1].copy())
+    plain = unlabeled(one, CARD).digest()
+    assert unlabeled(one, CARD, labels=torch.tensor([0, 1])).digest() == plain
+    assert unlabeled(other, CARD).digest() != plain
