@@ -35,19 +35,26 @@ def train(message, context):
     return Message(RecordDict(content), reply_to=message)
 
 
+def fresh():
+    """Privacy of which nothing is spent."""
+    return Privacy(fraction_train=0.5, num_clients=4, train_fraction=1.0, **SETTINGS)
+
+
 def moves(users, runs):
-    """The first entry's move in each of `runs` runs of one round, in units of C / (q N)."""
+    """The first entry's move in each of `runs` rounds, which know nothing of each other but where
+    they start, in units of C / (q N)."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     grid = InProcessGrid.simulation(app, {}, 3)
     for other in set(grid.contexts) - set(users):
         del grid.contexts[other]
-    found = []
-    for _ in range(runs):
-        privacy = Privacy(fraction_train=0.5, num_clients=4, train_fraction=1.0, **SETTINGS)
-        strategy = FedAvg(privacy=privacy, min_available_nodes=len(users))
-        after = from_record(strategy.start(grid, to_record(START), 1).arrays)
-        found.append((after["w"][0] - START["w"][0]) * 2 / 0.5)
-    return np.array(found)
+    strategy, at = FedAvg(privacy=fresh(), min_available_nodes=len(users)), []
+
+    def note(number, arrays):
+        at.append(from_record(arrays)["w"][0])
+        strategy.privacy = fresh()  # no ε of all rounds together is asked for
+
+    strategy.start(grid, to_record(START), runs, evaluate_fn=note)
+    return np.diff(np.array(at, np.float64)) * 2 / 0.5
 
 
 def lower_bound(runs, limit):
@@ -60,7 +67,7 @@ def lower_bound(runs, limit):
 
 def claimed():
     """ε(δ) that a run of one round tells."""
-    privacy = Privacy(fraction_train=0.5, num_clients=4, train_fraction=1.0, **SETTINGS)
+    privacy = fresh()
     privacy.spend([])
     return privacy.report()["dp-epsilon"]
 
