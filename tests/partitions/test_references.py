@@ -100,14 +100,12 @@ def test_own_images_are_kept_by_their_size(written, tmp_path):
     for number, width in enumerate((4, 6)):
         (tmp_path / "own" / str(number)).mkdir(parents=True)
         Image.new("L", (width, 4), 90).save(tmp_path / "own" / str(number) / "0.png")
+    (tmp_path / "own" / "2").mkdir()  # a class of which nobody has a picture
     written(0)
     found = [datasets.load("own", str(tmp_path), image_size=size) for size in (4, 2)]
     assert [data.info.shape for data in found] == [(1, 4, 4), (1, 2, 2)]
-    assert (found[0].info.scale, found[0].classes, found[0].info.num_classes) == (
-        255,
-        ("0", "1"),
-        2,
-    )
+    assert (found[0].info.scale, found[0].info.num_classes) == (255, 3)
+    assert found[0].classes == ("0", "1", "2")
     assert np.unique(found[1].x).tolist() == [90]
 
 
@@ -129,6 +127,7 @@ def test_modules_are_found_where_the_command_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "root", "expected"),
     [("digits", "", "embedded"), ("voices", "", "synthesised"), ("mnist", "", "hub ylecun/mnist"),
+     ("fashion-mnist", "", "hub zalando-datasets/fashion_mnist"),
      ("stl10", "nowhere", "hub (no copy)"), ("mnist", "there", "there/mnist"),
      ("own.npz", "there", "there/own.npz"), ("their_own:made", "", "their_own:made")],
 )  # fmt: skip
@@ -137,7 +136,9 @@ def test_where_a_dataset_comes_from(written, tmp_path, monkeypatch, name, root, 
     monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there" / "mnist").mkdir(parents=True)
+    (tmp_path / "fashion-mnist").mkdir()  # not looked at where no folder of data is named
     np.savez(tmp_path / "there" / "own.npz", x=np.eye(2), y=[0, 1])
     assert datasets.source(name, root) == expected
+    assert (datasets.own_path(name, root) is not None) == (name == "own.npz")
     monkeypatch.setenv("FEDAPPS_DATA_DIR", root)  # the same where the environment says so
     assert datasets.source(name) == expected

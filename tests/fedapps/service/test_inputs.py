@@ -38,11 +38,8 @@ def saved(folder):
     np.save(folder / "scaled.npy", ROWS / 16)
     flat = datasets.Dataset.from_dict({"x": ROWS.tolist(), "label": ["elk", "bee"]})
     flat.cast_column("x", datasets.Array3D((1, 2, 2), "uint8")).save_to_disk(str(folder / "saved"))
-    return {
-        **dict.fromkeys(("x.npy", "wide.npy", "scaled.npy"), [-1, -1]),
-        "x.npz": [-1, 1],
-        "saved": [-1, 1],
-    }
+    without = {name: [-1, -1] for name in ("x.npy", "wide.npy", "scaled.npy")}
+    return {**without, "x.npz": [-1, 1], "saved": [-1, 1]}
 
 
 def test_files_of_every_kind(tmp_path):
