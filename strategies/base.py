@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
@@ -27,7 +28,7 @@ from strategies.distances import a_distances
 from strategies.magnitude import Magnitudes, distance, finite, scaled
 from strategies.replies import Node, Update, read_reply, weighed
 from strategies.roster import Roster
-from strategies.round import Protection, Round, Stop
+from strategies.round import Protection, Request, Round, Stop
 from strategies.scores import f1_scores, means
 
 CHOICES = ("skip", "stop")
@@ -243,10 +244,25 @@ class PersonalizedStrategy(Strategy):
         """One more request and reply within the round, e.g. ``exchange("query.encode", …)``.
 
         `like` gives arrays of the names, shapes and dtypes that a node's reply must have."""
-        settings = self._config | self._round_settings() | dict(config or {})
-        sent = self._messages(action, payloads, ConfigRecord(settings))
-        replies = self.grid.send_and_receive([m for m, _ in sent], timeout=self.timeout)
-        return self._receive(sent, replies, like or {})
+        (read,) = self.exchanges(Request(action, payloads, config or {}, like or {}))
+        return read()
+
+    def exchanges(self, *requests: Request) -> list[Callable[[], list[Update]]]:
+        """Several requests in one exchange, as none of them waits for another's replies; what is
+        returned for each checks its replies, and counts them in the round in which it is called."""
+        common = self._config | self._round_settings()
+        records: dict[int, ArrayRecord] = {}
+        sent = [
+            self._messages(r.action, r.payloads, ConfigRecord(common | dict(r.config)), records)
+            for r in requests
+        ]
+        messages = [message for own in sent for message, _ in own]
+        asked = self.grid.send_and_receive(messages, timeout=self.timeout) if messages else []
+        replies = list(asked)
+        return [
+            partial(self._receive, own, replies, r.like)
+            for r, own in zip(requests, sent, strict=True)
+        ]
 
     def _round_settings(self) -> dict[str, Any]:
         """What every message of a round tells its client."""
@@ -265,10 +281,13 @@ class PersonalizedStrategy(Strategy):
         tossed = self.privacy.toss(nodes, self.round) if self.privacy else None
         return self._draw("sample", nodes, self.fraction_train) if tossed is None else tossed
 
-    def _draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
-        """A share of the nodes by the generator of (seed, purpose, round), by client id."""
+    def _draw(
+        self, purpose: str, nodes: Sequence[Node], fraction: float, later: int = 0
+    ) -> list[Node]:
+        """A share of the nodes by the generator of (seed, purpose, round), by client id; that of a
+        `later` round by so many."""
         count = max(1, round(fraction * len(nodes)))
-        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
+        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round + later))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]
 
     # Flower's contract
@@ -489,7 +508,7 @@ class PersonalizedStrategy(Strategy):
         """`novel-half-distance`: mean ½ d̂ between novel and training clients' inputs."""
         novel = [node for node in self.nodes if node.novel]
         if self._distance is None and novel:
-            distances = a_distances(self.exchange, novel, self.training_nodes())
+            distances = a_distances(self.exchanges, novel, self.training_nodes())
             if np.isfinite(distances).any():
                 self._distance = float(np.nanmean(distances)) / 2
         if self._distance is not None:
@@ -528,10 +547,17 @@ class PersonalizedStrategy(Strategy):
         self._given, self._record = record, record if self.arrays is arrays else None
 
     def _messages(
-        self, action: str, payloads: Mapping[Node, Arrays], config: ConfigRecord
+        self,
+        action: str,
+        payloads: Mapping[Node, Arrays],
+        config: ConfigRecord,
+        records: dict[int, ArrayRecord] | None = None,
     ) -> list[tuple[Message, Node]]:
-        """One message per node; arrays that nodes share are serialised once."""
-        records = {} if self._record is None else {id(self.arrays): self._record}
+        """One message per node; arrays that nodes share are serialised once, and kept in `records`
+        by their ids for other messages that hold them."""
+        records = {} if records is None else records
+        if self._record is not None:
+            records[id(self.arrays)] = self._record
         sent = []
         for node in sorted(payloads):
             arrays = payloads[node]

@@ -1,11 +1,11 @@
 """FedEmbed server (Silva et al., 2022, Algorithm 1): heads of sub-populations, and who uses which.
 
 The mean change over all participants drives a central Adam. *Prototype*: the volunteers'
-embeddings, asked for anew each round, travel to the users. *SOM*: the map travels; users return
-an update and a score for each node, a part of the round's users in each pass ("access to only one
-embedding at a time", section 3.3.1), and after the last one-hot (old, new) counts, by which new
-nodes take over heads. Rows of the map are kept in the order of the heads, so that no head ever
-moves. With *personal* assignment each user has a head of its own, which it keeps, or which the
+embeddings, asked for anew once users have trained, travel to the users. *SOM*: the map travels;
+users return an update and a score for each node, a part of the round's users in each pass ("access
+to only one embedding at a time", section 3.3.1), and after the last one-hot (old, new) counts, by
+which new nodes take over heads. Rows of the map are kept in the order of the heads, so that no head
+ever moves. With *personal* assignment each user has a head of its own, which it keeps, or which the
 server holds with all others under the central Adam ("own personal cluster", section 4.1); one user
 of the round moves such a head, so Adam moves it on for some rounds more.
 
@@ -68,6 +68,7 @@ class FedEmbed(HeldHeads, CentralAdam):
         self.heads = np.zeros(0, np.int64)  # the head of each center
         self.positions = np.zeros((0, 2))  # of the map's nodes on its grid
         self.count = 0  # of heads
+        self._told_last: list[Node] = []  # volunteers of an evaluation that no training followed
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The map's nodes start where embeddings do: uniform in [0, 1)."""
@@ -83,12 +84,15 @@ class FedEmbed(HeldHeads, CentralAdam):
         """The model, with prototypes or map for a user to find its head by."""
         if self.assignment == "prototype":
             self._refresh()
+            self._told_last = self.volunteers()
         return self.models(arrays | prefixed("assignment", self._told()), nodes)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, to the users who chose a head in an exchange before."""
         if self.assignment == "prototype":
-            self._refresh()
+            if self._told_last != self.volunteers():  # else they would tell the same again
+                self._refresh()
+            self._told_last = []
             replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
             nodes = [reply.node for reply in replies]
         elif self.assignment == "som":
@@ -113,7 +117,7 @@ class FedEmbed(HeldHeads, CentralAdam):
         """Prototypes: per sub-population the mean embedding of its present volunteers.
 
         Where none of them answers the last one stays."""
-        volunteers = [n for n in self.training_nodes() if self._volunteers(n)]
+        volunteers = self.volunteers()
         like: dict[Node, Arrays] = {
             n: {"prototype": np.zeros(self.dim, np.float32)} for n in volunteers
         }
@@ -130,9 +134,13 @@ class FedEmbed(HeldHeads, CentralAdam):
         self.heads = np.array(sorted(centers))
         self.centers = np.stack([centers[k] for k in sorted(centers)])
 
-    def _volunteers(self, node: Node) -> bool:
-        """Whether the user is prototypical of a sub-population that has a head."""
-        return 0 <= node.properties.get("prototype", -1) < self.count
+    def volunteers(self) -> list[Node]:
+        """The users that are prototypical of a sub-population that has a head."""
+        return [
+            node
+            for node in self.training_nodes()
+            if 0 <= node.properties.get("prototype", -1) < self.count
+        ]
 
     def _organize(self, nodes: Sequence[Node]) -> list[Node]:
         """Refit the map to the users; its new nodes take over the heads of old ones."""

@@ -5,10 +5,11 @@ A round exchanges three messages with each client: it encodes its inputs to e_i,
 w_i = f(e_i; θ), and backpropagates g_e to the encoder's γ. A novel client, which has no labels,
 encodes and gets its model; evaluation does just that. Departs from the paper: any number of
 clients a round, with the mean of their gradients; the last exchange carries γ once more, so that
-clients need not remember it. A private novel client is asked once in a run, in the last round,
+clients need not remember it. An evaluation's encoding takes the next round's along, since γ is the
+same: its exchange is saved. A private novel client is asked once in a run, in the last round,
 since every answer spends ε; so that round is the one to be reported."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
+from clients.arrays import Arrays, group, num_bytes, prefixed, to_numpy, to_tensors
 from clients.optimizers import Optimizer
 from strategies.fedavg import mean
 from strategies.moments import Moments
 from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.privacy import TEST_SETTING
 from strategies.replies import Node, Update
+from strategies.round import Request
 
 TRAININGS = ("end-to-end", "two-phase")
 TARGET, ENCODER = "target.", "encoder."
@@ -108,6 +110,8 @@ class ODPFLHN(PFedHN):
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
         self._serves_novel = self.evaluate_novel
         self.sigmas: list[float] = []
+        # Next round's nodes that have been asked for its descriptors, and what reads their replies.
+        self._ahead: tuple[set[Node], Callable[[], list[Update]]] = (set(), list)
 
     # The strategy's contract
 
@@ -195,9 +199,10 @@ class ODPFLHN(PFedHN):
     @property
     def free(self) -> bool:
         """Whether training clients have free embeddings: phase one of two-phase training."""
-        return (
-            self.training == "two-phase" and self.round <= self.num_rounds - self.fine_tune_rounds
-        )
+        return self._free(self.round)
+
+    def _free(self, round_: int) -> bool:
+        return self.training == "two-phase" and round_ <= self.num_rounds - self.fine_tune_rounds
 
     @property
     def may_stop(self) -> bool:
@@ -208,16 +213,41 @@ class ODPFLHN(PFedHN):
         """Let the nodes encode; returns those that did."""
         own = [node for node in nodes if self.free and not node.novel]
         self.descriptors = {}
-        gamma = self._gamma()
-        payloads = {node: gamma for node in nodes if node not in own}
-        like = {DESCRIPTOR: np.zeros(self.embedding_dim, gamma[OUTPUT].dtype)}
-        for update in self.exchange("query.encode", payloads, like=dict.fromkeys(payloads, like)):
+        for update in self._encoded([node for node in nodes if node not in own]):
             e = torch.from_numpy(update.arrays[DESCRIPTOR].copy())
             self.descriptors[update.node.client] = e.requires_grad_(self.training == "end-to-end")
             if "dp-sigma" in update.metrics:
                 self.sigmas.append(update.metrics["dp-sigma"])
         met = {node.client for node in super().meet(own)} | self.descriptors.keys()
         return [node for node in nodes if node.client in met]
+
+    def _encoded(self, nodes: Sequence[Node]) -> list[Update]:
+        """The nodes' descriptors; in an evaluation the next round's nodes are asked for theirs."""
+        gamma = self._gamma()
+        (asked, read_ahead), self._ahead = self._ahead, (set(), list)
+        found = [update for update in read_ahead() if update.node in nodes]
+        self.now.bytes["down"] += len(asked) * num_bytes(gamma.values())
+        upcoming = self.upcoming() if self.now.evaluated else []
+        read, read_ahead = self.exchanges(
+            self._encode([node for node in nodes if node not in asked], gamma),
+            self._encode(upcoming, gamma, {"server-round": self.round + 1}),
+        )
+        self._ahead = set(upcoming), read_ahead
+        return sorted([*found, *read()], key=lambda update: update.node)
+
+    def _encode(
+        self, nodes: Sequence[Node], gamma: Arrays, config: Mapping[str, Any] | None = None
+    ) -> Request:
+        like = {DESCRIPTOR: np.zeros(self.embedding_dim, gamma[OUTPUT].dtype)}
+        payloads = dict.fromkeys(nodes, gamma)
+        return Request("query.encode", payloads, config or {}, dict.fromkeys(nodes, like))
+
+    def upcoming(self) -> list[Node]:
+        """The nodes of the next round, as far as it is known, that will describe themselves."""
+        following = self.round + 1
+        if following > self.num_rounds or self._free(following) or self.privacy is not None:
+            return []
+        return self._draw("sample", self.training_nodes(), self.fraction_train, later=1)
 
     def embedding(self, client: int) -> Tensor:
         """The client's descriptor, centred and scaled, or its free embedding."""

@@ -142,7 +142,7 @@ class PFLNearest(PFL):
                     "pfl-nearest asks the training clients how near they are, so they must be "
                     "there: serve its run to nodes, or choose pfl-ensemble"
                 )
-            distances = a_distances(self.exchange, new, training)
+            distances = a_distances(self.exchanges, new, training)
             for node, row in zip(new, distances, strict=True):
                 if np.isfinite(row).any():
                     self.nearest[node.client] = training[int(np.nanargmin(row))].client

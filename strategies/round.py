@@ -60,6 +60,16 @@ class Protection(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Request:
+    """One message to each of several nodes; `like` as in `PersonalizedStrategy.exchange`."""
+
+    action: str
+    payloads: Mapping[Node, Arrays]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    like: Mapping[Node, Arrays] = field(default_factory=dict)
+
+
 @dataclass
 class Round:
     """What a strategy keeps for the round at hand, and forgets with it."""

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 
 import torch
 from flwr.app import Message
@@ -66,6 +67,11 @@ def share(x, y, *, validation=None):
 def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
     """A reply of training client `client`, on a node of another id."""
     return Update(Node(client, 50 + client), arrays, n, metrics)
+
+
+def at_once(exchange):
+    """A strategy's `exchanges` where `exchange` answers each of the requests."""
+    return lambda *requests: [partial(exchange, *vars(r).values()) for r in requests]
 
 
 def answering(method, handle):

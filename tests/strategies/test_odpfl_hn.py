@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from tiny import federate, share, states
+from tiny import at_once, federate, share, states
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -253,15 +253,16 @@ def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it(
     nodes = [Node(i, 50 + i) for i in range(3)] + [Node(9, 59, novel=True)]
     strategy.nodes, asked, told = nodes, [], {}
 
-    def exchange(action, payloads, like=None):
-        asked.append((action, [node.client for node in payloads]))
+    def exchange(action, payloads, config, like):
+        if payloads:
+            asked.append((action, [node.client for node in payloads]))
         found = {node: told[node.client] for node in payloads if node.client in told}
         return [Update(node, {DESCRIPTOR: np.float32([e])}, 1, {}) for node, e in found.items()]
 
     def moments():
         return strategy.moments.mean.item(), strategy.moments.variance.item()
 
-    strategy.exchange = exchange
+    strategy.exchanges = at_once(exchange)
     told |= {0: 1.0, 1: 5.0, 2: 3.0, 9: 100.0}
     assert strategy.broadcast({}, nodes[:2]).keys() == set(nodes[:2])
     assert moments() == (3.0, pytest.approx(8 / 3))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import federate, share, update
+from tiny import at_once, federate, share, update
 
 from clients.domain import half
 from clients.models import build_model
@@ -75,7 +75,7 @@ def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
             for n, a in payloads.items()
         ]
 
-    d = a_distances(exchange, [nodes[2]], [nodes[0], nodes[1]])
+    d = a_distances(at_once(exchange), [nodes[2]], [nodes[0], nodes[1]])
     assert d[0, 0] == 2.0
     assert d[0, 1] < 0.3
 
@@ -83,7 +83,7 @@ def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
         replies = exchange(action, payloads, config, like)
         return [reply for reply in replies if reply.node.client != 0]
 
-    d = a_distances(silent, [nodes[2]], [nodes[0], nodes[1]])
+    d = a_distances(at_once(silent), [nodes[2]], [nodes[0], nodes[1]])
     assert np.isnan(d[0, 0])
     assert d[0, 1] < 0.3
 
@@ -106,7 +106,7 @@ def test_nearest_offers_the_model_of_the_client_with_the_like_inputs(near):
             Update(n, half(data[n.client], w, config["side"], 0), 1, {}) for n, w in weights.items()
         ]
 
-    strategy.exchange = exchange
+    strategy.exchange, strategy.exchanges = exchange, at_once(exchange)
     novel = strategy.nodes[-1]
     arrays = strategy.initialize({"w": np.zeros(1)})
     offered = strategy.personalize(arrays, strategy.nodes)[novel]
@@ -196,7 +196,7 @@ def test_a_distance_by_hand_for_every_pair():
             found.append(Update(node, {"gradient": gradient, "error": error}, 1, {}))
         return found
 
-    d = a_distances(exchange, nodes[:2], nodes[2:])
+    d = a_distances(at_once(exchange), nodes[:2], nodes[2:])
     for i in range(2):
         for j in range(3):
             told = 0.1 * i + 0.02 * j + 0.05 * j + 0.01 * i
@@ -276,7 +276,7 @@ def test_nearest_by_hand(monkeypatch):
 
     monkeypatch.setattr(pfl, "a_distances", distances)
     strategy = PFLNearest()
-    strategy.exchange = exchange
+    strategy.exchange, strategy.exchanges = exchange, at_once(exchange)
     arrays = strategy.initialize({"w": np.zeros(1)})
     training = [Node(i, 50 + i) for i in (1, 5, 12)]
     novel = [Node(i, 50 + i, novel=True) for i in (7, 8, 9)]

@@ -1,0 +1,82 @@
+"""How many exchanges a run takes where some wait for no other: the protocol with each apart gives
+the same numbers. On real nodes one costs seconds, whatever it carries."""
+
+from itertools import groupby
+
+import numpy as np
+import pytest
+from tiny import TASTES, federate, left
+
+from clients.arrays import from_record
+from clients.base import KEEP
+from fedapps.engines.grid import InProcessGrid
+from strategies.base import PersonalizedStrategy
+from strategies.fedembed import FedEmbed
+from strategies.odpfl_hn import ODPFLHN
+
+
+class Counted(InProcessGrid):
+    """Keeps what each exchange asked, those for what a simulation saves apart."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.asked: list[str] = []
+
+    def send_and_receive(self, messages, *, timeout=None):
+        sent = list(messages)
+        self.asked += sorted({message.metadata.message_type for message in sent} - {KEEP})
+        return super().send_and_receive(sent, timeout=timeout)
+
+
+def same(one, other):
+    ours, theirs = from_record(one.arrays), from_record(other.arrays)
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
+    assert one.evaluate_metrics_clientapp == other.evaluate_metrics_clientapp
+
+
+@pytest.mark.parametrize("method", ["odpfl-hn", "pefll"])
+def test_an_evaluations_encoding_takes_the_next_rounds_along(method, monkeypatch, tmp_path):
+    """Two of four training clients in a round, each described by three of its samples, which every
+    round draws anew. Rounds 2 and 4 of four evaluate, so that round 3 asks nobody to encode."""
+    settings = {"method": method, "num-clients": 8, "fraction-train": 0.5, "rounds": 4}
+    settings |= {"evaluate-every": 2, "novel-shots": 2 * (method == "pefll")}
+    settings |= {f"{method}.encode-samples": 3, f"{method}.descriptor-rate": 0.0}
+    one, grid = federate(Counted, **settings, **{"output-dir": str(tmp_path / "one")})
+    train, score = ["query.encode", "train", "train.backprop"], ["query.encode", "evaluate"]
+    assert grid.asked == ["query", *train, *train, *score, *train[1:], *train, *score]
+    monkeypatch.setattr(ODPFLHN, "upcoming", lambda self: [])
+    other, grid = federate(Counted, **settings, **{"output-dir": str(tmp_path / "other")})
+    assert grid.asked == ["query", *train, *train, *score, *train, *train, *score]
+    same(one, other)
+    assert left(tmp_path / "one") == left(tmp_path / "other")
+
+
+def test_volunteers_are_not_asked_twice_between_two_trainings(monkeypatch):
+    settings = TASTES | {"method": "fedembed", "num-clients": 30, "rounds": 4, "evaluate-every": 2}
+    one, grid = federate(Counted, **settings)
+    train = ["query.prototype", "train.assign", "train"]
+    score = ["query.prototype", "evaluate"]
+    assert grid.asked == ["query", *train, *train, *score, *train[1:], *train, *score]
+    never = property(lambda self: None, lambda self, value: None)
+    monkeypatch.setattr(FedEmbed, "_told_last", never, raising=False)
+    other, grid = federate(Counted, **settings)
+    assert grid.asked == ["query", *train, *train, *score, *train, *train, *score]
+    same(one, other)
+
+
+def test_both_sides_of_a_domain_classifier_are_asked_at_once(monkeypatch):
+    """40 steps and their errors."""
+    settings = {"method": "pfl-nearest", "num-clients": 4, "rounds": 1, "local-steps": 1}
+    one, grid = federate(Counted, **settings)
+    count = {kind: len(list(asked)) for kind, asked in groupby(grid.asked)}
+    assert count == {"query": 1, "train": 1, "query.export": 1, "query.domain": 41, "evaluate": 1}
+    together = PersonalizedStrategy.exchanges
+
+    def apart(self, *requests):
+        return [together(self, request)[0] for request in requests]
+
+    monkeypatch.setattr(PersonalizedStrategy, "exchanges", apart)
+    other, grid = federate(Counted, **settings)
+    assert grid.asked.count("query.domain") == 82
+    same(one, other)
