@@ -12,11 +12,13 @@ from flwr.app import Context, Message, RecordDict
 import partitions
 from clients.arrays import Arrays, from_record, group
 from clients.base import Client
+from fedapps.bridge import load_state
 from fedapps.clientapp import app, make_client, with_public
 from fedapps.config import Config, saved_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
+from fedapps.results.folder import check_former
 from fedapps.results.plot import matrix
 from fedapps.serverapp import run
 
@@ -55,16 +57,13 @@ def confusion(folder: Path) -> "Figure":
 
 
 def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """True and predicted classes (samples,) by the saved model of a run.
-
-    Raises ValueError for a method that keeps parts of its models on the training clients and
-    serves no novel one: those parts are not in the run's folder."""
+    """True and predicted classes (samples,) by the saved model of a run, with what its clients
+    keep. Raises ValueError where the run's folder lacks what predictions need."""
     config = saved_configuration(folder)
     method = str(config["method"])
     roles = partitions.federation(with_public(config, method)).novel
     novel = bool(METHODS[method].novel) and bool(roles.any())
-    if not novel and METHODS[method].client.personal:
-        raise ValueError(f"{method} keeps models on its clients; {folder} does not hold them")
+    check_former(folder, method)
     with tempfile.TemporaryDirectory() as output:
         own: Config = {"rounds": 0, "from-dir": str(folder.resolve()), "output-dir": output}
         grid = Watched.simulation(app, config | own, int(config["num-clients"]))
@@ -74,6 +73,7 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
         one = make_client(grid.contexts[node], method)
         if one.share.novel != novel:
             continue
+        one.state = load_state(grid.contexts[node], method, one)
         one.receive(arrays, {})
         samples = one.share.everything if novel else one.share.validation
         x, y = samples.to(one.device)[:]

@@ -94,18 +94,23 @@ def saved(tmp_path_factory):
 
 
 def test_predictions_of_a_saved_model_are_those_of_the_run(saved):
-    """Each novel client's share of right predictions is the accuracy in its summary."""
-    true, predicted = predictions(saved / "tent-seed0")
-    told = json.loads((saved / "tent-seed0" / "summary.json").read_text())["per_client"]
-    novel = [told[key] for key in sorted(told, key=int) if told[key]["role"] == "novel"]
-    ends = np.cumsum([client["examples"] for client in novel])
-    right = [part.mean() for part in np.split(true == predicted, ends)[:-1]]
-    assert right == pytest.approx([client["accuracy"] for client in novel])
+    """Each client's share of right predictions is the accuracy in its summary: of the novel ones,
+    and of FedPer, which serves none, of the training ones, whose heads their folder holds."""
+    for method, role in (("fedper", "train"), ("tent", "novel")):
+        true, predicted = predictions(saved / f"{method}-seed0")
+        told = json.loads((saved / f"{method}-seed0" / "summary.json").read_text())["per_client"]
+        scored = [told[key] for key in sorted(told, key=int) if told[key]["role"] == role]
+        ends = np.cumsum([client["examples"] for client in scored])
+        right = [part.mean() for part in np.split(true == predicted, ends)[:-1]]
+        assert len(right) == 4
+        assert right == pytest.approx([client["accuracy"] for client in scored])
     shares = confusion(saved / "tent-seed0").axes[0].images[0].get_array()
     present = [float(kind in true) for kind in sorted({*true, *predicted})]
     np.testing.assert_allclose(np.asarray(shares).sum(1), present)
-    with pytest.raises(ValueError, match="fedper keeps models on its clients"):
+    (saved / "fedper-seed0" / "clients").rename(saved / "elsewhere")
+    with pytest.raises(ValueError, match="fedper-seed0 holds no clients/"):
         predictions(saved / "fedper-seed0")
+    (saved / "elsewhere").rename(saved / "fedper-seed0" / "clients")
 
 
 def test_confusion_of_users_with_tastes(tmp_path):
