@@ -61,15 +61,20 @@ def test_flattened_features_keep_the_order_of_channels():
     ],
 )  # fmt: skip
 def test_the_networks_are_as_wide_as_the_papers_have_them(name, shape, layers):
-    """Every weight counted by hand; the head sees rectified features."""
-    net = build_model(name, shape, 7, seed=3).eval()
+    """Every weight counted by hand; each layer is asked once, and but for the first one and for
+    normalisation it sees what was rectified."""
+    net, asked = build_model(name, shape, 7, seed=3).eval(), []
     assert sum(p.numel() for p in net.parameters()) == sum(a * b for a, b in layers)
+    for layer in (m for m in net.modules() if list(m.parameters(recurse=False))):
+        layer.register_forward_pre_hook(lambda layer, x: asked.append((layer, float(x[0].min()))))
     x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert net(x).shape == (4, 7)
+        seen = list(asked)
         assert torch.equal(net(x), net.head(net.features(x)))
-        if name != "softmax":
-            assert net.features(x).min() == 0  # of a rectified layer of many units some are off
+    assert len({layer for layer, _ in seen}) == len(seen) == len(layers)
+    deeper = [least for layer, least in seen[1:] if not isinstance(layer, nn.BatchNorm2d)]
+    assert deeper == [0.0] * len(deeper)  # of many rectified units some are off
 
 
 def test_every_hidden_layer_of_an_mlp_is_rectified():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -104,15 +106,19 @@ def test_without_an_inner_step_it_is_fedavg(variant):
 
 
 def test_a_client_is_scored_after_one_step_on_its_training_data():
-    """Loss on the validation rows at w − α∇L(w), written out; the state stays empty."""
+    """Loss on the validation rows at w − α∇L(w) of the others, written out; the state stays empty.
+    A novel client that shows the others' labels makes the same step, once."""
     (x, y), _ = batches()
     data = share(x, y, validation=[0, 3])
-    client = PerFedAvgClient(network().float(), data, inner_lr=ALPHA)
-    loss, count, metrics = client.score(client.initial, {})
-    expected = objective(network(), (x, y), (x[[0, 3]], y[[0, 3]]))
-    assert loss == pytest.approx(expected)
-    assert count == 2 and metrics["accuracy"] in (0.0, 0.5, 1.0)
-    assert client.state == {}
+    others = torch.tensor([i for i in range(len(y)) if i not in (0, 3)])
+    data = replace(data, train=replace(data.train, index=others))
+    expected = objective(network(), (x[others], y[others]), (x[[0, 3]], y[[0, 3]]))
+    for own in (data, replace(data, everything=data.validation, novel=True, shots=1)):
+        client = PerFedAvgClient(network().float(), own, inner_lr=ALPHA)
+        loss, count, metrics = client.score(client.initial, {})
+        assert loss == pytest.approx(expected)
+        assert count == 2 and metrics["accuracy"] in (0.0, 0.5, 1.0)
+        assert client.state == {}
 
 
 @pytest.mark.parametrize(

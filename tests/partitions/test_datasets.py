@@ -3,6 +3,7 @@
 import gzip
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import datasets as hf
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from partitions import datasets
+from partitions.readers.raw import Raw
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +149,14 @@ def test_the_embedded_digits():
     data = datasets.load("digits")
     assert (tuple(data.x.shape), data.num_train, data.info.scale) == ((1797, 1, 8, 8), 1437, 16)
     assert (int(data.x.max()), data.y[:12].tolist()) == (16, [*range(10), 0, 1])
+
+
+def test_the_files_names_of_classes_go_before_the_known_ones():
+    raw = Raw(np.zeros((2, 1, 8, 8), np.uint8), np.arange(2), 2)
+    known = datasets.info("digits")
+    assert datasets._checked(known, raw, "here").classes == tuple("0123456789")
+    own = tuple("abcdefghij")
+    assert datasets._checked(known, replace(raw, classes=own), "here").classes == own
 
 
 def test_past_the_cache(tmp_path):

@@ -56,3 +56,14 @@ def test_a_message_mixes_all_training_clients_models_whoever_is_sampled():
     assert sent["w"].item() == pytest.approx(0.319929, abs=1e-6)
     scored = strategy.personalize(arrays, strategy.nodes).values()
     assert [model["w"].item() for model in scored] == [0.0, 1.0, 3.0, 0.5]
+
+
+def test_a_former_runs_models_go_before_the_initial_one():
+    """A novel client, and one who has trained nothing yet, get what that run began with."""
+    strategy = FedAMP()
+    start = strategy.initialize({"w": np.array([0.5])})
+    saved = {"initial/w": np.array([0.7]), "3/w": np.array([9.0])}
+    arrays = strategy.restore(start, saved)
+    nodes = [Node(3, 53), Node(4, 54), Node(9, 59, novel=True)]
+    models = strategy.personalize(arrays, nodes)
+    assert [model["w"].item() for model in models.values()] == [9.0, 0.7, 0.7]

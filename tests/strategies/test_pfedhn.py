@@ -88,6 +88,30 @@ def test_a_linear_step_by_hand():
     assert strategy.embeddings[0].item() == pytest.approx(3 - 0.2 * 2 / 13**0.5, rel=1e-5)
 
 
+def test_the_mean_is_over_those_who_replied_and_clipped_after_it():
+    """θ = W v, W = 2, v = 3, 1, 5; θ̃ = 5 and 4 of the first two: θ − θ̃ = 1 and −2. g_W is
+    (3·1 − 1·2)/2 = ½, g_v 2 and −4, together of norm 4.5, clipped at 0.9: a fifth of them. Rates
+    0.1 and 0.2; the third client, who did not reply, keeps its v."""
+    strategy = PFedHN(
+        embedding_dim=1, hidden_layers=0, bias=False, server_lr=0.1, embedding_lr=0.2,
+        server_momentum=0.0, server_weight_decay=0.0, clip_norm=0.9,
+    )  # fmt: skip
+    strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+    nodes = [Node(i, 50 + i) for i in range(3)]
+    strategy.meet(nodes)
+    (weight,) = strategy.network().parameters()
+    with torch.no_grad():
+        weight.fill_(2.0)
+        for i, v in enumerate((3.0, 1.0, 5.0)):
+            strategy.embeddings[i].fill_(v)
+    strategy.broadcast({}, nodes)
+    replies = [(nodes[0], 5, 9), (nodes[1], 4, 1)]  # sample counts do not count
+    strategy.aggregate({}, [Update(n, {"w": np.full(1, w, "f")}, m, {}) for n, w, m in replies])
+    assert weight.item() == pytest.approx(2 - 0.1 * 0.5 / 5)
+    found = [strategy.embeddings[i].item() for i in range(3)]
+    assert found == pytest.approx([3 - 0.2 * 2 / 5, 1 + 0.2 * 4 / 5, 5])
+
+
 def test_every_client_starts_from_an_embedding_of_its_own():
     """Of 1 + ⌊8 / 4⌋ entries with eight training clients, however many novel ones there are; drawn
     alike whoever is met first."""
