@@ -420,6 +420,18 @@ def test_adaptation_normalises_by_the_inputs_at_hand_and_leaves_the_model_alone(
         assert np.array_equal(tensor, client.initial[name]), name
 
 
+def test_the_servers_predictions_are_normalised_by_the_batch_as_the_clients_are():
+    """As long as ψ is the server's, nothing is to pull: the loss is that without a proxy term."""
+    x, y = samples(12)[:]
+    losses = []
+    for mu in (0.0, 5.0):
+        client = FedTTAClient(network(nn.BatchNorm1d(5), nn.Tanh()), share(ONE), mu=mu)
+        client.remember()
+        client.base.train()
+        losses.append(client.loss(x, y).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 class Counted(nn.Module):
     """Batch normalisation and dropout, as a target network may have them."""
 

@@ -55,6 +55,15 @@ def test_one_inner_step_by_hand():
     assert client.state["theta/weight"].item() == pytest.approx(1.34)
 
 
+def test_a_few_labels_find_the_point_near_the_servers_model():
+    """λ = 1: two batches, and both pull to w = 1, not to where the first one has led."""
+    client = scalar(penalty=1.0, inner_steps=200, personal_lr=0.2, local_steps=2)
+    client.load(w(1.0))
+    client.tune({})
+    assert client.model.weight.item() == pytest.approx(2.0)
+    assert not client.model.training
+
+
 def test_the_personal_model_is_scored_and_a_new_client_scores_the_servers():
     x, y = torch.eye(2), torch.tensor([0, 1])
     client = PFedMeClient(nn.Linear(2, 2, bias=False), share(x, y, validation=[0, 1]))

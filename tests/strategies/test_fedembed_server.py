@@ -119,6 +119,21 @@ def test_pfedkm_counts_a_change_of_what_was_sent_for_the_head_of_the_new_cluster
     assert gradients == pytest.approx({"encoder.a": 1 / 3, "heads.0.w": -1 / 3, "heads.1.w": 1.0})
 
 
+def test_pfedkms_clusters_are_those_of_the_map_that_has_learnt_from_the_round():
+    """Nodes at 0 and 10, rate 1, no neighbours; changes 6 and 20. Whichever comes first, 20 takes
+    node 1 with it; 6 is left with node 0, though it began nearer to node 1."""
+    strategy = PFedKM(
+        sub_populations=2, som_rate=1.0, som_rate_end=1.0, som_radius=0.01, som_radius_end=0.01
+    )
+    strategy.now.number, strategy.num_rounds = 1, 1
+    arrays = strategy.initialize({"encoder.a": np.zeros(1, np.float32)})
+    strategy.gradients = np.array([[0.0], [10.0]])
+    changes = [np.float32([6.0]), np.float32([20.0])]
+    replies = [Update(Node(i, 50 + i), {"encoder.a": c}, 1, {}) for i, c in enumerate(changes)]
+    strategy.aggregate(arrays, replies)
+    assert strategy.cluster == {0: 0, 1: 1}
+
+
 def test_pfedkms_map_learns_by_the_schedule():
     """One node at 0 and users at 1, then again at 1: in round 2 of 4 the rate is
     0.4·(1/4)^(2/4) = 0.2: 0.2, then 0.2 + 0.2·0.8 = 0.36."""

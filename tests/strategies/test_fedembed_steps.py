@@ -16,13 +16,15 @@ def server(**options):
 
 
 def test_a_prototype_is_the_mean_of_its_volunteers_and_stays_when_they_are_silent():
-    """Users 1, 2 and 4 are of sub-population 2, user 3 of 0; there is no head 7; user 5 is none."""
+    """Users 1, 2 and 4 are of sub-population 2, user 3 of 0; there is no head 7; user 5 is none,
+    nor is a novel one, whatever it says."""
     strategy = server(assignment="prototype")
     kinds = {1: 2, 2: 2, 3: 0, 4: 2, 6: 7}
     strategy.nodes = [
         Node(i, 50 + i, properties={"prototype": kinds[i]} if i in kinds else {})
         for i in range(1, 7)
     ]
+    strategy.nodes.append(Node(8, 58, novel=True, properties={"prototype": 0}))
     embeddings = {1: [0.0, 1.0], 2: [0.5, 1.0], 3: [9.0, 8.0], 4: [1.0, 4.0]}
     asked = []
 
@@ -122,6 +124,9 @@ def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
     strategy.exchange, arrays = exchange, {"w": np.zeros(1, np.float32)}
     assert list(strategy.broadcast(arrays, nodes)) == nodes[:2]
     assert asked == [("query.prototype", [0]), ("train.assign", [0, 1, 2])]
+    sent = strategy.personalize(arrays, nodes)  # who is scored chooses by fresh ones, too
+    assert asked[2:] == [("query.prototype", [0])]
+    assert sent[nodes[2]]["assignment/centers"].tolist() == [[0.25, 0.75]]
 
 
 def test_every_round_asks_the_users_in_an_order_of_its_own():

@@ -196,3 +196,24 @@ def test_a_newcomer_starts_from_the_neurons_that_most_clients_own():
     (sent,) = strategy.broadcast(wide, [Node(0, 50)]).values()
     assert sent["a.weight"].tolist() == [[6], [7]] and sent["a.bias"].tolist() == [1, 2]
     assert sent["b.weight"].tolist() == [[9, 10]]
+
+
+def test_who_was_lost_or_absent_starts_as_a_newcomer_does():
+    """Three layers: client 1 trains, but does not answer when the second one is retrained; client
+    7's assignments are of a round before. Only client 0 has some of this round."""
+    layers = {f"{name}.{part}": np.ones((1, 1) if part == "weight" else 1, np.float32)
+              for name in "abc" for part in ("weight", "bias")}  # fmt: skip
+    strategy, answered = FedMA(), []
+    start = strategy.initialize(layers)
+    strategy.assignments = {7: {"a": np.array([0]), "b": np.array([0])}}
+    nodes = [Node(i, 50 + i) for i in (0, 1, 7)]
+
+    def retrain(frozen, networks):
+        answered.append([node.client for node in networks])
+        return {node: n for node, n in networks.items() if node.client == 0 or len(answered) < 2}
+
+    strategy.retrain = retrain
+    strategy.aggregate(start, [Update(node, dict(layers), 1, {}) for node in nodes[:2]])
+    assert answered == [[0, 1], [0, 1]]
+    assert strategy.assignments.keys() == {0}
+    assert strategy.broadcast(start, nodes).keys() == set(nodes)

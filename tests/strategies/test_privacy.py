@@ -202,6 +202,15 @@ def test_the_server_clips_whatever_a_client_sent():
     assert moved == pytest.approx([0.9 / 20, 1.2 / 20])
 
 
+def test_the_server_clips_all_arrays_together():
+    """Changes 6 and 8 make 10 = 10 C: 0.6 and 0.8, over m = 20."""
+    start, moved = {"a": np.ones(1), "b": np.ones(1)}, {"a": np.full(1, 7.0), "b": np.full(1, 9.0)}
+    privacy = central(dp_noise_multiplier=1e-12)
+    (only,) = privacy.protect([Update(Node(0, 50), moved, 1, {})], start, 1)
+    assert only.arrays["a"] - 1 == pytest.approx(0.03)
+    assert only.arrays["b"] - 1 == pytest.approx(0.04)
+
+
 @pytest.mark.parametrize("count", [0, 10])
 def test_central_noise_of_the_mean(count):
     """σ of the mean = z C / (q N) = 2 · 0.5 / 20 = 0.05, at 50 000 entries, also where nobody

@@ -152,6 +152,17 @@ def test_what_is_measured_from_where_and_clipped():
     }
 
 
+def test_a_method_may_measure_from_elsewhere():
+    """From zero, as changes are: node i is at 100 + i in two entries, clipped at norm 1: √½."""
+
+    class FromZero(FedAvg):
+        def reference(self, sent):
+            return {}
+
+    result, _, _ = go(FromZero(max_update_norm=1.0))
+    assert from_record(result.arrays)["w"] == pytest.approx([0.5**0.5] * 2)
+
+
 def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
     """Two float32 down to each of three clients, up from two; what a client had in mind is none of
     it, and is given back once. The bad reply counts with training, not with the evaluation."""
