@@ -1,6 +1,7 @@
 """Jobs: (method, seed) pairs of one configuration, run on an engine, each to a folder."""
 
 import json
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -195,36 +197,49 @@ def _run_on_actors(
 
 
 def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job]], None]) -> None:
-    """Each job in a process of its own, at most `parallel` at once."""
-    spawn = multiprocessing.get_context("spawn")
-    waiting = list(jobs)
-    running: dict[Any, tuple[Job, Any]] = {}  # by the pipe that will tell its error
+    """The jobs in `parallel` processes, each of which takes one after the other; a process that
+    dies costs its job alone."""
+    waiting, idle = list(jobs), [_worker() for _ in range(parallel)]
+    running: dict[Any, tuple[Job, Any]] = {}  # job and process by the pipe that tells its error
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
-                job, (ours, theirs) = waiting.pop(0), spawn.Pipe(duplex=False)
-                process = spawn.Process(target=_child, args=(job.config, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                running[ours] = (job, process)
+                job, (pipe, process) = waiting.pop(0), idle.pop() if idle else _worker()
+                with suppress(BrokenPipeError):  # it has died: the pipe's end tells
+                    pipe.send(job.config)
+                running[pipe] = (job, process)
             told: list[Any] = multiprocessing.connection.wait(list(running), POLL_SECONDS)
             for pipe in told:
                 job, process = running.pop(pipe)
                 try:
                     job.error = str(pipe.recv())
-                except EOFError:
+                    idle.append((pipe, process))
+                except (EOFError, ConnectionResetError):
                     process.join()
                     job.error = f"its process ended with code {process.exitcode}"
                 job.done = True
             follow(jobs)
     finally:
-        for _, process in running.values():
+        for process in [process for _, process in (*running.values(), *idle)]:
             process.terminate()
 
 
-def _child(config: Config, told: Connection) -> None:
-    """One job in a process that ends with its parent; tells its error, "" if there is none."""
+def _worker() -> tuple[Connection, Any]:
+    """A process that waits for jobs, and the pipe to it."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    level = logging.getLogger("flwr").level
+    process = spawn.Process(target=_work, args=(theirs, level), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _work(pipe: Connection, level: int) -> None:
+    """One job after the other in a process that ends with its parent; tells each one's error, "" if
+    there is none. Flower logs from `level` on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    logging.getLogger("flwr").setLevel(level)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -233,11 +248,13 @@ def _child(config: Config, told: Connection) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    try:
-        run_in_process(config)
-        told.send("")
-    except Exception as error:  # told in one line; the other jobs go on
-        told.send(_line(error))
+    while True:
+        config = pipe.recv()
+        try:
+            run_in_process(config)
+            pipe.send("")
+        except Exception as error:  # told in one line; the other jobs go on
+            pipe.send(_line(error))
 
 
 def _run_on_superlink(

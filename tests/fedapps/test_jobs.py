@@ -1,0 +1,36 @@
+"""Several runs side by side, each whole in one of a few processes."""
+
+import os
+import signal
+
+from tiny import SMALL
+
+from fedapps.engines import jobs as engine
+from fedapps.engines.jobs import make_jobs, run_jobs
+
+
+def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
+    tmp_path, monkeypatch
+):
+    """Two processes for four jobs: one job would never end, and its process is killed when the
+    other one has told that its first job failed; the third and the fourth are carried out."""
+    methods = ["fedavg rounds=90000", "fedavg min-valid-replies=9", "fedper", "local"]
+    jobs = make_jobs(SMALL | {"num-clients": 2}, methods, [0], tmp_path)
+    make, processes = engine._worker, []
+
+    def worker():
+        pipe, process = make()
+        processes.append(process)
+        return pipe, process
+
+    def follow(_):
+        if jobs[1].done and not jobs[0].done:
+            os.kill(processes[1].pid, signal.SIGKILL)  # the last one that waits takes the first job
+
+    monkeypatch.setattr(engine, "_worker", worker)
+    run_jobs(jobs, "in-process", parallel=2, follow=follow)
+    assert jobs[0].error == "its process ended with code -9"
+    assert "1 valid replies of 1, min-valid-replies is 9" in jobs[1].error
+    assert [job.error for job in jobs[2:]] == ["", ""]
+    assert all(job.done and job.summary()["rounds"] == 2 for job in jobs[2:])
+    assert len(processes) <= 3
