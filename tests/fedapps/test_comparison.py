@@ -154,8 +154,10 @@ def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path)
     columns = [
         {"at": {"num-clients": 10}, "novel": {"tent": 70.0, "tent adapt-steps=5": 71.0}},
         {"at": {"num-clients": 40}, "novel": {"tent": 60.0}, "f1": {"tent": 0.5}},
+        {"at": {"num-clients": 70}, "f1": {"tent": 0.4}},
     ]
-    paper = Published.read({"dataset": "mnist", "partition": "iid", "rounds": 9}, columns)
+    settings = {"dataset": "mnist", "partition": "iid", "rounds": 9, "num-clients": 99}
+    paper = Published.read(settings | {"tent.adapt-steps": 7}, columns)
 
     def value(label, dataset="mnist", score="novel"):
         folder = tmp_path / dataset / label
@@ -163,9 +165,14 @@ def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path)
         (job,) = read_runs(folder)[0]
         return paper.value(job, score), paper.deviations([job])
 
-    assert value("tent num-clients=10") == (70.0, {"rounds": 30})
-    assert value("tent num-clients=10 adapt-steps=5")[0] == 71.0
-    assert value("tent num-clients=40", score="f1") == (0.5, {"rounds": 30})
+    told = {
+        "rounds": 30,
+        "tent.adapt-steps": 10,
+    }  # what stands in a label, or tells columns, is not
+    assert value("tent num-clients=10") == (70.0, told)
+    assert value("tent num-clients=10 adapt-steps=5") == (71.0, {"rounds": 30})
+    assert value("tent num-clients=40", score="f1") == (0.5, told)
+    assert value("tent num-clients=70", score="f1") == (0.4, told)
     assert value("tent num-clients=40 adapt-steps=5") == (None, {})
     assert value("tent num-clients=20") == (None, {})
     assert value("tent num-clients=10", dataset="digits") == (None, {})
