@@ -142,7 +142,10 @@ def _table(loaded: Any, source: Path, size: int, whole: bool) -> Raw:
         if isinstance(first, Image.Image):
             x = _images(((f"{source}, row {i}", r[inputs]) for i, r in enumerate(rows)), size)
         else:
-            x = inputs_of(np.asarray(rows.with_format("numpy")[inputs][:]), source, whole)
+            x = np.asarray(rows.with_format("numpy")[inputs][:])
+            if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
+                x = x.astype(np.uint8)
+            x = inputs_of(x, source, whole)
         samples = tuple(map(str, range(len(x)))) if isinstance(first, Image.Image) else ()
         columns = {
             key: np.asarray(split[key][:])
@@ -153,6 +156,13 @@ def _table(loaded: Any, source: Path, size: int, whole: bool) -> Raw:
         names = tuple(getattr(split.features.get(label), "names", None) or ())
         parts.append(Raw(x, y, len(x) * (name in train), columns, names, samples))
     return joined(parts, source)
+
+
+def _stored(feature: Any) -> str:
+    """The type of the numbers in a column of lists or arrays."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return str(getattr(feature, "dtype", ""))
 
 
 def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndarray:

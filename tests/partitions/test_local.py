@@ -94,6 +94,23 @@ def test_damaged_files_are_named(tmp_path):
         read_local(tmp_path / "empty")
 
 
+def test_bytes_in_a_column_are_pixels(tmp_path):
+    """They stay bytes, as in an .npz, and are scaled by 255; other whole numbers become float32."""
+    pixels = np.arange(16).reshape(4, 2, 2) * 17
+    for kind, read in (("uint8", np.uint8), ("int32", np.float32)):
+        for name, feature in (
+            ("array", datasets.Array2D((2, 2), kind)),
+            ("lists", datasets.Sequence(datasets.Sequence(datasets.Value(kind)))),
+        ):
+            features = datasets.Features({"x": feature, "label": datasets.Value("int64")})
+            rows = {"x": pixels.tolist(), "label": [0, 1, 0, 1]}
+            folder = tmp_path / f"{kind}-{name}"
+            datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
+            raw = read_local(folder)
+            assert raw.x.dtype == read, name
+            assert raw.x.reshape(-1).tolist() == pixels.reshape(-1).tolist()
+
+
 def test_a_datasets_folder_and_a_parquet_file(tmp_path):
     rows = {
         "image": [Image.new("L", (6, 4), 8 * i) for i in range(3)],
