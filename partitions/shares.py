@@ -34,7 +34,7 @@ class Samples:
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         index = self.index[rows]
-        x = self.x[index].float()
+        x = self.x.index_select(0, index).float()  # a thirtieth of the time of x[index] for bytes
         mean, std = (_broadcast(moment, x.device) for moment in (self.mean, self.std))
         if self.scale != 1.0 or self.std != 1.0:
             x /= self.scale * std
