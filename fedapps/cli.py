@@ -29,7 +29,7 @@ from fedapps.config import (
 )
 from fedapps.console import make_console, say, say_error
 from fedapps.engines.cluster import check_address
-from fedapps.engines.jobs import ENGINES, Job, make_jobs, run_jobs
+from fedapps.engines.jobs import ENGINES, Job, chosen, make_jobs, run_jobs
 from fedapps.engines.sweep import begun_jobs, finished, keep_finished
 from fedapps.files import check_writable, write_text
 from fedapps.methods import METHODS
@@ -81,7 +81,13 @@ def run(
         str, typer.Option(help='Methods, separated by commas; "tent adapt-steps=5" is one, too.')
     ] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "ray",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help=f"One of {', '.join(ENGINES)}; by default in-process where every core gets a run "
+            "of its own, else ray."
+        ),
+    ] = "",
     gpus_per_client: Annotated[float, typer.Option(help="Share of a GPU per client.")] = 0.0,
     ray_address: Annotated[
         str, typer.Option(help='Ray cluster to join, host:port; "auto": that of this machine.')
@@ -111,11 +117,11 @@ def run(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
-        if engine not in ENGINES:
+        if engine and engine not in ENGINES:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
         if not 1 <= jobs <= MOST_JOBS:
             raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MOST_JOBS}]")
-        if ray_address and engine != "ray":
+        if ray_address and engine not in ("", "ray"):
             raise ValueError(f"--ray-address is for --engine ray, not {engine}")
         if ray_address:
             check_address(ray_address)
@@ -142,6 +148,9 @@ def run(
             if job.config["resume"] and not job.done:
                 for refused in newest_checkpoint(job.folder, job.config)[1]:
                     say(console, refused)
+        if not engine:
+            waiting = sum(not job.done for job in work)
+            engine, jobs = chosen(waiting, jobs, ray=bool(ray_address or gpus_per_client))
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error

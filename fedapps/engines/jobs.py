@@ -89,6 +89,16 @@ def _located(config: Mapping[str, Value]) -> Config:
     return {**found, **({"dataset": str(path.resolve())} if path else {})}
 
 
+def chosen(runs: int, parallel: int, *, ray: bool) -> tuple[str, int]:
+    """Engine and runs side by side where no engine is asked for: whole runs in process where each
+    core gets one of the `runs` or `parallel` is set, else one after the other on Ray, clients side
+    by side. What only Ray has (`ray`) decides alone."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if ray or (parallel == 1 and runs < max(2, cores or 1)):
+        return "ray", parallel
+    return "in-process", parallel if parallel > 1 else min(runs, cores or 1)
+
+
 def run_jobs(
     jobs: list[Job],
     engine: str,

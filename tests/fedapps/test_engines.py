@@ -93,7 +93,8 @@ def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_pat
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     methods = "fedavg min-valid-replies=3,tent"
     process = subprocess.Popen(
-        [*COMMAND, "num-clients=4", "rounds=5000", "--methods", methods, "--output", str(tmp_path)],
+        [*COMMAND, "num-clients=4", "rounds=5000", "--methods", methods, "--engine", "ray",
+         "--output", str(tmp_path)],
         stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200", "PATH": os.defpath},
     )  # fmt: skip
     metrics = tmp_path / "tent-seed0" / "metrics.jsonl"

@@ -3,10 +3,11 @@
 import os
 import signal
 
+import pytest
 from tiny import SMALL
 
 from fedapps.engines import jobs as engine
-from fedapps.engines.jobs import make_jobs, run_jobs
+from fedapps.engines.jobs import chosen, make_jobs, run_jobs
 
 
 def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
@@ -34,3 +35,18 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
     assert [job.error for job in jobs[2:]] == ["", ""]
     assert all(job.done and job.summary()["rounds"] == 2 for job in jobs[2:])
     assert len(processes) <= 3
+
+
+@pytest.mark.parametrize(
+    ("runs", "parallel", "ray", "expected"),
+    [
+        (5, 1, False, ("in-process", 3)),
+        (3, 1, False, ("in-process", 3)),
+        (2, 1, False, ("ray", 1)),  # a core would have nothing to do
+        (2, 2, False, ("in-process", 2)),
+        (5, 1, True, ("ray", 1)),
+    ],
+)
+def test_each_core_gets_a_run_where_there_are_enough(monkeypatch, runs, parallel, ray, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    assert chosen(runs, parallel, ray=ray) == expected
