@@ -89,6 +89,9 @@ def _located(config: Mapping[str, Value]) -> Config:
     return {**found, **({"dataset": str(path.resolve())} if path else {})}
 
 
+MOST_UNASKED = 8  # runs side by side: each has torch and its data in memory
+
+
 def chosen(runs: int, parallel: int, *, ray: bool) -> tuple[str, int]:
     """Engine and runs side by side where no engine is asked for: whole runs in process where each
     core gets one of the `runs` or `parallel` is set, else one after the other on Ray, clients side
@@ -96,7 +99,7 @@ def chosen(runs: int, parallel: int, *, ray: bool) -> tuple[str, int]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if ray or (parallel == 1 and runs < max(2, cores or 1)):
         return "ray", parallel
-    return "in-process", parallel if parallel > 1 else min(runs, cores or 1)
+    return "in-process", parallel if parallel > 1 else min(runs, cores or 1, MOST_UNASKED)
 
 
 def run_jobs(

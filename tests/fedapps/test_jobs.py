@@ -50,3 +50,5 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
 def test_each_core_gets_a_run_where_there_are_enough(monkeypatch, runs, parallel, ray, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     assert chosen(runs, parallel, ray=ray) == expected
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
+    assert chosen(20, 1, ray=False) == ("in-process", 8)  # each takes memory of its own
