@@ -146,7 +146,11 @@ class PersonalizedStrategy(Strategy):
     @property
     def decay(self) -> float:
         """What the learning rates of the round at hand are to those given."""
-        return lr_factor(self.lr_decay, self.lr_decay_rounds, self.saved_rounds + self.round)
+        return self._decay(0)
+
+    def _decay(self, later: int) -> float:
+        past = self.saved_rounds + self.round + later
+        return lr_factor(self.lr_decay, self.lr_decay_rounds, past)
 
     # What a method overrides
 
@@ -264,10 +268,10 @@ class PersonalizedStrategy(Strategy):
             for r, own in zip(requests, sent, strict=True)
         ]
 
-    def _round_settings(self) -> dict[str, Any]:
-        """What every message of a round tells its client."""
-        slowed = {LR_FACTOR: self.decay} if self.lr_decay < 1 else {}
-        return {"server-round": self.round} | slowed
+    def _round_settings(self, later: int = 0) -> dict[str, Any]:
+        """What every message of a round tells its client; of a `later` round by so many."""
+        slowed = {LR_FACTOR: self._decay(later)} if self.lr_decay < 1 else {}
+        return {"server-round": self.round + later} | slowed
 
     def training_nodes(self) -> list[Node]:
         """The training nodes of the roster, by client id."""

@@ -41,7 +41,7 @@ class FedEmbed(HeldHeads, CentralAdam):
 
     head = PERSONAL_HEAD
 
-    kept = ("centers", "heads", "positions")
+    kept = ("centers", "heads", "positions", "recent")
 
     def __init__(
         self,
@@ -68,7 +68,8 @@ class FedEmbed(HeldHeads, CentralAdam):
         self.heads = np.zeros(0, np.int64)  # the head of each center
         self.positions = np.zeros((0, 2))  # of the map's nodes on its grid
         self.count = 0  # of heads
-        self._told_last: list[Node] = []  # volunteers of an evaluation that no training followed
+        # Ids of the volunteers of an evaluation that no training followed yet.
+        self.recent = np.zeros(0, np.int64)
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The map's nodes start where embeddings do: uniform in [0, 1)."""
@@ -84,15 +85,15 @@ class FedEmbed(HeldHeads, CentralAdam):
         """The model, with prototypes or map for a user to find its head by."""
         if self.assignment == "prototype":
             self._refresh()
-            self._told_last = self.volunteers()
+            self.recent = self._ids()
         return self.models(arrays | prefixed("assignment", self._told()), nodes)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, to the users who chose a head in an exchange before."""
         if self.assignment == "prototype":
-            if self._told_last != self.volunteers():  # else they would tell the same again
+            if not np.array_equal(self.recent, self._ids()):  # else they would tell the same again
                 self._refresh()
-            self._told_last = []
+            self.recent = np.zeros(0, np.int64)
             replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
             nodes = [reply.node for reply in replies]
         elif self.assignment == "som":
@@ -141,6 +142,9 @@ class FedEmbed(HeldHeads, CentralAdam):
             for node in self.training_nodes()
             if 0 <= node.properties.get("prototype", -1) < self.count
         ]
+
+    def _ids(self) -> np.ndarray:
+        return np.array([node.client for node in self.volunteers()], np.int64)
 
     def _organize(self, nodes: Sequence[Node]) -> list[Node]:
         """Refit the map to the users; its new nodes take over the heads of old ones."""

@@ -230,7 +230,7 @@ class ODPFLHN(PFedHN):
         upcoming = self.upcoming() if self.now.evaluated else []
         read, read_ahead = self.exchanges(
             self._encode([node for node in nodes if node not in asked], gamma),
-            self._encode(upcoming, gamma, {"server-round": self.round + 1}),
+            self._encode(upcoming, gamma, self._round_settings(later=1)),
         )
         self._ahead = set(upcoming), read_ahead
         return sorted([*found, *read()], key=lambda update: update.node)

@@ -126,7 +126,7 @@ def test_the_main_job_is_what_the_readme_says():
     held = [len(clients.share(i).everything[:][1].unique()) for i in range(clients.num_clients)]
     assert len(held) == 50 and max(held) == 2
     assert (~clients.novel).sum() == 25
-    told = README.partition("FedAvg, FedPer, TENT, FedTTA++ and pFedHN run one after")[1]
+    told = README.partition("FedAvg, FedPer, TENT, FedTTA++ and pFedHN run side by")[1]
     assert told.lower().split(" run ")[0].replace(" and", ",").replace(",,", ",") == ", ".join(
         MAIN_METHODS.split(",")
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedapps.cli import cli
-from fedapps.config import defaults, override
+from fedapps.config import LISTS, defaults, override
 from fedapps.ranges import CHOSEN, INTERVALS, Interval, choices, interval
 
 NUMBERS = {k: v for k, v in defaults().items() if type(v) in (int, float)}
@@ -81,7 +81,9 @@ def wrong_number(draw):
 def wrong_kind(draw):
     key = draw(KEYS)
     if isinstance(defaults()[key], str):
-        return [f"{key}={draw(st.sampled_from(['3', 'true', '1.5', '1979-05-27', '[1]', '{}']))}"]
+        numbers = [] if key in LISTS else ["3", "1.5"]  # a list may be of one number
+        wrong = ["true", "1979-05-27", "[1]", "{}", *numbers]
+        return [f"{key}={draw(st.sampled_from(wrong))}"]
     return [f"{key}={draw(st.sampled_from(MARKUP))}"]
 
 

@@ -58,8 +58,8 @@ def test_volunteers_are_not_asked_twice_between_two_trainings(monkeypatch):
     train = ["query.prototype", "train.assign", "train"]
     score = ["query.prototype", "evaluate"]
     assert grid.asked == ["query", *train, *train, *score, *train[1:], *train, *score]
-    never = property(lambda self: None, lambda self, value: None)
-    monkeypatch.setattr(FedEmbed, "_told_last", never, raising=False)
+    never = property(lambda self: np.array([-1]), lambda self, value: None)
+    monkeypatch.setattr(FedEmbed, "recent", never, raising=False)
     other, grid = federate(Counted, **settings)
     assert grid.asked == ["query", *train, *train, *score, *train, *train, *score]
     same(one, other)
