@@ -104,7 +104,7 @@ def test_a_sweep_that_is_killed_three_times_loses_nothing_that_was_finished(tmp_
     assert os.waitpid(fedapps(*begin, "--output", cut), 0)[1] == 0
     assert finished(cut).items() >= done.items()
     assert finished(cut).keys() == finished(tmp_path / "whole").keys()
-    for run in finished(cut):  # one that is killed before its last checkpoint has finished, too
+    for run in finished(cut):  # checkpoints go after the end, which a kill may prevent
         for folder in (cut / run, tmp_path / "whole" / run):
-            shutil.rmtree(folder / "checkpoints")
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         assert left(cut / run) == left(tmp_path / "whole" / run)
