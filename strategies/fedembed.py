@@ -68,7 +68,7 @@ class FedEmbed(HeldHeads, CentralAdam):
         self.heads = np.zeros(0, np.int64)  # the head of each center
         self.positions = np.zeros((0, 2))  # of the map's nodes on its grid
         self.count = 0  # of heads
-        # Ids of the volunteers of an evaluation that no training followed yet.
+        # Round and volunteers of the last evaluation; training and lost rounds make it out of date.
         self.recent = np.zeros(0, np.int64)
 
     def initialize(self, arrays: Arrays) -> Arrays:
@@ -85,15 +85,14 @@ class FedEmbed(HeldHeads, CentralAdam):
         """The model, with prototypes or map for a user to find its head by."""
         if self.assignment == "prototype":
             self._refresh()
-            self.recent = self._ids()
+            self.recent = self._volunteering(self.round)
         return self.models(arrays | prefixed("assignment", self._told()), nodes)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, to the users who chose a head in an exchange before."""
         if self.assignment == "prototype":
-            if not np.array_equal(self.recent, self._ids()):  # else they would tell the same again
-                self._refresh()
-            self.recent = np.zeros(0, np.int64)
+            if not np.array_equal(self.recent, self._volunteering(self.round - 1)):
+                self._refresh()  # nobody has trained since they told it, where it is the same
             replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
             nodes = [reply.node for reply in replies]
         elif self.assignment == "som":
@@ -143,8 +142,9 @@ class FedEmbed(HeldHeads, CentralAdam):
             if 0 <= node.properties.get("prototype", -1) < self.count
         ]
 
-    def _ids(self) -> np.ndarray:
-        return np.array([node.client for node in self.volunteers()], np.int64)
+    def _volunteering(self, round_: int) -> np.ndarray:
+        """A round, and the ids of the volunteers who are there."""
+        return np.array([round_, *(node.client for node in self.volunteers())], np.int64)
 
     def _organize(self, nodes: Sequence[Node]) -> list[Node]:
         """Refit the map to the users; its new nodes take over the heads of old ones."""

@@ -85,7 +85,10 @@ def blank_mnist(monkeypatch):
     x, y = torch.zeros(7000, 1, 28, 28, dtype=torch.uint8), torch.arange(7000) % 10
     blank = datasets.Dataset(datasets.info("mnist"), x, y, 6000, {})
     real = datasets._load
-    fake = lambda name, root: blank if name == "mnist" else real(name, root)  # noqa: E731
+
+    def fake(name, root):
+        return blank if name == "mnist" else real(name, root)
+
     monkeypatch.setattr(datasets, "_load", fake)
 
 

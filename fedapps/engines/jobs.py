@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
 ENGINES = ("ray", "flower", "in-process")
+MOST_UNASKED = 8  # runs side by side: each has torch and its data in memory
 POLL_SECONDS = 0.25
 LAST_SECONDS = 2.0
 STATUS_SECONDS = 10.0  # between questions to the SuperLink; each starts a process
@@ -87,9 +88,6 @@ def _located(config: Mapping[str, Value]) -> Config:
     found = {"data-dir": str(Path(str(config["data-dir"])).resolve())} if config["data-dir"] else {}
     path = own_path(str(config["dataset"]), str(config["data-dir"]))
     return {**found, **({"dataset": str(path.resolve())} if path else {})}
-
-
-MOST_UNASKED = 8  # runs side by side: each has torch and its data in memory
 
 
 def chosen(runs: int, parallel: int, *, ray: bool) -> tuple[str, int]:

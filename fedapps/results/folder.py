@@ -18,9 +18,10 @@ from fedapps.config import Config
 from fedapps.files import HANDOUT, MODEL, array_bytes, read_arrays, write_arrays
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, read_state, state_bytes
+from partitions.federation import DEALT
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
-DEALS = ("dataset", "partition", "num-clients", "train-fraction", "seed", "data-seed")
+DEALS = (*DEALT, "dataset", "data-seed")
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:

@@ -65,6 +65,23 @@ def test_volunteers_are_not_asked_twice_between_two_trainings(monkeypatch):
     same(one, other)
 
 
+def test_volunteers_are_asked_again_after_a_lost_round(monkeypatch):
+    """Round 3, before which an evaluation asked them, is undone; but they have trained in it."""
+    settings = TASTES | {"method": "fedembed", "num-clients": 30, "rounds": 4, "evaluate-every": 2}
+    whole = FedEmbed.aggregate
+
+    def spoilt(self, arrays, updates):
+        found = whole(self, arrays, updates)
+        return {name: a * np.nan for name, a in found.items()} if self.round == 3 else found
+
+    monkeypatch.setattr(FedEmbed, "aggregate", spoilt)
+    result, grid = federate(Counted, **settings)
+    assert result.train_metrics_clientapp[3]["undone"] == 1
+    train = ["query.prototype", "train.assign", "train"]
+    score = ["query.prototype", "evaluate"]
+    assert grid.asked == ["query", *train, *train, *score, *train[1:], *train, *score]
+
+
 def test_both_sides_of_a_domain_classifier_are_asked_at_once(monkeypatch):
     """40 steps and their errors."""
     settings = {"method": "pfl-nearest", "num-clients": 4, "rounds": 1, "local-steps": 1}
