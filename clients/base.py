@@ -21,7 +21,7 @@ from clients.cohort import fit
 from clients.domain import half
 from clients.sgd import batches, only
 from partitions.datasets import Info
-from partitions.seeds import seed_of
+from partitions.seeds import seed_of, seed_torch
 from partitions.shares import SUB_POPULATION, Samples, Share
 
 Config = dict[str, Any]
@@ -77,7 +77,7 @@ class Client(NumPyClient):
         device: str = "cpu",
         model_name: str = "",
     ) -> None:
-        self.model, self.share, self.device = model.to(device), share, device
+        self.model, self.share, self.device = _on(device, model), share, device
         self.model_name = model_name  # the model's name, told to the server
         self.client, self.seed = client, seed
         self.initial = model_arrays(model) if initial is None else initial
@@ -324,10 +324,7 @@ class Client(NumPyClient):
         though they use torch's global generator."""
         self.slow(float(config.get(LR_FACTOR, 1.0)))
         seed = seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
-        if self.device == "cpu":
-            torch.default_generator.manual_seed(seed)  # manual_seed looks after every other device
-        else:
-            torch.manual_seed(seed)
+        seed_torch(seed)
 
     def _named(self, parameters: NDArrays, config: Config) -> Arrays:
         """Pair the list with ``config["names"]``; without it the model's own order holds."""
@@ -342,3 +339,9 @@ class Client(NumPyClient):
     @staticmethod
     def _names(arrays: Arrays, config: Config) -> Metrics:
         return {NAMES: "\n".join(arrays)} if NAMES in config else {}
+
+
+def _on(device: str, model: nn.Module) -> nn.Module:
+    """The model on the device; ``to`` would walk through all of it where it is there already."""
+    one = next(model.parameters(), None)
+    return model if one is not None and one.device == torch.device(device) else model.to(device)

@@ -16,7 +16,7 @@ from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.sgd import batches
 from clients.tent import NORMALISATION, TENTClient, batch_statistics
-from partitions.seeds import seed_of
+from partitions.seeds import drawing, seed_of
 from partitions.shares import Samples
 
 DIGEST_LOSSES = ("kl", "mae")
@@ -107,8 +107,7 @@ class FedMDClient(Client):
         self.load({})
         if not self.state and self.initialization == "own":
             round_ = int(config.get("server-round", 0))
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_of(self.seed, "initialization", round_, self.client))
+            with drawing(seed_of(self.seed, "initialization", round_, self.client)):
                 for module in self.model.modules():
                     if isinstance(module, RESETTABLE):
                         module.reset_parameters()

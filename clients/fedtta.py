@@ -25,7 +25,7 @@ from clients.base import Client, Config, Metrics
 from clients.models.adaptable import Adaptable, Adaptation
 from clients.tent import batch_statistics, with_statistics
 from partitions.datasets import Info
-from partitions.seeds import seed_of
+from partitions.seeds import drawing, seed_of
 
 
 class FedTTAClient(Adapting, Client):
@@ -102,8 +102,7 @@ class FedTTAClient(Adapting, Client):
     ) -> nn.Module:
         """The target network with an adaptation network of three hidden layers, which does not
         repeat the first's draws."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(seed, "adaptation"))
+        with drawing(seed_of(seed, "adaptation")):
             return Adaptable(model, Adaptation(info.num_classes, adaptation_width))
 
     # Training

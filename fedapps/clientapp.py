@@ -24,7 +24,7 @@ from fedapps.service import node as service
 from partitions.datasets import Info
 from partitions.federation import DEFAULT_PUBLIC, novel_shots
 from partitions.references import options
-from partitions.seeds import seed_of
+from partitions.seeds import drawing, seed_of
 from partitions.shares import Share
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
@@ -144,8 +144,7 @@ def _method_model(
     known = dict(settings)
     seed = int(str(known["seed"]))
     base = build_model(str(known["model"]), info.shape, info.num_classes, seed, **dict(own))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawing(seed):
         build = METHODS[method].client.build
         model = build(base, info, **{k: v for k, v in known.items() if k in keywords(build)})
     return model, model_arrays(model)

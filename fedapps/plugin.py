@@ -22,6 +22,7 @@ from fedapps.config import settings as of_method
 from fedapps.methods import METHODS
 from partitions.datasets import Info
 from partitions.items import UNLABELED, from_items, from_tensors
+from partitions.seeds import drawing
 from partitions.shares import Samples, Share
 from strategies.base import PersonalizedStrategy
 
@@ -174,8 +175,7 @@ def _network(
 ) -> tuple[nn.Module, Arrays]:
     """The method's whole network around the user's, and its initial arrays, by the seed alone."""
     client = METHODS[method].client
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(str(config["seed"])))
+    with drawing(int(str(config["seed"]))):
         base = model()
         with torch.no_grad():
             classes = base.eval()(torch.zeros(1, *shape)).shape[1]

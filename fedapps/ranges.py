@@ -7,6 +7,7 @@ are known. A section's own entry wins over that of the plain name."""
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 
 from clients.adaptation import INNER_LOSSES, KL_DIRECTIONS
 from clients.fedembed import ASSIGNMENTS
@@ -206,6 +207,7 @@ class Interval:
     open_high: bool = False
 
     @staticmethod
+    @cache
     def parse(text: str) -> "Interval":
         """From its mathematical notation, such as ``(0, 1]``."""
         found = re.fullmatch(r"([\[(])(\S+), (\S+)([\])])", text)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, prefixed, to_tensors
 from clients.optimizers import SGD, Adam, Optimizer
-from partitions.seeds import seed_of
+from partitions.seeds import drawing, seed_of
 from strategies.base import PersonalizedStrategy
 from strategies.hypernetwork import Hypernetwork
 from strategies.replies import Node, Update
@@ -281,8 +281,7 @@ class PFedHN(PersonalizedStrategy):
     def network(self) -> Hypernetwork:
         """The hypernetwork; the first call initialises it by the run's seed."""
         if self.hypernetwork is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_of(self.seed, "hypernetwork"))
+            with drawing(seed_of(self.seed, "hypernetwork")):
                 self.hypernetwork = Hypernetwork(self.targets.shapes(), self._dim(), **self._shape)
             self.hypernetwork.to(self.targets.dtype)
             self.optimizer = self._optimizer(self.hypernetwork.parameters(), self.server_lr)

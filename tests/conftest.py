@@ -1,13 +1,45 @@
+import logging
 import os
+from pathlib import Path
 
 import pytest
-import torch
+from xdist.scheduler import LoadFileScheduling
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # workers use this environment, not a new one
 os.environ.setdefault("RAY_worker_niceness", "0")  # else whoever works beside starves them
 
+WAITING = {"test_engines.py", "test_jobs.py", "test_ray_grid.py", "test_report_browser.py"}
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
+    import torch  # not before the workers: who deals the tests to them has no need of it
+
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def loudness():
+    """A command that runs in the tests' process quietens Flower's log: for its test alone."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    yield
+    log.setLevel(level)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Whatever the order, files that wait for processes begin first."""
+    items.sort(key=lambda item: item.path.name not in WAITING)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Files are dealt to workers; those that wait are one worker's, the others fill the time."""
+    return Scheduling(config, log)
+
+
+class Scheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return "processes" if Path(file).name in WAITING else file

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from clients.models.head import headed
 from clients.models.networks import MLP, ConvNet, ConvNetBN, FeatureMLP, LeNet, OmniglotLeNet
 from clients.models.preference import PreferenceNet
 from partitions.references import VARIADIC, Table, called
+from partitions.seeds import drawing
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ def build_model(
     settings of a referenced one.
 
     Raises ValueError for an unknown name or a shape that the network cannot take."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawing(seed):
         return MODELS[name].build(tuple(shape), num_classes, **options)
 
 

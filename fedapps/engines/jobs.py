@@ -335,7 +335,8 @@ def _ended(superlink: SuperLink, run_id: int) -> str:
         return ""
     if "heartbeat" in details:
         return f"the run's process has died, or was killed ({details}); {GO_ON}"
-    return superlink.error(run_id) or f"the run {status} {details}".strip()
+    failed = status != "finished:completed"  # else there is nothing to ask for, by a process
+    return (superlink.error(run_id) if failed else "") or f"the run {status} {details}".strip()
 
 
 def _close(group: list[Job], error: str) -> None:

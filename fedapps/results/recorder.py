@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from copy import deepcopy
+from functools import cache
 from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
@@ -27,6 +28,12 @@ from strategies.base import PersonalizedStrategy
 
 FORMAT = "1"  # of what a run leaves; docs/run-folder.md tells it
 LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-datasets")
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Those of the libraries, by name."""
+    return {name: version(name) for name in LIBRARIES}
 
 
 class Recorder:
@@ -68,8 +75,7 @@ class Recorder:
             if not self.config["resume"]:  # what lost rounds spent stays spent
                 (folder / PRIVACY).unlink(missing_ok=True)
             shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
-        versions = {name: version(name) for name in LIBRARIES}
-        versions |= {"python": platform.python_version(), "results": FORMAT}
+        versions = _versions() | {"python": platform.python_version(), "results": FORMAT}
         settings = self.config | {"resume": False, "versions": versions}
         write_text(folder / "config.toml", tomli_w.dumps(settings))
         write_card(folder, make_card(self.config))

@@ -51,7 +51,7 @@ def outside(key):
     return drawn.filter(lambda value: value not in held)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(key=st.sampled_from(sorted(NUMBERS)), data=st.data())
 def test_what_is_out_of_range_is_refused_in_one_sentence(key, data):
     value = data.draw(outside(key))
@@ -132,7 +132,7 @@ FILES = st.sampled_from(
 
 
 @settings(
-    max_examples=500,
+    max_examples=200,
     deadline=None,
     phases=[Phase.generate],  # what fails is short already
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -141,7 +141,7 @@ FILES = st.sampled_from(
     st.one_of(wrong_number(), wrong_kind(), wrong_choice(), wrong_option(), wrong_words(), FILES)
 )
 def test_wrong_configurations_start_nothing(tmp_path, wrong):
-    """Five hundred of them: exit code 2, one sentence, no traceback, no folder."""
+    """Two hundred of them, others each time: exit code 2, one sentence, no traceback, no folder."""
     if isinstance(wrong, bytes):
         (tmp_path / "mine.toml").write_bytes(wrong)
         wrong = [str(tmp_path / "mine.toml")]

@@ -5,6 +5,7 @@ import sys
 import datasets
 import numpy as np
 import pytest
+import torch
 
 import partitions
 from fedapps.config import defaults
@@ -18,7 +19,7 @@ from partitions.iid import SomePartitioner
 from partitions.natural import NaturalPartitioner
 from partitions.partitioner import deal_by_shares
 from partitions.pathological import PathologicalPartitioner
-from partitions.seeds import seed_of
+from partitions.seeds import drawing, seed_of
 
 NOVEL = np.array([False, True, True, False, False])
 
@@ -62,6 +63,21 @@ def test_a_seed_is_the_same_on_every_machine():
     assert seed_of(7, "rows", 2, 3) == 0xD93CD4A74D877AFE // 2
     told = [(1, "a"), (1, "b"), (2, "a"), (1, "a", 1, 11), (1, "a", 11, 1), (1, "a", 1), (11, "a")]
     assert len({seed_of(*one) for one in told}) == len(told)
+
+
+def test_what_is_drawn_by_a_seed_of_its_own_disturbs_nobody():
+    """torch's 5th and 6th numbers after seed 3, whatever is drawn in between by seed 4; an error
+    within changes nothing of that."""
+    torch.manual_seed(3)
+    expected = torch.rand(6)
+    torch.default_generator.manual_seed(3)
+    torch.rand(4)
+    with drawing(4):
+        inside = torch.rand(5)
+    with pytest.raises(ZeroDivisionError), drawing(4):
+        torch.rand(torch.randint(9, (1,)).item() // 0)
+    assert torch.equal(torch.rand(2), expected[4:])
+    assert torch.equal(inside, torch.rand(5, generator=torch.Generator().manual_seed(4)))
 
 
 @pytest.mark.parametrize("base", ["iid", "class-fraction"])
