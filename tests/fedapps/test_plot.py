@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from left import leave
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import defaults
 from fedapps.engines.jobs import run_in_process
 from fedapps.results.models import confusion, embeddings, predictions
-from fedapps.results.plot import clients, curves, swept
+from fedapps.results.plot import clients, curves, matrix, save, swept
 from fedapps.results.runs import read_runs
 
 
@@ -37,13 +38,37 @@ def test_curves_are_means_over_seeds_within_their_range(tmp_path):
     assert [text.get_text() for text in figure.legends[0].texts] == ["fedavg", "tent"]
 
 
+def test_a_curve_has_its_rounds_in_order_and_f1_where_there_is_no_accuracy(tmp_path):
+    """Means of three seeds, whose middle one is another; seed 0 was evaluated in rounds 1 and 3
+    alone. F1, which stands beside the accuracy of seed 0, is not looked at there."""
+    runs = [leave(tmp_path, "fedavg", seed, [0.5]) for seed in range(3)]
+    lines = [{(1, "accuracy"): 0.25, (3, "accuracy"): 0.5}, {(1, "accuracy"): 0.25},
+             {(1, "accuracy"): 1.0, (2, "accuracy"): 0.75}]  # fmt: skip
+    for run, told in zip(runs, lines, strict=True):
+        text = [
+            json.dumps({"round": n, "evaluation": {f"train-{score}": value, "train-f1": 0.125}})
+            for (n, score), value in told.items()
+        ]
+        (run / "metrics.jsonl").write_text("\n".join(text))
+    (line,) = curves(read_runs(tmp_path)[0]).axes[0].lines
+    assert line.get_xydata().tolist() == [[1, 50], [2, 75], [3, 50]]
+    users = leave(tmp_path / "users", "global", 0, [0.5])
+    (users / "metrics.jsonl").write_text(
+        json.dumps({"round": 1, "evaluation": {"novel-f1": 0.375}}) + "\n"
+    )
+    (axis,) = curves(read_runs(tmp_path / "users")[0]).axes
+    assert (axis.get_title(), axis.get_xlabel()) == ("novel clients", "round")
+    assert axis.lines[0].get_xydata().tolist() == [[1, 37.5]]
+
+
 def test_lines_differ_without_colour(tmp_path):
     """In dashes, marker, or by a tenth in grey (its luminance)."""
     for number in range(7):
         leave(tmp_path, f"tent adapt-steps={number}", 0, [0.5], curve=(0.1 * number,))
     lines = curves(read_runs(tmp_path)[0]).axes[0].lines
-    looks = {(line.get_linestyle(), line.get_marker()) for line in lines}
-    assert len(looks) == 7
+    looks = [(line.get_linestyle(), line.get_marker()) for line in lines]
+    assert len(set(looks)) == len({marker for _, marker in looks}) == 7
+    assert len({dashes for dashes, _ in looks}) == 4  # and a fifth, which is told as the first
     grey = [np.dot(to_rgb(line.get_color()), (0.299, 0.587, 0.114)) for line in lines]
     assert all(abs(a - b) > 0.1 for a, b in itertools.pairwise(grey))
 
@@ -72,11 +97,57 @@ def test_accuracy_against_a_swept_key(tmp_path):
     leave(tmp_path, "tent model=lenet partition.alpha=0.1", 0, [0.3], partition="dirichlet")
     words = swept(read_runs(tmp_path)[0], "model").axes[1]
     assert [text.get_text() for text in words.get_xticklabels()] == ["lenet", "mlp"]
+    assert training.get_xlabel() == "partition.alpha"
+    assert "lenet" not in [text.get_text() for text in novel.get_xticklabels()]
     with pytest.raises(ValueError, match="one value of batch-size alone: 64"):
         swept(read_runs(tmp_path)[0], "batch-size")
 
 
+def test_a_swept_keys_numbers_come_by_size_and_each_method_has_its_line(tmp_path):
+    for rate, accuracy in ((10, 0.5), (9, 0.25), (100, 0.75)):
+        leave(tmp_path, f"fedavg batch-size={rate}", 0, [accuracy], train=(0.125,))
+        leave(tmp_path, f"tent batch-size={rate}", 0, [accuracy / 2])
+    training, novel = swept(read_runs(tmp_path)[0], "batch-size").axes
+    told = {line.get_label(): line[0].get_xydata().tolist() for line in novel.containers}
+    assert told == {
+        "fedavg": [[9, 25], [10, 50], [100, 75]], "tent": [[9, 12.5], [10, 25], [100, 37.5]],
+    }  # fmt: skip
+    assert {y for line in training.lines for y in line.get_ydata()} == {12.5, 50}
+    assert novel.get_ylim() == training.get_ylim()
+    names = [text.get_text() for text in novel.figure.legends[0].texts]
+    assert names == ["fedavg", "tent"]
+
+
+def test_a_matrix_is_dark_where_shares_are_large(tmp_path):
+    """0.75 of row 1 lies in column 2: a dark field with a light number, the rows downwards."""
+    figure = matrix(np.array([[0.25, 0, 0.5], [0, 0.25, 0.75]]), "true", "found", "title")
+    axis = figure.axes[0]
+    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("found", "true", "title")
+    told = {text.get_position(): (text.get_text(), text.get_color()) for text in axis.texts}
+    black = {(0, 0): ".25", (1, 0): "", (2, 0): ".50", (0, 1): "", (1, 1): ".25"}
+    assert told == {place: (text, "black") for place, text in black.items()} | {
+        (2, 1): (".75", "white")
+    }
+    (image,) = axis.images
+    assert image.get_clim() == (0, 1)
+    assert [to_rgb(image.cmap(value)[:3]) for value in (0.0, 1.0)] == [(1, 1, 1), (0, 0, 0)]
+    assert len(matrix(np.full((20, 20), 0.05), "a", "b").axes[0].texts) == 400
+    assert not matrix(np.full((3, 134), 0.05), "a", "b").axes[0].texts  # 402: too small to read
+
+
 def test_clients_are_dots(tmp_path):
+    """Of one seed, and of the next; boxes and dots of the second method stand at 1."""
+    leave(tmp_path / "two", "tent", 0, [0.25])
+    leave(tmp_path / "two", "fedavg", 0, [0.0, 1.0])
+    leave(tmp_path / "two", "fedavg", 1, [0.5])
+    novel = clients(read_runs(tmp_path / "two")[0]).axes[1]
+    dots = [line for line in novel.lines if line.get_marker() == "."]
+    assert [line.get_ydata().tolist() for line in dots] == [[0, 100, 50], [25]]
+    assert dots[0].get_xdata().tolist() == pytest.approx([-0.2, 0, 0.2])
+    assert dots[1].get_xdata().tolist() == pytest.approx([0.8])
+    medians = [line for line in novel.lines if line.get_linewidth() == 2]
+    assert [line.get_xdata().mean() for line in medians] == [0, 1]
+    assert [text.get_text() for text in novel.get_xticklabels()] == ["fedavg", "tent"]
     leave(tmp_path, "tent", 0, [0.25, 0.75], train=(0.5, 0.625))
     training, novel = clients(read_runs(tmp_path)[0]).axes
     dots = [[x for x in a.lines if x.get_marker() == "."] for a in (training, novel)]
@@ -126,6 +197,22 @@ def test_a_map_has_a_place_for_every_embedding(saved):
     assert len(embeddings(saved / "pfedhn-seed0").axes[0].texts) == 4
     with pytest.raises(ValueError, match="holds 0 embeddings"):
         embeddings(saved / "tent-seed0")
+
+
+def test_a_file_is_the_same_each_time_and_its_text_can_be_edited(tmp_path):
+    """No date and no random names in it; no font whose letters are drawings (type 3)."""
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    for name in ("one.PDF", "one.svg", "new/two.PDF", "new/two.svg"):
+        save(figure, tmp_path / name)
+    for ending in ("PDF", "svg"):
+        first, second = (tmp_path / f"{name}.{ending}" for name in ("one", "new/two"))
+        assert first.read_bytes() == second.read_bytes()
+    assert b"CreationDate" not in (tmp_path / "one.PDF").read_bytes()
+    assert b"/Type3" not in (tmp_path / "one.PDF").read_bytes()
+    assert b"dc:date" not in (tmp_path / "one.svg").read_bytes()
+    with pytest.raises(ValueError, match="must end in one of"):
+        save(figure, tmp_path / "one.jpg")
 
 
 def test_the_command_writes_files_of_every_kind(saved, tmp_path):
