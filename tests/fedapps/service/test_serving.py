@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+from flwr.common.constant import PUBLIC_KEY_ALREADY_IN_USE_MESSAGE as KNOWN
 from typer.testing import CliRunner
 
 import fedapps
@@ -17,6 +18,7 @@ import partitions
 from fedapps.cli import cli
 from fedapps.clientapp import app
 from fedapps.config import defaults
+from fedapps.engines.flwr import Flwr
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import run_in_process
 from fedapps.service.card import LONGEST, Card
@@ -208,3 +210,20 @@ def test_processes_are_started_told_and_stopped(tmp_path):
 
 def pid_of(folder, name):
     return json.loads((folder / "run" / f"{name}.json").read_text())["pid"]
+
+
+def test_a_key_that_is_registered_already_is_no_error(tmp_path, monkeypatch):
+    """By Flower's own sentence; whatever else it says goes on."""
+    deployment, said = Deployment(tmp_path, "127.0.0.1", 9, True, (10,), ("",)), [KNOWN, "no room"]
+    asked = []
+
+    def call(self, *arguments):
+        asked.append(arguments)
+        raise RuntimeError(f"flwr supernode failed: Failed to register: {said.pop(0)} (code 7)")
+
+    monkeypatch.setattr(Flwr, "call", call)
+    deployment.register("node-0")
+    with pytest.raises(RuntimeError, match="no room"):
+        deployment.register("node-0")
+    key = str(tmp_path / "keys" / "node-0.pub")
+    assert asked == [("supernode", "register", key, "deployment")] * 2
