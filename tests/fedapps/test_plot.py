@@ -5,14 +5,17 @@ import json
 
 import numpy as np
 import pytest
+import tomli_w
 from left import leave
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+import partitions
 from fedapps.cli import cli
-from fedapps.config import defaults
+from fedapps.config import defaults, saved_configuration
 from fedapps.engines.jobs import run_in_process
+from fedapps.files import write_arrays
 from fedapps.results.models import confusion, embeddings, predictions
 from fedapps.results.plot import clients, curves, matrix, save, swept
 from fedapps.results.runs import read_runs
@@ -175,6 +178,8 @@ def test_predictions_of_a_saved_model_are_those_of_the_run(saved):
         right = [part.mean() for part in np.split(true == predicted, ends)[:-1]]
         assert len(right) == 4
         assert right == pytest.approx([client["accuracy"] for client in scored])
+    labels = [everything(saved / "tent-seed0", int(c)) for c, one in told.items() if one in scored]
+    assert sorted(true) == sorted(np.concatenate(labels))
     shares = confusion(saved / "tent-seed0").axes[0].images[0].get_array()
     present = [float(kind in true) for kind in sorted({*true, *predicted})]
     np.testing.assert_allclose(np.asarray(shares).sum(1), present)
@@ -184,12 +189,20 @@ def test_predictions_of_a_saved_model_are_those_of_the_run(saved):
     (saved / "elsewhere").rename(saved / "fedper-seed0" / "clients")
 
 
+def everything(folder, client):
+    """The labels of all samples of one of the run's clients."""
+    share = partitions.federation(saved_configuration(folder)).share(client)
+    return share.everything[:][1].numpy()
+
+
 def test_confusion_of_users_with_tastes(tmp_path):
     """Two of three users of 0 use head 0; those of 1 and 2 use head 1."""
     users = [(0, 0), (0, 0), (0, 1), (1, 1), (2, 1)]  # (sub-population, head)
     told = {str(i): {"sub_population": kind, "head": head} for i, (kind, head) in enumerate(users)}
     (tmp_path / "summary.json").write_text(json.dumps({"per_client": told}))
-    shares = np.asarray(confusion(tmp_path).axes[0].images[0].get_array())
+    axis = confusion(tmp_path).axes[0]
+    assert (axis.get_ylabel(), axis.get_xlabel()) == ("sub-population", "assigned head")
+    shares = np.asarray(axis.images[0].get_array())
     assert shares == pytest.approx(np.array([[2 / 3, 1 / 3, 0], [0, 1, 0], [0, 1, 0]]))
 
 
@@ -213,6 +226,48 @@ def test_a_file_is_the_same_each_time_and_its_text_can_be_edited(tmp_path):
     assert b"dc:date" not in (tmp_path / "one.svg").read_bytes()
     with pytest.raises(ValueError, match="must end in one of"):
         save(figure, tmp_path / "one.jpg")
+
+
+@pytest.fixture
+def turned(tmp_path):
+    """A saved run by hand: embeddings of the eight clients of turned digits, novel ones by 45°."""
+    rng = np.random.default_rng(0)
+    angles = {"partition": "rotated", "partition.novel-angles": "45", "partition.samples": 160}
+    config = defaults() | {"method": "pfedhn", "num-clients": 8} | angles
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
+    arrays = {f"embedding/{i}": rng.normal(size=3).astype("float32") for i in range(8)}
+    write_arrays(tmp_path / "model.safetensors", arrays)
+    return tmp_path, partitions.federation(config), arrays
+
+
+def test_a_map_is_coloured_by_an_attribute(turned):
+    """As many dots of a name as clients of that angle, the names in order; the same dots where the
+    others' map, which tells classes, has its texts."""
+    folder, federation, _ = turned
+    angles = [str(federation.share(i).attributes["angle"]) for i in range(8)]
+    axis = embeddings(folder, "angle").axes[0]
+    told = {dots.get_label(): dots.get_offsets().tolist() for dots in axis.collections}
+    assert list(told) == sorted(set(angles))
+    assert len(told["45.0"]) == federation.novel.sum() == 4
+    texts = [text.get_position() for text in embeddings(folder).axes[0].texts]
+    for name, places in told.items():
+        expected = [place for place, angle in zip(texts, angles, strict=True) if angle == name]
+        np.testing.assert_allclose(places, expected)
+
+
+def test_a_map_tells_each_clients_classes_novel_ones_in_bold(turned):
+    folder, federation, arrays = turned
+    axis = embeddings(folder).axes[0]
+    for client, text in enumerate(axis.texts):
+        classes = np.unique(everything(folder, client))[:5]
+        assert text.get_text() == ",".join(map(str, classes))
+        assert (text.get_weight() == "bold") == federation.novel[client]
+    xs, ys = zip(*(text.get_position() for text in axis.texts), strict=True)
+    assert axis.get_xlim() == pytest.approx((min(xs), max(xs)))
+    assert axis.get_ylim() == pytest.approx((min(ys), max(ys)))
+    write_arrays(folder / "model.safetensors", dict(list(arrays.items())[:3]))
+    with pytest.raises(ValueError, match="holds 3 embeddings; a map needs at least 4"):
+        embeddings(folder)
 
 
 def test_the_command_writes_files_of_every_kind(saved, tmp_path):
