@@ -1,0 +1,85 @@
+"""A run's folder: what others go on from, written and read back, replaced whole, cleared."""
+
+import numpy as np
+import pytest
+
+from fedapps.files import write_files
+from fedapps.results import folder as folders
+from fedapps.results.folder import (
+    check_former,
+    clear,
+    model_files,
+    read_former,
+    read_memories,
+    write_memories,
+)
+
+ARRAYS, HANDOUT = {"w": np.arange(3.0)}, {"3/w": np.ones((2, 1))}
+KEPT = {"v": {"7": np.array([1, 2])}, "seen": {4, 2}, "rounds": [1, 2.5, "a"]}
+
+
+def state(handout=None, kept=None):
+    return {"arrays": ARRAYS, "handout": handout or {}, "kept": kept or {}}
+
+
+def test_what_a_strategy_keeps_lies_beside_its_model(tmp_path):
+    files = model_files(tmp_path, state(HANDOUT, KEPT))
+    assert len(files) == 3
+    write_files(files)
+    former = read_former(tmp_path)
+    assert sorted(former) == ["arrays", "handout", "kept"]
+    np.testing.assert_equal(former, state(HANDOUT, KEPT))
+    assert isinstance(former["kept"]["seen"], set)
+    assert [file.name for file in model_files(tmp_path, state())] == ["model.safetensors"]
+    kept = tmp_path / folders.STRATEGY
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"strategy.safetensors is refused: it"):
+        read_former(tmp_path)
+
+
+def test_memories_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Client 3 kept something once, and 11 does now; a former try was killed within client 5's. An
+    error on the way leaves what was there."""
+    write_memories(tmp_path, {3: ARRAYS})
+    begun = tmp_path / f".{folders.CLIENTS}"
+    begun.mkdir()
+    (begun / "5.safetensors").write_text("half")
+    write_memories(tmp_path, {11: ARRAYS, 2: HANDOUT})
+    np.testing.assert_equal(read_memories(tmp_path), {11: ARRAYS, 2: HANDOUT})
+
+    def full(path, arrays):
+        path.write_text("half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(folders, "write_arrays", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_memories(tmp_path, {4: ARRAYS})
+    assert sorted(read_memories(tmp_path)) == [2, 11]
+    assert not begun.exists()
+
+
+def test_a_new_run_clears_the_former_ones_results_and_nothing_else(tmp_path):
+    results = ["metrics.jsonl", "summary.json", *(f.name for f in model_files(
+        tmp_path, state(HANDOUT, KEPT)
+    ))]  # fmt: skip
+    for name in (*results, "config.toml", "notes.txt"):
+        (tmp_path / name).write_text("")
+    for name in (folders.CLIENTS, f".{folders.CLIENTS}", "checkpoints"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    clear(tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["checkpoints", "config.toml", "notes.txt"]
+
+
+def test_what_a_methods_predictions_need_is_asked_for(tmp_path):
+    """FedPer's clients keep their heads; FedAvg's keep nothing, but the model must be there."""
+    for method in ("fedper", "fedavg"):
+        with pytest.raises(ValueError, match=r"holds no model.safetensors"):
+            check_former(tmp_path, method)
+    write_files(model_files(tmp_path, state()))
+    check_former(tmp_path, "fedavg")
+    with pytest.raises(ValueError, match="holds no clients/"):
+        check_former(tmp_path, "fedper")
+    write_memories(tmp_path, {1: ARRAYS})
+    check_former(tmp_path, "fedper")
