@@ -121,6 +121,17 @@ def test_a_swept_keys_numbers_come_by_size_and_each_method_has_its_line(tmp_path
     assert names == ["fedavg", "tent"]
 
 
+def test_a_swept_f1_is_no_percentage(tmp_path):
+    for size, f1 in ((16, 0.25), (64, 0.75)):
+        run = leave(tmp_path, f"global batch-size={size}", 0, [])
+        summary = json.loads((run / "summary.json").read_text())
+        groups = {"train": {"accuracy": None, "clients": 2, "f1": f1}, "per_client": {}}
+        (run / "summary.json").write_text(json.dumps(summary | groups))
+    (axis,) = swept(read_runs(tmp_path)[0], "batch-size").axes
+    assert (axis.get_title(), axis.get_ylabel()) == ("F1", "F1")
+    assert axis.lines[0].get_xydata().tolist() == [[16, 0.25], [64, 0.75]]
+
+
 def test_a_matrix_is_dark_where_shares_are_large(tmp_path):
     """0.75 of row 1 lies in column 2: a dark field with a light number, the rows downwards."""
     figure = matrix(np.array([[0.25, 0, 0.5], [0, 0.25, 0.75]]), "true", "found", "title")
