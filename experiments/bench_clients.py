@@ -8,9 +8,10 @@ import logging
 import multiprocessing
 import resource
 import tempfile
-from multiprocessing.queues import Queue
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ SAMPLED, ROUNDS = 100, 6
 MOST = 2500  # MB of the process: 1500 for the server, 1000 for the clients
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "registered-clients.png"
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds
+T = TypeVar("T")
 
 
 def protocol(method: str, registered: int) -> Config:
@@ -62,25 +64,26 @@ def later_rounds(config: Config) -> list[dict[str, float]]:
     return [{phase: s for phase, s in one.items() if phase != "evaluate"} for one in told]
 
 
-def _measure(config: Config, queue: "Queue[Any]") -> None:
-    """Seconds of every later round, and the process's peak memory in MB."""
+def apart(work: Callable[[Config], T], config: Config) -> T:
+    """What `work` gives in a new process, whose peak memory is its own; its error, if it fails."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, config).result()
+
+
+def _measure(config: Config) -> tuple[float, float]:
+    """The median of the later rounds' seconds, and the process's peak memory in MB."""
     import torch
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     seconds = [sum(phases.values()) for phases in later_rounds(config)]
-    queue.put((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return float(np.median(seconds)), peak
 
 
 def measured(method: str, registered: int) -> tuple[float, float]:
     """Seconds of a round, and MB, in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    queue: Queue[Any] = context.Queue()
-    worker = context.Process(target=_measure, args=(protocol(method, registered), queue))
-    worker.start()
-    seconds, memory = queue.get(timeout=3600)
-    worker.join()
-    return float(np.median(seconds)), float(memory)
+    return apart(_measure, protocol(method, registered))
 
 
 def rows(methods: tuple[str, ...] = METHODS, figure: Path = FIGURE) -> Rows:

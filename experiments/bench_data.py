@@ -15,7 +15,7 @@ import numpy as np
 
 from fedapps.config import Config, defaults
 
-CLIENTS, ACTORS = 100, 4
+CLIENTS, ACTORS, IMAGES, REPEATS = 100, 4, 60_000, 3
 LIMIT = 1500  # MB of the four processes together
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, seconds or MB
 
@@ -23,7 +23,8 @@ FIRST_BATCH = f"""
 import fedapps.clientapp, partitions
 from fedapps.config import defaults
 federation = partitions.federation(defaults() | {{"dataset": "mnist", "num-clients": {CLIENTS}}})
-federation.share(0).train[list(range(64))]
+train = federation.share(0).train
+train[list(range(min(64, len(train))))]
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -45,8 +46,8 @@ def start() -> Rows:
     """The first start, which converts the files and deals them, and later ones, over torch's."""
     with tempfile.TemporaryDirectory() as cache:
         first, peak = first_batch(cache)
-        later = [first_batch(cache) for _ in range(3)]
-    torch = float(np.median([first_batch("", "import torch")[0] for _ in range(3)]))
+        later = [first_batch(cache) for _ in range(REPEATS)]
+    torch = float(np.median([first_batch("", "import torch")[0] for _ in range(REPEATS)]))
     seconds, memory = np.median(later, axis=0)
     what = "start to first batch, MNIST, 100 clients"
     return [
@@ -70,10 +71,10 @@ def _keep_cifar100(root: str) -> None:
     folder = Path(root) / "cifar100"
     folder.mkdir()
     (folder / "random").touch()
-    generator, count = np.random.default_rng(0), 60_000
-    x = generator.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
-    coarse = np.array([f"superclass {i % 20}" for i in range(count)])
-    raw = Raw(x, np.arange(count) % 100, 50_000, {"coarse": coarse})
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
+    coarse = np.array([f"superclass {i % 20}" for i in range(IMAGES)])
+    raw = Raw(x, np.arange(IMAGES) % 100, IMAGES * 5 // 6, {"coarse": coarse})
     cached(f"cifar100-{fingerprint(folder)}", lambda: raw)
 
 

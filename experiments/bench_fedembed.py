@@ -4,17 +4,16 @@
 round must not cost what is registered, only what takes part. Needs MNIST (FEDAPPS_DATA_DIR)."""
 
 import logging
-import multiprocessing
 import resource
 import time
-from multiprocessing.queues import Queue
-from typing import Any
 
 import numpy as np
 
+from experiments.bench_clients import apart
 from fedapps.config import Config, defaults
 
 ROUNDS, SAMPLED = 4, 100
+REGISTERED = (900, 9000)
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds
 
 
@@ -33,7 +32,7 @@ def protocol(users: int) -> Config:
     }
 
 
-def _measure(users: int, queue: "Queue[Any]") -> None:
+def _measure(config: Config) -> tuple[float, float, float]:
     """Seconds of the first round (roster included) and of a later one; peak memory in bytes."""
     import torch
 
@@ -46,7 +45,7 @@ def _measure(users: int, queue: "Queue[Any]") -> None:
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    config = protocol(users)
+    users = int(config["num-clients"])
     started, ends = time.perf_counter(), []
     strategy = construct(
         FedEmbed,
@@ -61,32 +60,27 @@ def _measure(users: int, queue: "Queue[Any]") -> None:
     from flwr.app import ConfigRecord
 
     asked = ConfigRecord({"method": "fedembed"})
-    strategy.start(grid, shared, num_rounds=ROUNDS, train_config=asked)
+    strategy.start(grid, shared, num_rounds=int(config["rounds"]), train_config=asked)
     rounds = np.diff([started, *ends])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    queue.put((float(rounds[0]), float(np.median(rounds[1:-1])), peak))
+    return float(rounds[0]), float(np.median(rounds[1:-1])), peak
 
 
 def measured(users: int) -> tuple[float, float, float]:
     """`_measure` in a process of its own, so that memory is that of one federation."""
-    context = multiprocessing.get_context("spawn")
-    queue: Queue[Any] = context.Queue()
-    worker = context.Process(target=_measure, args=(users, queue))
-    worker.start()
-    result: tuple[float, float, float] = queue.get(timeout=3600)
-    worker.join()
-    return result
+    return apart(_measure, protocol(users))
 
 
 def rows() -> Rows:
-    """Time of a round and peak memory, 9 000 registered users over 900."""
-    (_, few, small), (first, many, large) = measured(900), measured(9000)
+    """Time of a round and peak memory, most users registered over fewest."""
+    (_, few, small), (first, many, large) = map(measured, REGISTERED)
+    fewest, most = REGISTERED
     names = ("FedEmbed round", "its first round, roster included / a later one", "peak memory")
     return [
-        (f"{names[0]}, 9 000 users / 900", many / few, "", f"{many:.2f} / {few:.2f}"),
-        (f"{names[1]}, 9 000 users", first / many, "", f"{first:.2f} / {many:.2f}"),
+        (f"{names[0]}, {most} users / {fewest}", many / few, "", f"{many:.2f} / {few:.2f}"),
+        (f"{names[1]}, {most} users", first / many, "", f"{first:.2f} / {many:.2f}"),
         (
-            f"{names[2]}, 9 000 / 900",
+            f"{names[2]}, {most} / {fewest}",
             large / small,
             "",
             f"{large / 1e6:.0f} / {small / 1e6:.0f} MB",

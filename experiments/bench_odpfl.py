@@ -12,7 +12,7 @@ from fedapps.config import Config, defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
 
-ROUNDS = 3
+ROUNDS, REPEATS = 3, 3
 PARTS = {"query.encode": "encode", "train": "train", "train.backprop": "backprop"}
 
 
@@ -56,7 +56,7 @@ def rounds(config: Config, method: str, count: int) -> tuple[float, dict[str, fl
     return last - first, {key: after[key] - before.get(key, 0.0) for key in after}
 
 
-def split(config: Config, count: int = ROUNDS) -> tuple[float, dict[str, float]]:
+def split(config: Config, count: int) -> tuple[float, dict[str, float]]:
     """Seconds of a FedAvg round, and those of an ODPFL-HN round by part."""
     fedavg = rounds(config, "fedavg", count)[0] / count
     whole, clients = rounds(config, "odpfl-hn", count)
@@ -67,7 +67,7 @@ def split(config: Config, count: int = ROUNDS) -> tuple[float, dict[str, float]]
 def rows() -> list[tuple[str, float, str, str]]:
     """The benchmark table's rows: what, ratio to a FedAvg round, bar, seconds."""
     config = protocol()
-    measured = [split(config) for _ in range(3)]
+    measured = [split(config, ROUNDS) for _ in range(REPEATS)]
     fedavg = float(np.median([one for one, _ in measured]))
     parts = {name: float(np.median([p[name] for _, p in measured])) for name in measured[0][1]}
     every = {"round": sum(parts.values())} | parts

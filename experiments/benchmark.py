@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,10 @@ def hand_written(config: Config, rounds: int, share: slice = slice(None)) -> Non
     model = build_model(str(config["model"]), federation.info.shape, 10, 0)
     generator = torch.Generator().manual_seed(0)
 
+    steps, size = int(config["local-steps"]), int(config["batch-size"])
+
     def rows(n: int) -> Sequence[torch.Tensor]:
-        return batches(n, 64, steps=20, epochs=0, generator=generator)
+        return batches(n, size, steps=steps, epochs=0, generator=generator)
 
     for _ in by_hand.rounds(model, lambda: data, rows, float(config["lr"]), rounds):
         pass
@@ -90,23 +93,17 @@ def in_process() -> Rows:
     return [("FedAvg in process / hand-written loop", ratio, "1.05", took)]
 
 
-def _half(config: Config, rounds: int, share: slice, queue) -> None:
+def _half(config: Config, rounds: int, share: slice) -> float:
     hand_written(config, 1, share)
-    queue.put(seconds(lambda: hand_written(config, rounds, share)))
+    return seconds(lambda: hand_written(config, rounds, share))
 
 
 def side_by_side(config: Config, rounds: int) -> float:
     """Seconds a round of two hand-written loops in two processes, half of the clients each."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
     halves = [slice(0, None, 2), slice(1, None, 2)]
-    workers = [context.Process(target=_half, args=(config, rounds, h, queue)) for h in halves]
-    for worker in workers:
-        worker.start()
-    took = [queue.get() for _ in workers]
-    for worker in workers:
-        worker.join()
-    return max(took) / rounds
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        took = [pool.submit(_half, config, rounds, half) for half in halves]
+        return max(one.result() for one in took) / rounds
 
 
 def ray(engine: str = "ray", bar: str = "1.15") -> Rows:
@@ -136,7 +133,7 @@ def _on(engine: str) -> float:
     return float(np.median(rounds))
 
 
-def start() -> Rows:
+def start(repeats: int = 3) -> Rows:
     """From the call to the end of the first round on digits, Ray actors over Flower's engine;
     medians of alternating runs."""
     config = defaults() | {"rounds": 1, "num-clients": 10}
@@ -149,7 +146,7 @@ def start() -> Rows:
             raise RuntimeError(jobs[0].error)
         return took
 
-    pairs = np.array([(first_round("ray"), first_round("flower")) for _ in range(3)])
+    pairs = np.array([(first_round("ray"), first_round("flower")) for _ in range(repeats)])
     ours, others = np.median(pairs, axis=0)
     row = "a run of one round, Ray actors / Flower's engine"
     return [
