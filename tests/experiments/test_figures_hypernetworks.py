@@ -51,6 +51,7 @@ def test_the_nearest_training_client_is_found(saved):
     p = label_shares(config)
     assert p.shape == (6, 10)
     np.testing.assert_allclose(p.sum(1), 1)
+    assert (p > 0).sum(1).max() == 2  # its own samples' alone: two classes a client
     found = nearest(config, total_variation)
     assert found.shape == (3,)
     assert ((found >= 0) & (found <= 1)).all()

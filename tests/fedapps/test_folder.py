@@ -1,12 +1,19 @@
 """A run's folder: what others go on from, written and read back, replaced whole, cleared."""
 
+from pathlib import Path
+
+import lab
 import numpy as np
 import pytest
 
+import partitions
+from fedapps.config import defaults
 from fedapps.files import write_files
 from fedapps.results import folder as folders
+from fedapps.results.checkpoint import FOLDER, checkpoint_bytes, write_checkpoint
 from fedapps.results.folder import (
     check_former,
+    check_unseen,
     clear,
     model_files,
     read_former,
@@ -83,3 +90,48 @@ def test_what_a_methods_predictions_need_is_asked_for(tmp_path):
         check_former(tmp_path, "fedper")
     write_memories(tmp_path, {1: ARRAYS})
     check_former(tmp_path, "fedper")
+
+
+SAVED = defaults() | {"partition": "iid", "num-clients": 6}
+
+
+@pytest.mark.parametrize(
+    "key", ["seed", "data-seed", "num-clients", "partition.validation-fraction"]
+)
+def test_who_is_dealt_otherwise_is_scored_by_what_was_trained_on(key):
+    value = {"num-clients": 5, "partition.validation-fraction": 0.3}.get(key, 1)
+    with pytest.raises(ValueError, match=f"were trained on in run, where {key} was {SAVED[key]};"):
+        check_unseen(Path("run"), SAVED, SAVED | {key: value}, "fedavg")
+    check_unseen(Path("run"), SAVED, SAVED | {"lr": 0.5}, "fedavg")
+
+
+def test_who_trained_and_is_novel_now_is_scored_by_all_it_has():
+    """Three of six clients trained, on 300 − 45 or 299 − 45 digits each; two train now. The third
+    is scored by all of its digits, 254 or 255 of which it trained on; by no others' of those."""
+    fewer = SAVED | {"train-fraction": 0.34}
+    former, present = (partitions.federation(config).novel for config in (SAVED, fewer))
+    (other,) = np.flatnonzero(present & ~former)
+    seen = len(partitions.federation(SAVED).rows(other)["train"])
+    assert seen in (254, 255)
+    with pytest.raises(ValueError, match=f"^{seen} of the .* where train-fraction was 0.5;"):
+        check_unseen(Path("run"), SAVED, fewer, "fedavg")
+
+
+def test_users_and_other_datasets_samples_are_not_those_that_were_trained_on(tmp_path):
+    """Users draw anew from all; rows of one dataset are not rows of another."""
+    users = SAVED | {"partition": "preference"}
+    check_unseen(Path("run"), users, users | {"seed": 1}, "global")
+    with lab.written(tmp_path):
+        check_unseen(Path("run"), SAVED, SAVED | {"dataset": lab.RINGS}, "fedavg")
+
+
+def test_the_latest_two_checkpoints_up_to_the_round_at_hand_are_kept(tmp_path):
+    """Rounds 2, 4 and 6 of a run; one that went on from 4 writes 5, and leaves 6 alone."""
+    content = checkpoint_bytes(SAVED, {"round": 1})
+
+    def kept():
+        return [int(file.stem[6:]) for file in sorted((tmp_path / FOLDER).iterdir())]
+
+    for round_, expected in ((2, [2]), (4, [2, 4]), (6, [4, 6]), (5, [4, 5, 6]), (7, [6, 7])):
+        write_checkpoint(tmp_path, round_, content)
+        assert kept() == expected
