@@ -3,6 +3,7 @@
 Methods one by one, in process: interrupted after a round, resumed by nothing but the folder."""
 
 import errno
+import json
 import logging
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedapps.clientapp import app
 from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.results.checkpoint import newest_checkpoint, read_state, write_state
+from fedapps.results.checkpoint import newest_checkpoint, read_state, state_bytes, write_state
 from fedapps.results.folder import read_memories
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
@@ -190,6 +191,33 @@ def test_every_state_comes_back_as_it_was(tmp_path):
     assert repr(back) == repr(state)
     assert back["a"][4].shape == ()
     assert b"pickle" not in (tmp_path / "state").read_bytes()
+
+
+def test_a_state_is_refused_where_anything_of_it_was_changed(tmp_path):
+    """The kind of an array whose bytes stay, a text, a number; and a file that is gone or none."""
+    file = tmp_path / "state"
+    write_state(file, {"v": np.ones(2, np.float32), "step": 17, "told": ("one", 2)})
+    whole = file.read_bytes()
+    assert read_state(file)["told"] == ["one", 2]
+    for old, new in ((b"F32", b"I32"), (b"17", b"18"), (b"one", b"two"), (b'/v"', b'/w"')):
+        assert whole.count(old)
+        file.write_bytes(whole.replace(old, new))
+        with pytest.raises(ValueError, match="content and digest differ"):
+            read_state(file)
+    for place in (tmp_path / "gone", tmp_path):
+        with pytest.raises(ValueError, match="it cannot be read"):
+            read_state(place)
+
+
+def test_a_state_has_one_form(tmp_path):
+    """Sets in order, arrays row by row wherever their entries lay."""
+    words = {f"word {i}" for i in range(40)}
+    told = json.dumps(sorted(words)).encode().replace(b'"', b'\\"')
+    assert told in state_bytes({"s": words})
+    table = np.arange(6).reshape(2, 3)
+    for same in (np.asfortranarray(table), np.repeat(table, 2, 1)[:, ::2]):
+        write_state(tmp_path / "state", {"v": same})
+        np.testing.assert_equal(read_state(tmp_path / "state"), {"v": table})
 
 
 @pytest.mark.parametrize("method", METHODS)
