@@ -10,7 +10,12 @@ import partitions
 from fedapps.config import defaults
 from fedapps.files import write_files
 from fedapps.results import folder as folders
-from fedapps.results.checkpoint import FOLDER, checkpoint_bytes, write_checkpoint
+from fedapps.results.checkpoint import (
+    FOLDER,
+    checkpoint_bytes,
+    newest_checkpoint,
+    write_checkpoint,
+)
 from fedapps.results.folder import (
     check_former,
     check_unseen,
@@ -135,3 +140,6 @@ def test_the_latest_two_checkpoints_up_to_the_round_at_hand_are_kept(tmp_path):
     for round_, expected in ((2, [2]), (4, [2, 4]), (6, [4, 6]), (5, [4, 5, 6]), (7, [6, 7])):
         write_checkpoint(tmp_path, round_, content)
         assert kept() == expected
+    for round_ in (9, 10):
+        write_checkpoint(tmp_path, round_, checkpoint_bytes(SAVED, {"round": round_}))
+    assert newest_checkpoint(tmp_path, SAVED) == ({"round": 10}, [])
