@@ -1,0 +1,271 @@
+"""What the commands and the app refuse: a sentence names what is wrong, and nothing has begun."""
+
+import ipaddress
+import json
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tiny import SMALL
+from typer.testing import CliRunner
+
+from fedapps import cli as commands
+from fedapps import config as configuration
+from fedapps.callbacks import TensorBoard
+from fedapps.clientapp import _answer_simulated, _device, app, make_client
+from fedapps.config import defaults, run_configuration
+from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.jobs import Job, run_jobs
+from fedapps.engines.sweep import begun_jobs
+from fedapps.files import MODEL, read_arrays
+from fedapps.results import plot
+from fedapps.results.comparison import _value
+from fedapps.serverapp import check_run, main
+from fedapps.service import onnx
+from fedapps.service.card import Card, make_card, read_card
+from fedapps.service.certificates import _place
+from fedapps.service.inputs import read_inputs, unlabeled
+from fedapps.service.node import inputs_of
+from fedapps.service.serving import serve_once
+from fedapps.tuning import _validation
+from partitions import federation
+from partitions.inspect import export
+
+CARD = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, 0.5, 0.25)
+
+
+def fedapps(*arguments, code=2):
+    done = CliRunner().invoke(commands.cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == code, (done.output, done.exception)
+    return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--resume", "OUT", "lr=0.1"], "--resume goes on with runs as they are"),
+        (["run", "--resume", "OUT"], "holds no run that could go on: no config.toml in it"),
+        (["run", "a.toml", "b.toml"], "one experiment at a time, not a.toml, b.toml"),
+        (["run", "--gpus-per-client", "0.5"], "is 0.5, but this machine has 0 GPUs"),
+        (["tune", "--engine", "spark"], "unknown engine 'spark'; known: "),
+        (["tune", "--trials", "0"], "--trials is 0; it must be at least 1"),
+        (["tune", "--seeds", "0,one"], "seed 'one' is not a whole number"),
+        (["tune", "--methods", ","], "tune takes methods and single values"),
+        (["show", "OUT"], "holds no run; name a folder such as results/"),
+        (["serve", "OUT"], "name either --deployment or --superlink"),
+        (["serve", "OUT", "--superlink", "mine"], "holds no run; name a folder such as results/"),
+        (["deploy", "OUT"], "holds no deployment.json"),
+        (["deploy", "OUT/d", "--nodes", "2", "--only", "node-5"], "unknown node-5; known: super"),
+        (["deploy", "OUT/d", "--nodes", "2", "--data", "OUT"], "--nodes is 2; "),
+    ],
+)
+def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    (tmp_path / "search.toml").write_text("methods = 'fedavg'\n[search]\nlr = [0.1, 0.2]\n")
+    arguments = [word.replace("OUT", str(tmp_path)) for word in arguments]
+    if arguments[0] == "tune":
+        arguments += [str(tmp_path / "search.toml"), "--output", str(tmp_path / "study")]
+    assert words in fedapps(*arguments)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_running_deployment_is_not_written_anew(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "node-0.json").write_text("{}")
+    assert "may be running; first: fedapps deploy" in fedapps("deploy", tmp_path, "--nodes", 1)
+
+
+def test_a_deployment_tells_what_is_down(tmp_path):
+    """Its scripts are there, none of its processes; a pid that is another's by now is none."""
+    assert "2 start scripts" in fedapps("deploy", tmp_path / "d", "--nodes", 1, code=0)
+    (tmp_path / "d" / "run").mkdir()
+    (tmp_path / "d" / "run" / "node-0.json").write_text(json.dumps({"pid": 1, "born": 0.0}))
+    said = fedapps("deploy", tmp_path / "d", "--status", code=0)
+    assert "superlink: down node-0: down" in said
+
+
+def test_an_engine_that_breaks_down_is_told(tmp_path, monkeypatch):
+    def broken(*arguments, **named):
+        raise RuntimeError("Ray's raylet has died")
+
+    monkeypatch.setattr(commands, "run_jobs", broken)
+    said = fedapps("run", "num-clients=6", "--output", tmp_path, "--engine", "ray", code=1)
+    assert "Ray's raylet has died" in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallel", "words"),
+    [("ray", 2, "ray gives all cores to one run"), ("spark", 1, "unknown engine 'spark'; known")],
+)
+def test_jobs_of_no_engine(engine, parallel, words, tmp_path):
+    jobs = [Job("fedavg", seed, defaults(), tmp_path) for seed in (0, 1)]
+    with pytest.raises(ValueError, match=words):
+        run_jobs(jobs, engine, parallel=parallel, follow=lambda jobs: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lr": -0.1}, "lr is -0.1; it must not be negative"),
+        ({"method": "fedmd", "robust": "median"}, "fedmd takes no robust 'median'; able: local"),
+        ({"robust": "median", "dp": "central"}, "robust and dp exclude each other"),
+        ({"output-dir": "here"}, "output-dir is 'here'; it must be an absolute path"),
+        ({"callbacks": "tensorboard"}, "output-dir is not set"),
+    ],
+)
+def test_settings_that_exclude_each_other(changes, words):
+    with pytest.raises(ValueError, match=words):
+        check_run(defaults() | changes)
+        TensorBoard().run_starts(defaults() | changes)
+
+
+def test_methods_side_by_side_in_flower_fail_each_for_itself(tmp_path, caplog):
+    """FedBN finds no layer of its kind; FedAvg has run to its end."""
+    config = SMALL | {"method": "fedbn,fedavg", "output-dir": str(tmp_path), "num-clients": 4}
+    grid = InProcessGrid.simulation(app, config, 4)
+    caplog.set_level(logging.CRITICAL, "flwr")
+    with pytest.raises(RuntimeError, match=r"^fedbn: ValueError: "):
+        main(grid, SimpleNamespace(run_config=config))
+    assert json.loads((tmp_path / "fedavg-seed0" / "summary.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("tpu", "unknown device 'tpu'; known: auto, cpu"), ("cuda", "no CUDA")]
+)
+def test_devices_that_are_not_there(device, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (_device("auto"), _device("cpu")) == ("cpu", "cpu")
+    with pytest.raises(ValueError, match=words):
+        _device(device)
+
+
+def test_what_a_real_node_keeps_stays_on_it():
+    with pytest.raises(PermissionError, match="stays on it"):
+        _answer_simulated(None, SimpleNamespace(node_config={}))
+
+
+def test_a_node_with_data_of_its_own_needs_no_partition(tmp_path):
+    """It trains on what its folder holds; one that names neither is told what it lacks."""
+    (tmp_path / "data").mkdir()
+    folders = export(federation(SMALL), tmp_path / "data")
+    node = {"partition-id": 0, "data-path": str(folders[2])}
+    context = SimpleNamespace(run_config=SMALL, node_config=node, state={}, node_id=7)
+    own = make_client(context, "fedavg").share.everything[:][0]
+    assert torch.equal(own, federation(SMALL).share(2).everything[:][0])
+    context.node_config = {"partition-id": 0}
+    with pytest.raises(ValueError, match="names neither its data"):
+        make_client(context, "fedavg")
+
+
+def test_a_package_that_lost_its_defaults(monkeypatch, tmp_path):
+    monkeypatch.setattr(configuration, "__file__", str(tmp_path / "fedapps" / "config.py"))
+    with pytest.raises(FileNotFoundError, match=r"lost its pyproject\.toml; reinstall fedapps"):
+        configuration.project_dir()
+
+
+def test_runs_that_are_not_whole(tmp_path):
+    """Each file that is wrong is named."""
+    (tmp_path / "config.toml").write_text("lr = [")
+    with pytest.raises(ValueError, match=r"config\.toml: "):
+        run_configuration(tmp_path)
+    (tmp_path / MODEL).write_bytes(b"none")
+    with pytest.raises(ValueError, match=rf"{MODEL} is damaged"):
+        read_arrays(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no serving\.json; name the folder of a run that"):
+        read_card(tmp_path)
+    (tmp_path / "config.toml").unlink()
+    with pytest.raises(ValueError, match="holds no run that could go on"):
+        begun_jobs(tmp_path)
+
+
+def test_figures_of_nothing(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.gif must end in one of \.pdf"):
+        plot.save(None, tmp_path / "a.gif")
+    with pytest.raises(ValueError, match="no run tells what this figure shows"):
+        plot._panels([])
+
+
+def test_another_methods_setting_is_a_dash_in_a_table(tmp_path):
+    job = Job("fedprox mu=0.1", 0, defaults() | {"method": "fedprox", "fedprox.mu": 0.1}, tmp_path)
+    assert _value(job, "method", ["mu"]) == "fedprox"
+    assert _value(job, "mu", []) == "0.1"
+    with pytest.raises(ValueError, match="no run has a setting 'rates'"):
+        _value(job, "rates", [])
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_trial_counts_by_validation_alone(tmp_path, finished):
+    job = Job("fedavg", 0, defaults(), tmp_path)
+    summary = {"finished": finished, "train": {"accuracy": None}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    if not finished:
+        assert _validation(job) is None
+        return
+    with pytest.raises(ValueError, match="no validation samples of training clients to tune by"):
+        _validation(job)
+
+
+def test_inputs_that_do_not_fit_a_run(tmp_path):
+    with pytest.raises(ValueError, match=r"inputs have shape \(2, 3\); the run takes \(n, \*\(4,"):
+        unlabeled(torch.ones(2, 3), CARD)
+    nowhere = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, None, None)
+    with pytest.raises(ValueError, match="standardised inputs by constants that only its nodes"):
+        unlabeled(torch.ones(2, 4), nowhere)
+    folder = export(federation(SMALL), tmp_path)[0]
+    with pytest.raises(ValueError, match=r"holds inputs of shape \(1, 8, 8\) and 10 classes"):
+        read_inputs(folder, CARD)
+    with pytest.raises(ValueError, match="must name its data: data-path"):
+        inputs_of(SimpleNamespace(node_config={}), CARD)
+
+
+def test_a_server_without_data_keeps_no_moments(tmp_path, monkeypatch):
+    """What it standardises by only its nodes know."""
+
+    def unreachable(*arguments):
+        raise OSError("no network")
+
+    monkeypatch.setattr("partitions.readers.hub.read_hub", unreachable)
+    config = defaults() | {"dataset": "mnist", "data-dir": str(tmp_path / "none")}
+    card = make_card(config | {"standardize": "training-clients"})
+    assert (card.mean, card.std, len(card.classes)) == (None, None, 10)
+
+
+def test_a_certificate_names_an_address_or_a_host():
+    assert _place("127.0.0.1").value == ipaddress.ip_address("127.0.0.1")
+    assert _place("flower.example").value == "flower.example"
+
+
+def test_nobody_to_serve_is_no_error():
+    """Who is there but cannot start is told of; an empty federation is looked at again."""
+
+    def nodes(reason):
+        def present():
+            raise RuntimeError(reason)
+
+        return SimpleNamespace(present=present)
+
+    assert serve_once(nodes("no node is there"), None) == {}
+    assert serve_once(nodes("none could start: a"), None) == {-1: "waiting: none could start: a"}
+
+
+def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):
+    """One that gives logits of 1 where the model gives 0."""
+    import onnxruntime
+
+    class Session:
+        def __init__(self, file, **options):
+            file.write_bytes(b"")
+
+        def run(self, names, inputs):
+            return (np.ones((len(inputs["x"]), 2), np.float32),)
+
+    monkeypatch.setattr(torch.onnx, "export", lambda *arguments, **named: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    with pytest.raises(ValueError, match="differs from the model by up to 1"):
+        onnx.export(lambda x: torch.zeros(len(x), 2), (4,), tmp_path)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(onnx, "NEEDED", ("no_such_library",))
+    with pytest.raises(ValueError, match="--onnx needs no_such_library: pip install 'fedapps"):
+        onnx.check_installed()
