@@ -127,7 +127,7 @@ def share_of(given: Any, context: Context, public: Callable[[], Tensor] | None =
     """What a node's `data` function gave, as a client's share."""
     pair = isinstance(given, tuple | list) and len(given) == 2 and not _tensors(given)
     parts = [_samples(part) for part in (given if pair else [given])]
-    train, unlabeled = parts[0], bool((parts[0].y == UNLABELED).all())
+    train, unlabeled = parts[0], bool((parts[0].y[parts[0].index] == UNLABELED).all())
     nothing = _rows(train, slice(0, 0))
     novel = unlabeled or bool(context.node_config.get("novel", False))
     validation = parts[1] if pair else nothing

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
 
 from partitions.readers.hub import IMAGES, LABELS
 from partitions.shares import Rows, Samples
@@ -37,7 +38,11 @@ class Items(Samples):
 
 
 def from_items(items: Any) -> Samples:
-    """A map-style dataset as samples. Raises ValueError if it is empty or no such dataset."""
+    """A map-style dataset as samples. Raises ValueError if it is empty or no such dataset.
+
+    One whose samples are tensors is not asked for one after the other."""
+    if (found := _in_tensors(items)) is not None and len(found):
+        return found
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
         raise ValueError(f"{type(items).__name__} is no dataset with items and a length above 0")
     y = torch.tensor([item_of(items[row])[1] for row in range(len(items))])
@@ -52,6 +57,16 @@ def from_tensors(x: Tensor, y: Tensor | None = None) -> Samples:
     if len(x) != len(y) or not len(x):
         raise ValueError(f"{len(x)} inputs, but {len(y)} labels; at least one of each is needed")
     return Samples(x, y, torch.arange(len(x)), scale=1.0)
+
+
+def _in_tensors(items: Any) -> Samples | None:
+    """What a TensorDataset of inputs, or of inputs and labels, holds, or a Subset of one."""
+    if type(items) is Subset:
+        whole, rows = _in_tensors(items.dataset), torch.tensor(items.indices, dtype=torch.long)
+        return None if whole is None else replace(whole, index=whole.index[rows])
+    if type(items) is TensorDataset and [tensor.ndim for tensor in items.tensors[1:]] in ([], [1]):
+        return from_tensors(*items.tensors)
+    return None
 
 
 def item_of(item: Any) -> tuple[Tensor, int]:

@@ -1,6 +1,7 @@
 """What one client owns: rows of tensors that all clients of a process share."""
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -8,6 +9,7 @@ from typing import Self
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partitions.datasets import Info, Moment
 
@@ -63,14 +65,16 @@ def _broadcast(moment: Moment, device: torch.device) -> Tensor | float:
     return moment
 
 
-_on_device: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # source kept, so its id stays taken
+_on_device: dict[str, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)
 
 
 def _moved(tensor: Tensor, device: str) -> Tensor:
-    key = (id(tensor), device)
-    if key not in _on_device:
-        _on_device[key] = (tensor, tensor.to(device))
-    return _on_device[key][1]
+    """The tensor on the device, moved there once as long as somebody has it here."""
+    there = _on_device[device]
+    if tensor not in there:
+        there[tensor] = tensor.to(device)
+    moved: Tensor = there[tensor]
+    return moved
 
 
 @dataclass(frozen=True)

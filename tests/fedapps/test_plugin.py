@@ -11,13 +11,14 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 import fedapps
 import strategies
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.plugin import share_of
-from partitions.items import from_items
+from partitions.items import Items, from_items
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-in.md").read_text("utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S))
@@ -185,6 +186,31 @@ def test_random_transforms_stay_random_and_mappings_are_read():
     assert first[1].tolist() == second[1].tolist() == [4, 5]
     assert (second[0] - first[0]).flatten().tolist() == [2.0] * 4
     assert samples.x.shape == (2, 1, 2)
+
+
+def test_tensors_in_datasets_are_taken_as_they_are_and_others_item_by_item():
+    """A subset of a subset of five samples, whose labels are 10 … 14: rows 3 and 1. What a class
+    of one's own, or one with transforms, makes of its tensors is asked for."""
+
+    class Doubling(TensorDataset):
+        def __getitem__(self, row):
+            return 2 * self.tensors[0][row], self.tensors[1][row]
+
+    x, y = torch.arange(10.0).reshape(5, 2), torch.arange(10, 15)
+    for make, factor in ((TensorDataset, 1), (Doubling, 2)):
+        rows = Subset(Subset(make(x, y), [4, 3, 1]), [1, 2])
+        samples = from_items(rows)
+        assert (samples[:][0].tolist(), samples[:][1].tolist()) == (
+            [[6.0 * factor, 7.0 * factor], [2.0 * factor, 3.0 * factor]], [13, 11],
+        )  # fmt: skip
+        assert samples[torch.tensor([1])][1].tolist() == [11]
+        assert isinstance(samples, Items) == (factor == 2)
+    assert share_of(TensorDataset(x), context()).novel
+    known = TensorDataset(x, torch.tensor([-1, -1, 0, -1, -1]))
+    assert share_of(Subset(known, [0, 3]), context()).novel
+    assert not share_of(Subset(known, [0, 2]), context()).novel
+    with pytest.raises(ValueError, match="a length above 0"):
+        from_items(Subset(known, []))
 
 
 def test_a_labeled_node_may_say_that_it_is_novel():

@@ -1,5 +1,7 @@
 """Every sample at most once, sizes and class counts as the rule says, reproducible by seed."""
 
+import gc
+import weakref
 from itertools import chain
 
 import numpy as np
@@ -231,3 +233,7 @@ def test_a_shared_tensor_is_moved_once():
     one, two = (Samples(x, y, torch.tensor([i])).to("meta") for i in (1, 2))
     assert one.x is two.x and one.y is two.y
     assert one.x.device.type == "meta" and one.index is not two.index
+    gone = weakref.ref(one.x)
+    del x, one, two
+    gc.collect()
+    assert gone() is None  # nor is it kept there when nobody has it here
