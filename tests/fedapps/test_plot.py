@@ -290,6 +290,11 @@ def test_the_command_writes_files_of_every_kind(saved, tmp_path):
     fedapps("plot", saved, "embeddings", *own)
     fedapps("plot", saved / "tent-seed0", "confusion", "--output", tmp_path / "c.svg")
     assert (tmp_path / "c.svg").is_file()
+    output = ["--output", tmp_path / "more.png"]
+    fedapps("plot", saved, "swept", "--by", "lr", *output)
+    assert (tmp_path / "more.png").is_file()
+    said = fedapps("plot", saved / "tent-seed0", "traces", *output, code=2)
+    assert "'tent' has no adaptation steps to trace; known: fedtta" in said
 
 
 def test_bad_options_are_refused(saved, tmp_path):

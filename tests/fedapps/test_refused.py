@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import logging
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -193,6 +194,20 @@ def test_another_methods_setting_is_a_dash_in_a_table(tmp_path):
     assert _value(job, "mu", []) == "0.1"
     with pytest.raises(ValueError, match="no run has a setting 'rates'"):
         _value(job, "rates", [])
+
+
+def test_a_search_without_its_library_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "mine.toml").write_text("methods = 'fedavg'\n[search]\nlr = [0.1, 0.2]\n")
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    said = fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "study")
+    assert "pip install 'fedapps[tune]'" in said
+
+
+def test_data_are_told_with_their_files_and_columns(tmp_path):
+    assert "official files: {train,t10k}-" in fedapps("data", "mnist", "--info", code=0)
+    x = np.ones((6, 4), np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=[0, 1] * 3, writer=[5, 5, 7, 7, 9, 9])
+    assert "column writer: 3 values" in fedapps("data", tmp_path / "own.npz", code=0)
 
 
 @pytest.mark.parametrize("finished", [True, False])

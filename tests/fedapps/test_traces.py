@@ -3,7 +3,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
+from fedapps.cli import cli
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.plot import save
@@ -52,6 +54,16 @@ def test_the_figure_is_drawn_for_one_client(finished, tmp_path):
     assert list(told(one))[1].startswith(f"step   1  accuracy {one[0].accuracy[1]:.4f}")
     save(figure, tmp_path / "traces.pdf")
     assert (tmp_path / "traces.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_command_tells_what_it_draws(finished, tmp_path):
+    """The means of all novel clients at a few steps, and the figure."""
+    output = tmp_path / "traces.svg"
+    words = ["plot", str(finished[1]), "traces", "--steps", "2", "--output", str(output)]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[:3] == list(told(traces(finished[1], None, 2)))
+    assert output.read_bytes().startswith(b"<?xml")
 
 
 def test_training_clients_and_other_methods_are_refused(finished):
