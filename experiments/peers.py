@@ -275,10 +275,12 @@ def data(work: Work) -> Shares:
 
 def main(name: str) -> None:
     """Measure one contestant on every work, in this process."""
+    if name not in CONTESTANTS:
+        raise SystemExit(f"unknown {name!r}; known: {', '.join(CONTESTANTS)}")
     torch.set_num_threads(1)
     seconds = [CONTESTANTS[name](work, data(work)) for work in WORKS]
     print(json.dumps(seconds))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(" ".join(sys.argv[1:]))

@@ -115,6 +115,8 @@ def run_jobs(
 
     A job that fails keeps its error in one line; the others go on. Raises ValueError for an
     unknown engine, RuntimeError if the engine itself does not start."""
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
     follow([job for job in jobs if job.done])
     jobs = [job for job in jobs if not job.done]
     if not jobs:
@@ -122,21 +124,19 @@ def run_jobs(
     if engine != "in-process" and any(int(job.config["cohort"]) > 1 for job in jobs):
         raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
     parallel = min(parallel, len(jobs))
+    if engine == "ray" and parallel > 1:
+        raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
     for job in jobs:
         (job.folder / "summary.json").unlink(missing_ok=True)
         (job.folder / "metrics.jsonl").unlink(missing_ok=True)
     if engine == "flower":
         _run_on_superlink(jobs, parallel, gpus_per_client, follow)
-    elif engine == "ray" and parallel == 1:
-        _run_on_actors(jobs, gpus_per_client, ray_address, follow)
     elif engine == "ray":
-        raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
-    elif engine == "in-process" and parallel == 1:
+        _run_on_actors(jobs, gpus_per_client, ray_address, follow)
+    elif parallel == 1:
         _run_here(jobs, run_in_process, follow)
-    elif engine == "in-process":
-        _run_as_processes(jobs, parallel, follow)
     else:
-        raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+        _run_as_processes(jobs, parallel, follow)
 
 
 def run_in_process(config: Config) -> None:

@@ -97,13 +97,22 @@ def test_an_engine_that_breaks_down_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("engine", "parallel", "words"),
-    [("ray", 2, "ray gives all cores to one run"), ("spark", 1, "unknown engine 'spark'; known")],
+    ("engine", "parallel", "cohort", "words"),
+    [
+        ("ray", 2, 1, "ray gives all cores to one run"),
+        ("spark", 1, 1, "unknown engine 'spark'; known"),
+        ("flower", 1, 2, "a cohort trains in one process"),
+    ],
 )
-def test_jobs_of_no_engine(engine, parallel, words, tmp_path):
-    jobs = [Job("fedavg", seed, defaults(), tmp_path) for seed in (0, 1)]
+def test_jobs_of_no_engine(engine, parallel, cohort, words, tmp_path):
+    """What former runs left stays."""
+    config = defaults() | {"cohort": cohort}
+    jobs = [Job("fedavg", seed, config, tmp_path) for seed in (0, 1)]
+    for name in ("summary.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("")
     with pytest.raises(ValueError, match=words):
         run_jobs(jobs, engine, parallel=parallel, follow=lambda jobs: None)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
