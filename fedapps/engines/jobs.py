@@ -193,6 +193,14 @@ def _run_on_actors(
     jobs: list[Job], gpus: float, address: str, follow: Callable[[list[Job]], None]
 ) -> None:
     """One job after the other, its clients side by side on Ray actors."""
+    interrupted, parked = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        """Whoever works with Ray must be out of it before it ends: Ray would end the process."""
+        if interrupted.is_set():
+            parked.set()
+            threading.Event().wait()  # until the process ends
+
     with ray_cluster(address) as check:
         from fedapps.engines.grid import simulated
         from fedapps.engines.ray_grid import Actors, RayGrid
@@ -202,9 +210,14 @@ def _run_on_actors(
 
             def carry_out(config: Config) -> None:
                 nodes = simulated(int(config["num-clients"]))
-                run(RayGrid(actors, config, nodes, check), config, "ray")
+                run(RayGrid(actors, config, nodes, check, pause), config, "ray")
 
-            _run_here(jobs, carry_out, follow, check)
+            try:
+                _run_here(jobs, carry_out, follow, check)
+            except KeyboardInterrupt:
+                interrupted.set()
+                parked.wait(LAST_SECONDS)
+                raise
 
 
 def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job]], None]) -> None:

@@ -116,7 +116,8 @@ class Actors:
 
 class RayGrid(LocalGrid):
     """A grid over `actors`, its nodes' contexts dealt to them. `check` raises RuntimeError when Ray
-    itself has died, and is asked before anything is made of an actor's death."""
+    itself has died, and is asked before anything is made of an actor's death. `pause` is called
+    whenever replies are about to be waited for."""
 
     def __init__(
         self,
@@ -124,9 +125,10 @@ class RayGrid(LocalGrid):
         run_config: UserConfig,
         node_configs: Sequence[UserConfig],
         check: Callable[[], None] = lambda: None,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(node_configs)
-        self._check = check
+        self._check, self._pause = check, pause
         self._actors = actors
         self._run_of = (ray.put(dict(run_config)), ray.put(list(node_configs)))
         self._starting = {actor.begin.remote(*self._run_of): actor for actor in actors.all}
@@ -154,6 +156,7 @@ class RayGrid(LocalGrid):
         tries: Counter[str] = Counter()
         replies: list[Message] = []
         while queue or running:
+            self._pause()
             busy = Counter(id(actor) for actor, _, _ in running.values())
             for actor in self._machines:
                 while queue and busy[id(actor)] < ahead:

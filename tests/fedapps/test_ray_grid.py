@@ -155,6 +155,20 @@ class Cut(BaseException):
     """The run is cut, as by SIGKILL."""
 
 
+def test_a_run_that_is_interrupted_stops_between_replies(actors):
+    """Five clients' answers come in several batches: the third time that they are waited for."""
+    config, waited = configuration("fedavg", **ALL), []
+
+    def pause():
+        waited.append(1)
+        if len(waited) == 3:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run(RayGrid(actors, config, simulated(6), pause=pause), config, "ray")
+    assert len(waited) == 3
+
+
 def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(actors, tmp_path, monkeypatch):
     """SCAFFOLD, whose clients' states lie in actors, cut when round 3 begins."""
     config = configuration("scaffold", **{"checkpoint-every": 1, "train-fraction": 0.9})
