@@ -174,6 +174,10 @@ def main(names: list[str]) -> None:
     """Measure the named rows, by default all, and print the table."""
     if unknown := set(names) - MEASURES.keys():
         raise SystemExit(f"unknown {', '.join(unknown)}; known: {', '.join(MEASURES)}")
+    try:
+        partitions.federation(protocol())  # else each client of each run would look for the data
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     table = Table("what", "ratio", "bar", "seconds", title="Ratios in one run")

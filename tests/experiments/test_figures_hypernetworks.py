@@ -12,7 +12,6 @@ from experiments.analysis import (
     nearest,
     total_variation,
 )
-from experiments.bench_odpfl import split
 from experiments.figures_hypernetworks import by_distance, cli
 from fedapps.config import defaults
 from fedapps.engines.jobs import run_in_process
@@ -111,10 +110,3 @@ def test_every_figure_is_drawn(saved, tmp_path):
         assert done.exit_code == 0, (name, done.output, done.exception)
         assert out.stat().st_size > 1000
     assert "ε inf: 20 samples" in done.output
-
-
-def test_the_cost_of_a_round_is_split_without_rest():
-    """The parts are all there, and every client answered each exchange."""
-    _, parts = split(defaults() | TINY, count=1)
-    assert parts.keys() == {"encode", "train", "backprop", "server"}
-    assert min(parts["encode"], parts["train"], parts["backprop"]) > 0
