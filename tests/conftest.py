@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in WAITING)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Files are dealt to workers; those that wait are one worker's, the others fill the time."""
     return Scheduling(config, log)
