@@ -235,8 +235,6 @@ def test_a_file_is_the_same_each_time_and_its_text_can_be_edited(tmp_path):
     assert b"CreationDate" not in (tmp_path / "one.PDF").read_bytes()
     assert b"/Type3" not in (tmp_path / "one.PDF").read_bytes()
     assert b"dc:date" not in (tmp_path / "one.svg").read_bytes()
-    with pytest.raises(ValueError, match="must end in one of"):
-        save(figure, tmp_path / "one.jpg")
 
 
 @pytest.fixture
