@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from fedapps import data_cli, plot_cli, ranges, table_cli, tune_cli
@@ -168,18 +169,17 @@ def run(
         say_error(console, error)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
+        _say_failures(console, work)
         say(console, f"stopped; the rounds so far are in {output}")
         raise typer.Exit(130) from None
     console.print(results_table(work))
-    failed = [job for job in work if job.error]
-    for job in failed:
-        say_error(console, job.error, f"{job.name} failed:")
+    _say_failures(console, work)
     try:
         say(console, f"results: {output}, to look at: {write_report(work, output)}")
     except OSError as error:
         say_error(console, f"{error}; make room, then: fedapps report {output}", "no report:")
         raise typer.Exit(1) from error
-    if failed:
+    if any(job.error for job in work):
         raise typer.Exit(1)
 
 
@@ -304,6 +304,13 @@ def _experiment(arguments: list[str], saved: Path | None) -> Experiment:
     for file in files:
         asked |= read_experiment(file)
     return asked | parse_experiment([a for a in arguments if a not in files])
+
+
+def _say_failures(console: Console, work: list[Job]) -> None:
+    """What ended each job that failed."""
+    for job in work:
+        if job.error:
+            say_error(console, job.error, f"{job.name} failed:")
 
 
 def _words(what: str, text: str) -> list[str]:

@@ -106,6 +106,7 @@ def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_pat
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert re.search(r"fedavg,min-valid-replies=3-seed0 .* failed", said)
+    assert "fedavg,min-valid-replies=3-seed0 failed: RuntimeError: round 1: 2 valid" in said
     assert not leftovers()
 
 

@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 
+import pytest
 from rich.console import Console
 
 from fedapps.config import defaults
@@ -85,3 +87,14 @@ def test_rounds_that_are_gone_of_all_jobs(tmp_path):
         display.follow(jobs)
     (line,) = [one for one in console.file.getvalue().splitlines() if one.startswith("all")]
     assert "24/30" in line
+
+
+def test_the_last_news_are_shown_at_the_end(tmp_path):
+    """Ctrl-C comes after a failure, and before anybody was told of it."""
+    one = Job("fedavg", 0, defaults(), tmp_path)
+    console = Console(file=io.StringIO(), width=200)
+    with pytest.raises(KeyboardInterrupt), Display([one], console) as display:
+        display.follow([one])
+        one.error, one.done = "no client", True
+        raise KeyboardInterrupt
+    assert re.search("fedavg-seed0 .* failed", console.file.getvalue())
