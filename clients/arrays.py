@@ -29,7 +29,10 @@ def prefixed(prefix: str, arrays: Arrays) -> Arrays:
 
 def to_record(arrays: Arrays) -> ArrayRecord:
     """Flower's record of the arrays, names kept."""
-    return ArrayRecord({name: write_array(np.asarray(a)) for name, a in arrays.items()})
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = write_array(np.asarray(array))  # one by one: a dict's Arrays it makes anew
+    return record
 
 
 def write_array(array: np.ndarray) -> Array:

@@ -50,6 +50,8 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
             known = sorted(k for k in result if k.rpartition(".")[0] == section)
             raise ValueError(f"unknown key {key!r}; known: {', '.join(known or sorted(result))}")
         expected = type(result[key])
+        if type(value) is expected and value == result[key]:
+            continue
         short = expected is float and type(value) is int and abs(value) < 10**300
         typed = float(value) if short else value
         if key in LISTS and type(value) in (int, float):
