@@ -1,10 +1,10 @@
 """RayGrid: the same strategies and ClientApps over Ray actors, one core or share of a GPU each.
 
 Arrays that several messages share go into Ray's object store once an exchange. Work goes to idle
-actors in small batches, the longest first. A client stays with the actor that holds its state,
-unless another one is idle; a copy of every state lies in the object store, so that an actor may
-take a client over, and a new one replace an actor that died, also with its machine: copies of
-states lie on the driver's."""
+actors in batches that become smaller, the longest first, so that all end together. A client stays
+with the actor that holds its state, unless another one is idle; a copy of every state lies in the
+object store, so that an actor may take a client over, and a new one replace an actor that died,
+also with its machine: copies of states lie on the driver's."""
 
 import time
 from collections import Counter
@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from fedapps.engines.grid import InProcessGrid, LocalGrid, UserConfig, alike, refusal
 
 AHEAD = 2  # batches that wait at an actor, so that it is never idle while the driver thinks
+PARTS = 4  # a batch is a part of an actor's share of the rest: the last ones are of one message
 CHECK_SECONDS = 1.0  # between looks at Ray itself; it ends a process seconds after its own death
 TRIES = 2  # a message that was at an actor when it died is asked once more, alone
 Load = Callable[[], ClientApp]
@@ -151,7 +152,7 @@ class RayGrid(LocalGrid):
     def _answers(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         deadline = time.monotonic() + (1e9 if timeout is None else timeout)
         queue = sorted(self._tasks(messages), key=self._expected, reverse=True)
-        size, ahead = max(1, len(queue) // (4 * len(self._actors.all))), AHEAD
+        parts, ahead = PARTS * len(self._actors.all), AHEAD
         running: dict[ray.ObjectRef, tuple[Any, list[Task], ray.ObjectRef]] = {}
         tries: Counter[str] = Counter()
         replies: list[Message] = []
@@ -160,7 +161,7 @@ class RayGrid(LocalGrid):
             busy = Counter(id(actor) for actor, _, _ in running.values())
             for actor in self._machines:
                 while queue and busy[id(actor)] < ahead:
-                    batch = self._choose(actor, queue, size)
+                    batch = self._choose(actor, queue, max(1, len(queue) // parts))
                     answers, states = actor.answer.options(num_returns=2).remote(batch)
                     running[answers] = (actor, batch, states)
                     busy[id(actor)] += 1
@@ -191,7 +192,7 @@ class RayGrid(LocalGrid):
                         replies.append(
                             refusal(task.message, "the process that it ran in died, twice")
                         )
-                size = ahead = 1  # so that the client at fault takes no other with it
+                parts, ahead = len(messages) + 1, 1  # so that who is at fault takes no other along
             else:
                 actor, batch, states = running.pop(ready[0])
                 replies += [one.reply for one in done]

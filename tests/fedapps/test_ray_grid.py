@@ -105,6 +105,21 @@ def test_the_bits_are_those_of_one_process(actors):
         assert numbers(on_actors(actors, config)) == numbers(in_process(config))
 
 
+def test_batches_become_smaller(actors, monkeypatch):
+    """Each an eighth of the rest, rounded down, for two actors: 24 leave 21, 19, 17, 15."""
+    sizes = []
+
+    def chosen(grid, actor, queue, size, choose=RayGrid._choose):
+        batch = choose(grid, actor, queue, size)
+        sizes.append(len(batch))
+        return batch
+
+    monkeypatch.setattr(RayGrid, "_choose", chosen)
+    config = configuration("fedavg", **{"num-clients": 24, "rounds": 1})
+    run(RayGrid(actors, config, simulated(24)), config, "ray")
+    assert sizes[:19] == [3, 2, 2, 2, *[1] * 15]  # who are you?
+
+
 def test_actors_find_what_comes_from_outside_the_package(actors):
     """Method, data and partition, and their settings."""
     config = configuration(lab.DITTO, dataset=lab.RINGS, partition=lab.SIZES)
