@@ -133,7 +133,7 @@ def _on(engine: str) -> float:
     return float(np.median(rounds))
 
 
-def start(repeats: int = 3) -> Rows:
+def start() -> Rows:
     """From the call to the end of the first round on digits, Ray actors over Flower's engine;
     medians of alternating runs."""
     config = defaults() | {"rounds": 1, "num-clients": 10}
@@ -146,7 +146,7 @@ def start(repeats: int = 3) -> Rows:
             raise RuntimeError(jobs[0].error)
         return took
 
-    pairs = np.array([(first_round("ray"), first_round("flower")) for _ in range(repeats)])
+    pairs = np.array([(first_round("ray"), first_round("flower")) for _ in range(REPEATS)])
     ours, others = np.median(pairs, axis=0)
     row = "a run of one round, Ray actors / Flower's engine"
     return [

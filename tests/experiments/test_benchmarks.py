@@ -224,8 +224,9 @@ def test_ray_is_measured_over_two_loops_side_by_side(monkeypatch):
 
 
 def test_a_start_of_ray_is_measured_over_flower_s(monkeypatch):
+    small(monkeypatch, benchmark, REPEATS=1)
     found = spied(monkeypatch, benchmark, "seconds")
-    ((_, ratio, bar, _),) = benchmark.start(repeats=1)
+    ((_, ratio, bar, _),) = benchmark.start()
     assert (ratio, bar) == (found[0] / found[1], "0.50")
 
 
