@@ -53,8 +53,10 @@ class Display:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.follow(self._jobs)  # Ctrl-C may have come before the last news was shown
-        self._progress.stop()
+        try:
+            self.follow(self._jobs)  # Ctrl-C may have come before the last news was shown
+        finally:
+            self._progress.stop()
 
     def follow(self, jobs: Iterable[Job]) -> None:
         """Show what the jobs reported since the last call."""

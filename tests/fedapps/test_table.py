@@ -98,3 +98,18 @@ def test_the_last_news_are_shown_at_the_end(tmp_path):
         one.error, one.done = "no client", True
         raise KeyboardInterrupt
     assert re.search("fedavg-seed0 .* failed", console.file.getvalue())
+
+
+def test_the_display_ends_also_where_news_cannot_be_read(tmp_path, monkeypatch):
+    """Else the terminal's cursor would stay hidden."""
+
+    def unreadable(job):
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(Job, "news", unreadable)
+    one = Job("fedavg", 0, defaults(), tmp_path)
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with pytest.raises(OSError, match="stale"), Display([one], console) as display:
+        display.follow([one])
+    assert "\x1b[?25l" in console.file.getvalue()  # hidden, and shown again
+    assert console.file.getvalue().rindex("\x1b[?25h") > console.file.getvalue().rindex("\x1b[?25l")
