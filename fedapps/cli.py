@@ -30,7 +30,7 @@ from fedapps.config import (
 )
 from fedapps.console import make_console, say, say_error
 from fedapps.engines.cluster import check_address
-from fedapps.engines.jobs import ENGINES, Job, chosen, make_jobs, run_jobs
+from fedapps.engines.jobs import ENGINES, Job, check_engine, chosen, make_jobs, run_jobs
 from fedapps.engines.sweep import begun_jobs, finished, keep_finished
 from fedapps.files import check_writable, write_text
 from fedapps.methods import METHODS
@@ -118,8 +118,8 @@ def run(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
-        if engine and engine not in ENGINES:
-            raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+        if engine:
+            check_engine(engine)
         if not 1 <= jobs <= MOST_JOBS:
             raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MOST_JOBS}]")
         if ray_address and engine not in ("", "ray"):
@@ -152,6 +152,7 @@ def run(
         if not engine:
             waiting = sum(not job.done for job in work)
             engine, jobs = chosen(waiting, jobs, ray=bool(ray_address or gpus_per_client))
+        check_engine(engine, work, jobs)
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedapps.config import Experiment, defaults, override, parse_experiment, read_experiment
 from fedapps.console import make_console, say, say_error
-from fedapps.engines.jobs import ENGINES, Job, run_jobs
+from fedapps.engines.jobs import ENGINES, Job, check_engine, run_jobs
 from fedapps.results.table import Display
 from fedapps.tuning import Search, Tuning, best
 
@@ -33,8 +33,7 @@ def command(
             run_jobs(work, engine, parallel=jobs, follow=display.follow)
 
     try:
-        if engine not in ENGINES:
-            raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+        check_engine(engine)
         for name, value in (("--trials", trials), ("--jobs", jobs)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")

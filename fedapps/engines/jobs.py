@@ -100,6 +100,18 @@ def chosen(runs: int, parallel: int, *, ray: bool) -> tuple[str, int]:
     return "in-process", parallel if parallel > 1 else min(runs, cores or 1, MOST_UNASKED)
 
 
+def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> None:
+    """Raise ValueError for an unknown engine, and for one that cannot run what is not done of the
+    `jobs`, `parallel` at once."""
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    waiting = [job for job in jobs if not job.done]
+    if engine != "in-process" and any(int(job.config["cohort"]) > 1 for job in waiting):
+        raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
+    if engine == "ray" and min(parallel, len(waiting)) > 1:
+        raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
+
+
 def run_jobs(
     jobs: list[Job],
     engine: str,
@@ -113,19 +125,14 @@ def run_jobs(
 
     `ray_address` is that of a Ray cluster ("": Ray is started on this machine).
 
-    A job that fails keeps its error in one line; the others go on. Raises ValueError for an
-    unknown engine, RuntimeError if the engine itself does not start."""
-    if engine not in ENGINES:
-        raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    A job that fails keeps its error in one line; the others go on. Raises ValueError as
+    `check_engine`, RuntimeError if the engine itself does not start."""
+    check_engine(engine, jobs, parallel)
     follow([job for job in jobs if job.done])
     jobs = [job for job in jobs if not job.done]
     if not jobs:
         return
-    if engine != "in-process" and any(int(job.config["cohort"]) > 1 for job in jobs):
-        raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
     parallel = min(parallel, len(jobs))
-    if engine == "ray" and parallel > 1:
-        raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
     for job in jobs:
         (job.folder / "summary.json").unlink(missing_ok=True)
         (job.folder / "metrics.jsonl").unlink(missing_ok=True)

@@ -36,6 +36,8 @@ def fedapps(*arguments, code=0):
         (["model=lenet"], ["'lenet'", "16×16", "(1, 8, 8)", "'mlp'"]),
         (["rounds=0"], ["rounds is 0"]),
         (["--engine", "spark"], ["'spark'", "in-process"]),
+        (["--engine", "ray", "--jobs", "2", "--seeds", "0,1"], ["ray gives all cores", "--jobs"]),
+        (["--engine", "ray", "cohort=4"], ["cohort", "in-process", "not ray"]),
         (["--seeds", "a"], ["'a'"]),
         (["--jobs", "0"], ["--jobs is 0"]),
         (
