@@ -94,10 +94,12 @@ def write_card(folder: Path, card: Card) -> None:
 
 
 def read_card(folder: Path) -> Card:
-    """The card of a finished run, its model's digest as `run`. ValueError if it has none."""
+    """The card of a finished run; `run` is the digest of its model and its configuration, since
+    one model serves in many ways. ValueError if it has none."""
     for name in (FILE, MODEL):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}; name the folder of a run that evaluated")
     told = json.loads((folder / FILE).read_text("utf-8"))
-    digest = hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()[:16]
+    parts = [(folder / name).read_bytes() for name in (MODEL, "config.toml")]
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()[:16]
     return Card.parse(json.dumps(told | {"run": digest}))

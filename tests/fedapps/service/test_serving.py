@@ -64,7 +64,7 @@ def places(folders, tmp_path):
     ]
 
 
-def test_nodes_are_served_once_and_again_when_their_data_change(folders, tmp_path):
+def test_nodes_are_served_once_and_again_when_data_or_run_change(folders, tmp_path):
     run = trained("tent", tmp_path / "run")
     (tmp_path / "photos").mkdir()
     samples = partitions.federation(SMALL).share(0).everything
@@ -88,6 +88,8 @@ def test_nodes_are_served_once_and_again_when_their_data_change(folders, tmp_pat
     here = run.serve(run.inputs(tmp_path / "x.npy")).predictions()
     assert (tmp_path / "state-1" / "predictions.csv").read_text() == here
     assert len(here.splitlines()) == 31
+    other = trained("fedavg", tmp_path / "other")  # the same data, but another run
+    assert serve_once(opened(other, Nodes(other, own)), other).keys() == {0, 1}
 
 
 def test_a_node_that_fails_is_told_and_the_others_are_served(folders, tmp_path):
