@@ -141,11 +141,12 @@ def test_fedprox():
         assert_same(found[round_], w)
 
 
-def test_scaffold_with_partial_participation():
-    """Clients 0 and 2, then 1 and 2, of N = 3: y ← y − η(∇L − c_i + c), K times;
+@pytest.mark.parametrize("length", [{}, {"local_epochs": STEPS, "local_steps": 20}])
+def test_scaffold_with_partial_participation(length):
+    """Clients 0 and 2, then 1 and 2, of N = 3: y ← y − η(∇L − c_i + c), K times, however K is set;
     c_i⁺ = c_i − c + (x − y)/(Kη); x ← x + 1.5·mean(y − x); c ← c + ⅔·mean(c_i⁺ − c_i)."""
     sampled = ((0, 2), (1, 2))
-    found = ours(Scaffold(server_lr=1.5), clients(ScaffoldClient), sampled)
+    found = ours(Scaffold(server_lr=1.5), clients(ScaffoldClient, **length), sampled)
     zero = {n: np.zeros_like(a) for n, a in START.items()}
     x, c, own = START, zero, [zero, zero, zero]
     for round_, chosen in enumerate(sampled):
@@ -221,12 +222,17 @@ def test_fedper_and_fedrep(cls):
 
 
 def test_lg_fedavg():
-    """One round of FedAvg; in the second the heads alone are averaged."""
-    found = ours(LGFedAvg(fedavg_rounds=1), clients(LGFedAvgClient, fedavg_rounds=1))
+    """One round of FedAvg; from then on the heads alone are averaged, each trained on the body that
+    its client keeps and trains further."""
+    members = clients(LGFedAvgClient, fedavg_rounds=1)
+    found = ours(LGFedAvg(fedavg_rounds=1), members, [(0, 1, 2)] * 4)
     first = average([descend(START, i) for i in range(3)], SIZES)
     assert_same(found[0], first)
-    second = average([descend(first, i) for i in range(3)], SIZES)
-    assert_same(found[1], {B: first[B], H: second[H]})
+    bodies, head = [first[B]] * 3, first[H]
+    for round_ in (1, 2, 3):
+        w = [descend({B: bodies[i], H: head}, i) for i in range(3)]
+        bodies, head = [one[B] for one in w], average(w, SIZES)[H]
+        assert_same(found[round_], {B: first[B], H: head})
 
 
 def test_pfedme():

@@ -52,6 +52,17 @@ def client(cls=Client, **options):
 ZERO = {"body.weight": np.zeros((2, 1), np.float32), "head.weight": np.eye(2, dtype=np.float32)}
 
 
+@pytest.mark.parametrize(("cls", "moved"), [(Client, {"body", "head"}), (FedPerClient, {"head"})])
+def test_a_novel_clients_labels_move_what_is_tuned(cls, moved):
+    """All of a shared model, FedPer's head alone."""
+    one = client(cls)
+    one.load({"body.weight": np.float32([[0.3], [-0.2]]), "head.weight": ZERO["head.weight"]})
+    before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
+    one.tune({})
+    after = dict(one.model.named_parameters())
+    assert {n.split(".")[0] for n, p in before.items() if not p.equal(after[n])} == moved
+
+
 def test_one_step_of_sgd_by_hand():
     """At w = 0 both classes have probability ½, so dCE/dlogits is (−½, ½) for y = 0 and (½, −½)
     for y = 1. With x = 1 and 2: dL/dbody = mean(−½·1 + ½·2, ½·1 − ½·2) = (0.25, −0.25); the

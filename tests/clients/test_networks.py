@@ -141,3 +141,13 @@ def test_layers_get_the_sizes_of_the_arrays():
     assert net[3].weight is last and net(torch.zeros(1, 2, 1, 1)).shape == (1, 2)
     with pytest.raises(ValueError, match=r"'0\.weight' has shape \(5, 2, 3, 3\)"):
         resize(net, {"0.weight": np.zeros((5, 2, 3, 3))})
+
+
+def test_preference_nets_maps_are_max_pooled_to_7_by_7():
+    """Of 56 × 56 pixels come 28 × 28 maps of the second convolution: the maximum of every 4 × 4."""
+    net, seen = build_model("preference-net", (1, 56, 56), 3, 0), {}
+    net.conv2.register_forward_hook(lambda _, inputs, out: seen.update(maps=out))
+    net.fc.register_forward_pre_hook(lambda _, inputs: seen.update(pooled=inputs[0]))
+    net(torch.randn(2, 1, 56, 56))
+    blocks = seen["maps"].relu().reshape(2, 32, 7, 4, 7, 4).amax((3, 5))
+    assert seen["pooled"].equal(blocks.flatten(1))

@@ -263,7 +263,7 @@ def test_a_peer_tells_the_seconds_of_every_round(monkeypatch, capsys, name):
     """Of one that is there: uv run --with fluke-fl==0.8.1 pytest …, as bench_peers names them."""
     if name != "Flower":
         pytest.importorskip({"fluke": "fluke", "FedLab": "fedlab", "pfl-research": "pfl"}[name])
-    small(monkeypatch, peers, CLIENTS=4, SAMPLED=2, ROUNDS=2, WORKS=(("mlp", 64),))
+    small(monkeypatch, peers, CLIENTS=4, SAMPLED=2, ROUNDS={"mlp": 2}, WORKS=(("mlp", 64),))
     peers.main(name)
     (seconds,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(seconds) == 2

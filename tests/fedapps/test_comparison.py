@@ -78,6 +78,22 @@ def test_the_sign_over_five_seeds(tmp_path):
     assert told["train", "tent"].p == 1  # no difference at all
 
 
+def test_one_method_of_four_seeds_makes_it_a_test_over_clients_for_all(tmp_path):
+    """A table has one test. Six clients of each seed's split differ by one sign: 2/2ⁿ, where n is
+    5·6 and 4·6."""
+    for seed in range(5):
+        base = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+        gains = [a + 0.01 * i + 0.001 * seed for i, a in enumerate(base, 1)]
+        leave(tmp_path, "fedavg", seed, base)
+        leave(tmp_path, "tent", seed, gains)
+        if seed < 4:
+            leave(tmp_path, "fedtta", seed, gains)
+    told, found = lines(tmp_path)
+    assert told["novel", "tent"].p == pytest.approx(2 / 2**30)
+    assert told["novel", "fedtta"].p == pytest.approx(2 / 2**24)
+    assert "Wilcoxon's signed-rank test over clients" in shown(found).caption
+
+
 def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
     for alpha, gain in ((0.1, 0.04), (1.0, 0.02)):
         for method, plus in (("fedavg", 0), ("tent", gain)):

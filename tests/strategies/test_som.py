@@ -59,6 +59,8 @@ def test_successors_overlap_most_in_total():
     new 0: staying keeps 4 + 4 users, changing 5 + 0."""
     assert successors(np.array([[4, 5], [0, 4]])).tolist() == [0, 1]
     assert successors(np.array([[1, 7], [2, 4]])).tolist() == [1, 0]
+    in_a_circle = [[1, 5, 0], [0, 1, 6], [7, 0, 1]]  # old 0's users are new 1's, old 1's new 2's
+    assert successors(np.array(in_a_circle)).tolist() == [1, 2, 0]
 
 
 def test_nodes_without_users_stay_in_place():
