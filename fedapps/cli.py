@@ -130,11 +130,11 @@ def run(
         if resume is not None:
             if arguments or methods or seeds or from_ or bound or fresh:
                 raise ValueError("--resume goes on with runs as they are; it takes no settings")
-            work = begun_jobs(resume)
+            work, source = begun_jobs(resume), ""
             output = work[0].folder.parent
         else:
             asked = _experiment(arguments or [], from_) | Experiment(methods=methods, seeds=seeds)
-            work = _jobs(asked, output, from_, bound, fresh)
+            work, source = _jobs(asked, output, from_, bound, fresh), asked.source
             check_writable(output)
             if fresh:
                 lost = [job.name for job in work if finished(job.folder)]
@@ -143,8 +143,6 @@ def run(
                     raise typer.Exit(1)
             else:
                 keep_finished(work)
-            if asked.source:
-                write_text(output / "experiment.toml", asked.source)
         for job in work:
             if job.config["resume"] and not job.done:
                 for refused in newest_checkpoint(job.folder, job.config)[1]:
@@ -153,6 +151,8 @@ def run(
             waiting = sum(not job.done for job in work)
             engine, jobs = chosen(waiting, jobs, ray=bool(ray_address or gpus_per_client))
         check_engine(engine, work, jobs)
+        if source:
+            write_text(output / "experiment.toml", source)
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error

@@ -26,7 +26,7 @@ from fedapps.config import (
     override,
     settings,
 )
-from fedapps.engines.nodes import Hosts
+from fedapps.engines.nodes import Hosts, engine_of
 from fedapps.files import PRIVACY, best_round, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, newest_checkpoint
@@ -53,10 +53,11 @@ def main(grid: Grid, context: Context) -> None:
         from fedapps.service.serving import serve
 
         serve(grid, config)
+    engine = engine_of(grid)
     grid = Hosts(grid, int(config["num-clients"]), float(config["start-timeout"]))
     methods = [check_method(name.strip()) for name in str(config["method"]).split(",")]
     if len(methods) == 1:
-        run(grid, config)
+        run(grid, config, engine)
         return
     errors = {}
     for method in methods:
@@ -64,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
         if config["output-dir"]:
             own["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
         try:
-            run(grid, own)
+            run(grid, own, engine)
         except Exception as error:  # the other methods go on; all errors are raised at the end
             log(ERROR, "method %s failed", method, exc_info=error)
             errors[method] = f"{type(error).__name__}: {error}"
@@ -72,8 +73,8 @@ def main(grid: Grid, context: Context) -> None:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
 
-def run(grid: Grid, config: Config, engine: str = "") -> Result:
-    """Train and evaluate `config`'s method over the grid, results to ``output-dir``.
+def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
+    """Train and evaluate `config`'s method over the grid of `engine`, results to ``output-dir``.
 
     Raises ValueError for a bad configuration before the first message."""
     config = override(defaults(), config)

@@ -30,8 +30,11 @@ def loudness():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Whatever the order, files that wait for processes begin first."""
+    """Whatever the order, files that wait for processes begin first; slow tests have an hour."""
     items.sort(key=lambda item: item.path.name not in WAITING)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 @pytest.hookimpl(optionalhook=True)

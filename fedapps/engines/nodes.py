@@ -26,6 +26,14 @@ ASK = "query.hosted"  # which clients live with a node
 TABLE = "fedapps.clients"  # record of a message that tells which records are whose
 
 
+def engine_of(grid: Grid) -> str:
+    """Which of Flower's engines a ServerApp's grid belongs to: "flower", which simulates nodes in
+    the same process, or "deployment"."""
+    from flwr.superlink.grid import InMemoryGrid  # a second, which nodes need not spend
+
+    return "flower" if isinstance(grid, InMemoryGrid) else "deployment"
+
+
 class Hosts(Grid):
     """The clients 0 … `num_clients` − 1 that live on the nodes of `grid`, as if each were a node.
 

@@ -3,7 +3,6 @@
 import json
 import platform
 import shutil
-import sys
 import time
 from copy import deepcopy
 from functools import cache
@@ -40,14 +39,14 @@ class Recorder:
     """Writes a line a round, summary and model at every evaluation, and a checkpoint every
     `checkpoint-every` rounds, so that a killed server can go on. Use as a context around the run.
     What the disk does not take is written later; OSError at the end for what it never took.
-    Without a folder it only keeps the summary; `engine` "" means whichever of Flower's engines
-    runs it. `former` is the checkpoint to go on from, if there is one."""
+    Without a folder it only keeps the summary; `former` is the checkpoint to go on from, if there
+    is one."""
 
     def __init__(
         self, config: Config, engine: str, folder: Path | None, former: State | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        self.engine = engine or ("flower" if "ray" in sys.modules else "deployment")
+        self.engine = engine
         self.rounds: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self._best: dict[str, Any] = {}

@@ -59,6 +59,13 @@ def test_bad_input_names_value_and_choices(arguments, words, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_experiment_that_the_engine_cannot_run_leaves_no_folder(tmp_path):
+    (tmp_path / "one.toml").write_text("cohort = 4\n")
+    arguments = [tmp_path / "one.toml", "--engine", "ray", "--output", tmp_path / "out"]
+    assert "not ray" in fedapps("run", *arguments, code=2)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_truncated_data_file_is_refused(tmp_path):
     (tmp_path / "mnist").mkdir()
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):

@@ -2,15 +2,23 @@
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from tiny import SMALL, Watched, states
 
 from clients.arrays import from_record
 from fedapps.clientapp import app, host
 from fedapps.engines.grid import InProcessGrid, simulated
-from fedapps.engines.nodes import ASK, TABLE, Host, Hosts, pack, read, unpacked
+from fedapps.engines.nodes import ASK, TABLE, Host, Hosts, engine_of, pack, read, unpacked
 from fedapps.serverapp import run
 
 HOSTED = {1: (0, 3, 6), 2: (1, 4), 3: (2, 5)}  # clients c ≡ p (mod 3), by the node of number p
+
+
+def test_the_grid_tells_the_engine():
+    """Whoever else loaded Ray: real clients are not asked for what simulated ones tell."""
+    assert engine_of(InMemoryGrid.__new__(InMemoryGrid)) == "flower"
+    assert engine_of(HttpGrid.__new__(HttpGrid)) == "deployment"
+    assert engine_of(InProcessGrid(app, {}, [])) == "deployment"  # nobody's that Flower simulates
 
 
 def configuration(method, **changes):
