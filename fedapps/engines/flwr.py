@@ -17,6 +17,7 @@ from fedapps.config import Value, project_dir
 from partitions.references import OURS
 
 COMMANDS = Path(sys.executable).parent  # of the running environment, activated or not
+ANSWER_SECONDS = 300.0  # for a command, which itself waits for a silent SuperLink as long as it may
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -93,14 +94,19 @@ class Flwr:
         return answer
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [str(COMMANDS / "flwr"), *arguments],
-            env=self.env,
-            cwd=self._neutral(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            return subprocess.run(
+                [str(COMMANDS / "flwr"), *arguments],
+                env=self.env,
+                cwd=self._neutral(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=ANSWER_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            name, seconds = arguments[0], round(ANSWER_SECONDS)
+            raise RuntimeError(f"flwr {name} had no answer in {seconds} seconds") from error
 
     def _neutral(self) -> Path:
         """A folder without an app, for the command to run in."""
