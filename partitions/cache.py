@@ -9,10 +9,11 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
@@ -53,17 +54,27 @@ def cached(key: str, read: Callable[[], Raw]) -> Raw:
     return _mapped(target)
 
 
+def write_arrays(
+    arrays: Mapping[str, np.ndarray], file: Path, about: dict[str, str] | None = None
+) -> None:
+    """A safetensors file. Raises OSError where the disk does not take it, as other writers do."""
+    try:
+        save_file({n: np.ascontiguousarray(a) for n, a in arrays.items()}, file, about)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
 def _store(raw: Raw, target: Path) -> None:
     """Write the arrays beside `target`, then rename; of two writers the first one wins."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}."))
     try:
-        arrays = {"x": np.ascontiguousarray(raw.x), "y": raw.y.astype(np.int64)}
+        arrays = {"x": raw.x, "y": raw.y.astype(np.int64)}
         names = {}
         for column, values in raw.columns.items():
             unique, arrays[f"column.{column}"] = np.unique(values, return_inverse=True)
             names[column] = unique.tolist()
-        save_file(arrays, temporary / DATA)
+        write_arrays(arrays, temporary / DATA)
         meta = {"num_train": raw.num_train, "classes": raw.classes, "columns": names}
         (temporary / META).write_text(json.dumps(meta), "utf-8")
         try:

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from partitions.cache import cache_dir
+from partitions.cache import cache_dir, write_arrays
 
 TRAIN, VALIDATION, TEST = 0, 1, 2  # parts that a pooled rule divides apart
 MOST = 200  # deals that are kept; older ones go
@@ -67,13 +66,13 @@ def _write(deal: Deal, file: Path) -> None:
     arrays = {
         "rows": np.concatenate(deal.rows),
         "sizes": np.array([len(rows) for rows in deal.rows]),
-        "public": np.ascontiguousarray(deal.public),
+        "public": deal.public,
     }
     about = json.dumps({"pooled": deal.pooled, "attributes": deal.attributes})
     handle, name = tempfile.mkstemp(dir=file.parent)
     os.close(handle)
     try:
-        save_file(arrays, name, {"about": about})
+        write_arrays(arrays, Path(name), {"about": about})
         Path(name).rename(file)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from partitions.cache import write_arrays
 from partitions.datasets import Info, Moment
 
 Rows = Tensor | slice
@@ -153,7 +154,7 @@ class Share:
         if self.public is not None:
             arrays["public"] = self.public.x[self.public.index]
             arrays["public.y"] = self.public.y[self.public.index]
-        save_file({name: a.contiguous() for name, a in arrays.items()}, folder / DATA)
+        write_arrays({name: a.numpy() for name, a in arrays.items()}, folder / DATA)
         meta = {
             "name": info.name,
             "shape": info.shape,

@@ -1,5 +1,6 @@
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,15 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def loudness():
-    """A command that runs in the tests' process quietens Flower's log: for its test alone."""
+def alone():
+    """A command that runs in the tests' process quietens Flower's log and takes SIGTERM for Ctrl-C:
+    for its test alone."""
     log = logging.getLogger("flwr")
-    level = log.level
+    level, handlers = log.level, {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield
     log.setLevel(level)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.hookimpl(trylast=True)

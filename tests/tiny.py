@@ -1,7 +1,10 @@
 """Shares and replies small enough to work by hand."""
 
 import json
+import os
+import sys
 import time
+import traceback
 from functools import partial
 
 import torch
@@ -115,6 +118,23 @@ def left(folder):
         for name, array in load_file(file).items()
     }
     return summary, lines, arrays
+
+
+def forked(function):
+    """The id of a process of its own, forked from this one, which has everything loaded, that calls
+    the function and ends with the code that it returns, 1 if it raises."""
+    sys.stderr.flush()
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        code = function() or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def wait(done, seconds, what):

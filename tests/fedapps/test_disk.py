@@ -6,13 +6,11 @@ file fail in the kernel, after they took what fits. Renaming and removing files 
 import json
 import logging
 import os
-import sys
-import traceback
 
+import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
-from tiny import SMALL, left
+from tiny import SMALL, forked, left
 from typer.testing import CliRunner
 
 from fedapps.bridge import STATE
@@ -22,6 +20,11 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.files import append_text, write_files
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.serverapp import run
+from partitions import federation
+from partitions.cache import cached
+from partitions.deals import Deal, remembered
+from partitions.inspect import export
+from partitions.readers.raw import Raw
 
 resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -39,20 +42,14 @@ def limit(size):
 
 def apart(function):
     """Call it in a process of its own; what it raises fails the test."""
-    sys.stderr.flush()
-    if not (child := os.fork()):
-        code = 1
+
+    def called():
         try:
-            torch.set_num_threads(1)
             function()
-            code = 0
-        except BaseException:
-            limit(None)
-            traceback.print_exc()
         finally:
-            sys.stderr.flush()
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+            limit(None)  # what it raises is printed
+
+    assert os.waitpid(forked(called), 0)[1] == 0
 
 
 class Filling(InProcessGrid):
@@ -199,6 +196,24 @@ def test_a_client_keeps_its_state_in_memory_while_its_disk_is_full(tmp_path):
         assert grid.stale() == []
 
     apart(full)
+
+
+def test_data_that_cannot_be_kept_are_used(tmp_path, monkeypatch, caplog):
+    """The cache's copy of a dataset, and of the clients' rows; what is exported is an error."""
+    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
+    raw = Raw(np.arange(6.0).reshape(2, 3), np.array([1, 0]), 1)
+    deal = Deal([np.array([0]), np.array([1])], np.array([], int), False, [{}, {}])
+
+    def full():
+        limit(0)
+        assert cached("here", lambda: raw) is raw
+        assert "set FEDAPPS_CACHE_DIR" in caplog.text
+        assert remembered("here", {}, lambda: deal) is deal
+        with pytest.raises(OSError, match="too large"):
+            export(federation(CONFIG), tmp_path / "shares")
+
+    apart(full)
+    assert [file for file in tmp_path.rglob("*") if file.is_file() and file.stat().st_size] == []
 
 
 def test_the_command_says_in_one_sentence_that_nothing_can_be_written(tmp_path):

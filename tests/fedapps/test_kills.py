@@ -13,8 +13,7 @@ import signal
 import time
 
 import pytest
-import torch
-from tiny import TASTES, left
+from tiny import TASTES, forked, left
 from typer.testing import CliRunner
 
 from fedapps.cli import cli
@@ -30,13 +29,14 @@ SMALL |= {"rounds": 4 if SHORT else 30, "checkpoint-every": 1 if SHORT else 3}
 
 
 def fedapps(*arguments):
-    """The command in a process of its own, forked from this one, which has everything loaded."""
-    if not (child := os.fork()):
-        torch.set_num_threads(1)
+    """The command in a process of its own."""
+
+    def call():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         words = ["run", *map(str, arguments), "--engine", "in-process"]
-        os._exit(CliRunner().invoke(cli, words).exit_code)
-    return child
+        return CliRunner().invoke(cli, words).exit_code
+
+    return forked(call)
 
 
 def killed(child, seconds):
