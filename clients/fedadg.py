@@ -16,6 +16,7 @@ from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from clients.models.fedadg import Aligned
 from clients.optimizers import SGD
+from clients.sgd import mini_batches
 from partitions.datasets import Info
 
 
@@ -65,8 +66,7 @@ class FedADGClient(Client):
         discriminate = SGD(discriminator.parameters(), self.adversarial_lr)
         generate = SGD(generator.parameters(), self.adversarial_lr)
         samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
-        for index in rows:
-            x, y = samples[index]
+        for x, y in mini_batches(samples, rows):
             h, reference, onehot = self.pair(x, y)
             _step(discriminate, self.discriminator_loss(h.detach(), reference.detach(), onehot))
             total += _step(predict, self.predictor_loss(h, y, onehot))

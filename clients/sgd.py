@@ -35,6 +35,18 @@ def batches(
     return drawn[: steps * size].view(steps, size).unbind()
 
 
+def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """x and y of each of the `rows`, gathered a pass at a time: as many as the samples are."""
+    if sum(map(len, rows)) > len(samples):
+        samples = samples.converted()  # once instead of pass by pass
+    count = max(1, len(samples) // len(rows[0])) if rows else 1
+    for start in range(0, len(rows), count):
+        some = rows[start : start + count]
+        x, y = samples[torch.cat(list(some))]
+        sizes = list(map(len, some))
+        yield from zip(x.split(sizes), y.split(sizes), strict=True)
+
+
 def sgd(
     parameters: Iterable[nn.Parameter],
     samples: Samples,
@@ -52,12 +64,9 @@ def sgd(
     `drift`, one tensor for each parameter, is added to every gradient; `adjust` may change them in
     any way. Momentum starts fresh."""
     trained = list(parameters)
-    if sum(map(len, rows)) >= len(samples):
-        samples = samples.converted()  # once instead of batch by batch
     optimizer = SGD(trained, lr, momentum, weight_decay)
     total: Tensor | float = 0.0
-    for index in rows:
-        x, y = samples[index]
+    for x, y in mini_batches(samples, rows):
         value = loss(x, y)
         optimizer.zero_grad()
         value.backward()
