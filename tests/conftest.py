@@ -20,6 +20,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interruptible():
+    """So are commands that tests start: a shell's background job and its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def alone():
     """A command that runs in the tests' process quietens Flower's log and takes SIGTERM for Ctrl-C:

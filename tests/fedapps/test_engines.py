@@ -94,7 +94,6 @@ def test_flower_reports_a_failing_method_and_stops_what_it_started(tmp_path):
 
 def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_path):
     """The first of two methods fails, the second one is interrupted in its rounds."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     methods = "fedavg min-valid-replies=3,tent"
     process = subprocess.Popen(
         [*COMMAND, "num-clients=4", "rounds=5000", "--methods", methods, "--engine", "ray",
