@@ -122,6 +122,18 @@ def test_an_exported_novel_folder_is_served_without_its_labels(run, tmp_path):
     torch.testing.assert_close(inputs.share.everything[:][0], samples[:][0])
 
 
+def test_a_training_client_is_scored_on_what_it_did_not_learn_from(run, tmp_path):
+    """Its node is served, and keeps its labels: none of what it trained on is scored."""
+    federation = partitions.federation(SMALL)
+    client = int(np.flatnonzero(~federation.novel)[0])
+    share, folder = federation.share(client), export(federation, tmp_path)[client]
+    inputs = read_inputs(folder, fedapps.load(run("fedavg")).card)
+    seen = {x.numpy().tobytes() for x in share.train[:][0]}
+    fresh = [x.numpy().tobytes() not in seen for x in inputs.share.everything[:][0]]
+    assert inputs.scored.tolist() == fresh
+    assert sum(fresh) == len(share.validation) != len(share.train)
+
+
 def test_a_training_clients_folder_is_not_a_novel_ones(run, tmp_path):
     federation = partitions.federation(SMALL)
     folder = export(federation, tmp_path)[int(np.flatnonzero(~federation.novel)[0])]
