@@ -1,5 +1,7 @@
 """What a later client may bring: every kind of data, on the run's scale, its labels kept apart."""
 
+from dataclasses import replace
+
 import datasets
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 from PIL import Image
 
 from fedapps.service.card import Card
+from fedapps.service.delivery import Personal
 from fedapps.service.inputs import read_inputs, unlabeled
 
 CARD = Card("tent", "mine", "mlp", (1, 2, 2), ("ant", "bee", "cat"), 16.0, 0.5, 0.25)
@@ -27,6 +30,19 @@ def test_whole_numbers_are_as_stored_and_others_scaled_already():
         assert found.labels.tolist() == found.share.everything.y.tolist() == [-1, -1]
     picture = unlabeled(torch.from_numpy(ROWS), CARD, picture=True)
     assert seen(picture) == pytest.approx((ROWS / 255 - 0.5) / 0.25)
+
+
+def test_a_model_that_is_delivered_prepares_its_inputs_itself():
+    """(v/16 − ½)/¼ of a stored v and (v − ½)/¼ of a v in [0, 1]; by channel, (v/16 − ⅛·c)/2ᶜ."""
+    model = Personal(torch.nn.Identity(), CARD, {})
+    for given in (torch.from_numpy(ROWS), torch.from_numpy(ROWS / np.float32(16))):
+        assert model(given).numpy() == pytest.approx(SEEN)
+    card = replace(CARD, shape=(2, 2, 2), mean=(0.125, 0.25), std=(2.0, 4.0))
+    both = np.concatenate([ROWS, ROWS], 1)
+    means, deviations = np.array([0.125, 0.25]), np.array([2.0, 4.0])
+    expected = (both / 16 - means[:, None, None]) / deviations[:, None, None]
+    found = Personal(torch.nn.Identity(), card, {})(torch.from_numpy(both))
+    assert found.numpy() == pytest.approx(expected)
 
 
 def saved(folder):
