@@ -80,9 +80,9 @@ def test_the_sign_over_five_seeds(tmp_path):
 
 def test_one_method_of_four_seeds_makes_it_a_test_over_clients_for_all(tmp_path):
     """A table has one test. Six clients of each seed's split differ by one sign: 2/2ⁿ, where n is
-    5·6 and 4·6."""
+    5·6 and 4·6. The difference is of splits that both have: 3.5 points and a tenth of the seed."""
     for seed in range(5):
-        base = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+        base = [0.1 * (seed // 4) + a for a in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)]
         gains = [a + 0.01 * i + 0.001 * seed for i, a in enumerate(base, 1)]
         leave(tmp_path, "fedavg", seed, base)
         leave(tmp_path, "tent", seed, gains)
@@ -91,6 +91,8 @@ def test_one_method_of_four_seeds_makes_it_a_test_over_clients_for_all(tmp_path)
     told, found = lines(tmp_path)
     assert told["novel", "tent"].p == pytest.approx(2 / 2**30)
     assert told["novel", "fedtta"].p == pytest.approx(2 / 2**24)
+    assert told["novel", "tent"].difference == pytest.approx(3.7)
+    assert told["novel", "fedtta"].difference == pytest.approx(3.65)
     assert "Wilcoxon's signed-rank test over clients" in shown(found).caption
 
 
