@@ -17,7 +17,7 @@ from fedapps.config import Value, project_dir
 from partitions.references import OURS
 
 COMMANDS = Path(sys.executable).parent  # of the running environment, activated or not
-ANSWER_SECONDS = 300.0  # for a command, which itself waits for a silent SuperLink as long as it may
+ANSWER_SECONDS = 300.0  # that a `flwr` command may take
 
 
 def environment(home: Path) -> dict[str, str]:

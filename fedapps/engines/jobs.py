@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -31,7 +30,6 @@ MOST_UNASKED = 8  # runs side by side: each has torch and its data in memory
 POLL_SECONDS = 0.25
 LAST_SECONDS = 2.0
 STATUS_SECONDS = 10.0  # between questions to the SuperLink; each starts a process
-END_SECONDS = 120.0  # for a Flower run to end once its last job has; then nobody waits for it
 
 
 @dataclass
@@ -297,7 +295,6 @@ def _run_on_superlink(
     with SuperLink(jobs[0].folder.parent / "superlink.log") as superlink:
         waiting = flower_runs(jobs)
         running: dict[int, list[Job]] = {}
-        done: dict[int, float] = {}  # when the last job of a run was
         asked = time.monotonic()
         while waiting or running:
             if waiting and len(running) < parallel:
@@ -314,15 +311,8 @@ def _run_on_superlink(
                 for job in group:
                     summary = job.summary()
                     job.done, job.error = "finished" in summary, summary.get("error", "")
-                if all(job.done for job in group):
-                    done.setdefault(run_id, time.monotonic())
-                if not overdue and run_id not in done:
-                    continue
-                reason = _ended(superlink, run_id)
-                if not reason and time.monotonic() - done.get(run_id, math.inf) > END_SECONDS:
-                    superlink.cancel(run_id)
-                    reason = "it has not ended"
-                if reason:
+                due = overdue or all(job.done for job in group)
+                if due and (reason := _ended(superlink, run_id)):
                     _close(group, reason)
                     del running[run_id]
             if overdue:

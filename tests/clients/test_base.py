@@ -14,7 +14,7 @@ from clients.base import NAMES, UNLABELED, Client, lr_factor
 from clients.domain import half
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
-from clients.sgd import batches
+from clients.sgd import batches, mini_batches
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
@@ -331,6 +331,20 @@ def test_every_pass_is_shuffled_anew(options):
     one, two = drawn(20, 20, **options)
     assert sorted(one.tolist()) == sorted(two.tolist()) == list(range(20))
     assert one.tolist() != two.tolist() != list(range(20))
+
+
+@pytest.mark.parametrize("passes", [0.7, 1, 3])
+def test_mini_batches_are_their_rows_however_many_are_gathered_at_once(passes):
+    """A stored 10·i over 4, less ½, over ¼: 10·i − 2. Batches of 3, 3 and 1 of seven samples."""
+    x = torch.arange(0, 100, 10, dtype=torch.uint8).reshape(10, 1)
+    samples = Samples(x, torch.arange(10), torch.arange(9, 2, -1), 4.0, 0.5, 0.25)  # 9 … 3
+    rows = [r for one in ([6, 0, 2, 4, 1, 5, 3], [0, 1, 2, 3, 4, 5, 6]) * 2 for r in
+            torch.tensor(one).split(3)][: round(3 * passes)]  # fmt: skip
+    found = list(mini_batches(samples, rows))
+    assert [y.tolist() for _, y in found] == [[9 - int(i) for i in r] for r in rows]
+    assert [x.flatten().tolist() for x, _ in found] == [
+        [10 * (9 - int(i)) - 2 for i in r] for r in rows
+    ]
 
 
 def test_batches_of_seven_samples_in_threes():

@@ -42,7 +42,6 @@ def numbers(summary):
 def test_all_engines_agree_to_the_last_bit(tmp_path):
     """Methods whose clients have states and whose server has; Ray's agree in test_ray_grid.py."""
     config = defaults() | SMALL | {"fraction-train": 0.5, "pfedhn.hidden-dim": 8}
-    config |= {"start-timeout": 90.0, "round-timeout": 90.0}
     jobs = {
         engine: make_jobs(config, ["fedper", "pfedhn"], [3], tmp_path / engine)
         for engine in ("in-process", "flower")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from tiny import SMALL
@@ -37,47 +36,6 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
     assert [job.error for job in jobs[2:]] == ["", ""]
     assert all(job.done and job.summary()["rounds"] == 2 for job in jobs[2:])
     assert len(processes) <= 3
-
-
-class Stuck:
-    """A SuperLink whose every run has done its jobs, and does not end until it is stopped."""
-
-    def __init__(self, *_):
-        self.stopped = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, config, federation):
-        for name in config["method"].split(","):
-            folder = Path(config["output-dir"])
-            folder = folder if "," not in config["method"] else folder / f"{name}-seed0"
-            folder.mkdir(parents=True)
-            (folder / "summary.json").write_text('{"finished": true}')
-        return 7
-
-    def check(self):
-        pass
-
-    def status(self, run_id):
-        return "running", ""
-
-    def cancel(self, run_id):
-        self.stopped.append(run_id)
-
-
-def test_nobody_waits_for_a_flower_run_whose_jobs_are_done(tmp_path, monkeypatch):
-    """Their results are whole, whatever Ray does when it is to end."""
-    superlink = Stuck()
-    monkeypatch.setattr(engine, "SuperLink", lambda _: superlink)
-    monkeypatch.setattr(engine, "END_SECONDS", 1.0)
-    jobs = make_jobs(SMALL, ["fedavg", "local"], [0], tmp_path)
-    run_jobs(jobs, "flower", follow=lambda _: None)
-    assert [(job.done, job.error) for job in jobs] == [(True, "")] * 2
-    assert superlink.stopped == [7]
 
 
 def test_a_superlink_that_never_answers_is_an_error(tmp_path, monkeypatch):
