@@ -39,7 +39,10 @@ def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Ten
     """x and y of each of the `rows`, gathered a pass at a time: as many as the samples are."""
     if sum(map(len, rows)) > len(samples):
         samples = samples.converted()  # once instead of pass by pass
-    count = max(1, len(samples) // len(rows[0])) if rows else 1
+    count = len(samples) // len(rows[0]) if rows else 0
+    if count < 2:
+        yield from (samples[row] for row in rows)
+        return
     for start in range(0, len(rows), count):
         some = rows[start : start + count]
         x, y = samples[torch.cat(list(some))]
