@@ -197,6 +197,8 @@ def test_logits_of_foreign_classes_are_minus_infinity():
     assert logits.shape == (2, 6)
     assert torch.isinf(logits[:, [0, 2, 3, 5]]).all()
     torch.testing.assert_close(logits[:, [1, 4]], one.model(torch.ones(2, 3)))
+    x = torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.0, -2.0]])
+    torch.testing.assert_close(one.personal_model(x)(x), one.predict(x))  # what its owner gets
     expected = -logits[:1, [1, 4]].log_softmax(1)[0, 1]
     torch.testing.assert_close(one.loss(torch.ones(1, 3), torch.tensor([4])), expected)
 
