@@ -69,7 +69,8 @@ class Method:
     model of its own) or "" (nothing: the method cannot serve it). `dp` names
     the kinds of differential privacy that it can keep: "local" where a train reply is the trained
     model under the names that were sent, "central" where the server takes the users' plain mean
-    too. `settings` are the defaults of its configuration section beyond those of its own
+    too. `effort` is a round's time in rounds of FedAvg, roughly: of runs side by side the longest
+    begin first. `settings` are the defaults of its configuration section beyond those of its own
     constructors; of the package's methods they stand in pyproject."""
 
     strategy: type[PersonalizedStrategy]
@@ -78,6 +79,7 @@ class Method:
     line: str
     novel: str = ""
     dp: tuple[str, ...] = ()
+    effort: float = 1.0
     settings: Mapping[str, Value] = field(default_factory=dict, compare=False)
 
 
@@ -127,6 +129,7 @@ NAMED = {
         "Zhang et al., 2021",
         "features aligned with a generated reference, adversarially",
         "global",
+        effort=3.3,
     ),
     "fedsr": Method(
         FedAvg,
@@ -134,6 +137,7 @@ NAMED = {
         "Nguyen et al., NeurIPS 2022",
         "a simple stochastic representation",
         "global",
+        effort=2.6,
     ),
     "fedma": Method(
         FedMA,
@@ -141,6 +145,7 @@ NAMED = {
         "Wang et al., ICLR 2020",
         "matches the clients' neurons layer by layer, then averages",
         "global",
+        effort=3.3,
     ),
     "fedper": Method(
         FedAvg,
@@ -167,6 +172,7 @@ NAMED = {
         PerFedAvgClient,
         "Fallah et al., NeurIPS 2020",
         "a model one labeled step from every client's, a novel one's too",
+        effort=3.5,
     ),
     "pfedme": Method(
         PFedMe,
@@ -174,6 +180,7 @@ NAMED = {
         "Dinh et al., NeurIPS 2020",
         "personal models near the global one, found by labeled steps",
         dp=BOTH,
+        effort=5.6,
     ),
     "ditto": Method(
         FedAvg,
@@ -182,6 +189,7 @@ NAMED = {
         "a personal model near the global one, beside FedAvg",
         "global",
         dp=BOTH,
+        effort=2.4,
     ),
     "apfl": Method(
         FedAvg,
@@ -190,6 +198,7 @@ NAMED = {
         "a personal model mixed with the global one, in a learnt proportion",
         "global",
         dp=BOTH,
+        effort=2.2,
     ),
     "fedbn": Method(
         FedAvg,
@@ -248,6 +257,7 @@ NAMED = {
         PFedHNClient,
         "Shamsian et al., ICML 2021",
         "a hypernetwork on the server generates every client's model",
+        effort=2.5,
     ),
     "pfedhn-pc": Method(
         PFedHN,
@@ -267,6 +277,7 @@ NAMED = {
         PeFLLClient,
         "Scott et al., ICLR 2024",
         "ODPFL-HN whose encoder sees labels: a novel client needs a few, and no training",
+        effort=3.1,
     ),
     "pfl-sampled": Method(
         PFL,
@@ -295,6 +306,7 @@ NAMED = {
         "Ye et al., UPFL, 2023",
         "a base model and a model that adapts it without labels, one step",
         "adapted",
+        effort=4.5,
     ),
     "fedtta-prox": Method(
         FedTTA,
@@ -302,6 +314,7 @@ NAMED = {
         "Ye et al., UPFL, 2023",
         "FedTTA whose base model stays close to the server's",
         "adapted",
+        effort=5.0,
     ),
     "fedtta++": Method(
         FedTTA,
@@ -309,6 +322,7 @@ NAMED = {
         "Ye et al., UPFL, 2023",
         "FedTTA-Prox that adapts until the entropy stops falling",
         "adapted",
+        effort=5.0,
     ),
     "fedtta++-guarded": Method(
         FedTTA,
@@ -316,6 +330,7 @@ NAMED = {
         "Ye et al., UPFL, 2023; guard ours",
         "FedTTA++ whose further steps must agree with the first one",
         "adapted",
+        effort=5.0,
     ),
     "fedmd": Method(
         FedMD,
@@ -323,6 +338,7 @@ NAMED = {
         "Li and Wang, 2019",
         "any architectures; logits on a public set are averaged and distilled",
         "global",
+        effort=2.0,
     ),
     "heterotent": Method(
         FedMD,
@@ -330,6 +346,7 @@ NAMED = {
         "Ye et al., UPFL, 2023",
         "TENT inside FedMD, for any architectures",
         "adapted",
+        effort=2.0,
     ),
     "heterofedtta": Method(
         HeteroFedTTA,
@@ -337,6 +354,7 @@ NAMED = {
         "Ye et al., UPFL, 2023",
         "FedTTA inside FedMD, for any architectures",
         "adapted",
+        effort=9.6,
     ),
     "fedembed": Method(
         FedEmbed,

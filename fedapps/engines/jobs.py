@@ -20,6 +20,7 @@ from fedapps.config import Config, Value, folder_name, variant
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
+from fedapps.methods import METHODS
 from partitions.datasets import own_path
 
 if TYPE_CHECKING:
@@ -228,9 +229,9 @@ def _run_on_actors(
 
 
 def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job]], None]) -> None:
-    """The jobs in `parallel` processes, each of which takes one after the other; a process that
-    dies costs its job alone."""
-    waiting, idle = list(jobs), [_worker() for _ in range(parallel)]
+    """The jobs in `parallel` processes, each of which takes one after the other, the longest first;
+    a process that dies costs its job alone."""
+    waiting, idle = longest_first(jobs), [_worker() for _ in range(parallel)]
     running: dict[Any, tuple[Job, Any]] = {}  # job and process by the pipe that tells its error
     try:
         while waiting or running:
@@ -253,6 +254,15 @@ def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job
     finally:
         for process in [process for _, process in (*running.values(), *idle)]:
             process.terminate()
+
+
+def longest_first(jobs: Sequence[Job]) -> list[Job]:
+    """By the effort of their methods and their rounds, so that no core waits long for the last."""
+
+    def time_of(job: Job) -> float:
+        return METHODS[str(job.config["method"])].effort * int(job.config["rounds"])
+
+    return sorted(jobs, key=time_of, reverse=True)
 
 
 def _worker() -> tuple[Connection, Any]:

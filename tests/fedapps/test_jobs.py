@@ -8,7 +8,7 @@ from tiny import SMALL
 
 from fedapps.engines import flwr
 from fedapps.engines import jobs as engine
-from fedapps.engines.jobs import chosen, make_jobs, run_jobs
+from fedapps.engines.jobs import chosen, longest_first, make_jobs, run_jobs
 
 
 def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
@@ -36,6 +36,15 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
     assert [job.error for job in jobs[2:]] == ["", ""]
     assert all(job.done and job.summary()["rounds"] == 2 for job in jobs[2:])
     assert len(processes) <= 3
+
+
+def test_runs_that_take_longest_begin_first(tmp_path):
+    """A round of FedTTA++ takes as long as five of FedAvg; those alike stay as they were named."""
+    methods = ["fedavg", "fedper", "fedavg rounds=4", "fedtta++", "tent", "fedavg rounds=40"]
+    work = longest_first(make_jobs(SMALL | {"rounds": 2}, methods, [0], tmp_path))
+    assert [job.method for job in work] == [
+        "fedavg rounds=40", "fedtta++", "fedavg rounds=4", "fedavg", "fedper", "tent"
+    ]  # fmt: skip
 
 
 def test_a_superlink_that_never_answers_is_an_error(tmp_path, monkeypatch):
