@@ -54,7 +54,7 @@ def cached(key: str, read: Callable[[], Raw]) -> Raw:
     return _mapped(target)
 
 
-def write_arrays(
+def save_arrays(
     arrays: Mapping[str, np.ndarray], file: Path, about: dict[str, str] | None = None
 ) -> None:
     """A safetensors file. Raises OSError where the disk does not take it, as other writers do."""
@@ -74,7 +74,7 @@ def _store(raw: Raw, target: Path) -> None:
         for column, values in raw.columns.items():
             unique, arrays[f"column.{column}"] = np.unique(values, return_inverse=True)
             names[column] = unique.tolist()
-        write_arrays(arrays, temporary / DATA)
+        save_arrays(arrays, temporary / DATA)
         meta = {"num_train": raw.num_train, "classes": raw.classes, "columns": names}
         (temporary / META).write_text(json.dumps(meta), "utf-8")
         try:

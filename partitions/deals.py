@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from partitions.cache import cache_dir, write_arrays
+from partitions.cache import cache_dir, save_arrays
 
 TRAIN, VALIDATION, TEST = 0, 1, 2  # parts that a pooled rule divides apart
 MOST = 200  # deals that are kept; older ones go
@@ -72,7 +72,7 @@ def _write(deal: Deal, file: Path) -> None:
     handle, name = tempfile.mkstemp(dir=file.parent)
     os.close(handle)
     try:
-        write_arrays(arrays, Path(name), {"about": about})
+        save_arrays(arrays, Path(name), {"about": about})
         Path(name).rename(file)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partitions.cache import write_arrays
+from partitions.cache import save_arrays
 from partitions.datasets import Info, Moment
 
 Rows = Tensor | slice
@@ -154,7 +154,7 @@ class Share:
         if self.public is not None:
             arrays["public"] = self.public.x[self.public.index]
             arrays["public.y"] = self.public.y[self.public.index]
-        write_arrays({name: a.numpy() for name, a in arrays.items()}, folder / DATA)
+        save_arrays({name: a.numpy() for name, a in arrays.items()}, folder / DATA)
         meta = {
             "name": info.name,
             "shape": info.shape,
