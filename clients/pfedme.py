@@ -13,6 +13,7 @@ from torch import Tensor
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.optimizers import SGD
+from clients.sgd import mini_batches
 
 HEAD, OWN = "head.", "own"  # the head's arrays; on the wire the own one's are own/head.…
 
@@ -48,8 +49,8 @@ class PFedMeClient(Client):
         theta = dict(self.model.named_parameters())
         w = {name: p.detach().clone() for name, p in theta.items()}
         samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
-        for index in rows:
-            total += self.solve(*samples[index], w)
+        for x, y in mini_batches(samples, rows):
+            total += self.solve(x, y, w)
             for name, p in theta.items():
                 w[name] -= self.lr * self.penalty * (w[name] - p.detach())
         found = model_arrays(self.model)
@@ -83,6 +84,6 @@ class PFedMeClient(Client):
         w = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         samples = self.share.train.to(self.device)
         self.model.train()
-        for index in self.rows(config, "shots"):
-            self.solve(*samples[index], w)
+        for x, y in mini_batches(samples, self.rows(config, "shots")):
+            self.solve(x, y, w)
         self.model.eval()
