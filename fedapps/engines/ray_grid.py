@@ -1,15 +1,18 @@
 """RayGrid: the same strategies and ClientApps over Ray actors, one core or share of a GPU each.
 
 Arrays that several messages share go into Ray's object store once an exchange. Work goes to idle
-actors in batches that become smaller, the longest first, so that all end together. A client stays
+actors in batches that become shorter, the longest first, so that all end together. A client stays
 with the actor that holds its state, unless another one is idle; a copy of every state lies in the
 object store, so that an actor may take a client over, and a new one replace an actor that died,
 also with its machine: copies of states lie on the driver's."""
 
+import math
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, product
 from typing import Any, Self
 
 import ray
@@ -19,18 +22,20 @@ from flwr.clientapp import ClientApp
 from fedapps.engines.grid import InProcessGrid, LocalGrid, UserConfig, alike, refusal
 
 AHEAD = 2  # batches that wait at an actor, so that it is never idle while the driver thinks
-PARTS = 4  # a batch is a part of an actor's share of the rest: the last ones are of one message
+PARTS = 2  # a batch is a part of an actor's share of the rest: the last ones are of one message
 CHECK_SECONDS = 1.0  # between looks at Ray itself; it ends a process seconds after its own death
 TRIES = 2  # a message that was at an actor when it died is asked once more, alone
 Load = Callable[[], ClientApp]
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
-    """A message without the arrays that it shares with others, and where those lie."""
+    """A message without the arrays that it shares with others, where those lie, and how long the
+    answer may take."""
 
     message: Message
     shared: dict[str, ray.ObjectRef]
+    seconds: float
     state: ray.ObjectRef | None = None  # of its client, where the actor does not hold it
 
     @property
@@ -151,17 +156,17 @@ class RayGrid(LocalGrid):
 
     def _answers(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         deadline = time.monotonic() + (1e9 if timeout is None else timeout)
-        queue = sorted(self._tasks(messages), key=self._expected, reverse=True)
-        parts, ahead = PARTS * len(self._actors.all), AHEAD
+        queue = sorted(self._tasks(messages), key=lambda task: task.seconds, reverse=True)
+        parts, ahead = float(PARTS * len(self._actors.all)), AHEAD
         running: dict[ray.ObjectRef, tuple[Any, list[Task], ray.ObjectRef]] = {}
         tries: Counter[str] = Counter()
         replies: list[Message] = []
         while queue or running:
             self._pause()
             busy = Counter(id(actor) for actor, _, _ in running.values())
-            for actor in self._machines:
-                while queue and busy[id(actor)] < ahead:
-                    batch = self._choose(actor, queue, max(1, len(queue) // parts))
+            for least, actor in product(range(ahead), self._machines):
+                if queue and busy[id(actor)] == least:
+                    batch = self._choose(actor, queue, sum(t.seconds for t in queue) / parts)
                     answers, states = actor.answer.options(num_returns=2).remote(batch)
                     running[answers] = (actor, batch, states)
                     busy[id(actor)] += 1
@@ -192,7 +197,7 @@ class RayGrid(LocalGrid):
                         replies.append(
                             refusal(task.message, "the process that it ran in died, twice")
                         )
-                parts, ahead = len(messages) + 1, 1  # so that who is at fault takes no other along
+                parts, ahead = math.inf, 1  # so that who is at fault takes no other along
             else:
                 actor, batch, states = running.pop(ready[0])
                 replies += [one.reply for one in done]
@@ -203,18 +208,21 @@ class RayGrid(LocalGrid):
         """The messages, array records that several of them hold put into the store once."""
         uses = Counter(id(record) for m in messages for record in m.content.array_records.values())
         stored: dict[int, ray.ObjectRef] = {}
-        for message in messages:
+        for message, seconds in zip(messages, self._expected(messages), strict=True):
             shared = {k: r for k, r in message.content.array_records.items() if uses[id(r)] > 1}
             for record in shared.values():
                 if id(record) not in stored:
                     stored[id(record)] = ray.put(record)
             own = {k: r for k, r in message.content.items() if k not in shared}
-            yield Task(alike(message, own), {k: stored[id(r)] for k, r in shared.items()})
+            refs = {k: stored[id(r)] for k, r in shared.items()}
+            yield Task(alike(message, own), refs, seconds)
 
-    def _choose(self, actor: Any, queue: list[Task], size: int) -> list[Task]:
-        """Take a batch out of the queue: the actor's own clients and free ones, else others'."""
-        own = [t for t in queue if self._home.get(t.node, actor) is actor][:size]
-        batch = own or queue[:size]
+    def _choose(self, actor: Any, queue: list[Task], seconds: float) -> list[Task]:
+        """Take a batch that fits `seconds`, or of one, out of the queue: the actor's own clients
+        and free ones, else others'."""
+        own = [t for t in queue if self._home.get(t.node, actor) is actor] or queue
+        size = bisect_right(list(accumulate(task.seconds for task in own)), seconds)
+        batch = own[: max(1, size)]
         for task in batch:
             queue.remove(task)
             if self._home.get(task.node) is not actor:
@@ -235,9 +243,13 @@ class RayGrid(LocalGrid):
                 if kind.startswith("train"):
                     self._states[task.node] = states
 
-    def _expected(self, task: Task) -> float:
-        """Seconds that the answer may take: as long as the last one of its kind."""
-        return self._seconds.get((task.node, task.message.metadata.message_type), 0.0)
+    def _expected(self, messages: Sequence[Message]) -> list[float]:
+        """Seconds that each answer may take: as long as the node's last one of its kind, or as
+        long as the others' on average."""
+        asked = [(m.metadata.dst_node_id, m.metadata.message_type) for m in messages]
+        known = [self._seconds[one] for one in asked if one in self._seconds]
+        typical = sum(known) / len(known) if known else 1.0
+        return [self._seconds.get(one, typical) for one in asked]
 
     def _begin(self, started: ray.ObjectRef) -> None:
         """From now on an actor gets work; another one is tried if it has not started.

@@ -9,12 +9,13 @@ import lab
 import numpy as np
 import pytest
 import ray
+from flwr.app import Message, RecordDict
 from tiny import SMALL, left
 
 from clients.arrays import from_record
 from fedapps.clientapp import app
 from fedapps.engines.cluster import ray_cluster
-from fedapps.engines.grid import InProcessGrid, simulated
+from fedapps.engines.grid import InProcessGrid, named, simulated
 from fedapps.engines.jobs import _client_app
 from fedapps.engines.ray_grid import Actors, RayGrid
 from fedapps.results.recorder import Recorder
@@ -105,19 +106,44 @@ def test_the_bits_are_those_of_one_process(actors):
         assert numbers(on_actors(actors, config)) == numbers(in_process(config))
 
 
-def test_batches_become_smaller(actors, monkeypatch):
-    """Each an eighth of the rest, rounded down, for two actors: 24 leave 21, 19, 17, 15."""
-    sizes = []
+@pytest.fixture
+def chosen(monkeypatch):
+    """The nodes of each batch that is chosen, and for which actor."""
+    batches = []
 
-    def chosen(grid, actor, queue, size, choose=RayGrid._choose):
-        batch = choose(grid, actor, queue, size)
-        sizes.append(len(batch))
+    def choose(grid, actor, *given, choose=RayGrid._choose):
+        batch = choose(grid, actor, *given)
+        batches.append(([task.node for task in batch], actor))
         return batch
 
-    monkeypatch.setattr(RayGrid, "_choose", chosen)
+    monkeypatch.setattr(RayGrid, "_choose", choose)
+    return batches
+
+
+def test_batches_become_shorter(actors, chosen):
+    """Each a quarter of the rest, rounded down, for two actors: 24 leave 18, 14, 11, 9, 7."""
     config = configuration("fedavg", **{"num-clients": 24, "rounds": 1})
     run(RayGrid(actors, config, simulated(24)), config, "ray")
-    assert sizes[:19] == [3, 2, 2, 2, *[1] * 15]  # who are you?
+    sizes = [len(batch) for batch, _ in chosen]
+    assert sizes[:12] == [6, 4, 3, 2, 2, *[1] * 7]  # who are you?
+
+
+def test_a_batch_is_measured_in_seconds(actors, chosen):
+    """Of 54 expected a quarter is 13: one that takes 30 goes first and alone. One of whom nothing
+    is known takes what the others do on average: (30 + 22) / 23 = 2.3, so it is the second."""
+    config = configuration("fedavg", **{"num-clients": 24, "rounds": 0})
+    grid = RayGrid(actors, config, simulated(24))
+    grid._seconds = {(node, "query"): 1.0 for node in range(1, 24)} | {(7, "query"): 30.0}
+    asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    grid.answer(named(asked), timeout=60)
+    assert chosen[0][0] == [7]
+    assert chosen[1][0][0] == 24
+    assert [len(batch) for batch, _ in chosen[1:4]] == [4, 4, 3]  # a quarter of 24.3, of 19, of 15
+    while grid._starting:
+        grid.answer(named(asked), timeout=60)
+    chosen.clear()
+    grid.answer(named(asked), timeout=60)  # both actors have begun
+    assert chosen[0][1] is not chosen[1][1]
 
 
 def test_actors_find_what_comes_from_outside_the_package(actors):
