@@ -162,11 +162,13 @@ class Client(NumPyClient):
         else:
             loss, labeled = self._score("accuracy", self.share.validation, metrics)
             if self.share.test is not None:
-                self._score("test-accuracy", self.share.test, metrics)
+                _, tested = self._score("test-accuracy", self.share.test, metrics)
+                metrics["test-accuracy-examples"] = tested
             if config.get("bound"):
                 fitted: Metrics = {}
-                self._score("accuracy", self.share.train, fitted)
+                _, trained = self._score("accuracy", self.share.train, fitted)
                 metrics["training-error"] = 1 - fitted["accuracy"]
+                metrics["training-error-examples"] = trained
         return loss, labeled, metrics
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:

@@ -118,6 +118,11 @@ class FedTTAClient(Adapting, Client):
         """Keep the base model as it stands for the proxy regularization."""
         self.server = batch_statistics(deepcopy(self.base)) if self.mu else None
 
+    def tune(self, config: Config) -> None:
+        """Learn from a novel client's few labels as a training client does: to be adapted."""
+        self.remember()
+        self.fit_locally(config, rows=self.rows(config, "shots"))
+
     def fit_locally(self, config: Config, **options: Any) -> float:
         """SGD on both networks, a learning rate each."""
         phi = {"lr": self.adapt_lr, "momentum": self.adapt_momentum}

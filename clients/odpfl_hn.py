@@ -101,6 +101,11 @@ class ODPFLHNClient(Client):
         dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
         return Described(model, build_encoder(encoder, model, info.shape, dim))
 
+    @property
+    def private(self) -> bool:
+        """Whether it is a novel client that tells a noisy descriptor, and else nothing."""
+        return bool(self.descriptor_epsilon) and self.share.novel
+
     def is_tuned(self, name: str) -> bool:
         """The generated network, not the encoder."""
         return name.startswith("target.")
@@ -108,7 +113,7 @@ class ODPFLHNClient(Client):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The generated network; what its descriptor cost a private novel client is told."""
         super().receive(arrays, config)
-        if self.descriptor_epsilon and self.share.novel:
+        if self.private:
             epsilon, delta = self.descriptor_epsilon, self.descriptor_delta
             self.adapted = {"epsilon": epsilon, "delta": delta}
 
@@ -122,13 +127,12 @@ class ODPFLHNClient(Client):
         """e_i = g({x}; γ), from labels none; a private novel client adds noise and tells its σ.
 
         Raises ValueError if that client's budget does not allow for another γ."""
-        private = bool(self.descriptor_epsilon) and self.share.novel
-        known = digest(arrays | self._inputs()) if private else ""
+        known = digest(arrays | self._inputs()) if self.private else ""
         if f"answer/{known}" not in self.state:
             self.load(arrays)
             with torch.no_grad():
                 e, n = self.descriptor(config)
-            if not private:
+            if not self.private:
                 return to_numpy({DESCRIPTOR: e}), {}
             counters = int(config.get("server-round", 0)), self.client
             source = generator(self.dp_generator, self.seed, "dp", *counters)
@@ -158,8 +162,22 @@ class ODPFLHNClient(Client):
         self.state["spent"] = np.array(spent + cost)
         return sensitivity / cost**0.5
 
+    def _refuse(self, what: str) -> None:
+        """Raise ValueError if the client is a private novel one, whose budget covers no `what`."""
+        if self.private:
+            raise ValueError(
+                f"descriptor-epsilon is {self.descriptor_epsilon:g}, and covers no {what} of a "
+                "novel client, only its descriptor"
+            )
+
+    def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """As any client's, but for a private novel one's."""
+        self._refuse("classifier")
+        return super().domain(arrays, config)
+
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """w̃_i: local SGD from w_i; where an embedding e_i comes along, the encoder is fitted."""
+        self._refuse("trained model")
         names = [name for name in arrays if name != DESCRIPTOR]
         self.load({name: arrays[name] for name in names})
         with only(self.model, lambda name: name.startswith("target.")) as parameters:
@@ -172,6 +190,7 @@ class ODPFLHNClient(Client):
 
     def backprop(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """g_γ = (∂e_i/∂γ)ᵀ g_e, from the inputs and the γ of this round's encoding."""
+        self._refuse("gradient")
         gradient = torch.from_numpy(arrays[DESCRIPTOR]).to(self.device)
         self.load({name: a for name, a in arrays.items() if name != DESCRIPTOR})
         self.encoder.zero_grad()

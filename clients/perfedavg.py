@@ -87,7 +87,7 @@ class PerFedAvgClient(Client):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """w − α ∇L(w) of all the training data."""
         super().receive(arrays, config)
-        if len(self.share.train):
+        if len(self.share.train) and (self.share.shots or not self.share.novel):
             self.model.train()
             w: Weights = dict(self.model.named_parameters())
             step = self.gradient(w, self.share.train.to(self.device)[:])

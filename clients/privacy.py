@@ -6,6 +6,7 @@ and `LocalDpMod` are not used: the first fails on a change of zeros and passes o
 finite, the second fixes ε and δ of one message and draws from numpy's global generator."""
 
 import os
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ NOISE = "dp-local-noise"  # key of a train message's config: deviation of the cl
 MODES = ("none", "local", "central")
 GENERATORS = ("system", "seeded")
 EVERYTHING = "everything"
+ROUNDING = 1 - 1e-6  # of a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
 PUBLIC = {"client", "novel", "model", "input-size"}  # properties that say nothing of the samples
 VOLUNTEERED = {"prototype"}  # a property that tells a sub-population; see `FedEmbedClient`
@@ -110,6 +112,15 @@ def private(message: Message, context: Context, call_next: ClientAppCallable) ->
     return reply
 
 
+@lru_cache
+def least_multiplier(epsilon: float, delta: float, rounds: int) -> float:
+    """z that keeps (ε, δ) where a user's update is replaced in every round: Gaussian mechanisms of
+    sensitivity 2C and noise zC, whose μ² = (2 / z)² add up."""
+    from dp_accounting import get_sigma_gaussian  # here: a slow import that few clients need
+
+    return 2 * rounds**0.5 * float(get_sigma_gaussian(epsilon, delta)) * ROUNDING
+
+
 def _protect(message: Message, reply: Message, context: Context) -> None:
     """Clip the reply's change, by the client's own setting, and add noise if it is local."""
     options = context.run_config
@@ -117,8 +128,11 @@ def _protect(message: Message, reply: Message, context: Context) -> None:
     deviation = 0.0
     if options["dp"] == "local":
         deviation = float(str(config.get(NOISE, 0)))
-        least = float(options["dp-noise-multiplier"]) * float(options["dp-clip"])
-        if deviation <= 0 or deviation < least:
+        least = float(options["dp-noise-multiplier"])
+        if epsilon := float(options.get("dp-epsilon", 0)):  # z follows from it
+            delta, rounds = float(options["dp-delta"]), int(options["rounds"])
+            least = least_multiplier(epsilon, delta, rounds)
+        if deviation <= 0 or deviation < least * float(options["dp-clip"]):
             raise ValueError(f"dp is 'local', but the server asked for noise of {deviation:g}")
     client = int(context.node_config.get("partition-id", context.node_id))
     source = generator(

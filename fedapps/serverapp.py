@@ -109,7 +109,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
         config=config,
         method=method,
         min_available_nodes=int(config["min-available-nodes"] or config["num-clients"]),
-        evaluate_novel=bool(config["evaluate-novel"] and (entry.novel or config["novel-shots"])),
+        evaluate_novel=bool(config["evaluate-novel"] and _serves_novel(config, method)),
         on_round=on_round,
         former=former,
         memories=memories,
@@ -126,6 +126,13 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
             timeout=float(config["round-timeout"]),
             train_config=ConfigRecord({"method": method}),
         )
+
+
+def _serves_novel(config: Config, method: str) -> bool:
+    """Whether novel clients get a model, be it from the labels that they show."""
+    entry = METHODS[method]
+    rounds = entry.client.few_shot == "rounds" and config["novel-rounds"]
+    return bool(entry.novel or config["novel-shots"] or rounds)
 
 
 def _enter(ledger: Path, state: Mapping[str, Any]) -> None:

@@ -43,7 +43,13 @@ class CrossFederation(Federation):
         for dataset, role in ((self.dataset, ~self.novel), (other, self.novel)):
             own: Config = {"partition": base, "num-clients": int(role.sum()), "train-fraction": 1.0}
             if dataset is other:
-                own = {**own, "standardize": "none"}  # as the training clients' inputs, below
+                own = {
+                    **own,
+                    "standardize": "none",  # as the training clients' inputs, below
+                    "seed": seed_of(self._seed, "novel dataset"),
+                    "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
+                    "partition.public-samples": 0,
+                }
             self._of.append(Federation({**config, **own}, dataset) if role.any() else None)
         self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
         train, others = self._of

@@ -11,7 +11,7 @@ from partitions.federation import Federation, novel_shots
 from partitions.registry import Config, partition
 from partitions.shares import SUB_POPULATION, PreferredSamples, Share
 
-RANK = "rank"  # attribute of a share: the user's place in its sub-population, from 0
+RANK = "rank"  # attribute of a share: the place in its sub-population, from 0, novel users last
 
 
 class PreferenceFederation(Federation):
@@ -35,8 +35,9 @@ class PreferenceFederation(Federation):
         self.preferred = np.asarray(self.rule.preferred)
         self._rank = np.zeros(self.num_clients, dtype=int)
         for kind in np.unique(self.preferred):
-            mine = self.preferred == kind
-            self._rank[mine] = np.arange(mine.sum())
+            users = np.flatnonzero(self.preferred == kind)
+            users = users[np.argsort(self.novel[users], kind="stable")]
+            self._rank[users] = np.arange(len(users))
         self._drawn: dict[int, Tensor] = {}
         self._mean, self._std = self._scaling(str(config["standardize"]))
 

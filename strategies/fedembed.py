@@ -14,7 +14,7 @@ ones come back as they were sent; with a map also its embedding v, which the upd
 tells exactly, and its head from the counts. Under differential privacy these assignments need
 `dp-covers` = "model-updates"."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,12 @@ class FedEmbed(HeldHeads, CentralAdam):
             self.centers = generator.random((count, self.dim)).astype(np.float32)
             self.heads, self.positions = np.arange(count), som.grid(count)
         return super().initialize(arrays)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Another run's last evaluation is none of this one's."""
+        super().load_state(state)
+        if "round" not in state:
+            self.recent = np.zeros(0, np.int64)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, with prototypes or map for a user to find its head by."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, num_bytes, prefixed, to_numpy, to_tensors
@@ -108,12 +109,28 @@ class ODPFLHN(PFedHN):
         self.reports_last = self.private
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
-        self._serves_novel = self.evaluate_novel
         self.sigmas: list[float] = []
         # Next round's nodes that have been asked for its descriptors, and what reads their replies.
         self._ahead: tuple[set[Node], Callable[[], list[Update]]] = (set(), list)
 
     # The strategy's contract
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        *args: Any,
+        **options: Any,
+    ) -> Result:
+        """Run the rounds. Raises ValueError if two-phase training has none for its first phase."""
+        first = num_rounds - self.fine_tune_rounds
+        if self.training == "two-phase" and self.former is None and num_rounds and first < 1:
+            raise ValueError(
+                f"two-phase training of {num_rounds} rounds, of which fine-tune-rounds takes "
+                f"{self.fine_tune_rounds}, would never teach the encoder; set fewer"
+            )
+        return super().start(grid, initial_arrays, num_rounds, *args, **options)
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The target network is the template; the encoder's arrays are γ."""

@@ -66,7 +66,8 @@ class PFedHN(PersonalizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.evaluate_novel = self.evaluate_novel and not novel_rounds  # until they have learnt
+        self._serves_novel = self.evaluate_novel  # once they have learnt
+        self.evaluate_novel = self.evaluate_novel and not novel_rounds
         if server_optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown server-optimizer {server_optimizer!r}; known: {OPTIMIZERS}")
         if descriptor not in DESCRIPTORS:
@@ -197,7 +198,7 @@ class PFedHN(PersonalizedStrategy):
         """Training clients; in the novel rounds all novel clients."""
         if not self.frozen:
             return super().sample()
-        self.phase, self.evaluate_novel = 1, True
+        self.phase, self.evaluate_novel = 1, self._serves_novel
         self.reports_last = True  # φ is frozen: training clients' validation cannot choose a round
         return [node for node in self.nodes if node.novel]
 

@@ -13,20 +13,23 @@ from strategies.replies import Update
 
 LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
 GROUPS = {"sub-population", "head", "counts"}  # of these no mean is told
+EXAMPLES = "-examples"  # ends the key of how many samples a score of its own number is of
 
 
 def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
     """``train-…`` and ``novel-…``: the mean over clients of every number that they told.
 
     With accuracy, the clients that told one, and novel ones' standard error. `over` "samples"
-    weighs the clients by the labeled samples they were scored on, but for the standard error."""
+    weighs the clients by the labeled samples that the score is of, but for the standard error."""
     found: dict[str, float] = {}
     for role, novel in (("train", False), ("novel", True)):
         group = [u for u in updates if u.node.novel == novel]
         for key in sorted({key for u in group for key in u.metrics} - GROUPS):
+            if key.endswith(EXAMPLES):
+                continue
             told = [u for u in group if key in u.metrics]
             values = [u.metrics[key] for u in told]
-            counts = [u.num_examples for u in told]
+            counts = [u.metrics.get(key + EXAMPLES, u.num_examples) for u in told]
             weights = counts if over == "samples" and any(counts) else None
             found[f"{role}-{key}"] = float(np.average(values, weights=weights))
             if key == "accuracy":

@@ -148,6 +148,11 @@ def test_means_over_clients_and_over_samples():
     assert means(replies, "samples")["train-accuracy"] == 0.625
     unlabeled = [update(0, {}, 0, entropy=1.0), update(1, {}, 0, entropy=2.0)]
     assert means(unlabeled, "samples") == {"train-entropy": 1.5}
+    tested = [
+        update(0, {}, 1, **{"test-accuracy": 1.0, "test-accuracy-examples": 3}),
+        update(1, {}, 3, **{"test-accuracy": 0.5, "test-accuracy-examples": 1}),
+    ]
+    assert means(tested, "samples") == {"train-test-accuracy": 0.875}  # 3.5 / 4
     with pytest.raises(ValueError, match=r"mean-over 'rounds'.*samples"):
         FedAvg(mean_over="rounds")
     told = [dict(federate(**{"mean-over": over})[0].evaluate_metrics_clientapp[2]) for over in

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -246,6 +247,27 @@ def test_training_clients_add_no_noise():
     np.testing.assert_array_equal(
         one.encode(gamma(one), {})[0][DESCRIPTOR], plain.encode(gamma(plain), {})[0][DESCRIPTOR]
     )
+
+
+def test_a_private_novel_client_answers_nothing_that_its_budget_does_not_cover():
+    """Whatever the server asks; a training client of the same run answers as always."""
+    asked = ("train", "backprop", "domain")
+    for novel in (True, False):
+        one = client("ds-sphere", novel=novel, descriptor_epsilon=0.5)
+        arrays = one.initial
+        sent = {
+            "train": {n: a for n, a in arrays.items() if n.startswith("target.")},
+            "backprop": gamma(one) | {DESCRIPTOR: np.ones(DIM, np.float32)},
+            "domain": {"weights": np.zeros((1, 7), np.float32)},
+        }
+        for action in asked:
+            answer = partial(getattr(one, action), sent[action], {"side": 1.0})
+            if novel:
+                with pytest.raises(ValueError, match=r"descriptor-epsilon is 0\.5, and covers no"):
+                    answer()
+            else:
+                answer()
+        assert one.encode(gamma(one), {})[0].keys() == {DESCRIPTOR}
 
 
 @pytest.mark.parametrize("encoder", ["ds", "dss", "st"])

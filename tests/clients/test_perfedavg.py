@@ -121,6 +121,14 @@ def test_a_client_is_scored_after_one_step_on_its_training_data():
         assert client.state == {}
 
 
+def test_a_novel_client_that_shows_no_labels_makes_no_step():
+    (x, y), _ = batches()
+    client = PerFedAvgClient(network().float(), replace(share(x, y), novel=True), inner_lr=ALPHA)
+    client.receive(client.initial, {})
+    for name, array in client.initial.items():
+        np.testing.assert_array_equal(client.model.state_dict()[name], array)
+
+
 @pytest.mark.parametrize(
     ("setting", "word"),
     [({"variant": "second"}, "'second'"), ({"delta": 0.0}, "delta"), ({"inner_lr": -1.0}, "inner")],

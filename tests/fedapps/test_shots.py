@@ -1,22 +1,28 @@
 """Novel clients with a few labels: what they learn from is never scored, what is scored is never
 learnt from."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL, federate, share
+from tiny import NEEDS, SMALL, federate, share
 from torch import nn
 
 import partitions
+from clients.arrays import model_arrays
 from clients.base import Client
 from clients.ditto import DittoClient
 from clients.fedbabu import FedBABUClient
 from clients.fedper import FedPerClient
+from clients.fedtta import FedTTAClient
+from clients.models.adaptable import Adaptable, Adaptation
 from clients.perfedavg import PerFedAvgClient
 from clients.pfedme import PFedMeClient
 from fedapps.clientapp import with_public
 from fedapps.config import former_name
 from fedapps.methods import METHODS
+from partitions.seeds import drawing
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",
          "odpfl-hn", "pefll", "pfedhn", "fedprox"]  # fmt: skip
@@ -108,6 +114,34 @@ def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeyp
     assert "novel-loss" in differs
     scores = ("novel-accuracy", "novel-base-accuracy", "novel-loss", "novel-sem")
     assert differs <= set(scores)
+
+
+@pytest.mark.parametrize("method", [n for n, e in METHODS.items() if e.client.few_shot])
+def test_all_who_can_learn_do(method):
+    """No novel client fails on the way."""
+    changes = {"method": method, "num-clients": 4, "rounds": 1, "local-steps": 1}
+    changes |= {"novel-shots": 2, "novel-rounds": int(METHODS[method].client.few_shot == "rounds")}
+    told = federate(**changes | NEEDS.get(method, {}))[0].evaluate_metrics_clientapp
+    assert told[max(told)]["novel-clients"] == 2
+
+
+def test_fedtta_learns_from_shots_as_a_training_client_does():
+    """From one sample, of which all batches are: the weights of a round of meta-training."""
+    found = []
+    for novel in (False, True):
+        own = replace(share(torch.ones(1, 1), [0]), novel=novel, shots=int(novel))
+        with drawing(0):
+            model = Adaptable(nn.Linear(1, 2), Adaptation(2, 16))
+        client = FedTTAClient(model, own, inner_lr=0.1, adapt_lr=0.2, lr=0.3, local_steps=2)
+        if novel:
+            client.score(client.initial, {})
+        else:
+            client.train(client.initial, {})
+        found.append(model_arrays(client.model))
+        moved = [n for n, a in client.initial.items() if not np.array_equal(a, found[-1][n])]
+        assert {name.partition(".")[0] for name in moved} == {"base", "adaptation"}
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
 
 
 def test_shots_teach():

@@ -58,6 +58,31 @@ def test_who_holds_what(crossed):
         assert sorted(torch.cat(rows).tolist()) == list(range(first, first + (40 if role else 30)))
 
 
+def label_shares(federation, novel):
+    """The share of class 1 of each client of the role."""
+    ids = [i for i in range(5) if federation.novel[i] == novel]
+    return [float(federation.share(i).everything[:][1].float().mean()) for i in ids]
+
+
+def test_novel_clients_are_dealt_by_their_own_concentration_and_draws(crossed):
+    """α = 0.05 gives a training client one class alone, 1000 novel ones both; and with one α for
+    both no novel client repeats the draw of the training client of its number."""
+    found = crossed(**{"partition.base": "dirichlet", "partition.alpha": 0.05,
+                       "partition.novel-alpha": 1000.0})  # fmt: skip
+    assert all(abs(share - 0.5) < 0.1 for share in label_shares(found, True))
+    assert any(abs(share - 0.5) > 0.3 for share in label_shares(found, False))
+    same = crossed(**{"partition.base": "dirichlet", "partition.alpha": 1.0})
+    pairs = zip(label_shares(same, True), label_shares(same, False), strict=False)
+    assert all(abs(novel - training) > 0.05 for novel, training in pairs)
+
+
+def test_public_samples_are_cut_from_the_training_clients_dataset_alone(crossed):
+    federation = crossed(**{"partition.public-samples": 6})
+    held = [len(federation.share(i).everything) for i in range(5)]
+    assert sorted(held) == [8, 8, 8, 20, 20]
+    assert len(federation.public) == 6
+
+
 def test_all_are_standardised_as_the_training_clients_are(crossed):
     """0 … 29 have mean 14.5 and variance 2247.5 / 29; here's own constants are 3 and 2, which
     there has none of."""

@@ -69,6 +69,17 @@ def test_users_are_dealt_by_the_shares_and_ranked_within_their_sub_population():
     assert [a["rank"] for a in first] == list(range(10))  # by client id
 
 
+def test_users_that_train_are_ranked_before_novel_ones():
+    """Or a sub-population whose first user is novel would have nobody to volunteer."""
+    federation = users(**{"num-clients": 60, "train-fraction": 0.5})
+    for kind in range(10):
+        mine = np.flatnonzero(federation.preferred == kind)
+        rank = {i: federation.share(i).attributes["rank"] for i in mine}
+        assert sorted(rank.values()) == list(range(len(mine)))
+        novel = [federation.novel[i] for i in sorted(mine, key=rank.get)]
+        assert novel == sorted(novel)
+
+
 def dealt(preferred, seed=0):
     """Rows of 18 to train on, 6 to validate and 12 to test, of three types of 60 rows each."""
     rule = PreferencePartitioner(preferred, 36, 6, 12, seed)

@@ -129,6 +129,28 @@ def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
     assert sent[nodes[2]]["assignment/centers"].tolist() == [[0.25, 0.75]]
 
 
+def test_another_runs_last_evaluation_is_none_of_this_ones():
+    """One that goes on from its saved model asks the volunteers before its first round; a
+    resumed one, the volunteers of whose last round have told theirs, does not."""
+    for state, times in (({}, 1), ({"round": 2, "optimizers": [], "magnitudes": {}}, 0)):
+        strategy, asked = server(assignment="prototype"), []
+        (node,) = strategy.nodes = [Node(0, 50, properties={"prototype": 1})]
+        strategy.arrays = {"w": np.zeros(1, np.float32)}
+        strategy.now = Round(2)
+        told = strategy._volunteering(2)
+        kept = {"kept": {"recent": told}, "arrays": strategy.arrays}
+        strategy.optimizers = list
+        strategy._magnitudes.load_state = lambda _: None
+        strategy.load_state(state | kept)
+        strategy.now = Round(3)
+        reply = Update(node, {"prototype": np.zeros(2, np.float32)}, 1, {})
+        strategy.exchange = lambda action, *_, asked=asked, reply=reply, **__: (
+            asked.append(action) or [reply]
+        )
+        strategy.broadcast(strategy.arrays, strategy.nodes)
+        assert asked.count("query.prototype") == times
+
+
 def test_every_round_asks_the_users_in_an_order_of_its_own():
     strategy = server(assignment="som", som_passes=4)
     strategy.num_rounds, orders = 9, set()

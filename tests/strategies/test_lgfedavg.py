@@ -1,10 +1,12 @@
+import json
+
 import numpy as np
 import pytest
 import torch
 from tiny import SMALL, federate, share, states, update
 
 from clients.arrays import from_record, group
-from clients.lgfedavg import LGFedAvgClient
+from clients.lgfedavg import OWN_BODIES, LGFedAvgClient
 from clients.models import build_model
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
@@ -63,6 +65,26 @@ def test_the_body_starts_from_fedavgs_and_then_parts():
     assert not np.array_equal(arrays["head.weight"], fedavg["head.weight"])
 
 
+def test_the_round_that_is_reported_has_bodies_of_their_own(tmp_path):
+    """Validation never chooses one of FedAvg's rounds, be it better: here it is the same."""
+    changes = {"method": "lg-fedavg", "rounds": 5, "lg-fedavg.fedavg-rounds": 3, "lr": 0.0}
+    federate(**changes, **{"output-dir": str(tmp_path)})
+    assert json.loads((tmp_path / "summary.json").read_text())["best_round"] == 4
+
+
+def test_a_run_that_goes_on_is_in_the_second_phase(tmp_path):
+    """Two of three clients have trained a body in the first run. In the second one the third is
+    sent all and tells the head, and the others are sent the head alone, from round 1 on."""
+    common = {"method": "lg-fedavg", "lg-fedavg.fedavg-rounds": 1, "fraction-train": 0.67}
+    federate(**common, rounds=2, **{"output-dir": str(tmp_path)})
+    config = SMALL | common | {"from-dir": str(tmp_path), "rounds": 1, "fraction-train": 1.0}
+    grid = Watched.simulation(app, config, 6)
+    grid.names = {}
+    run(grid, config, "in-process")
+    assert sorted(map(len, grid.names["train", "down", 1])) == [2, 2, len(ALL)]
+    assert grid.names["train", "up", 1] == [HEAD] * 3
+
+
 def test_a_client_late_to_the_second_phase_starts_from_fedavgs_body():
     """One of three clients a round: each is sent the body when its turn first comes."""
     config = SMALL | {"method": "lg-fedavg", "rounds": 6, "fraction-train": 0.34}
@@ -79,12 +101,12 @@ def test_a_client_late_to_the_second_phase_starts_from_fedavgs_body():
 def test_the_client_trains_the_body_of_its_state():
     model = build_model("mlp-small", (4,), 2, 0)
     client = LGFedAvgClient(
-        model, share(torch.ones(2, 4), torch.tensor([0, 1])), lr=0.0, local_steps=1, fedavg_rounds=1
+        model, share(torch.ones(2, 4), torch.tensor([0, 1])), lr=0.0, local_steps=1
     )
     own = {f"personal/{n}": a + 1 for n, a in client.initial.items() if not n.startswith("head.")}
     client.state = dict(own)
     head = {name: client.initial[name] for name in HEAD}
-    reply, _, _ = client.train(head, {"server-round": 2})
+    reply, _, _ = client.train(head, {"server-round": 2, OWN_BODIES: True})
     assert reply.keys() == HEAD
     for name, array in own.items():
         np.testing.assert_array_equal(client.state[name], array)
@@ -92,9 +114,8 @@ def test_the_client_trains_the_body_of_its_state():
 
 
 def test_bad_settings_and_models_without_head():
-    for cls in (LGFedAvg, lambda **s: LGFedAvgClient(torch.nn.Linear(1, 1), None, **s)):
-        with pytest.raises(ValueError, match="fedavg-rounds is -1"):
-            cls(fedavg_rounds=-1)
+    with pytest.raises(ValueError, match="fedavg-rounds is -1"):
+        LGFedAvg(fedavg_rounds=-1)
     with pytest.raises(ValueError, match="head"):
         LGFedAvg().initialize({"w": np.zeros(1)})
 

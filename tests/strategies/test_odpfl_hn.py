@@ -101,6 +101,13 @@ def test_two_phase_training_freezes_the_encoder_and_then_tunes_the_hypernetwork(
     assert any((first[n] != before[n]).any() for n in first if n.startswith("encoder/"))
 
 
+def test_two_phases_need_a_round_for_the_first():
+    """But for a run that goes on from another one, whose encoder has learnt."""
+    phases = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
+    with pytest.raises(ValueError, match="two-phase training of 2 rounds"):
+        go(rounds=2, **phases)
+
+
 def test_a_private_novel_client_is_asked_once():
     private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
     result, _ = go(rounds=3, **private)

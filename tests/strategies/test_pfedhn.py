@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny import federate
 
 from clients.arrays import to_record
 from strategies.pfedhn import PFedHN
@@ -139,6 +140,13 @@ def test_novel_rounds_are_of_novel_clients_alone_and_are_reported():
         told.append((sampled, strategy.frozen, strategy.phase))
         told.append((strategy.evaluate_novel, strategy.reports_last))
     assert told == [([0, 1], False, 0), (False, False), ([7], True, 1), (True, True)]
+
+
+@pytest.mark.parametrize(("wanted", "scored"), [(True, [3, 4]), (False, [])])
+def test_novel_clients_are_scored_once_they_have_learnt_if_at_all(wanted, scored):
+    changes = {"method": "pfedhn", "novel-rounds": 2, "evaluate-novel": wanted}
+    told = federate(**changes)[0].evaluate_metrics_clientapp
+    assert [n for n, metrics in told.items() if "novel-accuracy" in metrics] == scored
 
 
 def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter():

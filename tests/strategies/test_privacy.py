@@ -140,6 +140,18 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little_noise(asked,
         answered({"a": np.ones(1)}, asked, "local", **{"dp-noise-multiplier": z, "dp-clip": 0.5})
 
 
+def test_a_client_knows_what_noise_its_epsilon_needs():
+    """Three rounds at δ = 1e-5 and ε = 2, whose z is sought as the server does: more noise than
+    one round alone needs, and a hundredth less is too little."""
+    own = {"dp-epsilon": 2.0, "dp-delta": 1e-5, "rounds": 3, "dp-clip": 0.5}
+    z = accountant.multiplier(lambda z: local_epsilon(3 * (2 / z) ** 2, 1e-5), 2.0)
+    for factor in (1.0, 2.0):
+        answered({"a": np.ones(1)}, {NOISE: factor * z * 0.5}, "local", **own)
+    for factor in (0.99, 3**-0.5):
+        with pytest.raises(ValueError, match="the server asked for noise of"):
+            answered({"a": np.ones(1)}, {NOISE: factor * z * 0.5}, "local", **own)
+
+
 def test_metrics_and_properties_that_tell_of_samples_stay():
     none = {"a": np.zeros(2)}
     assert dict(replied("train", none, {}, "central")["metrics"]) == {"num-examples": 1}
