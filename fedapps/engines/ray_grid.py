@@ -25,6 +25,7 @@ AHEAD = 2  # batches that wait at an actor, so that it is never idle while the d
 PARTS = 2  # a batch is a part of an actor's share of the rest: the last ones are of one message
 CHECK_SECONDS = 1.0  # between looks at Ray itself; it ends a process seconds after its own death
 TRIES = 2  # a message that was at an actor when it died is asked once more, alone
+DEAD = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)  # killed, be it by Ray
 Load = Callable[[], ClientApp]
 
 
@@ -46,11 +47,12 @@ class Task:
 
 @dataclass
 class Answer:
-    """A reply, how long it took, and whether the client has a state since."""
+    """A reply, how long it took, whether the client has a state since, and whether a new one."""
 
     reply: Message
     seconds: float
     stateful: bool
+    changed: bool
 
 
 class Actor:
@@ -66,7 +68,7 @@ class Actor:
         return _machine()
 
     def answer(self, batch: list[Task]) -> tuple[list[Answer], dict[int, RecordDict]]:
-        """Answers, and the states of the clients that were asked to train."""
+        """Answers, and the states of the clients that have changed theirs."""
         needed = {ref for task in batch for ref in task.shared.values()}
         self.records = {ref: self.records.get(ref) or ray.get(ref) for ref in needed}
         answers, states = [], {}
@@ -77,11 +79,13 @@ class Actor:
                 context.state = ray.get(task.state)[task.node]
             for key, ref in task.shared.items():
                 task.message.content[key] = self.records[ref]
+            before = dict(context.state)
             (reply,) = self.grid.answer([task.message], None)
-            if task.message.metadata.message_type.startswith("train"):
+            changed = any(before.get(k) is not record for k, record in context.state.items())
+            if changed:
                 states[task.node] = context.state
             seconds = time.perf_counter() - started
-            answers.append(Answer(reply, seconds, bool(context.state)))
+            answers.append(Answer(reply, seconds, bool(context.state), changed))
         return answers, states
 
 
@@ -143,6 +147,9 @@ class RayGrid(LocalGrid):
         self._home: dict[int, Any] = {}  # the actor that holds a node's state
         self._states: dict[int, ray.ObjectRef] = {}  # {node: state, …} by node
         self._seconds: dict[tuple[int, str], float] = {}  # that a node's last answer took
+        self._late: set[int] = (
+            set()
+        )  # nodes whose answer was waited for in vain, and none came since
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         """Replies as they come; an actor that has not answered in time is replaced.
@@ -163,13 +170,15 @@ class RayGrid(LocalGrid):
         replies: list[Message] = []
         while queue or running:
             self._pause()
-            busy = Counter(id(actor) for actor, _, _ in running.values())
+            busy: Counter[int] = Counter()
+            for actor, batch, _ in running.values():
+                busy[id(actor)] += self._weight(batch)
             for least, actor in product(range(ahead), self._machines):
                 if queue and busy[id(actor)] == least:
                     batch = self._choose(actor, queue, sum(t.seconds for t in queue) / parts)
                     answers, states = actor.answer.options(num_returns=2).remote(batch)
                     running[answers] = (actor, batch, states)
-                    busy[id(actor)] += 1
+                    busy[id(actor)] += self._weight(batch)
             left = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait([*running, *self._starting], timeout=min(left, CHECK_SECONDS))
             if not ready and left > CHECK_SECONDS:
@@ -179,12 +188,14 @@ class RayGrid(LocalGrid):
                 self._begin(ready[0])
                 continue
             if not ready:
-                for actor in {id(actor): actor for actor, _, _ in running.values()}.values():
+                first = {id(actor): (actor, batch) for actor, batch, _ in [*running.values()][::-1]}
+                for actor, batch in first.values():
                     self._replace(actor)
+                    self._suspect(batch, float(timeout or 0))
                 break
             try:
                 done = ray.get(ready[0])
-            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
+            except (*DEAD, ray.exceptions.ObjectLostError):
                 self._check()
                 dead = running[ready[0]][0]
                 lost = [ref for ref, (actor, _, _) in running.items() if actor is dead]
@@ -229,6 +240,16 @@ class RayGrid(LocalGrid):
                 task.state = self._states.get(task.node)
         return batch
 
+    def _weight(self, batch: list[Task]) -> int:
+        """For how many a batch counts: nothing waits behind one that may never come."""
+        return AHEAD if any(task.node in self._late for task in batch) else 1
+
+    def _suspect(self, batch: list[Task], seconds: float) -> None:
+        """One of the batch did not answer in time: each goes first and alone until it does."""
+        self._late |= {task.node for task in batch}
+        kinds = ((task.node, task.message.metadata.message_type) for task in batch)
+        self._seconds |= dict.fromkeys(kinds, seconds)
+
     def _remember(
         self, actor: Any, batch: list[Task], answers: list[Answer], states: ray.ObjectRef
     ) -> None:
@@ -238,10 +259,11 @@ class RayGrid(LocalGrid):
         for task, one in zip(batch, answers, strict=True):
             kind = task.message.metadata.message_type
             self._seconds[task.node, kind] = one.seconds
+            self._late.discard(task.node)
             if one.stateful:
                 self._home[task.node] = actor
-                if kind.startswith("train"):
-                    self._states[task.node] = states
+            if one.changed:
+                self._states[task.node] = states
 
     def _expected(self, messages: Sequence[Message]) -> list[float]:
         """Seconds that each answer may take: as long as the node's last one of its kind, or as
@@ -259,7 +281,7 @@ class RayGrid(LocalGrid):
         try:
             self._machines[actor] = ray.get(started)
             self._failed_starts = 0
-        except ray.exceptions.RayActorError as error:
+        except DEAD as error:
             self._failed_starts += 1
             if self._failed_starts > TRIES * len(self._actors.all):
                 reason = str(error).strip().splitlines()[-1]

@@ -9,15 +9,16 @@ import lab
 import numpy as np
 import pytest
 import ray
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from tiny import SMALL, left
 
-from clients.arrays import from_record
-from fedapps.clientapp import app
+import partitions
+from clients.arrays import from_record, to_record
+from fedapps.clientapp import app, method_model
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, named, simulated
 from fedapps.engines.jobs import _client_app
-from fedapps.engines.ray_grid import Actors, RayGrid
+from fedapps.engines.ray_grid import AHEAD, Actors, Answer, RayGrid, Task
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from strategies.base import PersonalizedStrategy
@@ -106,6 +107,30 @@ def test_the_bits_are_those_of_one_process(actors):
         assert numbers(on_actors(actors, config)) == numbers(in_process(config))
 
 
+def test_what_a_private_client_has_answered_outlives_its_actor(actors):
+    """Or it would answer another encoder as well, beyond its budget."""
+    private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
+    config = configuration("odpfl-hn", **private)
+    _, arrays = method_model("odpfl-hn", config, partitions.task(config))
+    gamma = {name: a for name, a in arrays.items() if name.startswith("encoder.")}
+    node = int(np.flatnonzero(partitions.federation(config).novel)[0]) + 1
+    grid = RayGrid(actors, config, simulated(6))
+
+    def asked(encoder):
+        content = {"arrays": to_record(encoder), "config": ConfigRecord({"method": "odpfl-hn"})}
+        message = Message(RecordDict(content), node, "query.encode")
+        (reply,) = grid.answer(named([message]), 60)
+        return from_record(reply.content["arrays"]) if reply.has_content() else reply.error.reason
+
+    first = asked(gamma)["descriptor"]
+    for _ in range(2):
+        assert np.array_equal(asked(gamma)["descriptor"], first)
+        assert "has answered what descriptor-epsilon 1" in asked(
+            {n: a + 1 for n, a in gamma.items()}
+        )
+        ray.kill(grid._home[node])
+
+
 @pytest.fixture
 def chosen(monkeypatch):
     """The nodes of each batch that is chosen, and for which actor."""
@@ -164,7 +189,42 @@ def test_one_that_never_answers_costs_the_timeout_and_its_batch(actors, ordered)
     told = run(grid, config, "ray").train_metrics_clientapp
     assert told[2]["dropped-missing"] >= 1
     assert told[3]["valid-replies"] == 5
+    assert not grid._late
     assert np.isfinite(told[3]["loss"])
+
+
+def test_who_did_not_answer_in_time_goes_alone_and_nobody_waits_behind(actors, chosen):
+    config = configuration("fedavg", **{"num-clients": 8, "rounds": 0})
+    grid = RayGrid(actors, config, simulated(8))
+    asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    grid.answer(named(asked), 60)
+    while grid._starting:
+        grid.answer(named(asked), 60)
+    late = [Task(asked[2], {}, 1.0), Task(asked[5], {}, 1.0)]
+    grid._suspect(late, 20.0)
+    assert grid._weight(late) == AHEAD
+    chosen.clear()
+    grid.answer(named(asked), 60)
+    assert [nodes for nodes, _ in chosen[:2]] == [[3], [6]]
+    assert chosen[0][1] is not chosen[1][1]
+    assert not grid._late and grid._seconds[3, "query"] < 20
+
+
+def test_an_actor_that_ray_ends_for_want_of_memory_is_replaced(actors, monkeypatch):
+    get, raised = ray.get, []
+
+    def once(refs, **options):
+        value = get(refs, **options)
+        if isinstance(value, list) and isinstance(value[0], Answer) and not raised:
+            raised.append(value)
+            raise ray.exceptions.OutOfMemoryError("1 worker was killed")
+        return value
+
+    config = configuration("scaffold")
+    expected = numbers(in_process(config))
+    monkeypatch.setattr(ray, "get", once)
+    assert numbers(on_actors(actors, config)) == expected
+    assert raised
 
 
 def impatient(answer, messages, timeout):
