@@ -29,6 +29,7 @@ Metrics = dict[str, Any]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
 LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to those given
+RUN_TOKEN = "run-token"  # config key: the run whose state the client goes on from
 KEEP, RECALL = "query.keep", "train.recall"  # of a simulation's clients alone
 DOMAIN = "query.domain"  # of runs that report the bound's terms
 UNLABELED = -1  # the label of a sample that has none
@@ -58,6 +59,7 @@ class Client(NumPyClient):
     # has a `loss` and no such line trains in no cohort
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
+    lasting: tuple[str, ...] = ()  # prefixes of its state's names that outlive the run
 
     def __init__(
         self,

@@ -42,6 +42,7 @@ class ODPFLHNClient(Client):
 
     exchanges = ("query.encode", "train.backprop")
     remembers: tuple[str, ...] = ("query.encode",)
+    lasting = ("answer/", "sigma/", "spent")  # a novel client's budget is one for all runs
     needs_state = "training"  # of a private novel client: its answers, and what they spent
     rates = ("lr", "encoder_local_lr")
 

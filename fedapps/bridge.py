@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, RECALL, Client
+from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, RECALL, RUN_TOKEN, Client
 from fedapps.files import write_arrays
 
 STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
@@ -22,12 +23,13 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
 
     The method is the message's ``method``, else the run's. The client's state is loaded before
     and stored after ``train`` messages and those it `remembers`, so that evaluation changes
-    nothing; it is also written to the node's ``state-dir``, if it has one. That happens before
-    the reply leaves."""
+    nothing; it is also written to the node's ``state-dir``, if it has one, under the ``run-token``
+    of the message. That happens before the reply leaves."""
     config, arrays = unpack(message.content)
     method = str(config.get("method", context.run_config.get("method", "")))
     client = make(context, method)
-    client.state = load_state(context, method, client)
+    token = str(config.get(RUN_TOKEN, ""))
+    client.state = load_state(context, method, client, token)
     action = message.metadata.message_type
     reply = RecordDict()
     if action == "query":
@@ -49,7 +51,7 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
         reply["arrays"] = to_record(named)
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
     if action.startswith("train") or action in client.remembers:
-        _store_state(context, method, client, must=action in client.remembers)
+        _store_state(context, method, client, token, must=action in client.remembers)
     return Message(reply, reply_to=message)
 
 
@@ -79,8 +81,11 @@ def _state_file(context: Context, method: str, client: Client) -> Path | None:
     return Path(str(folder)) / f"{method}-{client.client}.safetensors" if folder else None
 
 
-def load_state(context: Context, method: str, client: Client) -> Arrays:
-    """What the client of the method at hand kept on this node; that of other methods is dropped."""
+def load_state(context: Context, method: str, client: Client, token: str = "") -> Arrays:
+    """What the client of the method at hand kept on this node; that of other methods is dropped.
+
+    Of a file that a run of another `token` wrote only what is `lasting` is taken; one that tells
+    none is anybody's."""
     for key in [k for k in context.state if k.startswith(STATE) and k != STATE + method]:
         del context.state[key]  # a run's methods follow each other; the last one's state is done
     if STATE + method in context.state:
@@ -88,10 +93,17 @@ def load_state(context: Context, method: str, client: Client) -> Arrays:
         assert isinstance(record, ArrayRecord)
         return from_record(record)
     file = _state_file(context, method, client)
-    return load_file(file) if file is not None and file.is_file() else {}
+    if file is None or not file.is_file():
+        return {}
+    with safe_open(file, "numpy") as content:
+        writer = (content.metadata() or {}).get(RUN_TOKEN, token)
+    state = load_file(file)
+    if token in ("", writer):
+        return state
+    return {name: array for name, array in state.items() if name.startswith(client.lasting)}
 
 
-def _store_state(context: Context, method: str, client: Client, *, must: bool) -> None:
+def _store_state(context: Context, method: str, client: Client, token: str, *, must: bool) -> None:
     """Keep the client's state, until its next training in memory alone where the disk is full.
 
     With `must` that raises OSError: no answer leaves a node that could forget it gave it. A state
@@ -108,7 +120,7 @@ def _store_state(context: Context, method: str, client: Client, *, must: bool) -
     file = _state_file(context, method, client)
     try:
         if file is not None:
-            write_arrays(file, client.state)
+            write_arrays(file, client.state, {RUN_TOKEN: token} if token else None)
     except OSError as error:
         if must:
             raise

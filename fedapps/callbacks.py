@@ -15,6 +15,7 @@ from typing import Any
 from flwr.common.logger import log
 
 from fedapps.config import Config
+from fedapps.results.checkpoint import state_bytes
 from strategies.base import PersonalizedStrategy
 from strategies.round import Stop
 
@@ -179,14 +180,21 @@ class Callbacks:
             self._tell("run_ends", summary())
 
     def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint holds of each."""
-        return [callback.state() for callback in self.callbacks]
+        """What a checkpoint holds of each; one whose state it cannot hold is taken off."""
+        states = []
+        for callback in list(self.callbacks):
+            with self._guarded(callback):
+                own = callback.state()
+                state_bytes({"state": own})
+                states.append(own)
+        return states
 
     def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Go on from a `state`; if a callback was taken off since, each starts anew."""
         if len(state) == len(self.callbacks):
-            for callback, own in zip(self.callbacks, state, strict=True):
-                callback.load_state(own)
+            for callback, own in zip(list(self.callbacks), state, strict=True):
+                with self._guarded(callback):
+                    callback.load_state(own)
 
     def round_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
         """Tell a round, and its evaluation if it has one."""
@@ -198,16 +206,25 @@ class Callbacks:
         stop = None
         for callback in list(self.callbacks):
             try:
-                getattr(callback, event)(*news)
+                with self._guarded(callback):
+                    getattr(callback, event)(*news)
             except Stop as asked:
                 stop = asked
-            except Exception as error:
-                if isinstance(callback, EarlyStopping):
-                    raise
-                log(WARNING, "%s failed and is taken off: %s", type(callback).__name__, error)
-                self.callbacks.remove(callback)
         if stop is not None:
             raise stop
+
+    @contextmanager
+    def _guarded(self, callback: Callback) -> Iterator[None]:
+        """Around a call of it: an error takes it off; that of early stopping, and `Stop`, pass."""
+        try:
+            yield
+        except Stop:
+            raise
+        except Exception as error:
+            if isinstance(callback, EarlyStopping):
+                raise
+            log(WARNING, "%s failed and is taken off: %s", type(callback).__name__, error)
+            self.callbacks.remove(callback)
 
 
 def make_callbacks(config: Config) -> Callbacks:

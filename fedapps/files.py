@@ -1,11 +1,12 @@
 """Files written whole: to a temporary file, then renamed. A full disk is lived with."""
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from logging import ERROR
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from logging import ERROR, WARNING
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,26 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from clients.arrays import Arrays
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No other process is at the folder meanwhile; one that dies, in whatever way, lets it go.
+
+    Raises BlockingIOError if one is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"another process is at the run in {folder}: wait for it, or choose another folder"
+            ) from error
+        except OSError as error:  # not every network's disk has locks
+            log(WARNING, "%s cannot be locked: %s", folder, error)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -93,14 +114,14 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Named arrays as safetensors."""
-    write_bytes(path, array_bytes(arrays))
+def write_arrays(path: Path, arrays: Arrays, told: dict[str, str] | None = None) -> None:
+    """Named arrays as safetensors, with what its header is `told`."""
+    write_bytes(path, array_bytes(arrays, told))
 
 
-def array_bytes(arrays: Arrays) -> bytes:
+def array_bytes(arrays: Arrays, told: dict[str, str] | None = None) -> bytes:
     """What such a file holds."""
-    return save({name: np.asarray(a, order="C") for name, a in arrays.items()})
+    return save({name: np.asarray(a, order="C") for name, a in arrays.items()}, told)
 
 
 def read_arrays(folder: Path) -> Arrays:
@@ -125,3 +146,4 @@ def best_round(folder: Path) -> int:
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # models of its clients that a method may hand out
 PRIVACY = "privacy.json"  # what its users have spent
+TOKEN = "token.json"  # by which nodes know what they kept of the run

@@ -27,7 +27,7 @@ from fedapps.config import (
     settings,
 )
 from fedapps.engines.nodes import Hosts, engine_of
-from fedapps.files import PRIVACY, best_round, write_text
+from fedapps.files import PRIVACY, best_round, locked, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_former, read_memories
@@ -76,12 +76,24 @@ def main(grid: Grid, context: Context) -> None:
 def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
     """Train and evaluate `config`'s method over the grid of `engine`, results to ``output-dir``.
 
-    Raises ValueError for a bad configuration before the first message."""
+    Raises ValueError for a bad configuration before the first message, OSError if another process
+    writes to that folder."""
     config = override(defaults(), config)
     method = check_method(config["method"])
     check_run(config)
     check_shots(config, method)
     privacy = check_privacy(config, method)
+    if not config["output-dir"]:
+        return _carry_out(grid, config, engine, privacy)
+    folder = Path(str(config["output-dir"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        return _carry_out(grid, config, engine, privacy)
+
+
+def _carry_out(grid: Grid, config: Config, engine: str, privacy: Privacy | None) -> Result:
+    """`run`, once the configuration is checked."""
+    method = str(config["method"])
     entry = METHODS[method]
     only = sized(str(config["model"]), str(config["only-model"])) if config["only-model"] else ""
     shared = shared_arrays(config, method, only or str(config["model"]))
@@ -89,8 +101,10 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
     output = str(config["output-dir"])
     callbacks = make_callbacks(config)
     former, memories, begun = _former(config)
-    if privacy is not None and output:
-        ledger = Path(output) / PRIVACY
+    ledger = Path(output) / PRIVACY
+    if privacy is None and output:
+        ledger.unlink(missing_ok=True)  # of another run: it would make this one pass as private
+    elif privacy is not None and output:
         if config["resume"] and ledger.is_file() and config["dp-generator"] == "system":
             privacy.restore(json.loads(ledger.read_text("utf-8")))  # of lost rounds, too
             privacy.plan(int(config["rounds"]) - (begun["strategy"]["round"] if begun else 0))

@@ -26,6 +26,7 @@ from fedapps.files import write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
 
 STORAGE = "study.db"
 BLIND: Config = {"evaluate-novel": False, "novel-rounds": 0, "bound": False}
@@ -148,27 +149,30 @@ class Tuning:
         return study
 
     def _try(self, study: "Study", method: str, count: int) -> None:
-        """`count` trials at once."""
+        """`count` trials at once; first, without new ones, those that a stop left under way."""
         from optuna.samplers import TPESampler
         from optuna.trial import TrialState
 
-        # A draw of its own for each batch: a resumed study does not begin with the same trials.
-        study.sampler = TPESampler(seed=int(self.config["seed"]) + len(study.trials))
-        batch = [study.ask() for _ in range(count)]
-        labels = [self.search.label(trial, method) for trial in batch]
-        for trial, label in zip(batch, labels, strict=True):
-            trial.set_user_attr("label", label)
-        distinct = list(dict.fromkeys(labels))
+        begun = [t for t in study.trials if t.state == TrialState.RUNNING]
+        labels = {t.number: t.user_attrs["label"] for t in begun if "label" in t.user_attrs}
+        labels = dict(list(labels.items())[:count])
+        if not labels:
+            # A draw of its own for each batch, and the same one where the study was stopped.
+            study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_ended(study)))
+            batch = [study.ask() for _ in range(count)]
+            labels = {trial.number: self.search.label(trial, method) for trial in batch}
+            for trial in batch:
+                trial.set_user_attr("label", labels[trial.number])
+        distinct = list(dict.fromkeys(labels.values()))
         jobs = make_jobs(self.config, distinct, self.seeds, self.output / "trials")
         keep_finished(jobs)
         self.run(jobs)
-        for trial, label in zip(batch, labels, strict=True):
+        for number, label in labels.items():
             values = [_validation(job) for job in jobs if job.method == label]
             if any(value is None for value in values):
-                trial.set_user_attr("failed", True)
-                study.tell(trial, state=TrialState.FAIL)
+                study.tell(number, state=TrialState.FAIL)
             else:
-                study.tell(trial, float(np.mean([v for v in values if v is not None])))
+                study.tell(number, float(np.mean([v for v in values if v is not None])))
 
 
 def _validation(job: Job) -> float | None:
@@ -184,12 +188,15 @@ def _validation(job: Job) -> float | None:
     return float(accuracy)
 
 
-def _outcomes(study: "Study", method: str) -> list[Outcome]:
+def _ended(study: "Study") -> list["FrozenTrial"]:
     """Trials that ended, be it by a failure of their own."""
-    ended = [t for t in study.trials if t.value is not None or "failed" in t.user_attrs]
+    return [trial for trial in study.trials if trial.state.is_finished()]
+
+
+def _outcomes(study: "Study", method: str) -> list[Outcome]:
     return [
         Outcome(method, number, trial.user_attrs["label"], trial.value)
-        for number, trial in enumerate(ended, 1)
+        for number, trial in enumerate(_ended(study), 1)
     ]
 
 

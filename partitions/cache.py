@@ -39,19 +39,22 @@ def cached(key: str, read: Callable[[], Raw]) -> Raw:
     """The entry `key`, read and written first if it is not there; its arrays are memory-mapped.
 
     Processes that come at once may each read; the first one's entry stays and serves all. Where
-    the folder cannot be written, the arrays stay in memory, with a warning."""
+    the folder cannot be written, or the entry not be read, the arrays stay in memory, with a
+    warning."""
     target = cache_dir() / key
-    if not target.is_dir():
-        raw = read()
-        try:
-            _store(raw, target)
-        except OSError as error:
-            logging.getLogger(__name__).warning(
-                "no dataset can be kept in %s (%s), so every process holds its own; set "
-                "FEDAPPS_CACHE_DIR", target.parent, error,
-            )  # fmt: skip
-            return raw
-    return _mapped(target)
+    try:
+        if target.is_dir():
+            return _mapped(target)
+    except OSError as error:
+        _warn(target, error)
+        return read()
+    raw = read()
+    try:
+        _store(raw, target)
+        return _mapped(target)
+    except OSError as error:
+        _warn(target, error)
+        return raw
 
 
 def save_arrays(
@@ -64,17 +67,27 @@ def save_arrays(
         raise OSError(str(error)) from error
 
 
+def _warn(target: Path, error: OSError) -> None:
+    logging.getLogger(__name__).warning(
+        "no dataset can be kept as %s (%s), so every process holds its own; set FEDAPPS_CACHE_DIR",
+        target, error,
+    )  # fmt: skip
+
+
 def _store(raw: Raw, target: Path) -> None:
     """Write the arrays beside `target`, then rename; of two writers the first one wins."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}."))
+    private = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}."))
     try:
+        temporary = private / target.name
+        temporary.mkdir()  # unlike mkdtemp's, open to other users as the umask says
         arrays = {"x": raw.x, "y": raw.y.astype(np.int64)}
         names = {}
         for column, values in raw.columns.items():
             unique, arrays[f"column.{column}"] = np.unique(values, return_inverse=True)
             names[column] = unique.tolist()
         save_arrays(arrays, temporary / DATA)
+        (temporary / DATA).chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private
         meta = {"num_train": raw.num_train, "classes": raw.classes, "columns": names}
         (temporary / META).write_text(json.dumps(meta), "utf-8")
         try:
@@ -83,7 +96,7 @@ def _store(raw: Raw, target: Path) -> None:
             if not target.is_dir():
                 raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def _mapped(target: Path) -> Raw:

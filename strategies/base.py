@@ -7,11 +7,13 @@ may ask its clients more within a round by `exchange`."""
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -20,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, to_record
-from clients.base import KEEP, LR_FACTOR, RECALL, lr_factor
+from clients.base import KEEP, LR_FACTOR, RECALL, RUN_TOKEN, lr_factor
 from clients.optimizers import Optimizer
 from clients.privacy import EVERYTHING
 from partitions.seeds import seed_of
@@ -32,7 +34,7 @@ from strategies.round import Protection, Request, Round, Stop
 from strategies.scores import f1_scores, means
 
 CHOICES = ("skip", "stop")
-OF_NO_MODEL = ("round", "magnitudes", "privacy")  # of a strategy's state
+OF_NO_MODEL = ("round", "magnitudes", "privacy", "token")  # of a strategy's state
 MEANS = ("clients", "samples")
 
 
@@ -127,6 +129,7 @@ class PersonalizedStrategy(Strategy):
         self._magnitudes = Magnitudes()
         self.now = Round()  # the round at hand; everything else lives through the run
         self.num_rounds, self.timeout = 0, 3600.0
+        self.token = uuid4().hex  # by which nodes know what they kept of this run from another's
         self.grid: Grid
         self._config: dict[str, Any] = {}  # what every message's config holds
         self._given: ArrayRecord | None = None  # the record that Flower's loop brought
@@ -218,6 +221,7 @@ class PersonalizedStrategy(Strategy):
             "optimizers": [optimizer.state() for optimizer in self.optimizers()],
             "magnitudes": self._magnitudes.state(),
             "privacy": self.privacy.state() if self.privacy else {},
+            "token": self.token,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -226,6 +230,7 @@ class PersonalizedStrategy(Strategy):
         Raises ValueError if it is that of another network."""
         self.arrays = self.restore(self.arrays, state["arrays"])
         self.handout = state.get("handout", {})
+        self.token = state.get("token", self.token)
         for name, value in state.get("kept", {}).items():
             setattr(self, name, value)
         if "round" in state:
@@ -271,7 +276,7 @@ class PersonalizedStrategy(Strategy):
     def _round_settings(self, later: int = 0) -> dict[str, Any]:
         """What every message of a round tells its client; of a `later` round by so many."""
         slowed = {LR_FACTOR: self._decay(later)} if self.lr_decay < 1 else {}
-        return {"server-round": self.round + later} | slowed
+        return {"server-round": self.round + later, RUN_TOKEN: self.token} | slowed
 
     def training_nodes(self) -> list[Node]:
         """The training nodes of the roster, by client id."""
@@ -355,6 +360,10 @@ class PersonalizedStrategy(Strategy):
                 evaluate_centrally(number)
         except Stop as stop:
             log(INFO, "training ends after round %s: %s", self.round, stop)
+            if not self.now.evaluated:
+                self.num_rounds = self.round  # whose last one is evaluated, whatever evaluate_every
+                with suppress(Stop):  # said again
+                    evaluate(self.round)
         if not num_rounds:
             self.now = Round(0, report={"round": 0})
             evaluate(0)
@@ -369,7 +378,8 @@ class PersonalizedStrategy(Strategy):
 
     def present(self) -> list[Node]:
         """The nodes that are there now, by client id; the roster from here on."""
-        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
+        config = self._config | {RUN_TOKEN: self.token}
+        self.nodes = self.roster.present(self.grid, config, self.timeout)
         return self.nodes
 
     def configure_train(
@@ -521,7 +531,7 @@ class PersonalizedStrategy(Strategy):
     def _meet(self) -> None:
         """Who is there now; those who are refused count among the dropped, and clients of a former
         run get back what they had in mind."""
-        self.nodes = self.roster.present(self.grid, self._config, self.timeout)
+        self.present()
         self.now.dropped += self.roster.refused
         known = [node for node in self.nodes if node.client in self.memories]
         if known:

@@ -44,7 +44,8 @@ class Roster:
         """The nodes that are there now, by client id; new ones get `config` with the question.
 
         Nodes that are refused count among those that are waited for, so that one bad client does
-        not keep the others. Raises RuntimeError if too few answer, or none acceptably."""
+        not keep the others; those do not that the grid leaves out itself, as its `refused` tells if
+        it has one. Raises RuntimeError if too few answer, or none acceptably."""
         self.refused = Counter()
         timeout, self._patience = max(timeout, self._patience), 0.0
         deadline = time.monotonic() + self.wait
@@ -59,9 +60,11 @@ class Roster:
             if others and not nodes:
                 raise RuntimeError(f"no client could start; the first said: {others[0]}")
             if time.monotonic() > deadline:
+                left_out: Mapping[int, str] = getattr(grid, "refused", {})
+                refused = "; ".join(f"node {i} is refused: {why}" for i, why in left_out.items())
                 raise RuntimeError(
-                    f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; start "
-                    "more SuperNodes or lower num-clients"
+                    f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; "
+                    + (refused or "start more SuperNodes or lower num-clients")
                     + (f"; one said: {others[0]}" if others else "")
                 )
             time.sleep(POLL_SECONDS)

@@ -12,8 +12,9 @@ import numpy as np
 from strategies.replies import Update
 
 LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
-GROUPS = {"sub-population", "head", "counts"}  # of these no mean is told
-EXAMPLES = "-examples"  # ends the key of how many samples a score of its own number is of
+# How many samples a score is of, where they are not those that the reply counts.
+EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "training-error")}
+NO_MEAN = {"sub-population", "head", "counts", *EXAMPLES.values()}
 
 
 def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
@@ -24,12 +25,10 @@ def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
     found: dict[str, float] = {}
     for role, novel in (("train", False), ("novel", True)):
         group = [u for u in updates if u.node.novel == novel]
-        for key in sorted({key for u in group for key in u.metrics} - GROUPS):
-            if key.endswith(EXAMPLES):
-                continue
+        for key in sorted({key for u in group for key in u.metrics} - NO_MEAN):
             told = [u for u in group if key in u.metrics]
             values = [u.metrics[key] for u in told]
-            counts = [u.metrics.get(key + EXAMPLES, u.num_examples) for u in told]
+            counts = [u.metrics.get(EXAMPLES.get(key, ""), u.num_examples) for u in told]
             weights = counts if over == "samples" and any(counts) else None
             found[f"{role}-{key}"] = float(np.average(values, weights=weights))
             if key == "accuracy":

@@ -86,6 +86,8 @@ KNOWN: dict[str, Read] = {
     "accuracy": real(0, 1),
     "test-accuracy": real(0, 1),
     "training-error": real(0, 1),
+    "test-accuracy-examples": SAMPLES,
+    "training-error-examples": SAMPLES,
     "dp-sigma": real(0),
 }
 
@@ -119,8 +121,10 @@ def typed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stranger(name: str, value: Any) -> float | int | None:
-    """A number under a name of the client's own, None if it is none."""
-    if not NAME.fullmatch(name) or OURS.fullmatch(name):
+    """A number under a name of the client's own; None if it is none, or if the name would be one of
+    ours in a summary, which writes "-" as "_"."""
+    ours = name.replace("_", "-")
+    if not NAME.fullmatch(name) or ours in KNOWN or OURS.fullmatch(ours):
         return None
     try:
         return real()(value)

@@ -231,10 +231,11 @@ def test_held_out_labels_reach_nothing_but_the_score(undisturbed, config):
 
 
 def contents(message):
-    """What a message holds but its scores, to be compared."""
+    """What a message holds but its scores and the run's token, to be compared."""
     arrays = [{n: a.data for n, a in r.items()} for r in message.content.array_records.values()]
     records = [*message.content.config_records.values(), *message.content.metric_records.values()]
     told = {key: value for record in records for key, value in record.items()}
+    told.pop("run-token", None)
     if message.metadata.message_type == "evaluate":
         told = {key: v for key, v in told.items() if not key.endswith((*SCORES, "counts"))}
     return message.metadata.message_type, arrays, told

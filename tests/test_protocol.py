@@ -10,6 +10,7 @@ from flwr.app import MetricRecord
 from tiny import SMALL, federate, share, update
 
 import partitions
+from clients.arrays import to_record
 from clients.base import Client
 from clients.sgd import batches
 from fedapps.clientapp import app, method_model
@@ -168,6 +169,26 @@ def test_the_standard_error_is_that_of_novel_clients():
     ]
     assert means(replies)["novel-sem"] == pytest.approx(0.4 / 3**0.5)
     assert "novel-sem" not in means(replies[:1])
+
+
+def test_each_score_is_weighed_by_its_own_samples():
+    """Of clients without validation samples the means over samples are those of their tests."""
+    own = {
+        "partition": "class-fraction",
+        "partition.validation-fraction": 0.0,
+        "train-fraction": 1.0,
+    }
+    grid = InProcessGrid.simulation(app, SMALL | own, 6)
+    federation = partitions.federation(SMALL | own)
+    strategy = FedAvg(mean_over="samples", min_available_nodes=6)
+    _, arrays = method_model("fedavg", SMALL | own, partitions.task(SMALL | own))
+    told = strategy.start(grid, to_record(arrays), 1).evaluate_metrics_clientapp[1]
+    each = {u.node.client: u.metrics["test-accuracy"] for u in strategy.evaluation}
+    sizes = [len(federation.share(i).test) for i in range(6)]
+    assert len(set(sizes)) > 1
+    mean = np.average([each[i] for i in range(6)], weights=sizes)
+    assert told["train-test-accuracy"] == pytest.approx(mean)
+    assert not [name for name in told if name.endswith("-examples")]
 
 
 def test_one_split_for_several_seeds():

@@ -3,7 +3,7 @@
 The one file that touches Flower's internals: ``TaskIdentity`` and message ids are set as
 Flower's own in-memory grid does, which is why pyproject pins flwr to one minor release."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Self
@@ -83,7 +83,7 @@ class InProcessGrid(LocalGrid):
 
     `node_configs` holds one node configuration per node. A client that raises answers with an
     error reply, as in Flower's engines. Up to `cohort` clients train side by side, as one stack
-    (`clients.cohort`)."""
+    (`clients.cohort`). `pause` is called before each message."""
 
     def __init__(
         self,
@@ -91,9 +91,10 @@ class InProcessGrid(LocalGrid):
         run_config: UserConfig,
         node_configs: Sequence[UserConfig],
         cohort: int = 1,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(node_configs)
-        self.client_app, self.cohort = client_app, Cohort(cohort)
+        self.client_app, self.cohort, self._pause = client_app, Cohort(cohort), pause
         same = dict(run_config)  # hundreds of keys, once for thousands of clients
         self.contexts = {
             i: Context(
@@ -108,10 +109,10 @@ class InProcessGrid(LocalGrid):
 
     @classmethod
     def simulation(
-        cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int, cohort: int = 1
+        cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int, *options: Any
     ) -> Self:
         """A grid whose nodes are configured as Flower's simulation engine does."""
-        return cls(client_app, run_config, simulated(num_nodes), cohort)
+        return cls(client_app, run_config, simulated(num_nodes), *options)
 
     def get_node_ids(self) -> Iterable[int]:
         """The ids of the nodes that are there."""
@@ -126,6 +127,7 @@ class InProcessGrid(LocalGrid):
         return [task() for task in tasks]
 
     def _deliver(self, message: Message) -> Message:
+        self._pause()
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None:
             return refusal(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
@@ -162,7 +164,7 @@ def respond(client_app: ClientApp, message: Message, context: Context) -> Messag
     own = alike(message, {key: record.copy() for key, record in message.content.items()})
     try:
         return client_app(own, context)
-    except Exception as error:  # a client's failure must not end the others' run
+    except (Exception, SystemExit) as error:  # a client's failure must not end the others' run
         return refusal(message, f"{type(error)}:<'{error}'>")
 
 

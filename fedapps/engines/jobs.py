@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedapps.config import Config, Value, folder_name, variant
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
+from fedapps.files import locked
 from fedapps.methods import METHODS
 from partitions.datasets import own_path
 
@@ -127,7 +128,8 @@ def run_jobs(
     `ray_address` is that of a Ray cluster ("": Ray is started on this machine).
 
     A job that fails keeps its error in one line; the others go on. Raises ValueError as
-    `check_engine`, RuntimeError if the engine itself does not start."""
+    `check_engine`, RuntimeError if the engine itself does not start, OSError if another process
+    is at one of the runs."""
     check_engine(engine, jobs, parallel)
     follow([job for job in jobs if job.done])
     jobs = [job for job in jobs if not job.done]
@@ -135,26 +137,48 @@ def run_jobs(
         return
     parallel = min(parallel, len(jobs))
     for job in jobs:
-        (job.folder / "summary.json").unlink(missing_ok=True)
-        (job.folder / "metrics.jsonl").unlink(missing_ok=True)
+        if job.folder.is_dir():
+            with locked(job.folder):
+                (job.folder / "summary.json").unlink(missing_ok=True)
+                (job.folder / "metrics.jsonl").unlink(missing_ok=True)
     if engine == "flower":
         _run_on_superlink(jobs, parallel, gpus_per_client, follow)
     elif engine == "ray":
         _run_on_actors(jobs, gpus_per_client, ray_address, follow)
     elif parallel == 1:
-        _run_here(jobs, run_in_process, follow)
+        with parking() as pause:
+            _run_here(jobs, lambda config: run_in_process(config, pause), follow)
     else:
         _run_as_processes(jobs, parallel, follow)
 
 
-def run_in_process(config: Config) -> None:
-    """One run on the in-process grid, in this process."""
+def run_in_process(config: Config, pause: Callable[[], None] = lambda: None) -> None:
+    """One run on the in-process grid, in this process; `pause` is called before every message."""
     from fedapps.clientapp import app
     from fedapps.engines.grid import InProcessGrid
     from fedapps.serverapp import run
 
     nodes, cohort = int(config["num-clients"]), int(config["cohort"])
-    run(InProcessGrid.simulation(app, config, nodes, cohort), config, "in-process")
+    run(InProcessGrid.simulation(app, config, nodes, cohort, pause), config, "in-process")
+
+
+@contextmanager
+def parking() -> Iterator[Callable[[], None]]:
+    """Yields what the thread that works calls between messages. After Ctrl-C it stands still there
+    until the process ends: Ray, and torch, abort a process that ends while they work."""
+    interrupted, parked = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        if interrupted.is_set():
+            parked.set()
+            threading.Event().wait()
+
+    try:
+        yield pause
+    except KeyboardInterrupt:
+        interrupted.set()
+        parked.wait(LAST_SECONDS)
+        raise
 
 
 def _client_app() -> "ClientApp":
@@ -177,7 +201,7 @@ def _run_here(
             try:
                 check()
                 carry_out(job.config)
-            except Exception as error:  # the other jobs go on; the error is reported at the end
+            except (Exception, SystemExit) as error:  # the others go on; it is told at the end
                 job.error = _line(error)
             job.done = True
 
@@ -201,31 +225,18 @@ def _run_on_actors(
     jobs: list[Job], gpus: float, address: str, follow: Callable[[list[Job]], None]
 ) -> None:
     """One job after the other, its clients side by side on Ray actors."""
-    interrupted, parked = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        """Whoever works with Ray must be out of it before it ends: Ray would end the process."""
-        if interrupted.is_set():
-            parked.set()
-            threading.Event().wait()  # until the process ends
-
     with ray_cluster(address) as check:
         from fedapps.engines.grid import simulated
         from fedapps.engines.ray_grid import Actors, RayGrid
         from fedapps.serverapp import run
 
-        with Actors(_client_app, gpus=gpus) as actors:
+        with Actors(_client_app, gpus=gpus) as actors, parking() as pause:
 
             def carry_out(config: Config) -> None:
                 nodes = simulated(int(config["num-clients"]))
                 run(RayGrid(actors, config, nodes, check, pause), config, "ray")
 
-            try:
-                _run_here(jobs, carry_out, follow, check)
-            except KeyboardInterrupt:
-                interrupted.set()
-                parked.wait(LAST_SECONDS)
-                raise
+            _run_here(jobs, carry_out, follow, check)
 
 
 def _run_as_processes(jobs: list[Job], parallel: int, follow: Callable[[list[Job]], None]) -> None:
@@ -294,7 +305,7 @@ def _work(pipe: Connection, level: int) -> None:
         try:
             run_in_process(config)
             pipe.send("")
-        except Exception as error:  # told in one line; the other jobs go on
+        except (Exception, SystemExit) as error:  # told in one line; the other jobs go on
             pipe.send(_line(error))
 
 

@@ -23,6 +23,7 @@ from flwr.supercore.run import Run
 from fedapps.engines.grid import alike, named, refusal, respond
 
 ASK = "query.hosted"  # which clients live with a node
+OPENING = "query"  # who a client is
 TABLE = "fedapps.clients"  # record of a message that tells which records are whose
 
 
@@ -37,14 +38,19 @@ def engine_of(grid: Grid) -> str:
 class Hosts(Grid):
     """The clients 0 … `num_clients` − 1 that live on the nodes of `grid`, as if each were a node.
 
-    A node is asked once which of them live with it, and has `timeout` seconds to answer."""
+    A node is asked once which of them live with it, and has `timeout` seconds to answer. Those that
+    say another number P of nodes than most host nobody: they are in `refused`, which tells why. P
+    is counted anew at each look at the nodes until the first work is sent, since they come late."""
 
     def __init__(self, grid: Grid, num_clients: int, timeout: float) -> None:
         self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
         # Node and client by id; no client: it is all of the node.
         self._homes: dict[int, tuple[int, int | None]] = {}
-        self._met: set[int] = set()  # nodes that said who lives with them
-        self._partitions = 0  # P, as most nodes told it when the first were asked
+        self._places: dict[int, tuple[int, int] | None] = {}  # p and P, as each node said
+        self._partitions = 0  # P, as most of the nodes say that are there
+        self._housed: set[int] = set()  # nodes whose clients have ids
+        self._works = False  # whether more than the opening question was sent
+        self.refused: dict[int, str] = {}  # nodes that are there, and why they host nobody
         self._ids = count(1)
         self._sent: dict[str, list[Message]] = {}  # of push_messages, by their node's message
         self._replies: dict[str, Message] = {}
@@ -72,9 +78,11 @@ class Hosts(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """The ids of the clients whose nodes are there."""
         there = set(self._grid.get_node_ids())
-        if new := sorted(there - self._met):
+        if new := sorted(there - self._places.keys()):
             self._meet(new)
-        return [i for i, (node, _) in self._homes.items() if node in there]
+        self._house({node: self._places[node] for node in sorted(there & self._places.keys())})
+        housed = there - self.refused.keys()
+        return [i for i, (node, _) in self._homes.items() if node in housed]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send the messages; the ids of their replies to pull."""
@@ -107,38 +115,43 @@ class Hosts(Grid):
         ]
 
     def _meet(self, nodes: Sequence[int]) -> None:
-        """Give an id to every client of nodes that have not been asked yet.
-
-        A node of another number of nodes than most tell hosts nobody."""
+        """Ask nodes that have not been asked yet for their place."""
         asked = [Message(RecordDict(), node, ASK) for node in nodes]
         replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
         whose = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
-        told = {}
         for reply in replies:
             node = whose.get(reply.metadata.reply_to_message_id)
             away = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
             if node is not None and not away:
-                told[node] = number_of(reply)
-        partitions = Counter(place[1] for place in told.values() if place)
-        if partitions and not self._partitions:
-            self._partitions = max(partitions, key=lambda of: (partitions[of], of))
-        for node, place in sorted(told.items()):
-            self._met.add(node)
-            clients: Iterable[int | None] = [None]
-            if place:
-                number, of = place
-                clients = range(number, self._num_clients if of == self._partitions else 0, of)
-                if of != self._partitions:
-                    log(WARNING, "node %s is refused: it says that there are %s nodes, most say %s",
-                        node, of, self._partitions)  # fmt: skip
-                log(INFO, "node %s hosts %s clients", node, len(clients))
-            self._homes |= {next(self._ids): (node, client) for client in clients}
+                self._places[node] = number_of(reply)
+
+    def _house(self, there: Mapping[int, tuple[int, int] | None]) -> None:
+        """Count what the nodes that are there say, and give an id to every client of those that
+        say P."""
+        votes = Counter(place[1] for place in there.values() if place)
+        if votes and not (self._works and self._partitions):
+            self._partitions = max(votes, key=lambda of: (votes[of], of))
+        before, self.refused = self.refused, {}
+        for node, place in there.items():
+            if place and place[1] != self._partitions:
+                why = f"it says that there are {place[1]} nodes, most say {self._partitions}"
+                self.refused[node] = why
+                if before.get(node) != why:
+                    log(WARNING, "node %s is refused: %s", node, why)
+            elif node not in self._housed:
+                self._housed.add(node)
+                clients: Iterable[int | None] = [None]
+                if place:
+                    clients = range(place[0], self._num_clients, place[1])
+                    log(INFO, "node %s hosts %s clients", node, len(clients))
+                self._homes |= {next(self._ids): (node, client) for client in clients}
 
     def _packed(self, messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
         """What goes to the nodes, each message with those to its clients."""
         groups: dict[tuple[int, str, bool], list[Message]] = {}
         for message in messages:
             node, client = self._homes[message.metadata.dst_node_id]
+            self._works |= message.metadata.message_type != OPENING
             kind = (node, message.metadata.message_type, client is None)
             groups.setdefault(kind, []).append(message)
         packed = []

@@ -14,6 +14,7 @@ from fedapps.config import (
     run_configuration,
 )
 from fedapps.engines.jobs import Job
+from fedapps.results.checkpoint import FOLDER as CHECKPOINTS
 from fedapps.results.recorder import FORMAT
 
 
@@ -21,18 +22,17 @@ def keep_finished(jobs: Sequence[Job]) -> None:
     """Mark the jobs as done whose folder holds their finished run: the same configuration, in the
     present format of results.
 
-    Raises ValueError where it holds a finished run of another configuration: nobody asked to lose
-    that one."""
+    Raises ValueError where it holds a run of another configuration, finished or with a checkpoint:
+    nobody asked to lose that one."""
     for job in jobs:
-        saved = finished(job.folder)
-        if saved is None:
-            continue
-        if other := differences(saved, job.config):
-            raise ValueError(
-                f"{job.folder} holds a finished run of another configuration ({other}); choose "
-                "another --output, or start over with --fresh"
-            )
-        job.done = True
+        ended, begun = finished(job.folder), unfinished(job.folder)
+        for saved, what in ((ended, "a finished"), (begun, "an unfinished")):
+            if saved is not None and (other := differences(saved, job.config)):
+                raise ValueError(
+                    f"{job.folder} holds {what} run of another configuration ({other}); choose "
+                    "another --output, or start over with --fresh"
+                )
+        job.done = ended is not None
 
 
 def finished(folder: Path) -> Config | None:
@@ -40,11 +40,21 @@ def finished(folder: Path) -> Config | None:
     be read, or one in another format of results."""
     try:
         summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):  # not there, or not whole
+        return None
+    return _configuration(folder) if summary.get("finished") else None
+
+
+def unfinished(folder: Path) -> Config | None:
+    """The same of a run that could go on from a checkpoint."""
+    begun = any((folder / CHECKPOINTS).glob("*.safetensors"))
+    return _configuration(folder) if begun and finished(folder) is None else None
+
+
+def _configuration(folder: Path) -> Config | None:
+    try:
         config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        versions = config.pop("versions")
-        if not summary.get("finished") or versions.get("results") != FORMAT:
-            return None
-        return override(defaults(), config)
+        return override(defaults(), config) if config.pop("versions")["results"] == FORMAT else None
     except (OSError, ValueError, KeyError):  # not there, not whole, or keys of another release
         return None
 

@@ -3,6 +3,7 @@
 All at the reported round. `clients/` is there after simulations alone: what a real node keeps is
 its own."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
@@ -13,9 +14,10 @@ from safetensors.numpy import load_file
 
 import partitions
 from clients.arrays import Arrays
+from clients.base import RUN_TOKEN
 from fedapps.clientapp import with_public
 from fedapps.config import Config
-from fedapps.files import HANDOUT, MODEL, array_bytes, read_arrays, write_arrays
+from fedapps.files import HANDOUT, MODEL, TOKEN, array_bytes, read_arrays, write_arrays
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, read_state, state_bytes
 from partitions.federation import DEALT
@@ -25,12 +27,15 @@ DEALS = (*DEALT, "dataset", "data-seed")
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
-    """The server's arrays of a strategy's `state`, and what it keeps beside them, if anything."""
+    """The server's arrays of a strategy's `state`, what it keeps beside them, if anything, and the
+    run's token."""
     files = {run / MODEL: array_bytes(state["arrays"])}
     if state["handout"]:
         files[run / HANDOUT] = array_bytes(state["handout"])
     if state["kept"]:
         files[run / STRATEGY] = state_bytes(state["kept"])
+    if token := state.get("token"):
+        files[run / TOKEN] = json.dumps({RUN_TOKEN: token}).encode()
     return files
 
 
@@ -50,7 +55,7 @@ def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
 
 def clear(run: Path) -> None:
     """Remove what a former run left there of its results."""
-    for name in ("metrics.jsonl", "summary.json", MODEL, HANDOUT, STRATEGY):
+    for name in ("metrics.jsonl", "summary.json", MODEL, HANDOUT, STRATEGY, TOKEN):
         (run / name).unlink(missing_ok=True)
     for name in (CLIENTS, f".{CLIENTS}"):
         rmtree(run / name, ignore_errors=True)
@@ -67,6 +72,11 @@ def read_former(run: Path) -> State:
             state["kept"] = read_state(file)
         except ValueError as error:
             raise ValueError(f"{file} is refused: {error}") from error
+    if (file := run / TOKEN).is_file():
+        try:
+            state["token"] = str(json.loads(file.read_text("utf-8"))[RUN_TOKEN])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"{file} is damaged: {error!r}") from error
     return state
 
 

@@ -84,7 +84,12 @@ class Recorder:
             self._write(bool(self.summary))
 
     def record(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:
-        """Take in one round's report."""
+        """Take in one round's report, or what an evaluation after its end adds to it."""
+        if self.rounds and self.rounds[-1]["round"] == report["round"]:
+            self.rounds.pop()
+            if self.folder is not None:  # its lines are written anew
+                (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+                self._lines = 0
         self.rounds.append(report)
         self._told = None
         if "evaluation" in report:
@@ -152,7 +157,7 @@ class Recorder:
         kept = {name: getattr(strategy, name) for name in strategy.kept}
         self._model = deepcopy(
             {"arrays": strategy.arrays, "kept": kept, "handout": strategy.handout}
-        )
+        ) | {"token": strategy.token}
         try:
             self._memories = self._ask(strategy)
         except RuntimeError as error:

@@ -60,7 +60,7 @@ def unlabeled(
     """Inputs x (n, *shape) of a novel client: whole numbers as the run's dataset stores them (a
     `picture`'s from 0 to 255), others scaled to [0, 1] already.
 
-    Raises ValueError if the run does not tell how to standardise them."""
+    Raises ValueError if the run does not tell how to standardise them, and for NaN or infinity."""
     if not len(x) or tuple(x.shape[1:]) != card.shape:
         raise ValueError(f"inputs have shape {tuple(x.shape)}; the run takes (n, *{card.shape})")
     if card.mean is None or card.std is None:
@@ -69,6 +69,7 @@ def unlabeled(
             "that `fedapps data --export` wrote, which holds them"
         )
     scale = 1.0 if x.is_floating_point() else PICTURE if picture else card.scale
+    _check_finite(x, "the array")  # files are checked where they are read
     none = torch.full((len(x),), UNLABELED)
     labels = none if labels is None else labels
     everything = Samples(x, none, torch.arange(len(x)), scale, card.mean, card.std)
@@ -90,6 +91,7 @@ def _exported(path: Path, card: Card) -> Inputs:
         )
     every = share.everything
     labels, n = every[:][1], len(every)
+    _check_finite(every.x, str(path))
     scored = torch.ones(n, dtype=torch.bool)
     if share.novel:
         hidden = Samples(every.x, torch.full((n,), UNLABELED), every.index, every.scale,
@@ -98,6 +100,17 @@ def _exported(path: Path, card: Card) -> Inputs:
     else:
         scored[share.train.index] = False
     return Inputs([str(row) for row in range(n)], share, labels, scored)
+
+
+def _check_finite(x: Tensor, where: str) -> None:
+    """Raise ValueError for values that are no finite float32: one spoils what all are served."""
+    bad = ~torch.isfinite(x.float())
+    if bad.any():
+        first = int(bad.flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"{where} holds {int(bad.sum())} values that are NaN, infinite or too large, the first "
+            f"in sample {first}; fill them in, or leave such samples out"
+        )
 
 
 def _fitted(x: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:

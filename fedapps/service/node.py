@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
-from clients.base import Client
+from clients.base import RUN_TOKEN, Client
 from fedapps.bridge import load_state, unpack
 from fedapps.service.card import Card
 from fedapps.service.delivery import REPORT, Served
@@ -61,11 +61,11 @@ def served_by(message: Message, context: Context, make: Make, card: Card, inputs
     config, arrays = unpack(message.content)
     method = str(config["method"])
     client = make(context, method)
-    client.state = load_state(context, method, client)
+    client.state = load_state(context, method, client, str(config.get(RUN_TOKEN, "")))
     if client.personal and not client.share.novel and not client.state:
         raise ValueError(
             f"the personal part of training client {client.client} is not here; "
-            f"a node keeps it in the state-dir that it trained with"
+            f"a node keeps it in the state-dir that it trained with, until another run trains it"
         )
     network, logits = client.serve(arrays, config)
     return Served(card, network.cpu(), logits.cpu(), inputs, dict(client.adapted))

@@ -96,9 +96,12 @@ class Run:
             if category == "query":
                 app.query(name)(handle)
         strategy = opened(self, InProcessGrid(app, config, [{"partition-id": STRANGER}]))
-        hand_out(strategy, strategy.present())
+        reasons = hand_out(strategy, strategy.present())
         if errors:
             raise errors[0]
+        if not found:
+            told = "; ".join(reasons.values())
+            raise ValueError(f"{self.method} gives no model for these inputs: {told}")
         return found[0]
 
     def check_novel(self) -> None:

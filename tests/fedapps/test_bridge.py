@@ -22,6 +22,7 @@ class Counts(Client):
 
     exchanges = ("query.look", "query.note", "train.more")
     remembers = ("query.note",)
+    lasting = ("worth",)
 
     def __init__(self):
         self.client, self.share, self.initial, self.state = 5, Data(), {}, {}
@@ -138,6 +139,25 @@ def test_a_state_dir_survives_a_restart(tmp_path):
         assert ask(context, "evaluate", {})[1]["found"] == expected + 1
     assert load_file(tmp_path / "counts-5.safetensors")["calls"] == 2
     assert ask(node(**{"state-dir": str(tmp_path)}), "train", {}, method="other")[1]["found"] == 0
+
+
+def test_of_another_runs_file_only_what_lasts_is_taken(tmp_path):
+    """`found` is what a new process finds, which knows the folder alone: of its own run all, of a
+    message or a file without a token all, of another run only its worth, which stays there."""
+
+    def found(action="evaluate", token=None, **config):
+        config |= {"run-token": token} if token else {}
+        return ask(node(**{"state-dir": str(tmp_path)}), action, {}, **config)[1]["found"]
+
+    def worth():
+        return load_file(tmp_path / "counts-5.safetensors")["worth"].tolist()
+
+    found("train", worth=2.0)
+    assert [found(), found(token="a"), found("train", "a")] == [1, 1, 1]
+    assert [found(token=token) for token in ("a", "b", None)] == [2, 0, 2]
+    assert [found("query", "b"), found("query.look", "b"), found("train", "b")] == [0, 0, 0]
+    assert [found(token=token) for token in ("b", "a")] == [1, 0]
+    assert worth() == [1.0, 2.0]
 
 
 def test_only_exchanges_of_the_method_and_of_the_run_are_answered():

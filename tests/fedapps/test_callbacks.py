@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tiny import SMALL, federate
 
@@ -65,6 +66,53 @@ def test_everybody_is_told_in_order_and_a_failing_one_ends_nothing(tmp_path):
         ("round", 2), ("evaluation", 2, 6), ("ends", True, ""),
     ]  # fmt: skip
     assert json.loads((tmp_path / "summary.json").read_text())["finished"]
+
+
+class Keeper(Callback):
+    """Its state is that of the tests' choice; an error is raised."""
+
+    own = None
+
+    def state(self):
+        if isinstance(self.own, Exception):
+            raise self.own
+        return self.own
+
+    def load_state(self, state):
+        raise KeyError("seen")
+
+
+CIRCLE = {}
+CIRCLE["self"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    "state",
+    [OSError("no route to host"), {"best": np.int64(3)}, {"name": b"raw"}, {"z": 1j},
+     {"x": np.array([None])}, CIRCLE],
+    ids=["raises", "numpy", "bytes", "complex", "objects", "circle"],
+)  # fmt: skip
+def test_a_state_that_no_checkpoint_can_hold_ends_nothing(state, tmp_path, monkeypatch):
+    """It is taken off after round 1; the other one hears of round 2 and of the end."""
+    monkeypatch.setattr(Keeper, "own", state)
+    output = {"output-dir": str(tmp_path), "checkpoint-every": 1}
+    federate(callbacks=own(Keeper, Diary), **output)
+    assert ("round", 2) in HEARD and HEARD[-1] == ("ends", True, "")
+
+
+def test_a_state_is_kept_beside_one_that_fails():
+    """The failing one is gone, be it while states are told or while they are taken up again."""
+    stopping = EarlyStopping(2)
+    stopping.best, stopping.since = 0.5, 1
+    keeper = Keeper()
+    keeper.own = {"best": np.int64(3)}
+    told = Callbacks([keeper, stopping])
+    assert told.state() == [{"best": 0.5, "since": 1}]
+    assert told.callbacks == [stopping]
+    again = Callbacks([Keeper(), EarlyStopping(2)])
+    again.load_state([{}, {"best": 0.5, "since": 1}])
+    (left,) = again.callbacks
+    assert (left.best, left.since) == (0.5, 1)
 
 
 def test_an_error_is_told_at_the_end():

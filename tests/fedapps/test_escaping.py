@@ -205,3 +205,37 @@ def test_values_of_another_kind_are_no_run_of_ours(tmp_path, file, place, value)
     assert [job.folder.name for job in jobs] == ["mine"] + ["theirs"] * (file == "metrics.jsonl")
     assert any(told.startswith("theirs: ") for told in problems)
     write_report(jobs, tmp_path, problems)
+
+
+LONG, LONGER, DEEP = "9" * 400, "9" * 5000, "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "text"),
+    [
+        ("config.toml", "seed = 1", f"seed = {LONGER}"),
+        ("config.toml", "seed = 1", f"seed = {DEEP}"),
+        *[("summary.json", "0.625", text) for text in (LONG, LONGER, DEEP)],
+        *[("metrics.jsonl", "0.625", text) for text in (LONG, LONGER, DEEP)],
+    ],
+    ids=lambda value: f"{value[:12]}-{len(value)}",
+)
+def test_what_no_parser_or_float_holds_is_damage(tmp_path, file, place, text):
+    """Numbers of 400 and 5000 digits, and deep nesting, where 0.625 or the seed stood: the rest is
+    shown, and of metrics the round before."""
+    content = {
+        "summary.json": json.dumps(RUN | {"rounds": 2, "train": {"accuracy": 0.625}}),
+        "metrics.jsonl": '{"round": 1}\n{"round": 2, "phases": {"send": 0.625}}\n',
+    }
+    for seed, run in enumerate(("mine", "theirs")):
+        content["config.toml"] = tomli_w.dumps(defaults() | {"seed": seed, "versions": {}})
+        (tmp_path / run).mkdir()
+        for name, told in content.items():
+            changed = told.replace(place, text) if (run, name) == ("theirs", file) else told
+            (tmp_path / run / name).write_text(changed)
+    jobs, (problem,) = read_runs(tmp_path)
+    kept = file == "metrics.jsonl"
+    assert [job.folder.name for job in jobs] == ["mine"] + ["theirs"] * kept
+    assert problem.startswith("theirs: " + ("metrics.jsonl is damaged" if kept else "damaged: "))
+    assert not kept or "1 of 2 rounds" in problem
+    write_report(jobs, tmp_path, [problem])

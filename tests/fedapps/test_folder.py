@@ -49,6 +49,17 @@ def test_what_a_strategy_keeps_lies_beside_its_model(tmp_path):
         read_former(tmp_path)
 
 
+def test_a_run_has_its_token_beside_its_model(tmp_path):
+    write_files(model_files(tmp_path, state() | {"token": "a5"}))
+    assert read_former(tmp_path)["token"] == "a5"
+    for damaged in ("", "{", "[]", "{}", "[" * 100_000):
+        (tmp_path / "token.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"token.json is damaged"):
+            read_former(tmp_path)
+    clear(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_memories_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     """Client 3 kept something once, and 11 does now; a former try was killed within client 5's. An
     error on the way leaves what was there."""

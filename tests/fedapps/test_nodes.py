@@ -10,6 +10,7 @@ from fedapps.clientapp import app, host
 from fedapps.engines.grid import InProcessGrid, simulated
 from fedapps.engines.nodes import ASK, TABLE, Host, Hosts, engine_of, pack, read, unpacked
 from fedapps.serverapp import run
+from strategies.roster import Roster
 
 HOSTED = {1: (0, 3, 6), 2: (1, 4), 3: (2, 5)}  # clients c ≡ p (mod 3), by the node of number p
 
@@ -132,6 +133,61 @@ def test_who_lives_where():
     assert sorted(str(home) for home in hosts._homes.values()) == [
         "(1, 0)", "(1, 2)", "(1, 4)", "(2, 1)", "(2, 3)", "(4, None)", "(5, None)",
     ]  # fmt: skip
+
+
+class Late(Answers):
+    """Nodes say their places; those in `there` have come."""
+
+    def __init__(self, places):
+        super().__init__(lambda message: place(*places[message.metadata.dst_node_id]), len(places))
+        self.there = set()
+
+    def get_node_ids(self):
+        return sorted(self.there)
+
+
+@pytest.mark.parametrize("lie", [3, 5, 10**15])
+def test_nodes_that_come_late_outvote_one_of_another_number(lie, caplog):
+    """Node 3 comes first and is believed until the two others are there; then its client is gone.
+    Once there is work, no nodes that come outvote those that do it."""
+    grid = Late({1: (0, 2), 2: (1, 2), 3: (0, lie), 4: (1, lie), 5: (2, lie)})
+    hosts, seen = Hosts(grid, 6, 9.0), []
+    for grid.there in ({3}, {1, 2, 3}, {1, 2, 3}):
+        seen.append([hosts._homes[i] for i in hosts.get_node_ids()])
+    assert seen[0] == [(3, client) for client in range(0, 6, lie)]
+    assert sorted(seen[1]) == [(node, c) for node in (1, 2) for c in range(node - 1, 6, 2)]
+    assert seen[2] == seen[1]
+    why = f"it says that there are {lie} nodes, most say 2"
+    assert hosts.refused == {3: why}
+    assert caplog.text.count(f"node 3 is refused: {why}") == 1
+    ids = list(hosts.get_node_ids())
+    list(hosts.send_and_receive([Message(RecordDict(), ids[0], "train")]))
+    grid.there = {1, 2, 3, 4, 5}
+    assert list(hosts.get_node_ids()) == ids
+    assert hosts.refused.keys() == {3, 4, 5}
+    grid.there = {2, 5}
+    assert {hosts._homes[i][0] for i in hosts.get_node_ids()} == {2}
+    assert hosts.refused.keys() == {5}
+
+
+def test_the_opening_question_is_no_work_yet():
+    grid = Late({1: (0, 2), 2: (1, 2), 3: (0, 3)})
+    hosts = Hosts(grid, 6, 9.0)
+    grid.there = {3}
+    list(hosts.send_and_receive([Message(RecordDict(), i, "query") for i in hosts.get_node_ids()]))
+    grid.there = {1, 2, 3}
+    assert len(list(hosts.get_node_ids())) == 6
+
+
+def test_too_few_clients_are_told_with_the_nodes_that_are_refused_and_why():
+    """Of three nodes the first two are there, with clients 0, 3 and 1, 4, and one of two nodes."""
+    hosts = Hosts(InProcessGrid(host, SMALL, [*simulated(3)[:2], *simulated(2)[:1]]), 6, 9.0)
+    with pytest.raises(RuntimeError) as error:
+        Roster(6, 0.0, "").present(hosts, {"method": "fedavg"}, 9.0)
+    assert str(error.value) == (
+        "4 of 6 nodes answered within 0 s; node 3 is refused: it says that there are 2 nodes, "
+        "most say 3"
+    )
 
 
 def test_what_comes_back_in_pieces_is_whole_when_pulled():

@@ -74,6 +74,16 @@ def test_a_model_trained_without_privacy_is_no_start(tmp_path):
         federate(**PRIVATE, **{"from-dir": str(tmp_path)})
 
 
+def test_what_another_run_has_spent_is_none_of_one_without_privacy(tmp_path):
+    """A private run's folder is taken by one without, from which a private one must not go on."""
+    own = {"rounds": 1, "local-steps": 1, "output-dir": str(tmp_path), "resume": True}
+    federate(**PRIVATE | own)
+    assert (tmp_path / "privacy.json").is_file()
+    federate(**own)
+    with pytest.raises(ValueError, match=r"holds no privacy\.json"):
+        federate(**PRIVATE, **{"from-dir": str(tmp_path)})
+
+
 def test_tables_name_terms_and_test_settings(tmp_path):
     for name, more in (("fedavg-seed0", {"dp-generator": "seeded"}), ("fedprox-seed0", {})):
         own = {"method": name.split("-")[0], "output-dir": str(tmp_path / name), "rounds": 1}

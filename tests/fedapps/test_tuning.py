@@ -1,16 +1,20 @@
 """Tuning: by validation alone, equal budgets, resumable, without a look at novel clients."""
 
 import csv
+import json
 import tomllib
 
+import numpy as np
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from clients.base import Client
 from fedapps.cli import cli
 from fedapps.config import defaults, read_experiment, variant
 from fedapps.engines import jobs
-from fedapps.tuning import Outcome, Search, best, drawn
+from fedapps.results.recorder import FORMAT
+from fedapps.tuning import Outcome, Search, Tuning, best, drawn
 
 EXPERIMENT = """
 methods = ["fedavg", "tent"]
@@ -79,7 +83,9 @@ def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatc
     """Two trials, then four in all: two more; a trial that is suggested again is not run again."""
     ran = []
     run = jobs.run_in_process
-    monkeypatch.setattr(jobs, "run_in_process", lambda config: (ran.append(config), run(config)))
+    monkeypatch.setattr(
+        jobs, "run_in_process", lambda config, *_: (ran.append(config), run(config))
+    )
     output = tmp_path / "tuning"
     arguments = ["tune", experiment, "--methods", "fedavg", "--output", output]
     fedapps(*arguments, "--trials", 2)
@@ -108,6 +114,64 @@ def test_a_killed_trial_does_not_count(experiment, tmp_path, monkeypatch):
     fedapps(*arguments)
     assert len(trials(output)) == 2
     assert all(row["validation"] for row in trials(output))
+
+
+SPACE = Search({"lr": {"low": 0.001, "high": 1.0, "log": True}})
+
+
+class Lab:
+    """Stands for runs: their accuracy is highest at lr 0.1, and above 0.5 they fail. Stopped before
+    another one once `last` of them have `ran` to their end."""
+
+    def __init__(self, last=None):
+        self.ran, self.last = [], last
+
+    def run(self, work):
+        for job in work:
+            if job.done:
+                continue
+            if len(self.ran) == self.last:
+                raise KeyboardInterrupt
+            rate = job.config["lr"]
+            self.ran += [job.name] * (rate < 0.5)
+            accuracy = 1 / (1 + abs(np.log(rate / 0.1))) + 0.01 * job.seed
+            summary = {"finished": rate < 0.5, "train": {"accuracy": accuracy}}
+            job.folder.mkdir(parents=True, exist_ok=True)
+            (job.folder / "summary.json").write_text(json.dumps(summary))
+            told = tomli_w.dumps(job.config | {"versions": {"results": FORMAT}})
+            (job.folder / "config.toml").write_text(told)
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_study_that_was_stopped_is_what_an_unbroken_one_is(parallel, tmp_path, monkeypatch):
+    """Of 14 trials of two seeds, stopped before the first one has its settings, after 3 runs, and
+    after 18 more, where the sampler models the ten or more that it has seen; in between, one trial
+    is asked for. The same trials in the same order, no finished run twice."""
+
+    def tuned(name, last=None, trials=14):
+        lab = Lab(last)
+        tuning = Tuning(defaults(), [0, 1], SPACE, tmp_path / name, parallel, lab.run)
+        if last is None:
+            return tuning.tune(["fedavg"], trials), lab.ran
+        with pytest.raises(KeyboardInterrupt):
+            tuning.tune(["fedavg"], trials)
+        return [], lab.ran
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    whole, ran = tuned("whole")
+    assert len({one.label for one in whole}) == 14
+    assert any(one.validation is None for one in whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "label", stopped)
+        tuned("cut", 0)
+    _, first = tuned("cut", 3)
+    one, none = tuned("cut", trials=1)
+    _, more = tuned("cut", 18)
+    again, rest = tuned("cut")
+    assert (one, again) == (whole[:1], whole)
+    assert first + none + more + rest == ran
 
 
 def test_a_method_whose_trials_fail_has_no_best():

@@ -129,6 +129,32 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, caplog):
     assert "set FEDAPPS_CACHE_DIR" in caplog.text
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+@pytest.mark.parametrize(
+    ("umask", "folder", "file"), [(0o022, 0o755, 0o644), (0o007, 0o770, 0o660)]
+)
+def test_other_users_may_read_what_the_umask_lets_them(umask, folder, file):
+    before = os.umask(umask)
+    try:
+        cache.cached("entry", lambda: Raw(np.zeros((3, 1), np.uint8), np.arange(3), 1))
+    finally:
+        os.umask(before)
+    entry = cache.cache_dir() / "entry"
+    assert entry.stat().st_mode & 0o777 == folder
+    assert {path.stat().st_mode & 0o777 for path in entry.iterdir()} == {file}
+
+
+@pytest.mark.parametrize("file", [cache.DATA, cache.META])
+def test_an_entry_that_cannot_be_read_is_done_without(tmp_path, file, caplog):
+    miniatures.idx_pairs(tmp_path / "mnist")
+    assert _size(str(tmp_path)) == 200
+    (entry,) = (tmp_path / "cache").iterdir()
+    (entry / file).unlink()
+    datasets._load.cache_clear()
+    assert _size(str(tmp_path)) == 200
+    assert entry.name in caplog.text and "set FEDAPPS_CACHE_DIR" in caplog.text
+
+
 def test_a_failed_read_leaves_nothing(tmp_path):
     miniatures.idx_pairs(tmp_path / "mnist")
     file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"

@@ -22,6 +22,8 @@ ANYTHING = st.one_of(
         ({"loss": math.nan, "risk": math.inf, "accuracy": 0.25}, {"accuracy": 0.25}),
         ({"own": 3, "text": "hello", "list": [1.0], "flag": True}, {"own": 3}),
         ({"own": 1e300, "[/red]": 1.0, "f1": 1.0, "f1-3": 1.0, "clients": 9}, {}),
+        ({"test_accuracy": 7.0, "training_error": -1, "num_examples": 3, "dp_sigma": 1}, {}),
+        ({"half_distance": 3.0, "half-distance": 3.0, "f1_users": 2.0, "my_own": 4}, {"my_own": 4}),
         ({"counts": [1, 2, 3, 0], "novel": True}, {"counts": [1, 2, 3, 0], "novel": True}),
     ],
 )

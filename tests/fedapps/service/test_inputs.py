@@ -11,6 +11,8 @@ from PIL import Image
 from fedapps.service.card import Card
 from fedapps.service.delivery import Personal
 from fedapps.service.inputs import read_inputs, unlabeled
+from partitions.datasets import Info
+from partitions.shares import Samples, Share
 
 CARD = Card("tent", "mine", "mlp", (1, 2, 2), ("ant", "bee", "cat"), 16.0, 0.5, 0.25)
 ROWS = np.array([[[[0, 16], [4, 8]]], [[[2, 2], [2, 2]]]], np.uint8)
@@ -88,3 +90,20 @@ def test_a_digest_is_of_the_inputs_alone(tmp_path):
     plain = unlabeled(one, CARD).digest()
     assert unlabeled(one, CARD, labels=torch.tensor([0, 1])).digest() == plain
     assert unlabeled(other, CARD).digest() != plain
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e39])
+def test_values_that_are_not_finite_are_refused(tmp_path, value):
+    """Two of them, in the second sample; −10³⁹ is no float32. As an array, and in a node's folder,
+    where they may be a training client's."""
+    x = torch.from_numpy(ROWS / 16)
+    x[1, 0, 0] = value
+    told = "holds 2 values that are NaN, infinite or too large, the first in sample 1; fill them in"
+    with pytest.raises(ValueError, match=f"the array {told}"):
+        unlabeled(x, CARD)
+    every = Samples(x, torch.tensor([0, 1]), torch.arange(2), 1.0, 0.5, 0.25)
+    info = Info("mine", (1, 2, 2), 3, "")
+    for novel in (True, False):
+        Share(every, every, None, every, novel).save(tmp_path / "node", info)
+        with pytest.raises(ValueError, match=f"node {told}"):
+            read_inputs(tmp_path / "node", CARD)

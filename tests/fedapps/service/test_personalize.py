@@ -159,6 +159,22 @@ def test_inputs_that_do_not_fit_are_refused(run, tmp_path):
     assert "holds no run" in command("personalize", tmp_path, tmp_path, code=2)
 
 
+@pytest.mark.parametrize(
+    ("spoiled", "reason"), [("inputs", "the method has none for it"), ("node", "see the log")]
+)
+def test_whoever_gets_no_model_is_told_why(spoiled, reason, run, monkeypatch):
+    """A descriptor of NaN is no valid reply; an error that is no ValueError stands in the log."""
+    _, samples = novel()
+    loaded = fedapps.load(run("odpfl-hn"))
+    inputs = loaded.inputs(samples.x[samples.index].float() / 16)
+    if spoiled == "inputs":
+        inputs.share.everything.x[:] = np.nan
+    else:
+        monkeypatch.setattr("fedapps.service.run.served_by", None)
+    with pytest.raises(ValueError, match=f"odpfl-hn gives no model for these inputs: .*{reason}"):
+        loaded.serve(inputs)
+
+
 def test_a_private_client_pays_its_own_epsilon(run):
     """With ε = 0.5 and δ = 0.01 the descriptor is noised, so another network is generated each
     time; the run's own setting has no noise, so there it is always the same."""

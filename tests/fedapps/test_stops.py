@@ -1,0 +1,136 @@
+"""How runs end, and who is at their folder: Stop, SystemExit, a signal, another process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from flwr.app import RecordDict
+from tiny import SMALL, federate, forked
+from typer.testing import CliRunner
+
+from fedapps.cli import cli
+from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.jobs import make_jobs, run_jobs
+from fedapps.files import locked
+from strategies.fedavg import FedAvg
+from strategies.round import Stop
+
+RUN = ["run", "num-clients=4", "local-steps=1", "--engine", "in-process", "--methods", "fedavg"]
+
+
+def fedapps(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_is_stopped_between_evaluations_is_evaluated_at_its_end(tmp_path, monkeypatch):
+    """In round 3 of 9, every fifth of which is evaluated; told once, with a model and a table."""
+    from fedapps.callbacks import Callbacks
+
+    def ends(self, report, strategy):
+        if report["round"] == 3:
+            raise Stop("enough")
+
+    monkeypatch.setattr(Callbacks, "round_ends", ends)
+    federate(rounds=9, **{"evaluate-every": 5, "output-dir": str(tmp_path)})
+    assert [line["round"] for line in lines(tmp_path)] == [1, 2, 3]
+    assert "train-accuracy" in lines(tmp_path)[-1]["evaluation"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["finished"] and summary["best_round"] == summary["rounds"] == 3
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_a_run_that_ends_its_thread_costs_itself_alone(tmp_path, monkeypatch):
+    """Whoever calls sys.exit in a run, as a callback may: the others are run."""
+    config = SMALL | {"rounds": 1, "local-steps": 1}
+    jobs = make_jobs(config, ["fedavg", "pfedhn"], [0], tmp_path)
+    monkeypatch.setattr(FedAvg, "aggregate_train", lambda *_: sys.exit("bye"))
+    run_jobs(jobs, "in-process", follow=lambda _: None)
+    assert all(job.done for job in jobs)
+    assert [job.error for job in jobs] == ["SystemExit: bye", ""]
+
+
+def test_a_client_that_exits_costs_its_reply():
+    def app(message, context):
+        raise SystemExit("bye")
+
+    grid = InProcessGrid.simulation(app, SMALL, 1)
+    (reply,) = grid.send_and_receive([grid.create_message(RecordDict(), "query", 1, "")])
+    assert "SystemExit" in reply.error.reason
+
+
+def test_nobody_else_writes_to_a_run_that_goes_on(tmp_path):
+    """Held by another process, the folder is refused; once that is gone, however it ended, not."""
+    folder = tmp_path / "fedavg-seed0"
+    folder.mkdir()
+    said, line = tmp_path / "held", '{"round": 1, "seconds": 0.1}\n'
+
+    def hold():
+        with locked(folder):
+            said.touch()
+            time.sleep(600)
+
+    child = forked(hold)
+    try:
+        while not said.exists():
+            time.sleep(0.01)
+        (folder / "metrics.jsonl").write_text(line)
+        told = fedapps(*RUN, "rounds=1", "--output", tmp_path, code=1)
+        assert "another process is at the run in" in told
+        assert (folder / "metrics.jsonl").read_text() == line
+        with pytest.raises(OSError, match="another process is at the run"):
+            federate(**{"output-dir": str(folder)})
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    fedapps(*RUN, "rounds=1", "--output", tmp_path)
+
+
+def test_an_unfinished_run_of_another_configuration_is_not_lost(tmp_path, monkeypatch):
+    own = [*RUN, "checkpoint-every=1", "--output", tmp_path]
+    with monkeypatch.context() as patch:
+        aggregate = FedAvg.aggregate_train
+
+        def fails_in_the_third(self, server_round, replies):
+            if server_round == 3:
+                raise RuntimeError("lost")
+            return aggregate(self, server_round, replies)
+
+        patch.setattr(FedAvg, "aggregate_train", fails_in_the_third)
+        fedapps(*own, "rounds=4", code=1)
+    said = fedapps(*own, "rounds=5", code=2)
+    assert "holds an unfinished run of another configuration (rounds is 4 there, 5 here)" in said
+    assert len(lines(tmp_path / "fedavg-seed0")) == 2
+    fedapps(*own, "rounds=4")
+    assert len(lines(tmp_path / "fedavg-seed0")) == 4
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_in_order(asked, tmp_path):
+    command = [
+        str(Path(sys.executable).parent / "fedapps"),
+        *RUN,
+        "rounds=30000",
+        "local-steps=300",
+    ]
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    file = tmp_path / "fedavg-seed0" / "metrics.jsonl"
+    while not (file.is_file() and file.read_text()):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(asked)
+    told = process.communicate()[0].decode()
+    assert process.returncode == 130, told
+    assert "terminate called" not in told
