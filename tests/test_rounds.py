@@ -64,7 +64,7 @@ def ours(strategy, members, sampled=((0, 1, 2), (0, 1, 2))):
         sent = strategy.broadcast(arrays, [strategy.nodes[i] for i in chosen])
         replies = []
         for node, payload in sent.items():
-            reply, n, metrics = members[node.client].train(payload, {"server-round": number})
+            reply, n, metrics = members[node.client].train(payload, strategy._round_settings())
             replies.append(update(node.client, reply, n, **metrics))
         arrays = strategy.aggregate(arrays, replies)
         found.append(arrays)
@@ -224,7 +224,7 @@ def test_fedper_and_fedrep(cls):
 def test_lg_fedavg():
     """One round of FedAvg; from then on the heads alone are averaged, each trained on the body that
     its client keeps and trains further."""
-    members = clients(LGFedAvgClient, fedavg_rounds=1)
+    members = clients(LGFedAvgClient)
     found = ours(LGFedAvg(fedavg_rounds=1), members, [(0, 1, 2)] * 4)
     first = average([descend(START, i) for i in range(3)], SIZES)
     assert_same(found[0], first)
@@ -307,7 +307,7 @@ def numeric(function, w, name, h=1e-6):
         (AFLClient, {"lr": 0.0}),
         (FedPerClient, {"lr": 0.0}),
         (FedRepClient, {"lr": 0.0, "head_epochs": 2}),
-        (LGFedAvgClient, {"lr": 0.0, "fedavg_rounds": 0}),
+        (LGFedAvgClient, {"lr": 0.0}),
         (PerFedAvgClient, {"lr": 0.0, "inner_lr": 0.0}),
         (PFedMeClient, {"lr": 0.0, "personal_lr": 1e-9}),
     ],

@@ -169,6 +169,7 @@ def test_each_number_is_that_of_its_own_rows():
     assert loss == pytest.approx(sum(math.log1p(math.exp(-x)) for x in (5, 6, 7)) / 3 + 7 / 3)
     assert n == 3 and metrics == pytest.approx(
         {"accuracy": 2 / 3, "test-accuracy": 1 / 2, "training-error": 3 / 4}
+        | {"test-accuracy-examples": 2, "training-error-examples": 4}
     )
     assert "training-error" not in trained.score(FIRST, {})[2]
     _, n, metrics = novel.score(FIRST, {"bound": True})
@@ -206,7 +207,8 @@ def test_what_an_adaptation_tells_is_of_the_samples_behind_the_accuracy():
     share.everything.y[6:8] = torch.tensor([UNLABELED, 1])
     _, n, metrics = client(Adapts, share=share).score(FIRST, {})
     assert n == 2 and metrics == {
-        "base-accuracy": 0.5, "accuracy": 1.0, "adapt-steps": 3, "test-accuracy": 0.0
+        "base-accuracy": 0.5, "accuracy": 1.0, "adapt-steps": 3, "test-accuracy": 0.0,
+        "test-accuracy-examples": 2,
     }  # fmt: skip
 
 
