@@ -94,7 +94,9 @@ def run(
         str, typer.Option(help='Ray cluster to join, host:port; "auto": that of this machine.')
     ] = "",
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
-    jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs side by side; by default one on each core, or in turn.")
+    ] = None,
     from_: Annotated[
         Path | None,
         typer.Option("--from", help="Folder of finished runs to start from; 0 rounds if not set."),
@@ -120,7 +122,7 @@ def run(
     try:
         if engine:
             check_engine(engine)
-        if not 1 <= jobs <= MOST_JOBS:
+        if jobs is not None and not 1 <= jobs <= MOST_JOBS:
             raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MOST_JOBS}]")
         if ray_address and engine not in ("", "ray"):
             raise ValueError(f"--ray-address is for --engine ray, not {engine}")
@@ -147,21 +149,24 @@ def run(
             if job.config["resume"] and not job.done:
                 for refused in newest_checkpoint(job.folder, job.config)[1]:
                     say(console, refused)
+        parallel = jobs or 1
         if not engine:
             waiting = sum(not job.done for job in work)
-            engine, jobs = chosen(waiting, jobs, ray=bool(ray_address or gpus_per_client))
-        check_engine(engine, work, jobs)
+            engine, parallel = chosen(waiting, jobs, ray=bool(ray_address or gpus_per_client))
+        check_engine(engine, work, parallel)
+        if not output.exists():  # what `flwr run` packs, or a repository, may be around it
+            write_text(output / ".gitignore", "*\n")
         if source:
             write_text(output / "experiment.toml", source)
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error
     try:
-        with Display(work, console, jobs) as display:
+        with Display(work, console, parallel) as display:
             run_jobs(
                 work,
                 engine,
-                parallel=jobs,
+                parallel=parallel,
                 gpus_per_client=gpus_per_client,
                 ray_address=ray_address,
                 follow=display.follow,

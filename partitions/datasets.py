@@ -303,6 +303,8 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
         )
     if len(raw.x) != len(raw.y) or not len(raw.y):
         raise ValueError(f"{origin}: {len(raw.x)} inputs, but {len(raw.y)} labels")
+    if (raw.y == -1).all():
+        raise ValueError(f"{origin}: holds no labels (y, folders of classes, or a column)")
     if not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
         raise ValueError(
             f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}"

@@ -52,9 +52,16 @@ def summary(name: str, data_dir: str = "", check: bool = False) -> Summary:
 
 def export(federation: Federation, folder: Path) -> list[Path]:
     """One directory per client for nodes that read only their own: `data-path` in a node's
-    configuration. Returns the directories, by client."""
+    configuration. Returns the directories, by client.
+
+    Raises ValueError if clients of another deal lie there: they would hold the same samples."""
     digits = len(str(federation.num_clients - 1))
     paths = [folder / f"client-{i:0{digits}}" for i in range(federation.num_clients)]
+    if others := sorted(set(folder.glob("client-*")) - set(paths)):
+        raise ValueError(
+            f"{folder} holds {others[0].name} of another deal, whose samples would be others', "
+            "too; choose another folder, or empty this one"
+        )
     for client, path in enumerate(paths):
         federation.share(client).save(path, federation.info)
     return paths

@@ -62,6 +62,8 @@ def _adopted(name: str, build: Any) -> Model:
     """What ``module:NAME`` builds, given `num_classes` and, if it takes it, `shape`."""
     if isinstance(build, Model):
         return build
+    if not callable(build):
+        raise ValueError(f"{name!r} is {build!r}; it must be a function or a class")
 
     def made(shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
         kinds = [p.kind for p in inspect.signature(build).parameters.values()]

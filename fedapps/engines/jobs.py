@@ -22,6 +22,7 @@ from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
 from fedapps.files import locked
 from fedapps.methods import METHODS
+from fedapps.results.recorder import write_configuration
 from partitions.datasets import own_path
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ class Job:
     def name(self) -> str:
         """``<method>-seed<seed>``, also the folder's name."""
         return folder_name(self.method, self.seed)
+
+    @property
+    def total(self) -> int:
+        """Rounds that it will have, those in which labeled novel clients learn with them."""
+        novel = METHODS[str(self.config["method"])].client.few_shot == "rounds"
+        return int(self.config["rounds"]) + novel * int(self.config["novel-rounds"])
 
     def news(self) -> list[dict[str, Any]]:
         """The rounds that were reported since the last call."""
@@ -92,14 +99,14 @@ def _located(config: Mapping[str, Value]) -> Config:
     return {**found, **({"dataset": str(path.resolve())} if path else {})}
 
 
-def chosen(runs: int, parallel: int, *, ray: bool) -> tuple[str, int]:
+def chosen(runs: int, parallel: int | None, *, ray: bool) -> tuple[str, int]:
     """Engine and runs side by side where no engine is asked for: whole runs in process where each
-    core gets one of the `runs` or `parallel` is set, else one after the other on Ray, clients side
+    core gets one of the `runs` or `parallel` are to, else one after the other on Ray, clients side
     by side. What only Ray has (`ray`) decides alone."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if ray or (parallel == 1 and runs < max(2, cores or 1)):
-        return "ray", parallel
-    return "in-process", parallel if parallel > 1 else min(runs, cores or 1, MOST_UNASKED)
+    if ray or parallel == 1 or (parallel is None and runs < max(2, cores or 1)):
+        return "ray", parallel or 1
+    return "in-process", parallel or min(runs, cores or 1, MOST_UNASKED)
 
 
 def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> None:
@@ -137,10 +144,13 @@ def run_jobs(
         return
     parallel = min(parallel, len(jobs))
     for job in jobs:
-        if job.folder.is_dir():
-            with locked(job.folder):
-                (job.folder / "summary.json").unlink(missing_ok=True)
-                (job.folder / "metrics.jsonl").unlink(missing_ok=True)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with locked(job.folder):
+            (job.folder / "summary.json").unlink(missing_ok=True)
+            (job.folder / "metrics.jsonl").unlink(missing_ok=True)
+            if not (job.folder / "config.toml").is_file():  # so that it is known, begun or not
+                with suppress(OSError):  # a full disk is the run's own to tell
+                    write_configuration(job.folder, job.config)
     if engine == "flower":
         _run_on_superlink(jobs, parallel, gpus_per_client, follow)
     elif engine == "ray":
@@ -271,7 +281,7 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
     """By the effort of their methods and their rounds, so that no core waits long for the last."""
 
     def time_of(job: Job) -> float:
-        return METHODS[str(job.config["method"])].effort * int(job.config["rounds"])
+        return METHODS[str(job.config["method"])].effort * job.total
 
     return sorted(jobs, key=time_of, reverse=True)
 

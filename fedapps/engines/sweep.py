@@ -81,8 +81,7 @@ def seconds_left(jobs: Sequence[Job], parallel: int) -> float | None:
         return None
     mean = sum(job.seconds for job in jobs) / rounds
     left = sum(
-        max(int(job.config["rounds"]) - job.rounds, 0)
-        * (job.seconds / job.rounds if job.rounds else mean)
+        max(job.total - job.rounds, 0) * (job.seconds / job.rounds if job.rounds else mean)
         for job in jobs
         if not job.done
     )

@@ -35,6 +35,13 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in LIBRARIES}
 
 
+def write_configuration(folder: Path, config: Config) -> None:
+    """``config.toml``: all of the configuration, and the versions of what runs it."""
+    versions = _versions() | {"python": platform.python_version(), "results": FORMAT}
+    settings = dict(config) | {"resume": False, "versions": versions}
+    write_text(folder / "config.toml", tomli_w.dumps(settings))
+
+
 class Recorder:
     """Writes a line a round, summary and model at every evaluation, and a checkpoint every
     `checkpoint-every` rounds, so that a killed server can go on. Use as a context around the run.
@@ -74,9 +81,7 @@ class Recorder:
             if not self.config["resume"]:  # what lost rounds spent stays spent
                 (folder / PRIVACY).unlink(missing_ok=True)
             shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
-        versions = _versions() | {"python": platform.python_version(), "results": FORMAT}
-        settings = self.config | {"resume": False, "versions": versions}
-        write_text(folder / "config.toml", tomli_w.dumps(settings))
+        write_configuration(folder, self.config)
         write_card(folder, make_card(self.config))
         if again:
             folders.clear(folder)

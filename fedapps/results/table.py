@@ -37,15 +37,13 @@ class Display:
             console=console,
         )
         self._tasks = {
-            job.name: self._progress.add_task(
-                job.name, total=int(job.config["rounds"]), start=False, news=""
-            )
+            job.name: self._progress.add_task(job.name, total=job.total, start=False, news="")
             for job in jobs
         }
         self._news: dict[str, dict[str, str]] = {
             job.name: {"kept": "kept"} if job.done else {} for job in jobs
         }
-        rounds = sum(int(job.config["rounds"]) for job in jobs)
+        rounds = sum(job.total for job in jobs)
         self._all = self._progress.add_task("all", total=rounds, news="")
 
     def __enter__(self) -> "Display":
@@ -81,7 +79,7 @@ class Display:
             if job.done:
                 self._progress.stop_task(task)
             self._progress.update(task, news="  ".join(news.values()))
-        planned = [int(job.config["rounds"]) for job in self._jobs]
+        planned = [job.total for job in self._jobs]
         gone = sum(
             total if job.done else min(job.rounds, total)
             for job, total in zip(self._jobs, planned, strict=True)

@@ -18,6 +18,7 @@ from fedapps.service.inputs import Inputs
 from partitions.datasets import Moment
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
+ONNX = "model.onnx"
 
 
 class Personal(nn.Module):
@@ -88,7 +89,9 @@ class Served:
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
-        """The four files, the report last: where it stands, the others are whole."""
+        """The four files, the report last: where it stands, the others are whole. Another model's
+        ONNX file goes."""
+        (folder / ONNX).unlink(missing_ok=True)
         write_arrays(folder / MODEL, model_arrays(self.network))
         known = asdict(self.card)
         architecture = {"name": known.pop("model"), "network": type(self.network).__name__}

@@ -15,6 +15,7 @@ from fedapps.service.card import Card
 from partitions.readers.local import read_local
 from partitions.shares import META, Samples, Share
 
+SLACK = 0.01  # that numbers in [0, 1] may lie outside, as an interpolation leaves them
 PICTURE = 255.0  # largest value of a picture's pixel
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601-2, as PIL makes grey
 
@@ -60,7 +61,8 @@ def unlabeled(
     """Inputs x (n, *shape) of a novel client: whole numbers as the run's dataset stores them (a
     `picture`'s from 0 to 255), others scaled to [0, 1] already.
 
-    Raises ValueError if the run does not tell how to standardise them, and for NaN or infinity."""
+    Raises ValueError if the run does not tell how to standardise them, for NaN or infinity, and for
+    numbers that are neither whole nor scaled."""
     if not len(x) or tuple(x.shape[1:]) != card.shape:
         raise ValueError(f"inputs have shape {tuple(x.shape)}; the run takes (n, *{card.shape})")
     if card.mean is None or card.std is None:
@@ -70,6 +72,11 @@ def unlabeled(
         )
     scale = 1.0 if x.is_floating_point() else PICTURE if picture else card.scale
     _check_finite(x, "the array")  # files are checked where they are read
+    if x.is_floating_point() and card.scale != 1 and not -SLACK <= x.min() <= x.max() <= 1 + SLACK:
+        raise ValueError(
+            f"inputs are numbers from {float(x.min()):g} to {float(x.max()):g}; the run takes "
+            f"whole numbers (of an integer dtype) from 0 to {card.scale:g}, or these divided by it"
+        )
     none = torch.full((len(x),), UNLABELED)
     labels = none if labels is None else labels
     everything = Samples(x, none, torch.arange(len(x)), scale, card.mean, card.std)

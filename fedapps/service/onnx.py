@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedapps.service.delivery import Personal
+from fedapps.service.delivery import ONNX, Personal
 
-FILE = "model.onnx"
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-3  # of logits, absolute and relative
 
@@ -25,7 +24,7 @@ def export(model: Personal, shape: tuple[int, ...], folder: Path) -> Path:
     Raises ValueError if the file's logits are not the model's."""
     import onnxruntime
 
-    file = folder / FILE
+    file = folder / ONNX
     x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
     batch = torch.export.Dim("n")
     torch.onnx.export(

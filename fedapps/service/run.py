@@ -15,7 +15,7 @@ from clients.arrays import to_record
 from clients.base import Client
 from fedapps.bridge import answer
 from fedapps.clientapp import build_client, method_model
-from fedapps.config import Config, construct, saved_configuration
+from fedapps.config import Config, construct, override, saved_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import best_round
 from fedapps.methods import METHODS
@@ -74,7 +74,8 @@ class Run:
             raise ValueError("this is a training client's folder; its own node serves it")
         found: list[Served] = []
         errors: list[ValueError] = []
-        config = self.config | ({f"{self.method}.descriptor-epsilon": epsilon} if epsilon else {})
+        config = self.config if epsilon is None else self._private(epsilon)
+        build_client(config, self.method, inputs.share, self.card.info(), CLIENT)  # or says why not
 
         def make(context: Context, method: str) -> Client:
             return build_client(config, method, inputs.share, self.card.info(), CLIENT)
@@ -103,6 +104,16 @@ class Run:
             told = "; ".join(reasons.values())
             raise ValueError(f"{self.method} gives no model for these inputs: {told}")
         return found[0]
+
+    def _private(self, epsilon: float) -> Config:
+        """The run's configuration for a client that wants ε for its descriptor."""
+        key = f"{self.method}.descriptor-epsilon"
+        if key not in self.config:
+            raise ValueError(
+                f"epsilon is {epsilon:g}, but {self.method}'s clients tell no descriptor that "
+                "noise could cover; odpfl-hn's do"
+            )
+        return override(self.config, {key: epsilon})
 
     def check_novel(self) -> None:
         """Raise ValueError if the method cannot serve unlabeled novel clients."""

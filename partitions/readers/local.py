@@ -32,6 +32,11 @@ def read_local(path: Path, size: int = 0, whole: bool = False) -> Raw:
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
         return _arrays(path, whole)
+    if path.is_file() and path.suffix != ".parquet":
+        raise ValueError(
+            f"{path} is no data that can be read: an .npz or .npy file, a folder of images, or one "
+            "of the datasets library (save_to_disk or parquet)"
+        )
     loaded = hub.open_folder(path)
     return _folder(path, size) if loaded is None else _table(loaded, path, size, whole)
 

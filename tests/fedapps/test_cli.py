@@ -51,6 +51,8 @@ def fedapps(*arguments, code=0):
         (["nonsense"], ["'nonsense'", "key=value"]),
         (["fedprox.mu=-1", "--methods", "fedprox"], ["fedprox.mu", "-1"]),
         (["device=tpu"], ["'tpu'", "auto"]),
+        (["model=os:curdir"], ["'os:curdir'", "must be a function or a class"]),
+        ([f"dataset={__file__}"], ["test_cli.py is no data", ".npz"]),
     ],
 )
 def test_bad_input_names_value_and_choices(arguments, words, tmp_path):
@@ -156,7 +158,7 @@ def test_an_experiment_gives_what_differs(tmp_path):
     file.write_text(file.read_text().replace("[fedavg]\nlr = 0.2\n", "[tent]\nadapt-steps = 2\n"))
     fedapps("run", file, "--engine", "in-process", "--output", tmp_path / "out")
     names = {folder.name for folder in (tmp_path / "out").iterdir()}
-    assert names == {"local-seed4", "fedavg-seed4", "report.html", "experiment.toml"}
+    assert names == {"local-seed4", "fedavg-seed4", "report.html", "experiment.toml", ".gitignore"}
 
 
 @pytest.mark.parametrize("what", LISTS)

@@ -60,15 +60,16 @@ def test_a_superlink_that_never_answers_is_an_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("runs", "parallel", "ray", "expected"),
     [
-        (5, 1, False, ("in-process", 3)),
-        (3, 1, False, ("in-process", 3)),
-        (2, 1, False, ("ray", 1)),  # a core would have nothing to do
+        (5, None, False, ("in-process", 3)),
+        (3, None, False, ("in-process", 3)),
+        (2, None, False, ("ray", 1)),  # a core would have nothing to do
         (2, 2, False, ("in-process", 2)),
-        (5, 1, True, ("ray", 1)),
+        (5, 1, False, ("ray", 1)),  # one is asked for
+        (5, None, True, ("ray", 1)),
     ],
 )
 def test_each_core_gets_a_run_where_there_are_enough(monkeypatch, runs, parallel, ray, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     assert chosen(runs, parallel, ray=ray) == expected
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
-    assert chosen(20, 1, ray=False) == ("in-process", 8)  # each takes memory of its own
+    assert chosen(20, None, ray=False) == ("in-process", 8)  # each takes memory of its own

@@ -1,13 +1,16 @@
 """Sweeps that go on: what is finished is kept, and nothing of it is lost."""
 
+import threading
+
 import pytest
 from tiny import SMALL
 from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import differences
-from fedapps.engines.jobs import Job, make_jobs
-from fedapps.engines.sweep import seconds_left
+from fedapps.engines.jobs import Job, make_jobs, run_jobs
+from fedapps.engines.sweep import finished, seconds_left
+from strategies.fedavg import FedAvg
 
 RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
 
@@ -58,15 +61,43 @@ def test_the_folder_is_no_part_of_the_configuration(tmp_path):
     assert differences(one, two | {"rounds": 9}) == "rounds is 2 there, 9 here"
 
 
+def test_resume_runs_what_had_not_begun(tmp_path, monkeypatch):
+    """Of three runs the first is stopped in its second round."""
+    aggregate = FedAvg.aggregate_train
+
+    def stops(self, server_round, replies):
+        if server_round == 2:
+            raise KeyboardInterrupt
+        return aggregate(self, server_round, replies)
+
+    config = SMALL | {"rounds": 3, "local-steps": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvg, "aggregate_train", stops)
+        patch.setattr(threading, "excepthook", lambda _: None)
+        run_jobs(
+            make_jobs(config, ["fedavg", "local", "tent lr=0.1"], [0], tmp_path),
+            "in-process",
+            follow=lambda _: None,
+        )
+    fedapps("run", "--engine", "in-process", "--resume", tmp_path)
+    ended = [f.name for f in sorted(tmp_path.iterdir()) if f.is_dir() and finished(f)]
+    assert ended == ["fedavg-seed0", "local-seed0", "tent,lr=0.1-seed0"]
+
+
 @pytest.mark.parametrize(("parallel", "expected"), [(1, 7 * 3.0 + 8 * 2.0), (2, 18.5)])
 def test_time_left(tmp_path, parallel, expected):
     """3 of 10 rounds in 9 s: 7 more of 3 s. Not begun: 8 rounds at the mean (9 + 1) s / 5 = 2 s.
     The third is done, the fourth has more rounds than planned: both need nothing."""
+
+    def job(method, planned, novel_rounds=0, **so_far):
+        config = {"method": method, "rounds": planned, "novel-rounds": novel_rounds}
+        return Job(method, 0, config, tmp_path, **so_far)
+
     jobs = [
-        Job("fedavg", 0, {"rounds": 10}, tmp_path, rounds=3, seconds=9.0),
-        Job("local", 0, {"rounds": 8}, tmp_path),
-        Job("tent", 0, {"rounds": 8}, tmp_path, done=True),
-        Job("pfedhn", 0, {"rounds": 1}, tmp_path, rounds=2, seconds=1.0),
+        job("pfedhn", 6, 4, rounds=3, seconds=9.0),
+        job("local", 8, 4),  # it has no novel rounds
+        job("tent", 8, done=True),
+        job("pfedhn", 1, rounds=2, seconds=1.0),
     ]
     assert seconds_left(jobs, parallel) == pytest.approx(expected)
     assert seconds_left(jobs[1:3], 1) is None

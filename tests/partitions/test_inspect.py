@@ -97,6 +97,14 @@ def test_folders_are_numbered_by_as_many_digits_as_the_last_client_has(tmp_path,
     assert [path.name for path in paths] == [f"client-{i}" for i in range(10)]
 
 
+def test_two_deals_do_not_lie_together(tmp_path, divide):
+    """The same number of clients replaces the former ones; a fourth would keep their samples."""
+    for _ in range(2):
+        inspect.export(divide(num_clients=4, partition="iid"), tmp_path)
+    with pytest.raises(ValueError, match="holds client-3 of another deal"):
+        inspect.export(divide(num_clients=3, partition="iid"), tmp_path)
+
+
 def test_a_summary_by_hand(toy, monkeypatch):
     """Five samples, two of them to train on; class 1 occurs three times; two writers."""
     data = toy([1, 0, 1, 2, 1], num_train=2, writer=["b", "a", "b", "b", "a"])

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import partitions
+from fedapps.config import defaults
 from partitions.readers.local import UNLABELED, read_local
 
 
@@ -49,6 +51,19 @@ def test_images_of_many_sizes_need_one_size(tmp_path):
 def test_images_without_class_folders_are_unlabeled(tmp_path):
     picture(tmp_path / "0.png", 5, mode="L")
     assert read_local(tmp_path).y.tolist() == [UNLABELED]
+
+
+def test_other_files_are_named_with_what_is_read(tmp_path):
+    (tmp_path / "own.csv").write_text("1,2")
+    with pytest.raises(ValueError, match=r"own\.csv is no data.*\.npz.*datasets library"):
+        read_local(tmp_path / "own.csv")
+
+
+def test_data_to_train_on_need_labels(tmp_path):
+    np.savez(tmp_path / "bare.npz", x=np.zeros((9, 4), np.float32))
+    config = defaults() | {"dataset": str(tmp_path / "bare.npz")}
+    with pytest.raises(ValueError, match=r"bare\.npz: holds no labels"):
+        partitions.federation(config)
 
 
 def test_arrays_of_an_npz(tmp_path):

@@ -34,6 +34,14 @@ def test_whole_numbers_are_as_stored_and_others_scaled_already():
     assert seen(picture) == pytest.approx((ROWS / 255 - 0.5) / 0.25)
 
 
+@pytest.mark.parametrize("factor", [1.0, -1 / 16, 1.5 / 16])
+def test_numbers_that_are_neither_whole_nor_scaled_are_refused(factor):
+    """0 to 16 as floats would be served as sixteen times too bright, without a word."""
+    with pytest.raises(ValueError, match=r"whole numbers .* from 0 to 16, or these divided by it"):
+        unlabeled(torch.from_numpy(ROWS * np.float32(factor)), CARD)
+    unlabeled(torch.from_numpy(ROWS * np.float32(factor)), replace(CARD, scale=1.0))
+
+
 def test_a_model_that_is_delivered_prepares_its_inputs_itself():
     """(v/16 − ½)/¼ of a stored v and (v − ½)/¼ of a v in [0, 1]; by channel, (v/16 − ⅛·c)/2ᶜ."""
     model = Personal(torch.nn.Identity(), CARD, {})

@@ -108,9 +108,10 @@ def test_the_files_of_a_folder_of_images(run, tmp_path):
     with torch.no_grad():  # a picture's pixels lie between 0 and 255
         z = network(torch.tensor([200.0, 90.0]).div(255)[:, None, None, None].expand(-1, 1, 8, 8))
     assert [str(int(i)) for i in z.argmax(1)] == [row["class"] for row in rows]
-    assert {f.name for f in out.iterdir()} == {
-        "model.json", "model.onnx", "model.safetensors", "predictions.csv", "report.json"
-    }  # fmt: skip
+    files = {"model.json", "model.onnx", "model.safetensors", "predictions.csv", "report.json"}
+    assert {f.name for f in out.iterdir()} == files
+    command("personalize", run("fedavg"), tmp_path / "in", "--output", out)
+    assert {f.name for f in out.iterdir()} == files - {"model.onnx"}  # which was FedTTA's
 
 
 def test_an_exported_novel_folder_is_served_without_its_labels(run, tmp_path):
@@ -187,6 +188,21 @@ def test_a_private_client_pays_its_own_epsilon(run):
     assert torch.equal(*plain)
     assert not torch.equal(noisy[0].logits, noisy[1].logits)
     assert noisy[0].report()["epsilon"] == 0.5 and "epsilon" not in loaded.serve(inputs).report()
+
+
+@pytest.mark.parametrize(
+    ("method", "epsilon", "words"),
+    [
+        ("fedavg", 1, "epsilon is 1, but fedavg's clients tell no descriptor"),
+        ("odpfl-hn", -1, "odpfl-hn.descriptor-epsilon is -1"),
+        ("odpfl-hn", "nan", "odpfl-hn.descriptor-epsilon is nan"),
+        ("odpfl-hn", 0.5, "no bounded sensitivity"),
+    ],
+)
+def test_an_epsilon_that_cannot_be_kept_is_refused(method, epsilon, words, run, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((3, 1, 8, 8), np.uint8))
+    told = command("personalize", run(method), tmp_path / "x.npy", "--epsilon", epsilon, code=2)
+    assert words in told and "Traceback" not in told
 
 
 def test_show_tells_a_run_in_ten_lines(run):
