@@ -22,6 +22,7 @@ from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
 from fedapps.files import locked
 from fedapps.methods import METHODS
+from fedapps.results.checkpoint import FOLDER as CHECKPOINTS
 from fedapps.results.recorder import write_configuration
 from partitions.datasets import own_path
 
@@ -148,7 +149,7 @@ def run_jobs(
         with locked(job.folder):
             (job.folder / "summary.json").unlink(missing_ok=True)
             (job.folder / "metrics.jsonl").unlink(missing_ok=True)
-            if not (job.folder / "config.toml").is_file():  # so that it is known, begun or not
+            if not (job.folder / CHECKPOINTS).is_dir():  # so that it is known, begun or not
                 with suppress(OSError):  # a full disk is the run's own to tell
                     write_configuration(job.folder, job.config)
     if engine == "flower":
