@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, num_bytes, prefixed, to_numpy, to_tensors
@@ -115,29 +114,18 @@ class ODPFLHN(PFedHN):
 
     # The strategy's contract
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        *args: Any,
-        **options: Any,
-    ) -> Result:
-        """Run the rounds. Raises ValueError if two-phase training has none for its first phase."""
-        first = num_rounds - self.fine_tune_rounds
-        if self.training == "two-phase" and self.former is None and num_rounds and first < 1:
-            raise ValueError(
-                f"two-phase training of {num_rounds} rounds, of which fine-tune-rounds takes "
-                f"{self.fine_tune_rounds}, would never teach the encoder; set fewer"
-            )
-        return super().start(grid, initial_arrays, num_rounds, *args, **options)
-
     def initialize(self, arrays: Arrays) -> Arrays:
         """The target network is the template; the encoder's arrays are γ."""
         target = {n: a for n, a in arrays.items() if n.startswith(TARGET)}
         encoder = {n: a for n, a in arrays.items() if n.startswith(ENCODER)}
         if not target or OUTPUT not in encoder:
             raise ValueError(f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}")
+        untaught = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
+        if self.training == "two-phase" and untaught:
+            raise ValueError(
+                f"two-phase training of {self.num_rounds} rounds, of which fine-tune-rounds takes "
+                f"{self.fine_tune_rounds}, would never teach the encoder; set fewer"
+            )
         super().initialize(target)
         self.gamma = {n: nn.Parameter(t.clone()) for n, t in to_tensors(encoder).items()}
         self._encoder_optimizer = self._optimizer(self.gamma.values(), self.encoder_lr)
