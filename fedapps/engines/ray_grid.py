@@ -147,9 +147,7 @@ class RayGrid(LocalGrid):
         self._home: dict[int, Any] = {}  # the actor that holds a node's state
         self._states: dict[int, ray.ObjectRef] = {}  # {node: state, …} by node
         self._seconds: dict[tuple[int, str], float] = {}  # that a node's last answer took
-        self._late: set[int] = (
-            set()
-        )  # nodes whose answer was waited for in vain, and none came since
+        self._late: set[int] = set()  # nodes that were waited for in vain, and did not answer since
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         """Replies as they come; an actor that has not answered in time is replaced.
