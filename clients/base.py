@@ -21,6 +21,7 @@ from clients.cohort import fit
 from clients.domain import half
 from clients.sgd import batches, only
 from partitions.datasets import Info
+from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of, seed_torch
 from partitions.shares import SUB_POPULATION, Samples, Share
 
@@ -32,7 +33,6 @@ LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to th
 RUN_TOKEN = "run-token"  # config key: the run whose state the client goes on from
 KEEP, RECALL = "query.keep", "train.recall"  # of a simulation's clients alone
 DOMAIN = "query.domain"  # of runs that report the bound's terms
-UNLABELED = -1  # the label of a sample that has none
 
 
 def lr_factor(decay: float, every: int, round_: int) -> float:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from clients.arrays import Arrays
-from clients.base import UNLABELED, Client, Config, Metrics
+from clients.base import Client, Config, Metrics
+from partitions.readers.raw import UNLABELED
 from partitions.shares import Share
 
 

@@ -3,8 +3,8 @@
 θ̃ = argmin_θ L(θ; D) + (λ/2)‖θ − w_i‖² by K inner steps on one mini-batch D, then
 w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round,
 as in the authors' code; the last one stays on the client, which is scored with it; where the
-server holds heads, the head of the last θ goes to it. A novel client would need labels to find
-its θ: not served."""
+server holds heads, the head of the last θ goes to it. A novel client needs labels to find
+a θ: without any it is not served, with a few it is tuned by plain SGD from w."""
 
 from typing import Any
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.arrays import Arrays, prefixed, to_numpy
-from clients.base import UNLABELED, Client, Config, Metrics
+from clients.base import Client, Config, Metrics
 from clients.models.ensemble import Ensemble
+from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
 from partitions.shares import Samples
 

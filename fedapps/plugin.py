@@ -21,7 +21,8 @@ from fedapps.config import Config, check_method, construct, defaults, keywords, 
 from fedapps.config import settings as of_method
 from fedapps.methods import METHODS
 from partitions.datasets import Info
-from partitions.items import UNLABELED, from_items, from_tensors
+from partitions.items import from_items, from_tensors
+from partitions.readers.raw import UNLABELED
 from partitions.seeds import drawing
 from partitions.shares import Samples, Share
 from strategies.base import PersonalizedStrategy

@@ -29,7 +29,7 @@ from partitions.readers.femnist import CLASSES as CHARACTERS
 from partitions.readers.femnist import read_femnist
 from partitions.readers.local import inputs_of, joined, read_local
 from partitions.readers.omniglot import read_omniglot
-from partitions.readers.raw import Raw
+from partitions.readers.raw import UNLABELED, Raw
 from partitions.readers.stl10 import read_stl10
 from partitions.readers.yahoo import CLASSES as TOPICS
 from partitions.readers.yahoo import read_yahoo
@@ -303,7 +303,7 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
         )
     if len(raw.x) != len(raw.y) or not len(raw.y):
         raise ValueError(f"{origin}: {len(raw.x)} inputs, but {len(raw.y)} labels")
-    if (raw.y == -1).all():
+    if (raw.y == UNLABELED).all():
         raise ValueError(f"{origin}: holds no labels (y, folders of classes, or a column)")
     if not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
         raise ValueError(

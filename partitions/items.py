@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from partitions.readers.hub import IMAGES, LABELS
+from partitions.readers.raw import UNLABELED
 from partitions.shares import Rows, Samples
 
 INPUTS = ("x", "input", "inputs", *IMAGES)
-UNLABELED = -1
 
 
 @dataclass(frozen=True)

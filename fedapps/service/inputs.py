@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.base import UNLABELED
 from fedapps.service.card import Card
 from partitions.readers.local import read_local
+from partitions.readers.raw import UNLABELED
 from partitions.shares import META, Samples, Share
 
 SLACK = 0.01  # that numbers in [0, 1] may lie outside, as an interpolation leaves them

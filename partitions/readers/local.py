@@ -13,9 +13,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.readers import hub
-from partitions.readers.raw import Raw, concatenate
+from partitions.readers.raw import UNLABELED, Raw, concatenate
 
-UNLABELED = -1
 GREY = ("1", "L", "LA", "I;16")
 FEATURES = ("x", "features", "embedding", "input")  # names of a column of numbers
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders, or ends of names

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+UNLABELED = -1  # the label of a sample that has none
+
 
 @dataclass(frozen=True)
 class Raw:

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clients.base import NAMES, UNLABELED, Client, lr_factor
+from clients.base import NAMES, Client, lr_factor
 from clients.domain import half
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.sgd import batches, mini_batches
+from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from clients.adaptation import Step, kl
-from clients.base import UNLABELED, Client
+from clients.base import Client
 from clients.fedtta import (
     FedTTAClient,
     FedTTAPlusPlusClient,
@@ -16,6 +16,7 @@ from clients.fedtta import (
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
 from partitions.datasets import Info
+from partitions.readers.raw import UNLABELED
 from partitions.shares import Samples, Share
 from strategies.fedavg import FedAvg
 from strategies.fedtta import FedTTA

@@ -7,7 +7,8 @@ from PIL import Image
 
 import partitions
 from fedapps.config import defaults
-from partitions.readers.local import UNLABELED, read_local
+from partitions.readers.local import read_local
+from partitions.readers.raw import UNLABELED
 
 
 def picture(path, colour, size=(6, 4), mode="RGB"):
