@@ -4,7 +4,7 @@
 w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round,
 as in the authors' code; the last one stays on the client, which is scored with it; where the
 server holds heads, the head of the last θ goes to it. A novel client needs labels to find
-a θ: without any it is not served, with a few it is tuned by plain SGD from w."""
+a θ: without any it is not served, with a few it solves for it around w, which stays."""
 
 from typing import Any
 

@@ -68,11 +68,12 @@ def identity(context: Context) -> int:
 def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     """The message's config, the arrays' names in it, and its named arrays."""
     config: dict[str, Any] = {}
-    for record in content.config_records.values():
-        config |= dict(record)
     arrays: Arrays = {}
-    for one in content.array_records.values():
-        arrays |= from_record(one)
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            arrays |= from_record(record)
+        elif isinstance(record, ConfigRecord):
+            config.update(record.items())
     return config | {NAMES: "\n".join(arrays)}, arrays
 
 

@@ -1,9 +1,10 @@
 """Configuration: the defaults of pyproject, overrides, and their way to constructors."""
 
 import tomllib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -66,12 +67,15 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
 def completed(run_config: Mapping[str, Value]) -> Config:
     """A run's configuration with the defaults of what its app does not declare; errors as
     `override`. Asked for every message, so the last ones are kept."""
-    return dict(_completed(frozenset(run_config.items())))
+    for asked, found in [*_completed]:
+        if asked == run_config:
+            return dict(found)
+    found = override(defaults(), run_config)
+    _completed.appendleft((dict(run_config), found))
+    return dict(found)
 
 
-@lru_cache(maxsize=8)
-def _completed(items: frozenset[tuple[str, Value]]) -> Config:
-    return override(defaults(), dict(items))
+_completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations, and completed ones
 
 
 def _with_own(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:

@@ -405,11 +405,11 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid replies."""
-        self.now.ends("clients")
         like = {node: self.expected(sent) for node, sent in self.now.payloads.items()}
         updates = self._receive(
             self.now.sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
         )
+        self.now.ends("clients")
         self._stop_on_failure()
         nobody_drawn = not self.now.report["sampled"]  # a private round of noise alone
         if len(updates) < self.min_valid_replies and not nobody_drawn:
@@ -497,7 +497,6 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Means over clients, training and novel ones apart, and the end of the round."""
-        self.now.report["seconds"] = time.monotonic() - self.now.started
         metrics = None
         if self.now.evaluated:
             told = self._receive(self.now.sent, replies, {})
@@ -512,6 +511,7 @@ class PersonalizedStrategy(Strategy):
                 self.evaluation = []  # nobody's own score is written down
                 self.now.report |= self.privacy.report()
             self.now.ends("evaluate")
+        self.now.report["seconds"] = time.monotonic() - self.now.started
         self.now.report["phases"] = self.now.phases
         if self.on_round is not None:
             report = self.now.report
@@ -591,7 +591,10 @@ class PersonalizedStrategy(Strategy):
     ) -> list[Update]:
         """The valid replies, sorted by client; the others are dropped, counted and logged."""
         nodes = {message.metadata.message_id: node for message, node in sent}
-        updates = []
+        kind = sent[0][0].metadata.message_type if sent else ""
+        starts = self.now.payloads if kind == "train" else {}
+        updates: list[Update] = []
+        far: dict[Node, float] = {}
         for reply in replies:
             node = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
@@ -601,25 +604,24 @@ class PersonalizedStrategy(Strategy):
                 self._drop(node, cause, detail)
             else:
                 updates.append(update)
+                far[node] = distance(update.arrays, self.reference(starts.get(node, {})))
                 self.now.bytes["up"] += num_bytes(update.arrays.values())
         for node in nodes.values():
             self._drop(node, "missing", f"none within {self.timeout} s")
         updates = weighed(sorted(updates, key=lambda update: update.node), self.nodes)
-        return self._plausible(updates, sent)
+        return self._plausible(kind, updates, far)
 
-    def _plausible(self, updates: list[Update], sent: list[tuple[Message, Node]]) -> list[Update]:
-        """The updates but those whose arrays are absurdly far from what was sent; train replies
+    def _plausible(
+        self, kind: str, updates: list[Update], far: Mapping[Node, float]
+    ) -> list[Update]:
+        """The updates but those whose arrays are absurdly `far` from what was sent; train replies
         that are farther than `max_update_norm` are brought to it.
 
         Where participants are secret all stay, since what is usual would tell of them; those are
         clipped in any case."""
-        kind = sent[0][0].metadata.message_type if sent else ""
         if self._hides or kind == KEEP or not any(update.arrays for update in updates):
             return updates
-        starts = self.now.payloads if kind == "train" else {}
-        start = {u.node: self.reference(starts.get(u.node, {})) for u in updates}
-        far = {u.node: distance(u.arrays, start[u.node]) for u in updates}
-        limit = self._magnitudes.limit(kind, list(far.values()))
+        limit = self._magnitudes.limit(kind, [far[update.node] for update in updates])
         most = self.max_update_norm if kind == "train" else 0.0
         kept = []
         for update in updates:
@@ -627,7 +629,8 @@ class PersonalizedStrategy(Strategy):
             if one > limit:
                 self._drop(node, "absurd", f"{one:.3g} from what was sent, > {limit:.3g}")
             elif most and one > most:
-                near = scaled(update.arrays, start[node], most / one)
+                start = self.reference(self.now.payloads[node])
+                near = scaled(update.arrays, start, most / one)
                 kept.append(replace(update, arrays=near))
                 self.now.clipped += 1
             else:

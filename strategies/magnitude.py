@@ -45,7 +45,8 @@ def finite(state: Any) -> bool:
     if isinstance(state, list | tuple | set):
         return all(map(finite, state))
     if isinstance(state, np.ndarray) and state.dtype.kind == "f":
-        return bool(np.isfinite(state).all())
+        # a finite sum of squares, in half of the time, spares the look at each number
+        return math.isfinite(np.vdot(state, state)) or bool(np.isfinite(state).all())
     return not isinstance(state, float) or math.isfinite(state)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.common.constant import ErrorCode
 
 from clients.arrays import Arrays, from_record
+from strategies.magnitude import finite
 from strategies.told import told
 
 IMPLAUSIBLE = 100  # times the usual number of samples; no honest client comes near it
@@ -43,8 +43,9 @@ def read_reply(
         return None, "error", reason_of(reply)
     try:
         arrays: Arrays = {}
-        for record in reply.content.array_records.values():
-            arrays |= from_record(record)
+        for record in reply.content.values():
+            if isinstance(record, ArrayRecord):
+                arrays |= from_record(record)
         metrics = told(reply.content)
         num_examples = metrics.pop("num-examples", 0)
         # nobody weighs more than by the samples that it told when it came
@@ -62,7 +63,7 @@ def read_reply(
             if array.dtype != like[name].dtype:
                 return None, "dtype", f"{name} is {array.dtype}, expected {like[name].dtype}"
     for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if not finite(array):
             return None, "not-finite", f"{name} holds NaN or infinity"
     return Update(node, arrays, num_examples, metrics), "", ""
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 LARGEST = 1e12
 MOST = 100  # values of a reply
@@ -95,10 +95,9 @@ KNOWN: dict[str, Read] = {
 def told(content: RecordDict) -> dict[str, Any]:
     """All that the config and metric records hold. Raises ValueError for what cannot be honest."""
     values: dict[str, Any] = {}
-    for texts in content.config_records.values():
-        values |= dict(texts)
-    for numbers in content.metric_records.values():
-        values |= dict(numbers)
+    for record in content.values():
+        if isinstance(record, ConfigRecord | MetricRecord):
+            values.update(record.items())
     return typed(values)
 
 

@@ -3,7 +3,7 @@
 The one file that touches Flower's internals: ``TaskIdentity`` and message ids are set as
 Flower's own in-memory grid does, which is why pyproject pins flwr to one minor release."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Self
@@ -33,7 +33,7 @@ class LocalGrid(Grid):
         self._replies: dict[str, Message] = {}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
 
-    def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+    def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """The nodes' replies; none from a node that does not answer within `timeout` seconds."""
         raise NotImplementedError
 
@@ -74,7 +74,8 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """The replies that come within `timeout` seconds."""
+        """The replies that come within `timeout` seconds, each as it comes: nodes may not be asked
+        before the caller waits for their replies."""
         return self.answer(named(messages), timeout)
 
 
@@ -118,13 +119,13 @@ class InProcessGrid(LocalGrid):
         """The ids of the nodes that are there."""
         return list(self.contexts)
 
-    def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+    def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """Nodes answer at once, so `timeout` is never reached."""
-        tasks = [partial(self._deliver, message) for message in messages]
         training = [m.metadata.message_type.startswith("train") for m in messages]
         if self.cohort.size > 1 and all(training):
-            return self.cohort.run(tasks)
-        return [task() for task in tasks]
+            yield from self.cohort.run([partial(self._deliver, message) for message in messages])
+        else:
+            yield from map(self._deliver, messages)
 
     def _deliver(self, message: Message) -> Message:
         self._pause()

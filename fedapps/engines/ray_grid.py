@@ -10,7 +10,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any, Self
@@ -149,23 +149,22 @@ class RayGrid(LocalGrid):
         self._seconds: dict[tuple[int, str], float] = {}  # that a node's last answer took
         self._late: set[int] = set()  # nodes that were waited for in vain, and did not answer since
 
-    def answer(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+    def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """Replies as they come; an actor that has not answered in time is replaced.
 
         Raises RuntimeError if actors do not start, or Ray has died."""
         try:
-            return self._answers(messages, timeout)
+            yield from self._answers(messages, timeout)
         except (ray.exceptions.RayError, OSError):
             self._check()
             raise
 
-    def _answers(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+    def _answers(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         deadline = time.monotonic() + (1e9 if timeout is None else timeout)
         queue = sorted(self._tasks(messages), key=lambda task: task.seconds, reverse=True)
         parts, ahead = float(PARTS * len(self._actors.all)), AHEAD
         running: dict[ray.ObjectRef, tuple[Any, list[Task], ray.ObjectRef]] = {}
         tries: Counter[str] = Counter()
-        replies: list[Message] = []
         while queue or running:
             self._pause()
             busy: Counter[int] = Counter()
@@ -203,15 +202,12 @@ class RayGrid(LocalGrid):
                     if tries[task.message.metadata.message_id] < TRIES:
                         queue.append(task)
                     else:
-                        replies.append(
-                            refusal(task.message, "the process that it ran in died, twice")
-                        )
+                        yield refusal(task.message, "the process that it ran in died, twice")
                 parts, ahead = math.inf, 1  # so that who is at fault takes no other along
             else:
                 actor, batch, states = running.pop(ready[0])
-                replies += [one.reply for one in done]
                 self._remember(actor, batch, done, states)
-        return replies
+                yield from (one.reply for one in done)
 
     def _tasks(self, messages: Sequence[Message]) -> Iterable[Task]:
         """The messages, array records that several of them hold put into the store once."""

@@ -160,14 +160,14 @@ def test_a_batch_is_measured_in_seconds(actors, chosen):
     grid = RayGrid(actors, config, simulated(24))
     grid._seconds = {(node, "query"): 1.0 for node in range(1, 24)} | {(7, "query"): 30.0}
     asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-    grid.answer(named(asked), timeout=60)
+    list(grid.answer(named(asked), timeout=60))
     assert chosen[0][0] == [7]
     assert chosen[1][0][0] == 24
     assert [len(batch) for batch, _ in chosen[1:4]] == [4, 4, 3]  # a quarter of 24.3, of 19, of 15
     while grid._starting:
-        grid.answer(named(asked), timeout=60)
+        list(grid.answer(named(asked), timeout=60))
     chosen.clear()
-    grid.answer(named(asked), timeout=60)  # both actors have begun
+    list(grid.answer(named(asked), timeout=60))  # both actors have begun
     assert chosen[0][1] is not chosen[1][1]
 
 
@@ -197,14 +197,14 @@ def test_who_did_not_answer_in_time_goes_alone_and_nobody_waits_behind(actors, c
     config = configuration("fedavg", **{"num-clients": 8, "rounds": 0})
     grid = RayGrid(actors, config, simulated(8))
     asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-    grid.answer(named(asked), 60)
+    list(grid.answer(named(asked), 60))
     while grid._starting:
-        grid.answer(named(asked), 60)
+        list(grid.answer(named(asked), 60))
     late = [Task(asked[2], {}, 1.0), Task(asked[5], {}, 1.0)]
     grid._suspect(late, 20.0)
     assert grid._weight(late) == AHEAD
     chosen.clear()
-    grid.answer(named(asked), 60)
+    list(grid.answer(named(asked), 60))
     assert [nodes for nodes, _ in chosen[:2]] == [[3], [6]]
     assert chosen[0][1] is not chosen[1][1]
     assert not grid._late and grid._seconds[3, "query"] < 20
