@@ -1,8 +1,9 @@
 """Distances from what was sent, and which of them are absurd."""
 
 import numpy as np
+import pytest
 
-from strategies.magnitude import Magnitudes, distance, scaled
+from strategies.magnitude import Magnitudes, distance, finite, scaled
 
 
 def test_distance_by_hand():
@@ -12,6 +13,15 @@ def test_distance_by_hand():
     assert distance({"w": np.full(2, 3e38, np.float32)}, {}) == np.inf
     assert distance({"n": np.array([2**62, 2**62])}, {}) == np.sqrt(2) * 2.0**62  # no overflow
     assert distance({"w": np.ones(4, np.float16)}, {"w": np.ones(3, np.float16)}) == 2.0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_numbers_are_finite_though_their_squares_are_not(dtype):
+    most = np.full((2, 3), np.finfo(dtype).max)
+    assert finite({"w": [most, np.zeros((0, 2), dtype)], "n": np.array(2**62)})
+    for strange in (np.nan, np.inf):
+        most[1, 2] = strange
+        assert not finite({"w": [most]})
 
 
 def test_limits_by_hand():

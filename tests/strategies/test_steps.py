@@ -292,6 +292,33 @@ def test_phases_follow_one_another(monkeypatch):
     assert now.phases == {"send": 2.0, "clients": 3.0}
 
 
+def test_a_rounds_seconds_hold_all_its_phases():
+    _, _, reports = go(FedAvg())
+    phases = reports[0]["phases"]
+    assert phases.keys() == {"send", "clients", "aggregate", "evaluate"}
+    assert reports[0]["seconds"] >= sum(phases.values()) > 0
+
+
+def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
+    """So that a round's replies do not lie in memory twice."""
+    events, read = [], base.read_reply
+
+    def noted(reply, node, *given):
+        events.append(("read", node.id))
+        return read(reply, node, *given)
+
+    class Asking(InProcessGrid):
+        def _deliver(self, message):
+            events.append((message.metadata.message_type, message.metadata.dst_node_id))
+            return super()._deliver(message)
+
+    monkeypatch.setattr(base, "read_reply", noted)
+    grid = Asking.simulation(society()[0], {}, 3)
+    FedAvg().start(grid, to_record(START), num_rounds=1)
+    trained = [("train", 1), ("read", 1), ("train", 2), ("read", 2), ("train", 3), ("read", 3)]
+    assert events[3:9] == trained  # after three queries
+
+
 def test_who_is_there_at_the_start_has_longer_to_answer():
     """90 s, if that is longer; later ones have what a round has."""
     client_app, _ = society()
