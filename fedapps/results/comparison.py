@@ -17,7 +17,7 @@ import numpy as np
 from fedapps.config import effective
 from fedapps.engines.jobs import Job
 from fedapps.results.published import SCORES, Published
-from fedapps.results.table import Results, epsilon, terms_of_privacy
+from fedapps.results.table import Results, epsilon, lost_replies, terms_of_privacy
 
 ROUNDS = ("best", "last")
 F1 = ("f1", "f1-users")
@@ -297,11 +297,11 @@ def caption(found: Comparison, columns: set[str]) -> str:
         )
     if "worst" in columns:
         notes.append("worst, lowest tenth, deviation: over clients, mean over seeds")
-    runs = [job for line in found.lines for job in line.runs]
+    runs = list({job.folder: job for line in found.lines for job in line.runs}.values())
     for job in found.unscored:
         spent = f", ε = {epsilon([job.summary()])}" if _private(job) else ""
         notes.append(f"not evaluated: {job.name}{spent}")
-    notes += terms_of_privacy([*runs, *found.unscored])
+    notes += terms_of_privacy([*runs, *found.unscored]) + lost_replies([*runs, *found.unscored])
     told = found.published.deviations(runs) if found.published and "published" in columns else {}
     if found.published and told:
         differ = ", ".join(

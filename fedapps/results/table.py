@@ -1,5 +1,6 @@
 """What a person sees of a run: live progress, and a table at the end."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -149,6 +150,7 @@ def results(jobs: Sequence[Job]) -> Results:
         *["F1 of test samples: mean over sub-populations; over users"] * scored,
         *["ε (δ): spent in the whole run, each run by itself"] * private,
         *terms_of_privacy(jobs),
+        *lost_replies(jobs),
         *["± standard deviation over seeds"] * spread,
         *["± standard error over clients"] * (joined and not spread),
         "MB per client and round",
@@ -214,6 +216,15 @@ def terms_of_privacy(jobs: Sequence[Job]) -> list[str]:
         if not job.error and "privacy" in (summary := job.summary()):
             methods.setdefault(summary["privacy"]["terms"], {})[job.method] = None
     return [f"ε of {', '.join(names)}: {terms}" for terms, names in methods.items()]
+
+
+def lost_replies(jobs: Sequence[Job]) -> list[str]:
+    """How many training replies the runs that lost any have dropped, all seeds together."""
+    lost: Counter[str] = Counter()
+    for job in jobs:
+        lost[job.method] += 0 if job.error else job.summary().get("dropped_replies") or 0
+    told = ", ".join(f"{method} {count}" for method, count in lost.items() if count)
+    return [f"training replies dropped: {told}"] if told else []
 
 
 def _megabytes(summaries: Sequence[dict[str, Any]], way: str) -> str:

@@ -46,6 +46,14 @@ def test_mean_and_deviation_over_seeds_and_over_clients(tmp_path):
     assert deviation == pytest.approx(10 * (squares / 10) ** 0.5)
 
 
+def test_replies_that_were_dropped_are_told(tmp_path):
+    run = leave(tmp_path, "fedavg", 0, BASE)
+    assert "dropped" not in shown(lines(tmp_path)[1]).caption
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"dropped_replies": 7}))
+    assert "training replies dropped: fedavg 7" in shown(lines(tmp_path)[1]).caption
+
+
 def test_the_sign_over_clients_needs_six_that_agree(tmp_path):
     """Wilcoxon's exact two-sided p of n differences of one sign: 2/2ⁿ. Of six, 0.031."""
     base = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]

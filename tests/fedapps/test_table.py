@@ -73,6 +73,20 @@ def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
     assert "deviation" not in shown.caption
 
 
+def test_replies_that_were_dropped_are_told_by_method(tmp_path):
+    """Of both seeds together; who lost none is not named, nor one whose number is a secret."""
+    told = {"train": {"accuracy": 0.5}, "novel": {"accuracy": 0.5, "sem": 0.1}}
+    jobs = [
+        job(tmp_path, 0, **told, dropped_replies=3),
+        job(tmp_path, 1, **told, dropped_replies=4),
+        job(tmp_path, 0, "tent", **told, dropped_replies=0),
+        job(tmp_path, 0, "ditto", **told, dropped_replies=None),
+        job(tmp_path, 0, "local", **told, dropped_replies=5),
+    ]
+    assert "training replies dropped: fedavg 7, local 5;" in results(jobs).caption
+    assert "dropped" not in results(jobs[2:4]).caption
+
+
 def test_rounds_that_are_gone_of_all_jobs(tmp_path):
     """Of 10 each: one that ended after 3 has none left, one has done 4, one was told 12 times."""
     jobs = []
