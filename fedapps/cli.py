@@ -126,6 +126,12 @@ def run(
             raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MOST_JOBS}]")
         if ray_address and engine not in ("", "ray"):
             raise ValueError(f"--ray-address is for --engine ray, not {engine}")
+        if gpus_per_client and engine == "in-process":
+            raise ValueError("--gpus-per-client is for --engine ray or flower, not in-process")
+        for option, given in (("methods", methods), ("seeds", seeds)):
+            also = [a for a in arguments or [] if a.partition("=")[0] in (option, option[:-1])]
+            if given and also:
+                raise ValueError(f"--{option} is {given!r}, but there is {also[0]}, too; leave one")
         if ray_address:
             check_address(ray_address)
         check_gpus(gpus_per_client, here=not ray_address)

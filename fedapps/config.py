@@ -216,11 +216,12 @@ def parse_experiment(arguments: Sequence[str]) -> Experiment:
 
 def _lists(named: dict[str, Any]) -> tuple[str, str]:
     """Methods and seeds, taken out of `named`, where a single one may stand in the singular."""
-    methods, method = named.pop("methods", None), named.pop("method", None)
-    seeds, seed = named.pop("seeds", None), named.pop("seed", None)
+    for one, several in (("method", "methods"), ("seed", "seeds")):
+        if one in named and several in named:
+            raise ValueError(f"there is {one} and there are {several}; leave one of the two")
     return (
-        _listed("methods", method if methods is None else methods),
-        _listed("seeds", seed if seeds is None else seeds),
+        _listed("methods", named.pop("methods", named.pop("method", None))),
+        _listed("seeds", named.pop("seeds", named.pop("seed", None))),
     )
 
 

@@ -44,6 +44,13 @@ def fedapps(*arguments, code=0):
             ["--engine", "in-process", "--ray-address", "auto"],
             ["--ray-address", "--engine ray", "in-process"],
         ),
+        (
+            ["--engine", "in-process", "--gpus-per-client", "0.5"],
+            ["--gpus-per-client is for --engine ray or flower"],
+        ),
+        (["--methods", "fedavg", "method=tent"], ["--methods", "'fedavg'", "method=tent"]),
+        (["--seeds", "1", "seeds=2"], ["--seeds", "'1'", "seeds=2"]),
+        (["method=tent", "methods=fedavg"], ["method", "methods", "one of the two"]),
         (["--engine", "ray", "--ray-address", "127.0.0.1:1"], ["'127.0.0.1:1'", "host:port"]),
         (["--engine", "ray", "--ray-address", "head"], ["'head'", "host:port"]),
         (["--engine", "ray", "--ray-address", "127.0.0.1:99999"], ["99999", "host:port"]),
