@@ -6,8 +6,10 @@ representation is as wide as the target network's features. Novel clients get th
 With `representation` = "widened" the network is that of FedTTA's comparison (Ye et al.), on MNIST
 784-200-400-10."""
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from clients.base import Client
@@ -24,19 +26,27 @@ def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
 
 
 class FedSRClient(Client):
-    """`l2r` is α_L2R, `cmi` is α_CMI."""
+    """`l2r` is α_L2R, `cmi` is α_CMI; predictions are of z's mean or, with `test_samples` > 0, the
+    mean of as many draws' probabilities, 20 in the authors' code."""
 
     needs_head = True
 
-    def __init__(self, *args: Any, l2r: float = 0.01, cmi: float = 0.0005, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        l2r: float = 0.01,
+        cmi: float = 0.0005,
+        test_samples: int = 0,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
-        for name, value in (("l2r", l2r), ("cmi", cmi)):
+        for name, value in (("l2r", l2r), ("cmi", cmi), ("test-samples", test_samples)):
             if value < 0:
                 raise ValueError(f"fedsr.{name} is {value}; it must not be negative")
         if not isinstance(self.model, Stochastic):
             raise ValueError("the model has no stochastic representation; wrap it by build")
         self.network = self.model
-        self.l2r, self.cmi = l2r, cmi
+        self.l2r, self.cmi, self.test_samples = l2r, cmi, test_samples
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, representation: str = "added") -> nn.Module:
@@ -53,3 +63,15 @@ class FedSRClient(Client):
         l2r = z.square().sum(1).mean()
         cmi = kl(mean, scale, *self.network.reference(y)).mean()
         return self.criterion(self.network.head(z), y) + self.l2r * l2r + self.cmi * cmi
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
+        if not self.test_samples:
+            return super().predict(x)
+        with torch.no_grad():
+            mean, scale = self.network.distribution(x)
+            draws = [
+                self.network.head(mean + scale * torch.randn_like(scale)).log_softmax(1)
+                for _ in range(self.test_samples)
+            ]
+            return torch.stack(draws).logsumexp(0) - math.log(self.test_samples)

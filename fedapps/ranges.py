@@ -122,6 +122,7 @@ INTERVALS = {
     "fedavg-rounds": ROUNDS,
     "fine-tune-rounds": ROUNDS,
     "head-epochs": COUNT,
+    "test-samples": "[0, 10000]",
     "hidden-dim": WIDTH,
     "hidden-layers": "[0, 20]",
     "inner-lr": RATE,

@@ -129,3 +129,25 @@ def test_settings_out_of_range():
     with pytest.raises(ValueError, match="representation"):
         model = build_model("mlp-small", INFO.shape, 2, 0)
         FedSRClient(model, share(torch.zeros(1, 4), torch.zeros(1)))
+
+
+def test_a_prediction_may_average_draws_by_hand(monkeypatch):
+    """m = ½, s = 2 in the first of 100 dimensions, which alone the head sees, as the logits (z, 0);
+    ±¾ is drawn, so z is 2 and -1: p(y = 0) is σ(2) and σ(-1), their mean 0.5748."""
+    client, x, _ = make(test_samples=2)
+    net = client.network.eval()
+    with torch.no_grad():
+        net.representation.weight.zero_()
+        net.representation.bias.zero_()
+        net.representation.bias[0] = 0.5
+        net.representation.bias[100:] = math.log(math.exp(2) - 1)
+        net.head.weight.zero_()
+        net.head.bias.zero_()
+        net.head.weight[0, 0] = 1.0
+    draws = iter([0.75, -0.75])
+    monkeypatch.setattr(torch, "randn_like", lambda s: torch.full_like(s, next(draws)))
+    expected = (1 / (1 + math.exp(-2)) + 1 / (1 + math.exp(1))) / 2
+    found = client.predict(x).exp()
+    assert found[0].tolist() == pytest.approx([expected, 1 - expected])
+    client.test_samples = 0
+    assert client.predict(x)[0].tolist() == [0.5, 0.0]
