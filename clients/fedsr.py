@@ -27,7 +27,7 @@ def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
 
 class FedSRClient(Client):
     """`l2r` is α_L2R, `cmi` is α_CMI; predictions are of z's mean or, with `test_samples` > 0, the
-    mean of as many draws' probabilities, 20 in the authors' code."""
+    mean of as many draws' probabilities, 20 in the authors' code; a served network takes z's mean."""
 
     needs_head = True
 
@@ -70,8 +70,6 @@ class FedSRClient(Client):
             return super().predict(x)
         with torch.no_grad():
             mean, scale = self.network.distribution(x)
-            draws = [
-                self.network.head(mean + scale * torch.randn_like(scale)).log_softmax(1)
-                for _ in range(self.test_samples)
-            ]
-            return torch.stack(draws).logsumexp(0) - math.log(self.test_samples)
+            draws = [self.network.draw(mean, scale) for _ in range(self.test_samples)]
+            logs = torch.stack([self.network.head(z).log_softmax(1) for z in draws])
+            return logs.logsumexp(0) - math.log(self.test_samples)

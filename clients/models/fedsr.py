@@ -50,9 +50,13 @@ class Stochastic(nn.Module):
         """Mean and deviation (n, d) of r(z|y) for the labels y (n,)."""
         return self.reference_mean[y], F.softplus(self.reference_scale)[y]
 
+    def draw(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """z (n, d), drawn from N(m, s²)."""
+        return mean + scale * torch.randn_like(scale)
+
     def sample(self, mean: Tensor, scale: Tensor) -> Tensor:
         """z (n, d): drawn in training mode, the mean in evaluation mode."""
-        return mean + scale * torch.randn_like(scale) if self.training else mean
+        return self.draw(mean, scale) if self.training else mean
 
     def features(self, x: Tensor) -> Tensor:
         """z (n, d) for the inputs x (n, *shape)."""

@@ -126,6 +126,8 @@ def test_a_widened_layer_gives_mean_and_deviation():
 def test_settings_out_of_range():
     with pytest.raises(ValueError, match="l2r"):
         make(l2r=-1.0)
+    with pytest.raises(ValueError, match="test-samples"):
+        make(test_samples=-1)
     with pytest.raises(ValueError, match="representation"):
         model = build_model("mlp-small", INFO.shape, 2, 0)
         FedSRClient(model, share(torch.zeros(1, 4), torch.zeros(1)))
