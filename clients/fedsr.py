@@ -27,7 +27,7 @@ def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
 
 class FedSRClient(Client):
     """`l2r` is α_L2R, `cmi` is α_CMI; predictions are of z's mean or, with `test_samples` > 0, the
-    mean of as many draws' probabilities, 20 in the authors' code; a served network takes z's mean."""
+    mean of as many draws' probabilities, 20 in the authors' code; a served network has the mean."""
 
     needs_head = True
 
