@@ -4,6 +4,7 @@ import tomllib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -47,9 +48,7 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
     result = _with_own(config, changes)
     for key, value in changes.items():
         if key not in result:
-            section = key.rpartition(".")[0]
-            known = sorted(k for k in result if k.rpartition(".")[0] == section)
-            raise ValueError(f"unknown key {key!r}; known: {', '.join(known or sorted(result))}")
+            raise ValueError(_unknown(key, result))
         expected = type(result[key])
         if type(value) is expected and value == result[key]:
             continue
@@ -62,6 +61,18 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
         ranges.check(key, typed)
         result[key] = typed
     return result
+
+
+def _unknown(key: str, config: Config) -> str:
+    """What to say of a key that `config` lacks: the nearest, those beside it, or all sections."""
+    section = key.rpartition(".")[0]
+    known = sorted(k for k in config if k.rpartition(".")[0] == section)
+    near = get_close_matches(key, config, n=1, cutoff=0.8)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    if known:
+        return f"unknown key {key!r}{meant}; known: {', '.join(known)}"
+    sections = sorted({k.rpartition(".")[0] for k in config} - {""})
+    return f"unknown key {key!r}{meant}; no settings of {section!r}, but of {', '.join(sections)}"
 
 
 def completed(run_config: Mapping[str, Value]) -> Config:

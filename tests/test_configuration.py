@@ -1,5 +1,7 @@
 """Every declared key is read, every key read is declared, and defaults stand the same twice."""
 
+import re
+
 import pytest
 
 from fedapps.config import accepted, defaults, keywords, override, parse_override, settings
@@ -59,6 +61,25 @@ def test_a_bad_override_names_value_and_choices(changes, words):
     with pytest.raises(ValueError) as error:
         override(defaults(), changes)
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant", "names", "spared"),
+    [
+        ("momentun", "momentum", "batch-size", "afl.lr"),
+        ("fedtta.adapt-l", "fedtta.adapt-lr", "fedtta.mu", "momentum"),
+        ("fedtta+.mu", "fedtta++.mu", "pfedhn", "momentum"),
+        ("resnet.width", None, "pfedhn", "pfedhn.lr"),
+    ],
+)
+def test_an_unknown_key_is_told_its_nearest_and_those_beside_it(key, meant, names, spared):
+    with pytest.raises(ValueError, match=f"unknown key '{re.escape(key)}'") as error:
+        override(defaults(), {key: 1})
+    said = str(error.value)
+    assert f"did you mean {meant!r}" in said if meant else "did you mean" not in said
+    words = set(re.split(r"[ ,]+", said))
+    assert names in words
+    assert spared not in words
 
 
 def test_overrides_are_toml_values_and_bare_words():
