@@ -4,45 +4,66 @@ Arrays that several messages share go into Ray's object store once an exchange. 
 actors in batches that become shorter, the longest first, so that all end together. A client stays
 with the actor that holds its state, unless another one is idle; a copy of every state lies in the
 object store, so that an actor may take a client over, and a new one replace an actor that died,
-also with its machine: copies of states lie on the driver's."""
+also with its machine: copies of states lie on the driver's. What else the driver and the actors of
+its machine tell each other goes by mailboxes."""
 
+import ctypes
 import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, product
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import ray
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.engines.grid import InProcessGrid, LocalGrid, UserConfig, alike, refusal
+from fedapps.engines.mailboxes import Mailboxes
 
 AHEAD = 2  # batches that wait at an actor, so that it is never idle while the driver thinks
 PARTS = 2  # a batch is a part of an actor's share of the rest: the last ones are of one message
 CHECK_SECONDS = 1.0  # between looks at Ray itself; it ends a process seconds after its own death
 TRIES = 2  # a message that was at an actor when it died is asked once more, alone
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 DEAD = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)  # killed, be it by Ray
 Load = Callable[[], ClientApp]
 
 
 @dataclass(eq=False)
 class Task:
-    """A message without the arrays that it shares with others, where those lie, and how long the
-    answer may take."""
+    """A message, whom it asks, and how long the answer may take."""
 
     message: Message
-    shared: dict[str, ray.ObjectRef]
     seconds: float
-    state: ray.ObjectRef | None = None  # of its client, where the actor does not hold it
 
-    @property
-    def node(self) -> int:
-        """Whom it asks."""
-        return self.message.metadata.dst_node_id
+    def __post_init__(self) -> None:
+        self.node = self.message.metadata.dst_node_id
+
+
+class Shared:
+    """Array records that several of the messages hold: each is put into Ray's store once."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._uses = Counter(id(record) for m in messages for record in m.content.values())
+        self._stored: dict[int, ray.ObjectRef] = {}
+
+    def parted(self, message: Message) -> tuple[Message, dict[str, ray.ObjectRef]]:
+        """The message with its own records alone, and where the shared ones lie."""
+        own, refs = {}, {}
+        for key, record in message.content.items():
+            if isinstance(record, ArrayRecord) and self._uses[id(record)] > 1:
+                if id(record) not in self._stored:
+                    self._stored[id(record)] = ray.put(record)
+                refs[key] = self._stored[id(record)]
+            else:
+                own[key] = record
+        return alike(message, own), refs
 
 
 @dataclass
@@ -55,38 +76,64 @@ class Answer:
     changed: bool
 
 
+class Refs(NamedTuple):
+    """Where in Ray's store a message's shared records lie, and its client's state, if the actor
+    that gets it does not hold that."""
+
+    shared: dict[str, ray.ObjectRef]
+    state: ray.ObjectRef | None
+
+
+class Batch(NamedTuple):
+    """Tasks that an actor has, its mailbox for their messages and answers, and the states that
+    they leave."""
+
+    actor: Any
+    tasks: list[Task]
+    box: int
+    states: ray.ObjectRef
+
+
 class Actor:
     """One process: the ClientApp, the data that it loads, and the contexts of its clients."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, mailboxes: Sequence[str]) -> None:
+        keep_freed_memory()
         self.client_app = load()
+        self.mailboxes = Mailboxes(mailboxes)
+        self.mailboxes.hide()
         self.records: dict[ray.ObjectRef, ArrayRecord] = {}  # shared ones of this exchange
 
-    def begin(self, run_config: UserConfig, node_configs: Sequence[UserConfig]) -> str:
-        """A new run, in which no client has a state. Returns the machine's id in Ray."""
+    def begin(self, run_config: UserConfig, node_configs: Sequence[UserConfig]) -> tuple[str, int]:
+        """A new run, in which no client has a state. Returns the machine's id in Ray, and how many
+        mailboxes there are."""
         self.grid = InProcessGrid(self.client_app, run_config, node_configs)
-        return _machine()
+        return _machine(), len(self.mailboxes)
 
-    def answer(self, batch: list[Task]) -> tuple[list[Answer], dict[int, RecordDict]]:
-        """Answers, and the states of the clients that have changed theirs."""
-        needed = {ref for task in batch for ref in task.shared.values()}
+    def answer(
+        self, messages: list[Message] | None, refs: list[Refs], box: int
+    ) -> tuple[list[Answer] | None, dict[int, RecordDict]]:
+        """Answers, and the states of the clients that have changed theirs; messages and answers
+        are None where they lie in the mailbox."""
+        needed = {ref for one in refs for ref in one.shared.values()}
         self.records = {ref: self.records.get(ref) or ray.get(ref) for ref in needed}
         answers, states = [], {}
-        for task in batch:
+        for message, own in zip(self.mailboxes.take(box, messages), refs, strict=True):
             started = time.perf_counter()
-            context = self.grid.contexts[task.node]
-            if task.state is not None:
-                context.state = ray.get(task.state)[task.node]
-            for key, ref in task.shared.items():
-                task.message.content[key] = self.records[ref]
+            node = message.metadata.dst_node_id
+            context = self.grid.contexts[node]
+            if own.state is not None:
+                context.state = ray.get(own.state)[node]
+            for key, ref in own.shared.items():
+                message.content[key] = self.records[ref]
             before = dict(context.state)
-            (reply,) = self.grid.answer([task.message], None)
+            (reply,) = self.grid.answer([message], None)
             changed = any(before.get(k) is not record for k, record in context.state.items())
             if changed:
-                states[task.node] = context.state
+                states[node] = context.state
             seconds = time.perf_counter() - started
             answers.append(Answer(reply, seconds, bool(context.state), changed))
-        return answers, states
+        return self.mailboxes.put(box, answers), states
 
 
 class Actors:
@@ -106,7 +153,8 @@ class Actors:
                 f"a share of {gpus} of a GPU for each client, but Ray sees {there.get('GPU', 0)}"
             )
         remote: Any = ray.remote
-        self._make = lambda: remote(num_cpus=1, num_gpus=gpus)(Actor).remote(load)
+        self._start = partial(remote(num_cpus=1, num_gpus=gpus)(Actor).remote, load)
+        self.mailboxes: dict[Any, Mailboxes] = {}  # of an actor, for as many batches as it may have
         self.all: list[Any] = [self._make() for _ in range(count or fitting)]
 
     def __enter__(self) -> Self:
@@ -114,14 +162,24 @@ class Actors:
 
     def __exit__(self, *error: object) -> None:
         for actor in self.all:
-            ray.kill(actor)
+            self._end(actor)
 
     def replace(self, dead: Any) -> Any:
         """A new actor in the place of a dead one."""
-        ray.kill(dead)
+        self._end(dead)
         at = self.all.index(dead)
         self.all[at] = self._make()
         return self.all[at]
+
+    def _make(self) -> Any:
+        boxes = Mailboxes.made(AHEAD)
+        actor = self._start(boxes.paths)
+        self.mailboxes[actor] = boxes
+        return actor
+
+    def _end(self, actor: Any) -> None:
+        ray.kill(actor)
+        self.mailboxes.pop(actor).close()
 
 
 class RayGrid(LocalGrid):
@@ -161,21 +219,25 @@ class RayGrid(LocalGrid):
 
     def _answers(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         deadline = time.monotonic() + (1e9 if timeout is None else timeout)
-        queue = sorted(self._tasks(messages), key=lambda task: task.seconds, reverse=True)
+        tasks = map(Task, messages, self._expected(messages))
+        queue = sorted(tasks, key=lambda task: task.seconds, reverse=True)
+        shared = Shared(messages)
         parts, ahead = float(PARTS * len(self._actors.all)), AHEAD
-        running: dict[ray.ObjectRef, tuple[Any, list[Task], ray.ObjectRef]] = {}
+        running: dict[ray.ObjectRef, Batch] = {}
         tries: Counter[str] = Counter()
         while queue or running:
             self._pause()
             busy: Counter[int] = Counter()
-            for actor, batch, _ in running.values():
-                busy[id(actor)] += self._weight(batch)
+            for batch in running.values():
+                busy[id(batch.actor)] += self._weight(batch.tasks)
             for least, actor in product(range(ahead), self._machines):
                 if queue and busy[id(actor)] == least:
-                    batch = self._choose(actor, queue, sum(t.seconds for t in queue) / parts)
-                    answers, states = actor.answer.options(num_returns=2).remote(batch)
-                    running[answers] = (actor, batch, states)
-                    busy[id(actor)] += self._weight(batch)
+                    chosen = self._choose(actor, queue, sum(t.seconds for t in queue) / parts)
+                    used = {batch.box for batch in running.values() if batch.actor is actor}
+                    box = min(set(range(AHEAD)) - used)
+                    answers, states = self._send(actor, chosen, box, shared)
+                    running[answers] = Batch(actor, chosen, box, states)
+                    busy[id(actor)] += self._weight(chosen)
             left = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait([*running, *self._starting], timeout=min(left, CHECK_SECONDS))
             if not ready and left > CHECK_SECONDS:
@@ -185,19 +247,19 @@ class RayGrid(LocalGrid):
                 self._begin(ready[0])
                 continue
             if not ready:
-                first = {id(actor): (actor, batch) for actor, batch, _ in [*running.values()][::-1]}
-                for actor, batch in first.values():
-                    self._replace(actor)
-                    self._suspect(batch, float(timeout or 0))
+                first = {id(batch.actor): batch for batch in [*running.values()][::-1]}
+                for batch in first.values():
+                    self._replace(batch.actor)
+                    self._suspect(batch.tasks, float(timeout or 0))
                 break
             try:
                 done = ray.get(ready[0])
             except (*DEAD, ray.exceptions.ObjectLostError):
                 self._check()
-                dead = running[ready[0]][0]
-                lost = [ref for ref, (actor, _, _) in running.items() if actor is dead]
+                dead = running[ready[0]].actor
+                lost = [ref for ref, batch in running.items() if batch.actor is dead]
                 self._replace(dead)
-                for task in [task for ref in lost for task in running.pop(ref)[1]]:
+                for task in [task for ref in lost for task in running.pop(ref).tasks]:
                     tries[task.message.metadata.message_id] += 1
                     if tries[task.message.metadata.message_id] < TRIES:
                         queue.append(task)
@@ -205,22 +267,24 @@ class RayGrid(LocalGrid):
                         yield refusal(task.message, "the process that it ran in died, twice")
                 parts, ahead = math.inf, 1  # so that who is at fault takes no other along
             else:
-                actor, batch, states = running.pop(ready[0])
-                self._remember(actor, batch, done, states)
+                batch = running.pop(ready[0])
+                done = self._actors.mailboxes[batch.actor].take(batch.box, done)
+                self._remember(batch, done)
                 yield from (one.reply for one in done)
 
-    def _tasks(self, messages: Sequence[Message]) -> Iterable[Task]:
-        """The messages, array records that several of them hold put into the store once."""
-        uses = Counter(id(record) for m in messages for record in m.content.array_records.values())
-        stored: dict[int, ray.ObjectRef] = {}
-        for message, seconds in zip(messages, self._expected(messages), strict=True):
-            shared = {k: r for k, r in message.content.array_records.items() if uses[id(r)] > 1}
-            for record in shared.values():
-                if id(record) not in stored:
-                    stored[id(record)] = ray.put(record)
-            own = {k: r for k, r in message.content.items() if k not in shared}
-            refs = {k: stored[id(r)] for k, r in shared.items()}
-            yield Task(alike(message, own), refs, seconds)
+    def _send(
+        self, actor: Any, tasks: list[Task], box: int, shared: Shared
+    ) -> tuple[ray.ObjectRef, ray.ObjectRef]:
+        """Let the actor answer; returns where its answers and the states will be."""
+        messages, refs = [], []
+        for task in tasks:
+            message, records = shared.parted(task.message)
+            held = self._home.get(task.node) is actor
+            messages.append(message)
+            refs.append(Refs(records, None if held else self._states.get(task.node)))
+        left = self._actors.mailboxes[actor].put(box, messages)
+        answers, states = actor.answer.options(num_returns=2).remote(left, refs, box)
+        return answers, states
 
     def _choose(self, actor: Any, queue: list[Task], seconds: float) -> list[Task]:
         """Take a batch that fits `seconds`, or of one, out of the queue: the actor's own clients
@@ -230,8 +294,6 @@ class RayGrid(LocalGrid):
         batch = own[: max(1, size)]
         for task in batch:
             queue.remove(task)
-            if self._home.get(task.node) is not actor:
-                task.state = self._states.get(task.node)
         return batch
 
     def _weight(self, batch: list[Task]) -> int:
@@ -244,18 +306,17 @@ class RayGrid(LocalGrid):
         kinds = ((task.node, task.message.metadata.message_type) for task in batch)
         self._seconds |= dict.fromkeys(kinds, seconds)
 
-    def _remember(
-        self, actor: Any, batch: list[Task], answers: list[Answer], states: ray.ObjectRef
-    ) -> None:
+    def _remember(self, batch: Batch, answers: list[Answer]) -> None:
         """Where the batch's clients live now, and how long their answers took."""
-        if self._machines[actor] != _machine():
+        states = batch.states
+        if self._machines[batch.actor] != _machine():
             states = ray.put(ray.get(states))
-        for task, one in zip(batch, answers, strict=True):
+        for task, one in zip(batch.tasks, answers, strict=True):
             kind = task.message.metadata.message_type
             self._seconds[task.node, kind] = one.seconds
             self._late.discard(task.node)
             if one.stateful:
-                self._home[task.node] = actor
+                self._home[task.node] = batch.actor
             if one.changed:
                 self._states[task.node] = states
 
@@ -273,8 +334,10 @@ class RayGrid(LocalGrid):
         One that finds no core to run on, its machine being gone, waits and holds nobody up."""
         actor = self._starting.pop(started)
         try:
-            self._machines[actor] = ray.get(started)
+            self._machines[actor], boxes = ray.get(started)
             self._failed_starts = 0
+            if not boxes:  # it is on another machine
+                self._actors.mailboxes[actor].close()
         except DEAD as error:
             self._failed_starts += 1
             if self._failed_starts > TRIES * len(self._actors.all):
@@ -288,6 +351,16 @@ class RayGrid(LocalGrid):
         new = self._actors.replace(dead)
         self._starting[new.begin.remote(*self._run_of)] = new
         self._home = {node: actor for node, actor in self._home.items() if actor is not dead}
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what tensors of up to 32 MB free for the next ones: given back to the system
+    after each step and asked for again, it has to be zeroed page by page, for up to a fifth of a
+    round."""
+    with suppress(OSError, AttributeError, TypeError):  # no glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, size in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 256 << 20)):
+            mallopt(option, size)
 
 
 def _machine() -> str:
