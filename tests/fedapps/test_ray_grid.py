@@ -16,7 +16,6 @@ from tiny import SMALL, left
 import partitions
 from clients.arrays import from_record, to_record
 from fedapps.clientapp import app, method_model
-from fedapps.engines import mailboxes
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, named, simulated
 from fedapps.engines.jobs import _client_app
@@ -134,14 +133,22 @@ def test_messages_and_answers_go_by_mailboxes_without_names(actors, monkeypatch)
     assert not any(Path(name).exists() for name in names)
 
 
-def test_without_mailboxes_the_bits_are_the_same(actors, monkeypatch, tmp_path):
-    """As between machines, and on systems without files in memory."""
+def out_of_reach(count, made=Mailboxes.made):
+    """Mailboxes that an actor does not find, as on another machine."""
+    boxes = made(count)
+    boxes.hide()
+    return boxes
+
+
+@pytest.mark.parametrize("made", [lambda count: Mailboxes([]), out_of_reach])
+def test_without_mailboxes_the_bits_are_the_same(actors, monkeypatch, made):
     config = configuration("pfedhn")
-    monkeypatch.setattr(mailboxes, "MEMORY", tmp_path / "none")
+    monkeypatch.setattr(Mailboxes, "made", made)
     for actor in [*actors.all]:
         actors.replace(actor)
-    assert not any(map(len, actors.mailboxes.values()))
-    assert numbers(on_actors(actors, config)) == numbers(in_process(config))
+    grid = RayGrid(actors, config, simulated(6))
+    assert numbers(run(grid, config, "ray")) == numbers(in_process(config))
+    assert not any(len(actors.mailboxes[actor]) for actor in grid._machines)
     monkeypatch.undo()
     for actor in [*actors.all]:
         actors.replace(actor)
