@@ -3,14 +3,16 @@
 For a reply of a megabyte Ray's store costs the processes two milliseconds; to write it to memory
 and read it again costs half of one."""
 
+import errno
 import os
 import pickle
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 MEMORY = Path("/dev/shm")  # a file system in memory
+LIMIT = 64 << 20  # bytes of a mailbox; what is larger is for a store that writes to disk when full
 
 
 class Mailboxes:
@@ -35,12 +37,12 @@ class Mailboxes:
 
     def put(self, number: int, thing: Any) -> Any:
         """None if the thing lies in the mailbox now, in place of what did; the thing itself if
-        there is no such mailbox or memory is short."""
+        there is no such mailbox, it is too large, or memory is short."""
         if number >= len(self):
             return thing
         try:
             with open(self._start(number), "wb", closefd=False) as file:
-                pickle.dump(thing, file, pickle.HIGHEST_PROTOCOL)
+                pickle.dump(thing, _Bounded(file), pickle.HIGHEST_PROTOCOL)
         except OSError:
             os.truncate(self._files[number], 0)
             return thing
@@ -68,3 +70,16 @@ class Mailboxes:
         self.hide()
         while self._files:
             os.close(self._files.pop())
+
+
+class _Bounded:
+    """Writes to the file up to LIMIT; beyond it raises OSError, as a full one does."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._left = file, LIMIT
+
+    def write(self, data: Any) -> None:
+        self._left -= memoryview(data).nbytes
+        if self._left < 0:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        self._file.write(data)

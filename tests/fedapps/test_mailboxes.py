@@ -71,6 +71,15 @@ def test_where_memory_is_short_the_thing_is_given_back_and_nothing_is_kept(two):
     assert two.put(0, thing) is None
 
 
+def test_what_is_too_large_is_given_back(two, monkeypatch):
+    """Its bytes and what the pickle adds, at most 200 bytes."""
+    monkeypatch.setattr(mailboxes, "LIMIT", 1000)
+    small, large = bytes(800), [bytes(500), bytes(501)]
+    assert two.put(0, small) is None
+    assert two.put(0, large) is large
+    assert os.stat(two.paths[0]).st_size == 0
+
+
 def test_without_their_names_they_serve_on_and_closed_they_are_gone(two):
     other = Mailboxes(two.paths)
     two.hide()
