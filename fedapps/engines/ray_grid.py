@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate, count, product
 from typing import Any, NamedTuple, Self
 
 import ray
@@ -205,25 +205,34 @@ class RayGrid(LocalGrid):
         self._home: dict[int, Any] = {}  # the actor that holds a node's state
         self._states: dict[int, ray.ObjectRef] = {}  # {node: state, …} by node
         self._seconds: dict[tuple[int, str], float] = {}  # that a node's last answer took
+        self._left: dict[ray.ObjectRef, Batch] = {}  # whose answers a caller has not waited for
         self._late: set[int] = set()  # nodes that were waited for in vain, and did not answer since
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """Replies as they come; an actor that has not answered in time is replaced.
 
         Raises RuntimeError if actors do not start, or Ray has died."""
+        running: dict[ray.ObjectRef, Batch] = {}
+        self._left = {ref: b for ref, b in self._left.items() if not ray.wait([ref], timeout=0)[0]}
         try:
-            yield from self._answers(messages, timeout)
+            yield from self._answers(messages, timeout, running)
         except (ray.exceptions.RayError, OSError):
             self._check()
             raise
+        finally:
+            self._left |= running
 
-    def _answers(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
+    def _answers(
+        self,
+        messages: Sequence[Message],
+        timeout: float | None,
+        running: dict[ray.ObjectRef, Batch],
+    ) -> Iterator[Message]:
         deadline = time.monotonic() + (1e9 if timeout is None else timeout)
         tasks = map(Task, messages, self._expected(messages))
         queue = sorted(tasks, key=lambda task: task.seconds, reverse=True)
         shared = Shared(messages)
         parts, ahead = float(PARTS * len(self._actors.all)), AHEAD
-        running: dict[ray.ObjectRef, Batch] = {}
         tries: Counter[str] = Counter()
         while queue or running:
             self._pause()
@@ -233,8 +242,9 @@ class RayGrid(LocalGrid):
             for least, actor in product(range(ahead), self._machines):
                 if queue and busy[id(actor)] == least:
                     chosen = self._choose(actor, queue, sum(t.seconds for t in queue) / parts)
-                    used = {batch.box for batch in running.values() if batch.actor is actor}
-                    box = min(set(range(AHEAD)) - used)
+                    there = [*running.values(), *self._left.values()]
+                    used = {batch.box for batch in there if batch.actor is actor}
+                    box = next(number for number in count() if number not in used)
                     answers, states = self._send(actor, chosen, box, shared)
                     running[answers] = Batch(actor, chosen, box, states)
                     busy[id(actor)] += self._weight(chosen)

@@ -227,6 +227,28 @@ def test_actors_find_what_comes_from_outside_the_package(actors):
     assert numbers(result) != numbers(in_process(config | own | {f"{lab.DITTO}.penalty": 0.1}))
 
 
+def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):
+    """What is at work when the caller turns away still uses its mailboxes."""
+    config = configuration("fedavg", **{"local-steps": 300})
+    grid = RayGrid(actors, config, simulated(6))
+    who = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    list(grid.answer(named(who), 60))
+    while grid._starting:
+        list(grid.answer(named(who), 60))
+    _, arrays = method_model("fedavg", config, partitions.task(config))
+    content = {"arrays": to_record(arrays), "config": ConfigRecord({"server-round": 1})}
+    asked = [Message(RecordDict(content), node, "train") for node in grid.get_node_ids()]
+    replies = grid.answer(named(asked), 60)
+    next(replies)
+    replies.close()
+    assert grid._left
+    replies = list(grid.answer(named(who), 60))
+    told = {reply.metadata.src_node_id: reply.content["properties"]["client"] for reply in replies}
+    assert told == {node: node - 1 for node in grid.get_node_ids()}
+    list(grid.answer(named(who), 60))
+    assert not grid._left
+
+
 def test_one_that_never_answers_costs_the_timeout_and_its_batch(actors, ordered):
     """Time enough for everybody else; the others of its batch are asked no more this round."""
     config = configuration("fedavg", **ALL)
