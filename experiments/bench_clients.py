@@ -1,7 +1,7 @@
-"""Many registered clients: ``python -m experiments.benchmark clients``. Needs MNIST.
+"""Many registered clients: ``python -m experiments.benchmark clients clients-ray``. Needs MNIST.
 
 100, 1 000 and 10 000 clients are registered, 100 of them take part in a round: a round must cost
-what takes part. Writes docs/figures/registered-clients.png."""
+what takes part. In process, which writes docs/figures/registered-clients.png, and on Ray actors."""
 
 import json
 import logging
@@ -10,17 +10,20 @@ import resource
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import psutil
 
 from fedapps.config import Config, defaults
 
 METHODS = ("fedavg", "scaffold", "fedper", "pfedhn", "fedtta", "fedembed")
 REGISTERED = (100, 1000, 10_000)
 SAMPLED, ROUNDS = 100, 6
-MOST = 2500  # MB of the process: 1500 for the server, 1000 for the clients
+SERVER, ACTOR = 1500, 1000  # MB of a process at most
+MOST = SERVER + ACTOR  # of one that is both
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "registered-clients.png"
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds
 T = TypeVar("T")
@@ -79,6 +82,60 @@ def _measure(config: Config) -> tuple[float, float]:
     seconds = [sum(phases.values()) for phases in later_rounds(config)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return float(np.median(seconds)), peak
+
+
+def _measure_on_actors(config: Config) -> tuple[float, float, float]:
+    """On Ray: the median of the later rounds' seconds, and in MB the peak memory of the server's
+    process and of the actor that took most, what they map of Ray's store with it."""
+    from fedapps.engines.jobs import make_jobs, run_jobs
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    own = psutil.Process()
+    peaks: dict[psutil.Process, float] = {}
+
+    def follow(_: object) -> None:
+        actors = [p for p in own.children(recursive=True) if p.name().startswith("ray::Actor")]
+        for process in (own, *actors):
+            with suppress(OSError, StopIteration):  # it has ended
+                peaks[process] = _peak(process.pid)
+
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = make_jobs(config, [str(config["method"])], [0], Path(folder))
+        run_jobs(jobs, "ray", follow=follow)
+        if jobs[0].error:
+            raise RuntimeError(jobs[0].error)
+        reports = jobs[0].news()
+    seconds = [sum(s for p, s in r["phases"].items() if p != "evaluate") for r in reports[1:]]
+    server = peaks.pop(own)
+    return float(np.median(seconds)), server, max(peaks.values())
+
+
+def _peak(process: int) -> float:
+    """Its peak resident set in MB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
+def on_actors(methods: tuple[str, ...] = METHODS) -> Rows:
+    """The time of a round on Ray actors with most clients registered over that with fewest, and
+    the memory with most."""
+    few, many = REGISTERED[0], REGISTERED[-1]
+    table: Rows = []
+    for method in methods:
+        fewest = measured_on_actors(method, few)
+        seconds, server, actor = measured_on_actors(method, many)
+        took = f"{seconds:.2f} / {fewest[0]:.2f} a round"
+        table += [
+            (f"{method} on ray, {many} registered / {few}", seconds / fewest[0], "1.20", took),
+            (f"{method}, server's memory", server / SERVER, "1.00", f"{server:.0f} of {SERVER} MB"),
+            (f"{method}, an actor's memory", actor / ACTOR, "1.00", f"{actor:.0f} of {ACTOR} MB"),
+        ]
+    return table
+
+
+def measured_on_actors(method: str, registered: int) -> tuple[float, float, float]:
+    """Seconds of a round, and MB of the server and of an actor, in processes of their own."""
+    return apart(_measure_on_actors, protocol(method, registered))
 
 
 def measured(method: str, registered: int) -> tuple[float, float]:

@@ -165,6 +165,7 @@ MEASURES = {
     "fedembed": bench_fedembed.rows,
     "data": bench_data.rows,
     "clients": bench_clients.rows,
+    "clients-ray": bench_clients.on_actors,
     "cohort": bench_cohort.rows,
     "peers": bench_peers.rows,
 }

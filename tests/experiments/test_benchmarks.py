@@ -178,6 +178,19 @@ def test_a_round_of_many_registered_is_measured_over_one_of_few(monkeypatch, tmp
     assert (tmp_path / "drawn" / "figure.png").stat().st_size > 1000
 
 
+def test_a_round_of_many_registered_is_measured_on_actors_and_its_processes_weighed(monkeypatch):
+    small(monkeypatch, bench_clients, REGISTERED=(4, 12), SAMPLED=2, ROUNDS=3)
+    found = spied(monkeypatch, bench_clients, "measured_on_actors")
+    table = bench_clients.on_actors(("fedavg",))
+    (few, *_), (many, server, actor) = found
+    assert [row[:3] for row in table] == [
+        ("fedavg on ray, 12 registered / 4", many / few, "1.20"),
+        ("fedavg, server's memory", server / 1500, "1.00"),
+        ("fedavg, an actor's memory", actor / 1000, "1.00"),
+    ]
+    assert 200 < server < 1500 and 200 < actor < 1500  # torch alone takes 250
+
+
 def test_an_error_in_a_process_of_its_own_is_told():
     with pytest.raises(ValueError, match=r"fraction-train is 25\.0"):
         bench_clients.measured("fedavg", 4)
