@@ -364,9 +364,8 @@ class RayGrid(LocalGrid):
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what tensors of up to 32 MB free for the next ones: given back to the system
-    after each step and asked for again, it has to be zeroed page by page, for up to a fifth of a
-    round."""
+    """Let glibc keep what tensors of up to 32 MB free for the next ones. Given back to the system
+    and asked for again, it has to be zeroed page by page: a twelfth of a round."""
     with suppress(OSError, AttributeError, TypeError):  # no glibc
         mallopt = ctypes.CDLL(None).mallopt
         for option, size in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 256 << 20)):
