@@ -8,6 +8,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -26,11 +27,14 @@ class Mailboxes:
 
     @classmethod
     def made(cls, count: int) -> Self:
-        """So many new ones; none where there are no files in memory."""
-        made = [tempfile.mkstemp(dir=MEMORY) for _ in range(count if MEMORY.is_dir() else 0)]
-        for file, _ in made:
-            os.close(file)
-        return cls([path for _, path in made])
+        """So many new ones; none where no files in memory can be made."""
+        paths = []
+        with suppress(OSError):
+            for _ in range(count):
+                file, path = tempfile.mkstemp(dir=MEMORY)
+                os.close(file)
+                paths.append(path)
+        return cls(paths)
 
     def __len__(self) -> int:
         return len(self._files)
