@@ -365,7 +365,7 @@ class RayGrid(LocalGrid):
 
 def keep_freed_memory() -> None:
     """Let glibc keep what tensors of up to 32 MB free for the next ones. Given back to the system
-    and asked for again, it has to be zeroed page by page: a twelfth of a round."""
+    and asked for again, it has to be zeroed page by page: up to a twelfth of a round."""
     with suppress(OSError, AttributeError, TypeError):  # no glibc
         mallopt = ctypes.CDLL(None).mallopt
         for option, size in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 256 << 20)):
