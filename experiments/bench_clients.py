@@ -95,10 +95,10 @@ def _measure_on_actors(config: Config) -> tuple[float, float, float]:
     most: Counter[psutil.Process] = Counter()
 
     def follow(_: object) -> None:
-        actors = [p for p in own.children(recursive=True) if p.name().startswith("ray::Actor")]
-        for process in (own, *actors):
-            with suppress(OSError, KeyError):  # it has ended
-                most[process] = max(most[process], _resident(process.pid))
+        for process in (own, *own.children(recursive=True)):
+            with suppress(psutil.Error, OSError, KeyError):  # it has ended
+                if process == own or process.name().startswith("ray::Actor"):
+                    most[process] = max(most[process], _resident(process.pid))
 
     with tempfile.TemporaryDirectory() as folder:
         jobs = make_jobs(config, [str(config["method"])], [0], Path(folder))
