@@ -194,6 +194,20 @@ def chosen(monkeypatch):
     return batches
 
 
+def questions(grid):
+    """Who are you, all nodes?"""
+    return [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+
+
+def begun(grid):
+    """Questions that were asked until every actor had begun."""
+    asked = questions(grid)
+    list(grid.answer(named(asked), 60))
+    while grid._starting:
+        list(grid.answer(named(asked), 60))
+    return asked
+
+
 def test_batches_become_shorter(actors, chosen):
     """Each a quarter of the rest, rounded down, for two actors: 24 leave 18, 14, 11, 9, 7."""
     config = configuration("fedavg", **{"num-clients": 24, "rounds": 1})
@@ -208,13 +222,12 @@ def test_a_batch_is_measured_in_seconds(actors, chosen):
     config = configuration("fedavg", **{"num-clients": 24, "rounds": 0})
     grid = RayGrid(actors, config, simulated(24))
     grid._seconds = {(node, "query"): 1.0 for node in range(1, 24)} | {(7, "query"): 30.0}
-    asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    asked = questions(grid)
     list(grid.answer(named(asked), timeout=60))
     assert chosen[0][0] == [7]
     assert chosen[1][0][0] == 24
     assert [len(batch) for batch, _ in chosen[1:4]] == [4, 4, 3]  # a quarter of 24.3, of 19, of 15
-    while grid._starting:
-        list(grid.answer(named(asked), timeout=60))
+    begun(grid)
     chosen.clear()
     list(grid.answer(named(asked), timeout=60))  # both actors have begun
     assert chosen[0][1] is not chosen[1][1]
@@ -233,10 +246,7 @@ def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):
     """What is at work when the caller turns away still uses its mailboxes."""
     config = configuration("fedavg", **{"local-steps": 300})
     grid = RayGrid(actors, config, simulated(6))
-    who = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-    list(grid.answer(named(who), 60))
-    while grid._starting:
-        list(grid.answer(named(who), 60))
+    who = begun(grid)
     _, arrays = method_model("fedavg", config, partitions.task(config))
     content = {"arrays": to_record(arrays), "config": ConfigRecord({"server-round": 1})}
     asked = [Message(RecordDict(content), node, "train") for node in grid.get_node_ids()]
@@ -295,10 +305,7 @@ def test_one_that_never_answers_costs_the_timeout_and_its_batch(actors, ordered)
 def test_who_did_not_answer_in_time_goes_alone_and_nobody_waits_behind(actors, chosen):
     config = configuration("fedavg", **{"num-clients": 8, "rounds": 0})
     grid = RayGrid(actors, config, simulated(8))
-    asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-    list(grid.answer(named(asked), 60))
-    while grid._starting:
-        list(grid.answer(named(asked), 60))
+    asked = begun(grid)
     late = [Task(asked[2], 1.0), Task(asked[5], 1.0)]
     grid._suspect(late, 20.0)
     assert grid._weight(late) == AHEAD
