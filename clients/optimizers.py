@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from clients.arrays import to_numpy, to_tensors
+from clients.arrays import to_tensors
 
 MOMENTS = ("first", "second", "steps")
 
@@ -45,8 +45,9 @@ class Optimizer:
         self.groups.append((list(params), self.lr if lr is None else lr))
 
     def state(self) -> list[dict[str, np.ndarray]]:
-        """What is remembered of each parameter, in the order of the groups."""
-        return [to_numpy(self.remembered(p)) for parameters, _ in self.groups for p in parameters]
+        """What is remembered of each parameter, in the order of the groups, memory shared."""
+        remembered = [self.remembered(p) for parameters, _ in self.groups for p in parameters]
+        return [{name: t.cpu().numpy() for name, t in own.items()} for own in remembered]
 
     def load_state(self, state: Sequence[dict[str, np.ndarray]]) -> None:
         """Go on as the optimizer did that told `state`, over the same parameters."""

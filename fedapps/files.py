@@ -2,19 +2,23 @@
 
 import fcntl
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from logging import ERROR, WARNING
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, num_bytes
 
 
 @contextmanager
@@ -61,10 +65,9 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
 def append_text(path: Path, text: str) -> None:
     """Append to a file, all of `text` or nothing of it."""
     with path.open("ab", buffering=0) as file:
-        size, left = file.tell(), memoryview(text.encode("utf-8"))
+        size = file.tell()
         try:
-            while left:
-                left = left[file.write(left) :]
+            _write_all(file, text.encode("utf-8"))
         except OSError:
             file.truncate(size)
             raise
@@ -137,6 +140,44 @@ def read_arrays(folder: Path) -> Arrays:
         raise ValueError(f"{file} is damaged: {error}") from error
 
 
+def aside(memories: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Arrays]:
+    """The arrays by client. Beyond the first IN_MEMORY bytes they lie, read-only, in a file without
+    a name in `folder`, which goes with them; in memory where the disk does not take them."""
+    found: dict[int, Arrays] = {}
+    views: dict[int, dict[str, Callable[..., np.ndarray]]] = {}
+    held, file, there = 0, None, b""
+    with ExitStack() as opened:
+        for client, arrays in memories:
+            found[client] = arrays
+            held += num_bytes(arrays.values())
+            if held <= IN_MEMORY:
+                continue
+            with suppress(OSError):
+                if file is None:
+                    file = opened.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+                views[client] = {name: _append_array(file, a) for name, a in arrays.items()}
+                found[client] = {}
+        if file is not None and file.tell():
+            there = mmap(file.fileno(), 0, access=ACCESS_READ)
+    for client, own in views.items():
+        found[client] = {name: view(buffer=there) for name, view in own.items()}
+    return found
+
+
+def _append_array(file: IO[bytes], array: np.ndarray) -> Callable[..., np.ndarray]:
+    """What makes the array out of a `buffer` with the file's bytes."""
+    start = file.seek(ALIGNED * math.ceil(file.tell() / ALIGNED))
+    _write_all(file, array.tobytes())
+    return partial(np.ndarray, array.shape, array.dtype, offset=start)
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    """Write `data` to an unbuffered file, which may take it in pieces."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 def best_round(folder: Path) -> int:
     """The round whose model a run left in its folder; 0 if it does not tell."""
     file = folder / "summary.json"
@@ -146,4 +187,6 @@ def best_round(folder: Path) -> int:
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # models of its clients that a method may hand out
 PRIVACY = "privacy.json"  # what its users have spent
+IN_MEMORY = 128 << 20  # bytes of what clients keep that the server has in memory
+ALIGNED = 64  # bytes at which an array begins
 TOKEN = "token.json"  # by which nodes know what they kept of the run

@@ -6,7 +6,7 @@ may ask its clients more within a round by `exchange`."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -36,6 +36,7 @@ from strategies.scores import f1_scores, means
 CHOICES = ("skip", "stop")
 OF_NO_MODEL = ("round", "magnitudes", "privacy", "token")  # of a strategy's state
 MEANS = ("clients", "samples")
+AT_ONCE = 100  # clients that tell what they have in mind, or get it back, in one exchange
 
 
 class PersonalizedStrategy(Strategy):
@@ -424,8 +425,8 @@ class PersonalizedStrategy(Strategy):
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
         before = apart(self.state())
-        if self.in_place:
-            before["arrays"] = deepcopy(self.arrays)
+        moved = ("optimizers", "arrays") if self.in_place else ("optimizers",)
+        before |= {name: deepcopy(before[name]) for name in moved}
         with np.errstate(over="ignore", invalid="ignore"):  # it is looked for below
             self.arrays = self.aggregate(self.arrays, updates)
         if not finite({k: v for k, v in self.state().items() if k not in OF_NO_MODEL}):
@@ -534,18 +535,20 @@ class PersonalizedStrategy(Strategy):
         self.present()
         self.now.dropped += self.roster.refused
         known = [node for node in self.nodes if node.client in self.memories]
-        if known:
-            self.exchange(RECALL, {node: self.memories.pop(node.client) for node in known})
+        for some in _parts(known):
+            self.exchange(RECALL, {node: self.memories.pop(node.client) for node in some})
             self.now.bytes = {"down": 0, "up": 0}  # nothing of it is the round's
 
-    def ask_memories(self) -> dict[int, Arrays]:
-        """What the clients of a simulation have in mind, by client id; a real node tells nobody.
+    def ask_memories(self) -> Iterator[tuple[int, Arrays]]:
+        """What the clients of a simulation have in mind, each after its id; a real node tells
+        nobody.
 
         Raises RuntimeError if one of them does not answer."""
-        replies = self.exchange(KEEP, {node: {} for node in self.nodes})
-        if len(replies) < len(self.nodes):
-            raise RuntimeError(f"{len(replies)} of {len(self.nodes)} clients told what they keep")
-        return {update.node.client: update.arrays for update in replies if update.arrays}
+        for some in _parts(self.nodes):
+            replies = self.exchange(KEEP, {node: {} for node in some})
+            if len(replies) < len(some):
+                raise RuntimeError(f"{len(replies)} of {len(some)} clients told what they keep")
+            yield from ((update.node.client, update.arrays) for update in replies if update.arrays)
 
     # Arrays and messages
 
@@ -658,6 +661,10 @@ def apart(state: Any) -> Any:
     if isinstance(state, list | set):
         return type(state)(map(apart, state))
     return state
+
+
+def _parts(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
+    return (nodes[at : at + AT_ONCE] for at in range(0, len(nodes), AT_ONCE))
 
 
 def _mean(values: list[float]) -> float | None:

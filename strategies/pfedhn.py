@@ -231,7 +231,6 @@ class PFedHN(PersonalizedStrategy):
         """g_φ = mean_i (∂θ_i/∂φ)ᵀ(θ_i − θ̃_i), g_v = (∂θ_i/∂v_i)ᵀ(θ_i − θ̃_i); descend."""
         replies = {update.node: update for update in updates}
         network = self.network()
-        self.optimizer.zero_grad()
         for nodes, theta in self._generated:
             difference = {name: torch.zeros_like(t) for name, t in theta.items()}
             for row, node in enumerate(nodes):
@@ -251,6 +250,7 @@ class PFedHN(PersonalizedStrategy):
             learnt = [*network.parameters(), *self.embeddings.values()]
             nn.utils.clip_grad_norm_(learnt, self.clip_norm)
         self.optimizer.step(self.decay)
+        self.optimizer.zero_grad()
         self._generated = []
         self.targets.average_counters(updates)
         return self.server_arrays()

@@ -17,7 +17,7 @@ from flwr.common.logger import log
 
 from clients.arrays import Arrays
 from fedapps.config import Config
-from fedapps.files import PRIVACY, Writer, append_text, write_files, write_text
+from fedapps.files import PRIVACY, Writer, append_text, aside, write_files, write_text
 from fedapps.methods import METHODS
 from fedapps.results import checkpoint
 from fedapps.results import folder as folders
@@ -152,7 +152,8 @@ class Recorder:
     def _ask(self, strategy: PersonalizedStrategy) -> dict[int, Arrays]:
         """What the clients keep; they are asked once a round."""
         if self._told is None:
-            self._told = strategy.ask_memories() if self._asks else {}
+            folder = self.folder if self._asks else None
+            self._told = {} if folder is None else aside(strategy.ask_memories(), folder)
         return self._told
 
     def _keep(self, strategy: PersonalizedStrategy) -> None:

@@ -13,11 +13,12 @@ from safetensors.numpy import load_file
 from tiny import SMALL, forked, left
 from typer.testing import CliRunner
 
+from fedapps import files
 from fedapps.bridge import STATE
 from fedapps.cli import cli
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import append_text, write_files
+from fedapps.files import append_text, aside, write_files
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.serverapp import run
 from partitions import federation
@@ -249,3 +250,19 @@ def test_files_that_belong_together_and_lines_are_written_whole_or_not_at_all(tm
     assert (small.read_bytes(), large.read_bytes()) == (b"old", b"old")
     assert lines.read_text() == "one\n"
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_clients_keep_stays_in_memory_where_the_disk_does_not_take_it(tmp_path, monkeypatch):
+    """Of 240 bytes each, the first two fit a file of ROOM bytes, the third in part, the fourth not.
+    On a disk that lets no file be made, none does."""
+    monkeypatch.setattr(files, "IN_MEMORY", 0)
+    kept = {client: {"w": np.arange(30.0) + client} for client in range(4)}
+
+    def full():
+        limit(ROOM)
+        found = aside(kept.items(), tmp_path)
+        assert [found[client] is kept[client] for client in kept] == [False, False, True, True]
+        np.testing.assert_equal(found, kept)
+        np.testing.assert_equal(aside(kept.items(), tmp_path / "not there"), kept)
+
+    apart(full)

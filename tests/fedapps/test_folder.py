@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import partitions
+from fedapps import files
 from fedapps.config import defaults
-from fedapps.files import write_files
+from fedapps.files import aside, write_files
 from fedapps.results import folder as folders
 from fedapps.results.checkpoint import (
     FOLDER,
@@ -79,6 +80,35 @@ def test_memories_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         write_memories(tmp_path, {4: ARRAYS})
     assert sorted(read_memories(tmp_path)) == [2, 11]
     assert not begun.exists()
+
+
+KEPT_BY = {
+    5: {"w": np.arange(4.0)},
+    2: {"t": np.arange(6, dtype=np.int16).reshape(2, 3).T, "none": np.empty((0, 2)), "b": np.bool_(1)},
+    9: {"w": np.float32([[1.5]]), "x/y": np.arange(3)},
+}
+
+
+def test_what_clients_keep_beyond_some_bytes_lies_in_a_file_without_a_name(tmp_path, monkeypatch):
+    """Client 5's 32 bytes stay in memory as they are; the others' arrays, of 13 and 28 bytes, are
+    the same by order, name, shape and dtype, and nobody can change them."""
+    monkeypatch.setattr(files, "IN_MEMORY", 32)
+    found = aside(KEPT_BY.items(), tmp_path)
+    assert not list(tmp_path.iterdir())
+    np.testing.assert_equal(found, KEPT_BY)
+    assert list(found) == [5, 2, 9]
+    assert found[5] is KEPT_BY[5]
+    for client in (2, 9):
+        for name, array in found[client].items():
+            assert array.dtype == KEPT_BY[client][name].dtype
+            assert not array.flags.writeable
+            assert array.flags.aligned
+    write_memories(tmp_path, found)
+    np.testing.assert_equal(read_memories(tmp_path), {k: dict(v) for k, v in KEPT_BY.items()})
+
+
+def test_little_that_clients_keep_needs_no_disk(tmp_path):
+    assert aside(KEPT_BY.items(), tmp_path / "not there") == KEPT_BY
 
 
 def test_a_new_run_clears_the_former_ones_results_and_nothing_else(tmp_path):

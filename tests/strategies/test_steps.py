@@ -175,11 +175,51 @@ def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
     assert asked(heard, RECALL) == [2]
 
 
-def test_who_keeps_nothing_has_no_memory():
+class Noting(InProcessGrid):
+    """Notes the nodes of each exchange, by its kind."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.exchanges = []
+
+    def send_and_receive(self, messages, **options):
+        messages = list(messages)
+        self.exchanges.append(
+            [(m.metadata.message_type, m.metadata.dst_node_id) for m in messages]
+        )
+        return super().send_and_receive(messages, **options)
+
+
+def test_what_clients_have_in_mind_comes_and_goes_by_parts(monkeypatch):
+    """Two clients at once: 1 and 2, then 3. Client 1 keeps nothing; 1 and 3 get something back."""
+    monkeypatch.setattr(base, "AT_ONCE", 2)
+    grid = Noting.simulation(society()[0], {}, 3)
+    strategy = FedAvg(memories={n: {"own": np.ones(9, np.float32)} for n in (1, 2, 3)})
+    reports = []
+    strategy.on_round = lambda report: reports.append(dict(report))
+    strategy.start(grid, to_record(START), num_rounds=1)
+    told = [(client, own["kept"].tolist()) for client, own in strategy.ask_memories()]
+    assert told == [(2, [2]), (3, [3])]
+    for kind in (RECALL, KEEP):
+        own = [one for one in grid.exchanges if one[0][0] == kind]
+        assert own == [[(kind, 1), (kind, 2)], [(kind, 3)]]
+    assert reports[0]["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6})
+
+
+def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
+    monkeypatch.setattr(base, "AT_ONCE", 2)
     strategy = FedAvg()
     go(strategy)
-    memories = strategy.ask_memories()
-    assert {client: own["kept"].tolist() for client, own in memories.items()} == {2: [2], 3: [3]}
+    silent = strategy.grid.client_app
+
+    def app(message, context):
+        if message.metadata.message_type == KEEP and context.node_id == 3:
+            raise ValueError("not now")
+        return silent(message, context)
+
+    strategy.grid.client_app = app
+    with pytest.raises(RuntimeError, match="^0 of 1 clients told what they keep$"):
+        list(strategy.ask_memories())
 
 
 def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monkeypatch):
