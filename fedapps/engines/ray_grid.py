@@ -3,9 +3,9 @@
 Arrays that several messages share go into Ray's object store once an exchange. Work goes to idle
 actors in batches that become shorter, the longest first, so that all end together. A client stays
 with the actor that holds its state, unless another one is idle; a copy of every state lies in the
-object store, so that an actor may take a client over, and a new one replace an actor that died,
-also with its machine: copies of states lie on the driver's. What else the driver and the actors of
-its machine tell each other goes by mailboxes."""
+object store, so that an actor may take a client over or forget whom it has not served for long, and
+a new one replace an actor that died, also with its machine: copies of states lie on the driver's.
+What else the driver and the actors of its machine tell each other goes by mailboxes."""
 
 import ctypes
 import math
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, count, product
+from itertools import accumulate, chain, count, product
 from typing import Any, NamedTuple, Self
 
 import ray
@@ -28,6 +28,7 @@ from fedapps.engines.mailboxes import Mailboxes
 
 AHEAD = 2  # batches that wait at an actor, so that it is never idle while the driver thinks
 PARTS = 2  # a batch is a part of an actor's share of the rest: the last ones are of one message
+HELD = 128 << 20  # bytes of clients' states that an actor keeps; the store has them all
 CHECK_SECONDS = 1.0  # between looks at Ray itself; it ends a process seconds after its own death
 TRIES = 2  # a message that was at an actor when it died is asked once more, alone
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -68,11 +69,12 @@ class Shared:
 
 @dataclass
 class Answer:
-    """A reply, how long it took, whether the client has a state since, and whether a new one."""
+    """A reply, how long it took, the bytes of the client's state since, if it has one, and whether
+    that is a new one."""
 
     reply: Message
     seconds: float
-    stateful: bool
+    state: int | None
     changed: bool
 
 
@@ -111,10 +113,12 @@ class Actor:
         return _machine(), len(self.mailboxes)
 
     def answer(
-        self, messages: list[Message] | None, refs: list[Refs], box: int
+        self, messages: list[Message] | None, refs: list[Refs], box: int, forgotten: list[int]
     ) -> tuple[list[Answer] | None, dict[int, RecordDict]]:
         """Answers, and the states of the clients that have changed theirs; messages and answers
-        are None where they lie in the mailbox."""
+        are None where they lie in the mailbox. The states of `forgotten` are not needed here."""
+        for node in forgotten:
+            self.grid.contexts[node].state = RecordDict()
         needed = {ref for one in refs for ref in one.shared.values()}
         self.records = {ref: self.records.get(ref) or ray.get(ref) for ref in needed}
         answers, states = [], {}
@@ -132,7 +136,7 @@ class Actor:
             if changed:
                 states[node] = context.state
             seconds = time.perf_counter() - started
-            answers.append(Answer(reply, seconds, bool(context.state), changed))
+            answers.append(Answer(reply, seconds, _size(context.state), changed))
         return self.mailboxes.put(box, answers), states
 
 
@@ -203,6 +207,7 @@ class RayGrid(LocalGrid):
         self._failed_starts = 0  # since one began
         self._machines: dict[Any, str] = {}  # of the actors that have begun
         self._home: dict[int, Any] = {}  # the actor that holds a node's state
+        self._held: dict[Any, dict[int, int]] = {}  # bytes by node at an actor, the last used last
         self._states: dict[int, ray.ObjectRef] = {}  # {node: state, …} by node
         self._seconds: dict[tuple[int, str], float] = {}  # that a node's last answer took
         self._left: dict[ray.ObjectRef, Batch] = {}  # whose answers a caller has not waited for
@@ -242,11 +247,10 @@ class RayGrid(LocalGrid):
             for least, actor in product(range(ahead), self._machines):
                 if queue and busy[id(actor)] == least:
                     chosen = self._choose(actor, queue, sum(t.seconds for t in queue) / parts)
-                    there = [*running.values(), *self._left.values()]
-                    used = {batch.box for batch in there if batch.actor is actor}
-                    box = next(number for number in count() if number not in used)
-                    answers, states = self._send(actor, chosen, box, shared)
-                    running[answers] = Batch(actor, chosen, box, states)
+                    at_once = [*running.values(), *self._left.values()]
+                    there = [batch for batch in at_once if batch.actor is actor]
+                    answers, batch = self._send(actor, chosen, there, shared)
+                    running[answers] = batch
                     busy[id(actor)] += self._weight(chosen)
             left = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait([*running, *self._starting], timeout=min(left, CHECK_SECONDS))
@@ -283,18 +287,37 @@ class RayGrid(LocalGrid):
                 yield from (one.reply for one in done)
 
     def _send(
-        self, actor: Any, tasks: list[Task], box: int, shared: Shared
-    ) -> tuple[ray.ObjectRef, ray.ObjectRef]:
-        """Let the actor answer; returns where its answers and the states will be."""
+        self, actor: Any, tasks: list[Task], there: list[Batch], shared: Shared
+    ) -> tuple[ray.ObjectRef, Batch]:
+        """Let the actor answer after the batches that are there; returns where its answers will be,
+        and the batch."""
         messages, refs = [], []
         for task in tasks:
             message, records = shared.parted(task.message)
             held = self._home.get(task.node) is actor
             messages.append(message)
             refs.append(Refs(records, None if held else self._states.get(task.node)))
+        used = {batch.box for batch in there}
+        box = next(number for number in count() if number not in used)
+        nodes = {task.node for task in chain(tasks, *(batch.tasks for batch in there))}
+        forgotten = self._surplus(actor, nodes)
         left = self._actors.mailboxes[actor].put(box, messages)
-        answers, states = actor.answer.options(num_returns=2).remote(left, refs, box)
-        return answers, states
+        answers, states = actor.answer.options(num_returns=2).remote(left, refs, box, forgotten)
+        return answers, Batch(actor, tasks, box, states)
+
+    def _surplus(self, actor: Any, needed: set[int]) -> list[int]:
+        """Nodes, none of the `needed`, whose states the actor is to forget, since it holds more
+        than HELD bytes of them: those that live elsewhere now, and the longest unused."""
+        held = self._held.get(actor, {})
+        more, found = sum(held.values()) - HELD, []
+        for node in [*held] if more > 0 else ():
+            away = self._home.get(node) is not actor
+            if node not in needed and (away or more > 0):
+                more -= held.pop(node)
+                found.append(node)
+                if not away:
+                    del self._home[node]
+        return found
 
     def _choose(self, actor: Any, queue: list[Task], seconds: float) -> list[Task]:
         """Take a batch that fits `seconds`, or of one, out of the queue: the actor's own clients
@@ -325,8 +348,11 @@ class RayGrid(LocalGrid):
             kind = task.message.metadata.message_type
             self._seconds[task.node, kind] = one.seconds
             self._late.discard(task.node)
-            if one.stateful:
+            if one.state is not None:
                 self._home[task.node] = batch.actor
+                held = self._held.setdefault(batch.actor, {})
+                held.pop(task.node, None)
+                held[task.node] = one.state
             if one.changed:
                 self._states[task.node] = states
 
@@ -358,9 +384,16 @@ class RayGrid(LocalGrid):
     def _replace(self, dead: Any) -> None:
         """A new actor for a dead one; its clients' states come from the store."""
         self._machines.pop(dead, None)
+        self._held.pop(dead, None)
         new = self._actors.replace(dead)
         self._starting[new.begin.remote(*self._run_of)] = new
         self._home = {node: actor for node, actor in self._home.items() if actor is not dead}
+
+
+def _size(state: RecordDict) -> int | None:
+    """The bytes of a client's state; None if it has none."""
+    records = [record for record in state.values() if isinstance(record, ArrayRecord)]
+    return sum(len(a.data) for one in records for a in one.values()) if state else None
 
 
 def keep_freed_memory() -> None:

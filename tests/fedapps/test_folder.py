@@ -84,7 +84,11 @@ def test_memories_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 KEPT_BY = {
     5: {"w": np.arange(4.0)},
-    2: {"t": np.arange(6, dtype=np.int16).reshape(2, 3).T, "none": np.empty((0, 2)), "b": np.bool_(1)},
+    2: {
+        "t": np.arange(6, dtype=np.int16).reshape(2, 3).T,
+        "none": np.empty((0, 2)),
+        "b": np.bool_(1),
+    },
     9: {"w": np.float32([[1.5]]), "x/y": np.arange(3)},
 }
 

@@ -18,6 +18,7 @@ from tiny import SMALL, left
 import partitions
 from clients.arrays import from_record, to_record
 from fedapps.clientapp import app, method_model
+from fedapps.engines import ray_grid
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, named, simulated
 from fedapps.engines.jobs import _client_app
@@ -109,6 +110,46 @@ def test_the_bits_are_those_of_one_process(actors):
     for method in ("scaffold", "fedtta++", "odpfl-hn", "lg-fedavg", "pfl-nearest"):
         config = configuration(method)
         assert numbers(on_actors(actors, config)) == numbers(in_process(config))
+
+
+def stateful(actor):
+    """The nodes whose states it holds."""
+    call = actor.__ray_call__.remote
+    return ray.get(call(lambda own: [n for n, c in own.grid.contexts.items() if c.state]))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedper"])
+def test_actors_that_forget_whom_they_do_not_serve_leave_the_bits_as_they_are(
+    actors, monkeypatch, method
+):
+    """Five clients train. Before a batch an actor forgets all but those of the batches it has."""
+    config = configuration(method, **ALL)
+    grid = RayGrid(actors, config, simulated(6))
+    run(grid, config, "ray")
+    training = {node for actor in actors.all for node in stateful(actor)}
+    assert len(training) == 5
+    monkeypatch.setattr(ray_grid, "HELD", 0)
+    grid = RayGrid(actors, config, simulated(6))
+    assert numbers(run(grid, config, "ray")) == numbers(in_process(config))
+    novel = [asked for asked in questions(grid) if asked.metadata.dst_node_id not in training]
+    list(grid.answer(named(novel), 60))
+    assert any(not stateful(actor) for actor in actors.all)
+
+
+def test_an_actor_forgets_who_lives_elsewhere_and_the_longest_unused(actors, monkeypatch):
+    """It holds 230 bytes of 180: 50 too many. Node 1 is needed; 2 and 3, the longest unused, leave
+    150. Node 4 lives elsewhere; 5 may stay. With 230 to hold all may, be it elsewhere."""
+    grid = RayGrid(actors, SMALL, simulated(6))
+    here, other = actors.all
+    held = {1: 60, 2: 30, 3: 50, 4: 20, 5: 70}
+    grid._held[here] = dict(held)
+    grid._home = dict.fromkeys(held, here) | {4: other}
+    monkeypatch.setattr(ray_grid, "HELD", 230)
+    assert grid._surplus(here, {1}) == grid._surplus(other, {1}) == []
+    monkeypatch.setattr(ray_grid, "HELD", 180)
+    assert grid._surplus(here, {1}) == [2, 3, 4]
+    assert grid._held[here] == {1: 60, 5: 70}
+    assert grid._home == {1: here, 5: here, 4: other}
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="no files in memory on this system")

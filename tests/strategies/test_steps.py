@@ -184,9 +184,7 @@ class Noting(InProcessGrid):
 
     def send_and_receive(self, messages, **options):
         messages = list(messages)
-        self.exchanges.append(
-            [(m.metadata.message_type, m.metadata.dst_node_id) for m in messages]
-        )
+        self.exchanges.append([(m.metadata.message_type, m.metadata.dst_node_id) for m in messages])
         return super().send_and_receive(messages, **options)
 
 
