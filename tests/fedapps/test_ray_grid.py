@@ -23,7 +23,7 @@ from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, named, simulated
 from fedapps.engines.jobs import _client_app
 from fedapps.engines.mailboxes import MEMORY, Mailboxes
-from fedapps.engines.ray_grid import AHEAD, Actors, RayGrid, Task
+from fedapps.engines.ray_grid import AHEAD, Actors, Answer, Batch, RayGrid, Task
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from strategies.base import PersonalizedStrategy
@@ -137,19 +137,22 @@ def test_actors_that_forget_whom_they_do_not_serve_leave_the_bits_as_they_are(
 
 
 def test_an_actor_forgets_who_lives_elsewhere_and_the_longest_unused(actors, monkeypatch):
-    """It holds 230 bytes of 180: 50 too many. Node 1 is needed; 2 and 3, the longest unused, leave
-    150. Node 4 lives elsewhere; 5 may stay. With 230 to hold all may, be it elsewhere."""
+    """It holds 230 bytes of 180: 50 too many. Node 1 is needed, 3 the longest unused, as 2 has just
+    answered; 180 are left. Node 4 lives elsewhere. With 230 to hold all may stay."""
     grid = RayGrid(actors, SMALL, simulated(6))
     here, other = actors.all
-    held = {1: 60, 2: 30, 3: 50, 4: 20, 5: 70}
+    held = {1: 60, 2: 10, 3: 50, 4: 20, 5: 70}
     grid._held[here] = dict(held)
     grid._home = dict.fromkeys(held, here) | {4: other}
+    grid._machines[here] = ray_grid._machine()
+    batch = Batch(here, [Task(questions(grid)[1], 1.0)], 0, None)
+    grid._remember(batch, [Answer(None, 0.1, state=30, changed=False)])
     monkeypatch.setattr(ray_grid, "HELD", 230)
     assert grid._surplus(here, {1}) == grid._surplus(other, {1}) == []
     monkeypatch.setattr(ray_grid, "HELD", 180)
-    assert grid._surplus(here, {1}) == [2, 3, 4]
-    assert grid._held[here] == {1: 60, 5: 70}
-    assert grid._home == {1: here, 5: here, 4: other}
+    assert grid._surplus(here, {1}) == [3, 4]
+    assert grid._held[here] == {1: 60, 5: 70, 2: 30}
+    assert grid._home == {1: here, 2: here, 5: here, 4: other}
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="no files in memory on this system")

@@ -216,7 +216,7 @@ def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
         return silent(message, context)
 
     strategy.grid.client_app = app
-    with pytest.raises(RuntimeError, match="^0 of 1 clients told what they keep$"):
+    with pytest.raises(RuntimeError, match=r"^0 of 1 clients told what they keep$"):
         list(strategy.ask_memories())
 
 
