@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from clients.optimizers import SGD
 from partitions.shares import Samples
 
+IN_CACHE = 256 << 10  # bytes of inputs
+
 
 def batches(
     n: int,
@@ -36,18 +38,23 @@ def batches(
 
 
 def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """x and y of each of the `rows`, gathered a pass at a time: as many as the samples are."""
+    """x and y of each of the `rows`, some of which are gathered at once."""
     if sum(map(len, rows)) > len(samples):
         samples = samples.converted()  # once instead of pass by pass
-    count = len(samples) // len(rows[0]) if rows else 0
-    if count < 2:
-        yield from (samples[row] for row in rows)
-        return
+    count = _at_once(samples, len(rows[0])) if rows else 1
     for start in range(0, len(rows), count):
         some = rows[start : start + count]
         x, y = samples[torch.cat(list(some))]
         sizes = list(map(len, some))
         yield from zip(x.split(sizes), y.split(sizes), strict=True)
+
+
+def _at_once(samples: Samples, size: int) -> int:
+    """How many mini-batches of `size` samples: on a processor as many as its cache still holds when
+    their turn comes, on other devices a pass."""
+    if samples.x.device.type != "cpu":
+        return max(1, len(samples) // size)
+    return max(1, IN_CACHE // (size * samples.x.shape[1:].numel() * torch.float32.itemsize))
 
 
 def sgd(

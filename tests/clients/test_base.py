@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from clients import sgd
 from clients.base import NAMES, Client, lr_factor
 from clients.domain import half
 from clients.fedper import FedPerClient
@@ -336,18 +337,34 @@ def test_every_pass_is_shuffled_anew(options):
     assert one.tolist() != two.tolist() != list(range(20))
 
 
+@pytest.mark.parametrize("cache", [0, 24, 1000])
 @pytest.mark.parametrize("passes", [0.7, 1, 3])
-def test_mini_batches_are_their_rows_however_many_are_gathered_at_once(passes):
+def test_mini_batches_are_their_rows_however_many_are_gathered_at_once(passes, cache, monkeypatch):
     """A stored 10·i over 4, less ½, over ¼: 10·i − 2. Batches of 3, 3 and 1 of seven samples."""
     x = torch.arange(0, 100, 10, dtype=torch.uint8).reshape(10, 1)
     samples = Samples(x, torch.arange(10), torch.arange(9, 2, -1), 4.0, 0.5, 0.25)  # 9 … 3
     rows = [r for one in ([6, 0, 2, 4, 1, 5, 3], [0, 1, 2, 3, 4, 5, 6]) * 2 for r in
             torch.tensor(one).split(3)][: round(3 * passes)]  # fmt: skip
+    monkeypatch.setattr(sgd, "IN_CACHE", cache)
     found = list(mini_batches(samples, rows))
     assert [y.tolist() for _, y in found] == [[9 - int(i) for i in r] for r in rows]
     assert [x.flatten().tolist() for x, _ in found] == [
         [10 * (9 - int(i)) - 2 for i in r] for r in rows
     ]
+
+
+def test_a_processors_cache_bounds_what_is_gathered_at_once(monkeypatch):
+    """262144 bytes hold 8 batches of 10 digits of 3136 bytes, and 1 of 64 (200704); twice the cache
+    holds 2. Elsewhere a pass: 600 samples have 9 batches of 64."""
+    samples = Samples(
+        torch.zeros(700, 28, 28, dtype=torch.uint8), torch.zeros(700), torch.arange(600)
+    )
+
+    assert [sgd._at_once(samples, size) for size in (10, 64, 600)] == [8, 1, 1]
+    monkeypatch.setattr(sgd, "IN_CACHE", 2 * sgd.IN_CACHE)
+    assert [sgd._at_once(samples, size) for size in (10, 64, 600)] == [16, 2, 1]
+    elsewhere = replace(samples, x=samples.x.to("meta"))
+    assert [sgd._at_once(elsewhere, size) for size in (10, 64, 700)] == [60, 9, 1]
 
 
 def test_batches_of_seven_samples_in_threes():
