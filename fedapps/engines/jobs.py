@@ -34,6 +34,7 @@ MOST_UNASKED = 8  # runs side by side: each has torch and its data in memory
 POLL_SECONDS = 0.25
 LAST_SECONDS = 2.0
 STATUS_SECONDS = 10.0  # between questions to the SuperLink; each starts a process
+QUESTIONS = 4  # in a row that it may leave without an answer
 
 
 @dataclass
@@ -327,7 +328,7 @@ def _run_on_superlink(
     with SuperLink(jobs[0].folder.parent / "superlink.log") as superlink:
         waiting = flower_runs(jobs)
         running: dict[int, list[Job]] = {}
-        asked = time.monotonic()
+        asked, in_vain = time.monotonic(), 0
         while waiting or running:
             if waiting and len(running) < parallel:
                 group = waiting.pop(0)
@@ -343,8 +344,16 @@ def _run_on_superlink(
                 for job in group:
                     summary = job.summary()
                     job.done, job.error = "finished" in summary, summary.get("error", "")
-                due = overdue or all(job.done for job in group)
-                if due and (reason := _ended(superlink, run_id)):
+                if not overdue and not all(job.done for job in group):
+                    continue
+                try:
+                    reason, in_vain = _ended(superlink, run_id), 0
+                except RuntimeError:  # on a busy machine a command may fail; the run goes on
+                    in_vain += 1
+                    if in_vain == QUESTIONS:
+                        raise
+                    continue
+                if reason:
                     _close(group, reason)
                     del running[run_id]
             if overdue:

@@ -57,6 +57,47 @@ def test_a_superlink_that_never_answers_is_an_error(tmp_path, monkeypatch):
         flwr.Flwr(tmp_path / "home", "one").status(7)
 
 
+class Busy:
+    """A SuperLink that leaves some questions for a run's status without an answer."""
+
+    def __init__(self, answers):
+        self.answers, self.submitted = iter(answers), 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def check(self):
+        pass
+
+    def submit(self, config, federation):
+        self.submitted += 1
+        return self.submitted
+
+    def status(self, run_id):
+        if next(self.answers):
+            return "finished:completed", ""
+        raise RuntimeError("flwr ls had no answer")
+
+
+def test_a_question_without_an_answer_does_not_end_a_sweep(tmp_path, monkeypatch):
+    """Three in a row are lived with, and three again after an answer; the fourth ends all."""
+    monkeypatch.setattr(engine, "STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "POLL_SECONDS", 0.0)
+    for answers in ([0, 0, 0, 1] * 2, [0, 1, 0, 0, 0, 0]):
+        monkeypatch.setattr(engine, "SuperLink", lambda log, answers=answers: Busy(answers))
+        jobs = make_jobs(SMALL, ["fedavg", "fedavg lr=0.1"], [0], tmp_path)
+        if answers[:3] == [0, 0, 0]:
+            run_jobs(jobs, "flower", follow=lambda _: None)
+            assert [job.error for job in jobs] == ["the run finished:completed"] * 2
+        else:
+            with pytest.raises(RuntimeError, match="flwr ls had no answer"):
+                run_jobs(jobs, "flower", follow=lambda _: None)
+            assert [job.done for job in jobs] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("runs", "parallel", "ray", "expected"),
     [
