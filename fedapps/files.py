@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from logging import ERROR, WARNING
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -144,8 +143,9 @@ def aside(memories: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Arr
     """The arrays by client. Beyond the first IN_MEMORY bytes they lie, read-only, in a file without
     a name in `folder`, which goes with them; in memory where the disk does not take them."""
     found: dict[int, Arrays] = {}
-    views: dict[int, dict[str, Callable[..., np.ndarray]]] = {}
-    held, file, there = 0, None, b""
+    views: dict[int, dict[str, Callable[[bytes | mmap], np.ndarray]]] = {}
+    held, file = 0, None
+    there: bytes | mmap = b""
     with ExitStack() as opened:
         for client, arrays in memories:
             found[client] = arrays
@@ -160,15 +160,16 @@ def aside(memories: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Arr
         if file is not None and file.tell():
             there = mmap(file.fileno(), 0, access=ACCESS_READ)
     for client, own in views.items():
-        found[client] = {name: view(buffer=there) for name, view in own.items()}
+        found[client] = {name: view(there) for name, view in own.items()}
     return found
 
 
-def _append_array(file: IO[bytes], array: np.ndarray) -> Callable[..., np.ndarray]:
-    """What makes the array out of a `buffer` with the file's bytes."""
+def _append_array(file: IO[bytes], array: np.ndarray) -> Callable[[bytes | mmap], np.ndarray]:
+    """What makes the array out of the file's bytes."""
     start = file.seek(ALIGNED * math.ceil(file.tell() / ALIGNED))
     _write_all(file, array.tobytes())
-    return partial(np.ndarray, array.shape, array.dtype, offset=start)
+    shape, dtype = array.shape, array.dtype
+    return lambda there: np.ndarray(shape, dtype, there, start)
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:
