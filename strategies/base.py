@@ -351,8 +351,9 @@ class PersonalizedStrategy(Strategy):
         try:
             for number in range(done + 1, num_rounds + 1):
                 log(INFO, "[ROUND %s/%s]", number, num_rounds)
-                asked = self.configure_train(number, arrays, training, grid)
-                replies = grid.send_and_receive(asked, timeout=timeout)
+                replies = grid.send_and_receive(
+                    self.configure_train(number, arrays, training, grid), timeout=timeout
+                )
                 aggregated, metrics = self.aggregate_train(number, replies)
                 arrays = arrays if aggregated is None else aggregated
                 if metrics is not None:
@@ -406,10 +407,8 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid replies."""
-        like = {node: self.expected(sent) for node, sent in self.now.payloads.items()}
-        updates = self._receive(
-            self.now.sent, replies, {n: a for n, a in like.items() if a is not None}, train=True
-        )
+        clients = max(len(self.now.sent), 1)
+        updates = self._receive(self.now.sent, replies, self._expected(), train=True)
         self.now.ends("clients")
         self._stop_on_failure()
         nobody_drawn = not self.now.report["sampled"]  # a private round of noise alone
@@ -420,8 +419,8 @@ class PersonalizedStrategy(Strategy):
                 f"min-valid-replies is {self.min_valid_replies}"
                 + ("" if self._hides else f"; dropped by cause: {dict(self.now.dropped)}")
             )
-        sent = [self.now.payloads[update.node] for update in updates]
-        updates, _ = self.named(updates, sent)
+        updates, _ = self.named(updates, [self.now.payloads[update.node] for update in updates])
+        self.now.sent, self.now.payloads = [], {}  # together as large as twice the replies
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
         before = apart(self.state())
@@ -433,7 +432,6 @@ class PersonalizedStrategy(Strategy):
             self._undo(before)
         self._stop_on_failure()  # in an exchange that aggregate made
         dropped = dict(self.now.dropped)
-        clients = max(len(self.now.sent), 1)
         self.now.report |= {
             "loss": _mean([u.metrics["loss"] for u in updates if "loss" in u.metrics]),
             "valid": len(updates),
@@ -456,6 +454,11 @@ class PersonalizedStrategy(Strategy):
             return None, metrics
         self._record = to_record(self.arrays)
         return self._record, metrics
+
+    def _expected(self) -> dict[Node, Arrays]:
+        """What each node's train reply must be like; nodes with any reply left out."""
+        like = {node: self.expected(sent) for node, sent in self.now.payloads.items()}
+        return {node: arrays for node, arrays in like.items() if arrays is not None}
 
     def _undo(self, before: dict[str, Any]) -> None:
         """Go back to where the round started; what was spent of a privacy budget stays spent."""
