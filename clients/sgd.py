@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from clients.optimizers import SGD
 from partitions.shares import Samples
 
-IN_CACHE = 256 << 10  # bytes of inputs
-
 
 def batches(
     n: int,
@@ -38,23 +36,19 @@ def batches(
 
 
 def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """x and y of each of the `rows`, some of which are gathered at once."""
-    if sum(map(len, rows)) > len(samples):
-        samples = samples.converted()  # once instead of pass by pass
-    count = _at_once(samples, len(rows[0])) if rows else 1
-    for start in range(0, len(rows), count):
-        some = rows[start : start + count]
-        x, y = samples[torch.cat(list(some))]
-        sizes = list(map(len, some))
+    """x and y of each of the `rows`: gathered at once for up to one pass over the samples; for more
+    all samples are converted once, and each mini-batch is gathered from them."""
+    if not rows or not samples.fixed:
+        yield from (samples[row] for row in rows)
+        return
+    order, sizes = torch.cat(list(rows)), list(map(len, rows))
+    if len(order) > len(samples):
+        x, y = samples[:]
+        for some in order.to(x.device).split(sizes):
+            yield x.index_select(0, some), y.index_select(0, some)
+    else:
+        x, y = samples[order]
         yield from zip(x.split(sizes), y.split(sizes), strict=True)
-
-
-def _at_once(samples: Samples, size: int) -> int:
-    """How many mini-batches of `size` samples: on a processor as many as its cache still holds when
-    their turn comes, on other devices a pass."""
-    if samples.x.device.type != "cpu":
-        return max(1, len(samples) // size)
-    return max(1, IN_CACHE // (size * samples.x.shape[1:].numel() * torch.float32.itemsize))
 
 
 def sgd(

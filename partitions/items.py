@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class Items(Samples):
 
     items: Sequence[Any] = field(default_factory=tuple, compare=False)
     device: str = "cpu"
+    fixed: ClassVar[bool] = False
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         chosen = [item_of(self.items[int(row)])[0] for row in self.index[rows]]

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from safetensors.torch import load_file
@@ -31,6 +31,7 @@ class Samples:
     scale: float = 255.0
     mean: Moment = 0.0
     std: Moment = 1.0
+    fixed: ClassVar[bool] = True  # every access to a sample gives the same
 
     def __len__(self) -> int:
         return len(self.index)

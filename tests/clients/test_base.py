@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clients import sgd
 from clients.base import NAMES, Client, lr_factor
 from clients.domain import half
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.sgd import batches, mini_batches
+from partitions.items import from_items
 from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
-from partitions.shares import Samples, Share
+from partitions.shares import PreferredSamples, Samples, Share
 
 
 class Tiny(nn.Module):
@@ -337,15 +337,13 @@ def test_every_pass_is_shuffled_anew(options):
     assert one.tolist() != two.tolist() != list(range(20))
 
 
-@pytest.mark.parametrize("cache", [0, 24, 1000])
-@pytest.mark.parametrize("passes", [0.7, 1, 3])
-def test_mini_batches_are_their_rows_however_many_are_gathered_at_once(passes, cache, monkeypatch):
+@pytest.mark.parametrize("passes", [0, 0.7, 1, 3])
+def test_mini_batches_are_their_rows_be_they_gathered_at_once_or_not(passes):
     """A stored 10·i over 4, less ½, over ¼: 10·i − 2. Batches of 3, 3 and 1 of seven samples."""
     x = torch.arange(0, 100, 10, dtype=torch.uint8).reshape(10, 1)
     samples = Samples(x, torch.arange(10), torch.arange(9, 2, -1), 4.0, 0.5, 0.25)  # 9 … 3
     rows = [r for one in ([6, 0, 2, 4, 1, 5, 3], [0, 1, 2, 3, 4, 5, 6]) * 2 for r in
             torch.tensor(one).split(3)][: round(3 * passes)]  # fmt: skip
-    monkeypatch.setattr(sgd, "IN_CACHE", cache)
     found = list(mini_batches(samples, rows))
     assert [y.tolist() for _, y in found] == [[9 - int(i) for i in r] for r in rows]
     assert [x.flatten().tolist() for x, _ in found] == [
@@ -353,18 +351,35 @@ def test_mini_batches_are_their_rows_however_many_are_gathered_at_once(passes, c
     ]
 
 
-def test_a_processors_cache_bounds_what_is_gathered_at_once(monkeypatch):
-    """262144 bytes hold 8 batches of 10 digits of 3136 bytes, and 1 of 64 (200704); twice the cache
-    holds 2. Elsewhere a pass: 600 samples have 9 batches of 64."""
-    samples = Samples(
-        torch.zeros(700, 28, 28, dtype=torch.uint8), torch.zeros(700), torch.arange(600)
-    )
+@pytest.mark.parametrize("passes", [1, 2])
+def test_mini_batches_have_a_users_own_labels(passes):
+    """Of types 0, 1, 2, 1 the user prefers 1."""
+    x, types = torch.arange(4, dtype=torch.uint8).reshape(4, 1), torch.tensor([0, 1, 2, 1])
+    samples = PreferredSamples(x, types, torch.tensor([3, 2, 1, 0]), 1.0, preferred=1)
+    rows = [torch.tensor([0, 1]), torch.tensor([3, 2])] * passes
+    found = [(x.flatten().tolist(), y.tolist()) for x, y in mini_batches(samples, rows)]
+    assert found == [([3, 2], [1, 0]), ([0, 1], [0, 1])] * passes
 
-    assert [sgd._at_once(samples, size) for size in (10, 64, 600)] == [8, 1, 1]
-    monkeypatch.setattr(sgd, "IN_CACHE", 2 * sgd.IN_CACHE)
-    assert [sgd._at_once(samples, size) for size in (10, 64, 600)] == [16, 2, 1]
-    elsewhere = replace(samples, x=samples.x.to("meta"))
-    assert [sgd._at_once(elsewhere, size) for size in (10, 64, 700)] == [60, 9, 1]
+
+def test_samples_that_are_drawn_at_each_access_are_asked_for_at_each():
+    """Each access of an item gives the number of accesses before."""
+
+    class Counting:
+        seen = 0
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, row):
+            self.seen += 1
+            return torch.full((1,), float(self.seen)), row
+
+    items = Counting()
+    samples = from_items(items)
+    before = items.seen
+    found = list(mini_batches(samples, [torch.tensor([1, 0])] * 3))
+    assert [(x - before).flatten().tolist() for x, _ in found] == [[1, 2], [3, 4], [5, 6]]
+    assert [y.tolist() for _, y in found] == [[1, 0]] * 3
 
 
 def test_batches_of_seven_samples_in_threes():
