@@ -1,5 +1,7 @@
 """The steps of a round by hand: who is drawn, what is measured from where, what is counted."""
 
+import weakref
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -202,6 +204,27 @@ def test_what_clients_have_in_mind_comes_and_goes_by_parts(monkeypatch):
         own = [one for one in grid.exchanges if one[0][0] == kind]
         assert own == [[(kind, 1), (kind, 2)], [(kind, 3)]]
     assert reports[0]["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6})
+
+
+def test_what_was_sent_is_gone_when_replies_are_aggregated():
+    """With as many clients the messages and what is in them are as large as the replies."""
+
+    class Sending(InProcessGrid):
+        def send_and_receive(self, messages, **options):
+            messages = list(messages)
+            self.sent = [weakref.ref(message) for message in messages]
+            return super().send_and_receive(messages, **options)
+
+    there = []
+
+    class Looking(FedAvg):
+        def aggregate(self, arrays, updates):
+            there.extend(message() for message in self.grid.sent)
+            there.extend(self.now.payloads)
+            return super().aggregate(arrays, updates)
+
+    Looking().start(Sending.simulation(society()[0], {}, 3), to_record(START), num_rounds=2)
+    assert there == [None] * 6
 
 
 def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
