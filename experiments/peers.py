@@ -2,8 +2,8 @@
 ``python -m experiments.peers NAME``, which prints seconds of every round as JSON.
 
 The work is the same everywhere: MNIST dealt in shards to 100 clients, ten of them train in a round,
-one pass over their samples, SGD; no evaluation, one thread. The simulators are no dependencies of
-this package: `experiments.bench_peers` runs each in an environment of its own."""
+one pass over their shuffled samples, SGD; no evaluation, one thread. The simulators are no
+dependencies of this package: `experiments.bench_peers` runs each in an environment of its own."""
 
 import json
 import random
@@ -205,7 +205,8 @@ def fedlab(work: Work, shares: Shares) -> list[float]:
 
 
 def pfl(work: Work, shares: Shares) -> list[float]:
-    """pfl-research: its FederatedAveraging on its simulated backend, users' data as tensors."""
+    """pfl-research: its FederatedAveraging on its simulated backend, users' data as tensors, which
+    are shuffled when a user is drawn: its batches are slices of them as they lie."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -239,11 +240,12 @@ def pfl(work: Work, shares: Shares) -> list[float]:
             clock.append(time.perf_counter())
             return False, Metrics()
 
+    def drawn(user: int) -> Any:
+        order = torch.randperm(len(shares[user][1]))
+        return Dataset(raw_data=[part[order] for part in shares[user]], user_id=user)
+
     users = list(range(CLIENTS))
-    dataset = FederatedDataset(
-        lambda user: Dataset(raw_data=list(shares[user]), user_id=user),
-        get_user_sampler("random", users),
-    )
+    dataset = FederatedDataset(drawn, get_user_sampler("random", users))
     net = Net()
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     FederatedAveraging().run(
