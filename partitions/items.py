@@ -23,15 +23,11 @@ class Items(Samples):
 
     items: Sequence[Any] = field(default_factory=tuple, compare=False)
     device: str = "cpu"
-    fixed: ClassVar[bool] = False
+    fixed: ClassVar[bool] = False  # what a random transform gives is not to be kept
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         chosen = [item_of(self.items[int(row)])[0] for row in self.index[rows]]
         return torch.stack(chosen).float().to(self.device), self.y[self.index[rows]].to(self.device)
-
-    def converted(self) -> "Items":
-        """The samples as they are: what a random transform gives is not to be kept."""
-        return self
 
     def to(self, device: str | torch.device) -> "Items":
         """The samples on `device`, moved as they are asked for."""

@@ -47,7 +47,10 @@ class Samples:
         return x, self.y[index]
 
     def converted(self) -> Self:
-        """The same samples, converted to what ``samples[rows]`` gives once and for all."""
+        """The same samples, converted to what ``samples[rows]`` gives once and for all; themselves
+        where every access gives something else."""
+        if not self.fixed:
+            return self
         x, _ = Samples.__getitem__(self, slice(None))
         index = torch.arange(len(x), device=x.device)
         return replace(self, x=x, y=self.y[self.index], index=index, scale=1.0, mean=0.0, std=1.0)

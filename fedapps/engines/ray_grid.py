@@ -392,8 +392,7 @@ class RayGrid(LocalGrid):
 
 def _size(state: RecordDict) -> int | None:
     """The bytes of a client's state; None if it has none."""
-    records = [record for record in state.values() if isinstance(record, ArrayRecord)]
-    return sum(len(a.data) for one in records for a in one.values()) if state else None
+    return sum(one.count_bytes() for one in state.array_records.values()) if state else None
 
 
 def keep_freed_memory() -> None:
