@@ -9,12 +9,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.tent import batch_statistics, entropy
+from partitions.settings import setting
 
 Parameters = Mapping[str, Tensor]
 
 
-KL_DIRECTIONS = ("student-teacher", "teacher-student")
-INNER_LOSSES = ("whole", "batches")
+KL_DIRECTION = setting(
+    "student-teacher",
+    "KL(own ‖ server's), as printed, or the reverse",
+    ("student-teacher", "teacher-student"),
+)
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ v̄_i = α_i v_i + (1 − α_i) w_i. Every mini-batch moves w_i by ∇F(w_i), v_
 F(v̄_i) with respect to v_i, and the round's first one α_i by that with respect to α_i, which is
 ⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10). Departs from the paper: α_i ∈ [0, 1]; the server's w is scored."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -13,6 +11,7 @@ from torch.nn import functional as F
 
 from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
+from partitions.settings import SHARE, setting
 
 
 class APFLClient(Client):
@@ -20,11 +19,8 @@ class APFLClient(Client):
 
     needs_state = "predictions"
 
-    def __init__(self, *args: Any, mixing: float = 0.5, learn: bool = True, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if not 0 <= mixing <= 1:
-            raise ValueError(f"apfl.mixing is {mixing}; it must lie in [0, 1]")
-        self.mixing, self.learn = mixing, learn
+    mixing = setting(0.5, "α at the start: the personal model's part of the mixture", SHARE)
+    learn = setting(True, "whether α is learnt, or stays")
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of w_i, each with one of v_i and the first one with one of α_i."""

@@ -22,7 +22,8 @@ from clients.domain import half
 from clients.sgd import batches, only
 from partitions.datasets import Info
 from partitions.readers.raw import UNLABELED
-from partitions.seeds import seed_of, seed_torch
+from partitions.seeds import SEED, seed_of, seed_torch
+from partitions.settings import COUNT, MOMENTUM, RATE, SOME, Configured, setting, taken
 from partitions.shares import SUB_POPULATION, Samples, Share
 
 Config = dict[str, Any]
@@ -40,13 +41,12 @@ def lr_factor(decay: float, every: int, round_: int) -> float:
     return decay ** (max(round_ - 1, 0) / every)
 
 
-class Client(NumPyClient):
+class Client(Configured, NumPyClient):
     """One client with its model and its share of the data.
 
-    `client` is its id, `seed` the run's seed, `initial` the arrays that the model starts from
-    (default: its present ones). `lr`, `momentum` and `weight_decay` are those of local SGD,
-    which runs `local_epochs` passes if > 0, else `local_steps` mini-batches of `batch_size`; with
-    `short_batches` the last mini-batch of a pass has what remains."""
+    `client` is its id, `initial` the arrays that the model starts from (default: its present ones),
+    `model_name` what the server is told of the network. Raises ValueError for a setting out of its
+    range, and for a device that is not there."""
 
     personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
     rates: tuple[str, ...] = ("lr",)  # its attributes that are learning rates: they may decay
@@ -61,31 +61,35 @@ class Client(NumPyClient):
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
     lasting: tuple[str, ...] = ()  # prefixes of its state's names that outlive the run
 
+    lr = setting(0.3, "learning rate of local SGD", RATE)
+    momentum = setting(0.0, "momentum of local SGD, fresh in each round", MOMENTUM)
+    weight_decay = setting(0.0, "weight decay of local SGD", "[0, 10]")
+    local_steps = setting(20, "mini-batches of local training in a round", COUNT)
+    local_epochs = setting(0, "when > 0: epochs of local training instead of local-steps", COUNT)
+    batch_size = setting(64, "samples of a mini-batch", SOME)
+    short_batches = setting(False, "the last mini-batch of a pass has what remains")
+    seed = SEED
+    device = setting("auto", "cuda where there is one", ("auto", "cpu", "cuda"))
+
     def __init__(
         self,
         model: nn.Module,
         share: Share,
         *,
         client: int = 0,
-        seed: int = 0,
         initial: Arrays | None = None,
-        lr: float = 0.1,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        local_steps: int = 20,
-        local_epochs: int = 0,
-        batch_size: int = 64,
-        short_batches: bool = False,
-        device: str = "cpu",
         model_name: str = "",
+        **settings: Any,
     ) -> None:
-        self.model, self.share, self.device = _on(device, model), share, device
+        super().__init__(**settings)
+        if self.device == "auto":
+            self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is 'cuda', but no CUDA device is visible")
+        self.model, self.share = _on(self.device, model), share
         self.model_name = model_name  # the model's name, told to the server
-        self.client, self.seed = client, seed
+        self.client = client
         self.initial = model_arrays(model) if initial is None else initial
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.local_steps, self.local_epochs, self.batch_size = local_steps, local_epochs, batch_size
-        self.short_batches = short_batches
         self._rates: dict[str, float] = {}  # the learning rates as they were given
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}
@@ -100,18 +104,24 @@ class Client(NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
-    def shared(cls, initial: Arrays, /) -> Arrays:
+    def shared(cls, initial: Arrays, /, *args: Any, **settings: Any) -> Arrays:
         """What of the whole network's initial arrays the server starts from: all but the personal
-        ones. Keyword arguments that an override adds are filled from the method's settings."""
+        ones. An override may take settings of the method by keyword."""
         return {name: a for name, a in initial.items() if not cls.is_personal(name)}
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
+    def build(cls, model: nn.Module, info: Info, /, *args: Any, **settings: Any) -> nn.Module:
         """The method's whole network around the target network `model`; by default just that.
 
-        Keyword arguments that an override adds are filled from the method's settings. Called
-        with torch's seed set, so that server and clients start from the same arrays."""
+        An override may take settings of the method by keyword. Called with torch's seed set, so
+        that server and clients start from the same arrays."""
         return model
+
+    @classmethod
+    def built(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
+        """`build` with what it takes of `settings`, and of the defaults that the class declares."""
+        known = {name: one.default for name, one in cls.declared.items()} | settings
+        return cls.build(model, info, **{n: known[n] for n in taken(cls.build) if n in known})
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Training loss of a mini-batch: the mean `criterion`; x (n, *shape), y (n,)."""

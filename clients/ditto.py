@@ -3,10 +3,9 @@
 v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w)), w the server's model of the round. Departs from the
 paper: both models take the common local steps, on mini-batches of their own."""
 
-from typing import Any
-
 from clients.arrays import Arrays, group, model_arrays, prefixed
 from clients.base import Client, Config, Metrics
+from partitions.settings import WEIGHT, setting
 
 
 class DittoClient(Client):
@@ -14,11 +13,7 @@ class DittoClient(Client):
 
     needs_state = "predictions"
 
-    def __init__(self, *args: Any, penalty: float = 0.1, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if penalty < 0:
-            raise ValueError(f"ditto.penalty is {penalty}; it must not be negative")
-        self.penalty = penalty
+    penalty = setting(0.1, "λ, weight of the distance between personal and global model", WEIGHT)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Steps of v_i towards w, then FedAvg's steps from w."""

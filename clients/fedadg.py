@@ -18,6 +18,7 @@ from clients.models.fedadg import Aligned
 from clients.optimizers import SGD
 from clients.sgd import mini_batches
 from partitions.datasets import Info
+from partitions.settings import RATE, WIDTH, setting
 
 
 class FedADGClient(Client):
@@ -29,27 +30,19 @@ class FedADGClient(Client):
     rates = ("lr", "adversarial_lr")
     needs_state = "training"
 
-    def __init__(
-        self,
-        *args: Any,
-        alignment: float = 0.15,
-        adversarial_lr: float = 0.01,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        if not 0 <= alignment < 1:
-            raise ValueError(f"fedadg.alignment is {alignment}; it must lie in [0, 1)")
-        if adversarial_lr < 0:
-            raise ValueError(f"fedadg.adversarial-lr is {adversarial_lr}; it must not be negative")
+    alignment = setting(0.15, "weight of the adversarial loss beside the cross entropy", "[0, 1)")
+    adversarial_lr = setting(0.01, "learning rate of discriminator and generator", RATE)
+    feature_dim = setting(128, "width of the aligned features; 512 beyond MNIST", WIDTH)
+    noise_dim = setting(10, "entries of the generator's noise", WIDTH)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         if not isinstance(self.model, Aligned):
             raise ValueError("the model has no generator and discriminator; wrap it by build")
         self.network = self.model
-        self.alignment, self.adversarial_lr = alignment, adversarial_lr
 
     @classmethod
-    def build(
-        cls, model: nn.Module, info: Info, *, feature_dim: int = 128, noise_dim: int = 10
-    ) -> nn.Module:
+    def build(cls, model: nn.Module, info: Info, *, feature_dim: int, noise_dim: int) -> nn.Module:
         """The target network with a feature layer, a generator and a discriminator."""
         if feature_dim < 1 or noise_dim < 1:
             raise ValueError(

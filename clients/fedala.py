@@ -4,13 +4,12 @@ A round starts from θ̂_i = θ_i + (w − θ_i) ⊙ W_i in the top layers and f
 [0, 1] is learnt on a part of the local data: until its loss settles at first, later in one pass.
 Departs from the paper: scoring learns nothing, so θ̂_i is that of the last W_i."""
 
-from typing import Any
-
 import torch
 
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.mixing import Tensors, learnt, top_layers
+from partitions.settings import RATE, SOME, setting
 
 MOST = 100  # passes that learn W_i at first
 
@@ -20,15 +19,9 @@ class FedALAClient(Client):
 
     rates, needs_state = ("lr", "mixing_lr"), "predictions"
 
-    def __init__(
-        self, *args: Any, mixing_lr: float = 1.0, mixing_share: float = 0.8, layers: int = 1,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(*args, **options)
-        if mixing_lr < 0 or not 0 < mixing_share <= 1 or layers < 1:
-            told = f"mixing-lr {mixing_lr}, mixing-share {mixing_share}, layers {layers}"
-            raise ValueError(f"fedala: {told}; they must be >= 0, in (0, 1] and >= 1")
-        self.mixing_lr, self.mixing_share, self.layers = mixing_lr, mixing_share, layers
+    mixing_lr = setting(1.0, "η, learning rate of the mixture's weights", RATE)
+    mixing_share = setting(0.8, "share of the local mini-batches that they are learnt on", "(0, 1]")
+    layers = setting(1, "layers from the top that are mixed; the others are the server's", SOME)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Learn W_i, then FedAvg's steps from θ̂_i."""

@@ -4,14 +4,11 @@ All clients train the body under one random head, which nobody trains and which 
 A client personalizes by passes of local SGD over its training data when it is scored. Novel
 clients without labels get the body under the random head."""
 
-from typing import Any
-
 from clients.arrays import Arrays
 from clients.base import Config, Metrics
 from clients.fedper import FedPerClient
 from clients.sgd import only
-
-PARTS = ("all", "head", "body")
+from partitions.settings import COUNT, setting
 
 
 class FedBABUClient(FedPerClient):
@@ -19,13 +16,8 @@ class FedBABUClient(FedPerClient):
 
     needs_state = ""
 
-    def __init__(self, *args: Any, tune_epochs: int = 5, part: str = "all", **options: Any) -> None:
-        super().__init__(*args, **options)
-        if tune_epochs < 0:
-            raise ValueError(f"fedbabu.tune-epochs is {tune_epochs}; it must not be negative")
-        if part not in PARTS:
-            raise ValueError(f"unknown fedbabu.part {part!r}; known: {', '.join(PARTS)}")
-        self.tune_epochs, self.part = tune_epochs, part
+    tune_epochs = setting(5, "passes over the training data that personalize, when scored", COUNT)
+    part = setting("all", "parameters that they tune", ("all", "head", "body"))
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of the body alone."""

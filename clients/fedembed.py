@@ -15,21 +15,18 @@ from torch.nn import functional as F
 
 from clients.arrays import Arrays, group
 from clients.base import Config, Metrics
+from clients.fedper import HEADS
 from clients.preference import EMBEDDING, GlobalPlusClient, enclose
 from partitions.datasets import Info
 from partitions.seeds import seed_of
+from partitions.settings import POSITIVE, SOME, WEIGHT, setting
 from partitions.shares import SUB_POPULATION
 from partitions.users import RANK
 
-ASSIGNMENTS = ("prototype", "som", "personal", "type")
+ASSIGNMENT = setting(
+    "prototype", "how users find their head", ("prototype", "som", "personal", "type")
+)
 PERSONAL_HEAD = "heads.0."  # a user's own head, where the server holds it
-
-
-def check_assignment(name: str) -> str:
-    """`name` if it is an assignment; ValueError with the choices otherwise."""
-    if name not in ASSIGNMENTS:
-        raise ValueError(f"unknown fedembed.assignment {name!r}; known: {', '.join(ASSIGNMENTS)}")
-    return name
 
 
 def check_heads(heads: str, assignment: str) -> None:
@@ -64,42 +61,34 @@ class FedEmbedClient(GlobalPlusClient):
     exchanges = ("query.prototype", "query.som", "train.assign")
     rates: tuple[str, ...] = ("lr", "embedding_lr", "triplet_lr")
 
-    def __init__(
-        self,
-        *args: Any,
-        assignment: str = "prototype",
-        prototypical_users: int = 1,
-        margin: float = 1.0,
-        triplet_lr: float = 0.05,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        self.assignment = check_assignment(assignment)
-        if prototypical_users < 1 or margin < 0 or triplet_lr <= 0:
-            raise ValueError(
-                f"fedembed.prototypical-users is {prototypical_users}, margin {margin}, "
-                f"triplet-lr {triplet_lr}; they must be >= 1, >= 0 and > 0"
-            )
-        self.prototypical_users = prototypical_users
-        self.margin, self.triplet_lr = margin, triplet_lr
+    assignment, heads = ASSIGNMENT, HEADS
+    sub_populations = setting(0, "heads; 0: one for each type", "[0, 10000]")
+    type_head = setting(True, "whether there is a head that learns the types")
+    prototypical_users = setting(1, "volunteers of each sub-population, who send embeddings", SOME)
+    margin = setting(1.0, "margin of the triplet loss", WEIGHT)
+    triplet_lr = setting(0.05, "learning rate of the triplet loss", POSITIVE)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.preferred = int(self.share.attributes[SUB_POPULATION])
 
     @classmethod
-    def build(
+    def build(  # type: ignore[override]  # it takes more settings
         cls,
         base: nn.Module,
         info: Info,
-        *,
-        model: str = "preference-net",
-        seed: int = 0,
-        embedding_dim: int = 16,
-        assignment: str = "prototype",
-        heads: str = "client",
-        sub_populations: int = 0,
-        type_head: bool = True,
+        *args: Any,
+        model: str,
+        seed: int,
+        embedding_dim: int,
+        assignment: str,
+        heads: str,
+        sub_populations: int,
+        type_head: bool,
+        **settings: Any,
     ) -> nn.Module:
         """Encoder, K sub-population heads (0: one per type), global head and type head."""
-        check_heads(heads, check_assignment(assignment))
+        check_heads(heads, assignment)
         count = sub_populations or info.num_types
         if count < info.num_types:
             raise ValueError(

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.adaptation import KL_DIRECTIONS, divergence
+from clients.adaptation import KL_DIRECTION, divergence
 from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.sgd import batches
 from clients.tent import NORMALISATION, TENTClient, batch_statistics
 from partitions.seeds import drawing, seed_of
+from partitions.settings import COUNT, SOME, WEIGHT, setting
 from partitions.shares import Samples
 
-DIGEST_LOSSES = ("kl", "mae")
-INITIALIZATIONS = ("shared", "own")
+FLOAT16 = setting(False, "logits travel as float16")
 RESETTABLE = (nn.Linear, nn.Conv2d, *NORMALISATION)
 Logits = dict[str, Tensor]  # sets of logits (m, C) on the public set, by name
 
@@ -38,40 +38,20 @@ class FedMDClient(Client):
     needs_state = "predictions"
     needs_public = True
 
-    def __init__(
-        self,
-        *args: Any,
-        digest_epochs: int = 1,
-        novel_digest_epochs: int = 20,
-        public_batch_size: int = 0,
-        digest_loss: str = "mae",
-        kl_direction: str = "student-teacher",
-        initialization: str = "shared",
-        float16: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        for key, value, least in (
-            ("digest-epochs", digest_epochs, 1),
-            ("novel-digest-epochs", novel_digest_epochs, 1),
-            ("public-batch-size", public_batch_size, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{key} is {value}; it must be at least {least}")
-        for key, chosen, known in (
-            ("digest-loss", digest_loss, DIGEST_LOSSES),
-            ("kl-direction", kl_direction, KL_DIRECTIONS),
-            ("initialization", initialization, INITIALIZATIONS),
-        ):
-            if chosen not in known:
-                raise ValueError(f"unknown {key} {chosen!r}; known: {', '.join(known)}")
+    digest_epochs = setting(1, "passes over the public set in a round", SOME)
+    novel_digest_epochs = setting(20, "passes of a novel client, which starts untrained", SOME)
+    public_batch_size = setting(0, "public samples of a mini-batch; 0: batch-size", COUNT)
+    digest_loss = setting("mae", "loss of public logits", ("mae", "kl"))
+    kl_direction = KL_DIRECTION
+    initialization = setting("shared", "clients start alike or not", ("shared", "own"))
+    float16 = FLOAT16
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         if self.share.public is None or not len(self.share.public):
             raise ValueError("the client has no public samples; set partition.public-samples")
-        self.digest_epochs, self.novel_digest_epochs = digest_epochs, novel_digest_epochs
-        self.public_batch_size = public_batch_size or self.batch_size
-        self.digest_loss, self.kl_direction = digest_loss, kl_direction
-        self.initialization = initialization
-        self.dtype = "float16" if float16 else "float32"
+        self.public_batch_size = self.public_batch_size or self.batch_size
+        self.dtype = "float16" if self.float16 else "float32"
         self.public: Tensor = self.share.public[:][0]  # D_p (m, *shape)
 
     def properties(self) -> Config:
@@ -152,18 +132,9 @@ class HeteroTENTClient(FedMDClient, TENTClient):
     `clip_norm` (0: never) clips the gradients of training; with `communicate_adapted` the public
     logits are those of the model adapted to the public set."""
 
-    def __init__(
-        self,
-        *args: Any,
-        digest_loss: str = "kl",
-        clip_norm: float = 0.0,
-        communicate_adapted: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, digest_loss=digest_loss, **options)
-        if clip_norm < 0:
-            raise ValueError(f"heterotent.clip-norm is {clip_norm}; it must not be negative")
-        self.clip_norm, self.communicate_adapted = clip_norm, communicate_adapted
+    digest_loss = "kl"
+    clip_norm = setting(0.0, "norm at which a training gradient is clipped; 0: never", WEIGHT)
+    communicate_adapted = setting(False, "public logits of the model adapted to the public set")
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """SGD with clipped gradients."""

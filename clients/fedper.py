@@ -1,6 +1,9 @@
 """FedPer (Arivazhagan et al., 2019): a shared body, and a head that stays on the client."""
 
 from clients.base import Client
+from partitions.settings import setting
+
+HEADS = setting("client", "who holds personal heads", ("client", "server"))
 
 
 class FedPerClient(Client):

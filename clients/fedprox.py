@@ -1,12 +1,11 @@
 """FedProx client (Li et al., MLSys 2020): local loss + (μ/2)‖w − w_server‖²."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
+from partitions.settings import WEIGHT, setting
 
 
 class FedProxClient(Client):
@@ -14,11 +13,7 @@ class FedProxClient(Client):
 
     stacked = ("server",)
 
-    def __init__(self, *args: Any, mu: float = 0.001, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if mu < 0:
-            raise ValueError(f"fedprox.mu is {mu}; it must not be negative")
-        self.mu = mu
+    mu = setting(0.001, "μ, weight of the proximal term", WEIGHT)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Local training that remembers the server's weights."""

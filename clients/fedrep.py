@@ -4,25 +4,21 @@ The head stays on the client, or comes from a server that holds it and goes back
 from the paper: the body takes the local steps or epochs of the common settings. A novel client
 would need labels to train a head: not served."""
 
-from typing import Any
-
 from clients.arrays import Arrays, model_arrays
 from clients.base import Config, Metrics
-from clients.fedper import FedPerClient
+from clients.fedper import HEADS, FedPerClient
 from clients.sgd import only
+from partitions.settings import COUNT, setting
 
 
 class FedRepClient(FedPerClient):
     """`head_epochs` >= 0 passes over the data for the head, the body frozen; then the reverse."""
 
-    def __init__(self, *args: Any, head_epochs: int = 10, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if head_epochs < 0:
-            raise ValueError(f"fedrep.head-epochs is {head_epochs}; it must not be negative")
-        self.head_epochs = head_epochs
+    heads = HEADS
+    head_epochs = setting(10, "epochs of the head before the body takes its local steps", COUNT)
 
     @classmethod
-    def shared(cls, initial: Arrays, /, *, heads: str = "client") -> Arrays:
+    def shared(cls, initial: Arrays, /, *, heads: str) -> Arrays:
         """The body; with `heads` = "server" everything."""
         return initial if heads == "server" else super().shared(initial)
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from clients.base import Client
 from clients.models.fedsr import Stochastic
 from partitions.datasets import Info
-
-REPRESENTATIONS = ("added", "widened")
+from partitions.settings import WEIGHT, setting
 
 
 def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
@@ -31,29 +30,26 @@ class FedSRClient(Client):
 
     needs_head = True
 
-    def __init__(
-        self,
-        *args: Any,
-        l2r: float = 0.01,
-        cmi: float = 0.0005,
-        test_samples: int = 0,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        for name, value in (("l2r", l2r), ("cmi", cmi), ("test-samples", test_samples)):
-            if value < 0:
-                raise ValueError(f"fedsr.{name} is {value}; it must not be negative")
+    l2r = setting(0.01, "weight of the squared norm of the representation", WEIGHT)
+    cmi = setting(0.0005, "weight of the conditional mutual information's bound", WEIGHT)
+    representation = setting(
+        "added",
+        "a layer on the features, or their own, widened",
+        ("added", "widened"),
+    )
+    test_samples = setting(
+        0, "draws of the representation whose probabilities are averaged; 0: its mean", "[0, 10000]"
+    )
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         if not isinstance(self.model, Stochastic):
             raise ValueError("the model has no stochastic representation; wrap it by build")
         self.network = self.model
-        self.l2r, self.cmi, self.test_samples = l2r, cmi, test_samples
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info, *, representation: str = "added") -> nn.Module:
+    def build(cls, model: nn.Module, info: Info, *, representation: str) -> nn.Module:
         """The target network with a Gaussian representation before its head."""
-        if representation not in REPRESENTATIONS:
-            known = ", ".join(REPRESENTATIONS)
-            raise ValueError(f"unknown fedsr.representation {representation!r}; known: {known}")
         return Stochastic(model, info.num_classes, representation)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

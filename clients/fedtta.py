@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.adaptation import INNER_LOSSES, KL_DIRECTIONS, Adapting, Step, divergence
+from clients.adaptation import KL_DIRECTION, Adapting, Step, divergence
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from clients.models.adaptable import Adaptable, Adaptation
 from clients.tent import batch_statistics, with_statistics
 from partitions.datasets import Info
 from partitions.seeds import drawing, seed_of
+from partitions.settings import MOMENTUM, RATE, SHARE, SOME, WEIGHT, WIDTH, setting
 
 
 class FedTTAClient(Adapting, Client):
@@ -44,62 +45,37 @@ class FedTTAClient(Adapting, Client):
 
     rates = ("lr", "inner_lr", "adapt_lr")
 
-    def __init__(
-        self,
-        *args: Any,
-        inner_lr: float = 0.5,
-        adapt_lr: float = 0.01,
-        adapt_momentum: float = 0.0,
-        mu: float = 0.0,
-        kl_direction: str = "student-teacher",
-        clip_norm: float = 1.0,
-        inner_loss: str = "whole",
-        adapt_clip_norm: float = 0.0,
-        first_order: bool = False,
-        max_steps: int = 1,
-        patience: int = 1,
-        min_agreement: float = 0.0,
-        adapt_batch_size: int = 2048,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        if not 0 <= min_agreement <= 1:
-            raise ValueError(f"min-agreement is {min_agreement}; it must lie in [0, 1]")
-        for key, value, least in (
-            ("inner-lr", inner_lr, 0),
-            ("adapt-lr", adapt_lr, 0),
-            ("adapt-momentum", adapt_momentum, 0),
-            ("mu", mu, 0),
-            ("clip-norm", clip_norm, 0),
-            ("adapt-clip-norm", adapt_clip_norm, 0),
-            ("max-steps", max_steps, 1),
-            ("patience", patience, 1),
-            ("adapt-batch-size", adapt_batch_size, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{key} is {value}; it must be at least {least}")
-        for key, chosen, known in (
-            ("inner-loss", inner_loss, INNER_LOSSES),
-            ("kl-direction", kl_direction, KL_DIRECTIONS),
-        ):
-            if chosen not in known:
-                raise ValueError(f"unknown {key} {chosen!r}; known: {', '.join(known)}")
+    inner_lr = setting(0.5, "η_inner, learning rate of the adaptation step", RATE)
+    adapt_lr = setting(0.01, "η_adapt, learning rate of the adaptation model", RATE)
+    adapt_momentum = setting(0.0, "momentum of its SGD, fresh in each round", MOMENTUM)
+    mu = setting(0.0, "weight of the KL divergence from the server's predictions", WEIGHT)
+    kl_direction = KL_DIRECTION
+    clip_norm = setting(1.0, "clipping norm of each network's outer gradient; 0: never", WEIGHT)
+    inner_loss = setting(
+        "whole",
+        "ℓ_per: √(batch-size / n)·‖g‖ of all, or mean of batches",
+        ("whole", "batches"),
+    )
+    adapt_clip_norm = setting(0.0, "norm at which a scoring step is clipped; 0: never", WEIGHT)
+    first_order = setting(False, "drop second derivatives with respect to the base model")
+    max_steps = setting(1, "adaptation steps when scored, at most", SOME)
+    patience = setting(1, "stop after so many steps in a row without a new least entropy", SOME)
+    min_agreement = setting(
+        0.0, "share of predictions that must stay the first step's; 0: no guard", SHARE
+    )
+    adapt_batch_size = setting(2048, "samples of one adapting pass; for memory alone", SOME)
+    adaptation_width = setting(32, "units of the adaptation model's three hidden layers", WIDTH)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         if not isinstance(self.model, Adaptable):
             raise ValueError("the model has no adaptation network; wrap it by FedTTAClient.build")
-        self.inner_lr, self.adapt_lr, self.adapt_momentum = inner_lr, adapt_lr, adapt_momentum
-        self.mu, self.kl_direction = mu, kl_direction
-        self.inner_loss, self.adapt_clip_norm = inner_loss, adapt_clip_norm
-        self.clip_norm, self.first_order = clip_norm, first_order
-        self.max_steps, self.patience, self.min_agreement = max_steps, patience, min_agreement
-        self.adapt_batch_size = adapt_batch_size
         self.base, self.adaptation = self.model.base, self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
         self._best: Step  # of the last adaptation
 
     @classmethod
-    def build(
-        cls, model: nn.Module, info: Info, *, adaptation_width: int = 32, seed: int = 0
-    ) -> nn.Module:
+    def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
         """The target network with an adaptation network of three hidden layers, which does not
         repeat the first's draws."""
         with drawing(seed_of(seed, "adaptation")):
@@ -189,19 +165,16 @@ class FedTTAClient(Adapting, Client):
 class FedTTAProxClient(FedTTAClient):
     """FedTTA-Prox: the base model's predictions stay close to the server's, Section 3.3.1."""
 
-    def __init__(self, *args: Any, mu: float = 0.01, **options: Any) -> None:
-        super().__init__(*args, mu=mu, **options)
+    mu = 0.01
 
 
 class FedTTAPlusPlusClient(FedTTAProxClient):
     """FedTTA++: FedTTA-Prox that adapts until the entropy stops falling, Section 3.3.2."""
 
-    def __init__(self, *args: Any, max_steps: int = 50, patience: int = 1, **options: Any) -> None:
-        super().__init__(*args, max_steps=max_steps, patience=patience, **options)
+    max_steps = 50
 
 
 class GuardedFedTTAPlusPlusClient(FedTTAPlusPlusClient):
     """FedTTA++ whose further steps must agree with the first one (ours)."""
 
-    def __init__(self, *args: Any, min_agreement: float = 0.95, **options: Any) -> None:
-        super().__init__(*args, min_agreement=min_agreement, **options)
+    min_agreement = 0.95

@@ -5,8 +5,6 @@ which leaves it open what a model is adapted to for its public logits: `adapt_on
 code "public-set". The mean over a batch stands for the sum over D_p, since the learning rates are
 those of mean losses."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +14,7 @@ from clients.fedtta import FedTTAClient
 from clients.models.networks import ConvNet
 from clients.tent import batch_statistics
 from partitions.datasets import Info
-
-ADAPT_ON = ("public", "public-set", "own")
+from partitions.settings import WEIGHT, setting
 
 
 class HeteroFedTTAClient(FedMDClient, FedTTAClient):
@@ -27,25 +24,20 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     is in Eq. (14)), by one step to the whole public set ("public-set") or by one to its own
     training inputs ("own")."""
 
-    def __init__(
-        self,
-        *args: Any,
-        adapt_lr: float = 0.005,
-        base_weight: float = 0.8,
-        adapt_on: str = "public",
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, adapt_lr=adapt_lr, **options)
-        if base_weight < 0:
-            raise ValueError(f"base-weight is {base_weight}; it must not be negative")
-        if adapt_on not in ADAPT_ON:
-            raise ValueError(f"unknown adapt-on {adapt_on!r}; known: {ADAPT_ON}")
-        self.base_weight, self.adapt_on = base_weight, adapt_on
+    lr = 0.1
+    adapt_lr = 0.005
+    adaptation_width = setting(
+        0, "units of the adaptation model's hidden layers; 0: by size, Table 3", "[0, 4096]"
+    )
+    base_weight = setting(0.8, "λ, weight of the base model's distillation", WEIGHT)
+    adapt_on = setting(
+        "public",
+        "what public logits are adapted to: public batches, the public set in one step, own data",
+        ("public", "public-set", "own"),
+    )
 
     @classmethod
-    def build(
-        cls, model: nn.Module, info: Info, *, adaptation_width: int = 0, seed: int = 0
-    ) -> nn.Module:
+    def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
         """An adaptation network as wide as Table 3 has it for 0: 32, 64, 128 by size."""
         small = 2 * model.conv1.out_channels if isinstance(model, ConvNet) else 32
         return super().build(model, info, adaptation_width=adaptation_width or small, seed=seed)

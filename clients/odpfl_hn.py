@@ -17,15 +17,22 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays, to_numpy
 from clients.base import Client, Config, Metrics
-from clients.models.encoders import Described, build_encoder
+from clients.models.encoders import ENCODERS, Described, build_encoder
 from clients.optimizers import SGD
-from clients.privacy import generator, noised
+from clients.privacy import DP_GENERATOR, generator, noised
 from clients.sgd import only
 from partitions.datasets import Info
 from partitions.seeds import seed_of
+from partitions.settings import COUNT, RATE, SOME, WEIGHT, setting
 from partitions.shares import Samples
 
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
+
+
+DESCRIPTOR_EPSILON = setting(
+    0.0, "ε of all that a novel client tells of its inputs; 0: no noise", WEIGHT
+)
+DESCRIPTOR_DELTA = setting(0.01, "δ of that ε", "(0, 1)")
 
 
 class ODPFLHNClient(Client):
@@ -46,43 +53,26 @@ class ODPFLHNClient(Client):
     needs_state = "training"  # of a private novel client: its answers, and what they spent
     rates = ("lr", "encoder_local_lr")
 
-    def __init__(
-        self,
-        *args: Any,
-        encode_samples: int = 0,
-        encode_batch_size: int = 0,
-        encoder_steps: int = 5,
-        encoder_local_lr: float = 0.01,
-        descriptor_epsilon: float = 0.0,
-        descriptor_delta: float = 0.01,
-        descriptor_answers: int = 1,
-        dp_generator: str = "system",
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        for key, value in (
-            ("encode-samples", encode_samples),
-            ("encode-batch-size", encode_batch_size),
-            ("encoder-steps", encoder_steps),
-            ("encoder-local-lr", encoder_local_lr),
-            ("descriptor-epsilon", descriptor_epsilon),
-        ):
-            if value < 0:
-                raise ValueError(f"{key} is {value}; it must not be negative")
-        if not 0 < descriptor_delta < 1 or descriptor_answers < 1:
-            raise ValueError(
-                f"descriptor-delta is {descriptor_delta} and descriptor-answers "
-                f"{descriptor_answers}; they must lie in (0, 1) and be at least 1"
-            )
-        generator(dp_generator, 0, "dp")  # refuses an unknown one
+    encoder: Any = setting("ds", "set encoder; private: ds-sphere", tuple(ENCODERS))
+    descriptor_dim = setting(
+        0, "entries of a descriptor; 0: (training clients) / 4, rounded up", "[0, 4096]"
+    )
+    encode_samples = setting(0, "inputs that make a descriptor, at most; 0: all", COUNT)
+    encode_batch_size = setting(0, "inputs of one pass of the encoder; 0: all", COUNT)
+    encoder_steps = setting(5, "two-phase: steps of the encoder to the embedding in a round", COUNT)
+    encoder_local_lr = setting(0.01, "two-phase: learning rate of these steps", RATE)
+    descriptor_epsilon = DESCRIPTOR_EPSILON
+    descriptor_delta = DESCRIPTOR_DELTA
+    descriptor_answers = setting(
+        1, "encoders that a private novel client answers; each gets its share of ε", SOME
+    )
+    dp_generator = DP_GENERATOR
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         assert isinstance(self.model, Described)
         self.target, self.encoder = self.model.target, self.model.encoder
-        self.encode_samples, self.encode_batch_size = encode_samples, encode_batch_size
-        self.encoder_steps, self.encoder_local_lr = encoder_steps, encoder_local_lr
-        self.descriptor_epsilon, self.descriptor_delta = descriptor_epsilon, descriptor_delta
-        self.descriptor_answers = descriptor_answers
-        self.dp_generator = dp_generator
-        if descriptor_epsilon:
+        if self.descriptor_epsilon:
             self.encoder.sensitivity(1)  # refuses at once what cannot be bounded
 
     @classmethod
@@ -91,14 +81,12 @@ class ODPFLHNClient(Client):
         model: nn.Module,
         info: Info,
         *,
-        encoder: str = "ds",
-        descriptor_dim: int = 0,
-        num_clients: int = 20,
-        train_fraction: float = 0.5,
+        encoder: str,
+        descriptor_dim: int,
+        num_clients: int,
+        train_fraction: float,
     ) -> nn.Module:
         """The target network with its encoder; `descriptor_dim` 0 means ⌈N_train/4⌉."""
-        if descriptor_dim < 0:
-            raise ValueError(f"descriptor-dim is {descriptor_dim}; it must not be negative")
         dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
         return Described(model, build_encoder(encoder, model, info.shape, dim))
 

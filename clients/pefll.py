@@ -21,6 +21,13 @@ class PeFLLClient(ODPFLHNClient):
     """ODPFL-HN's client that describes its labeled samples; a novel one those that it shows
     (`novel-shots`), which alone bring it its model."""
 
+    lr = 0.002  # client SGD; this and the next four as in the authors' code
+    momentum = 0.9
+    weight_decay = 0.00005  # 2 λ_θ
+    local_steps = 50
+    batch_size = 32
+    encoder = "mean"
+
     few_shot = "descriptor"
     needs_head = True
     remembers = ()
@@ -32,15 +39,22 @@ class PeFLLClient(ODPFLHNClient):
         model: nn.Module,
         info: Info,
         *,
-        encoder: str = "mean",
-        descriptor_dim: int = 0,
-        num_clients: int = 20,
-        train_fraction: float = 0.5,
+        encoder: str,
+        descriptor_dim: int,
+        num_clients: int,
+        train_fraction: float,
     ) -> nn.Module:
         """The target network with φ; `descriptor_dim` 0 means 1 + ⌊n/4⌋ for n training clients."""
         dim = descriptor_dim or 1 + round(train_fraction * num_clients) // 4
         shape = (info.shape[0] + info.num_classes, *info.shape[1:])
-        return super().build(model, replace(info, shape=shape), encoder=encoder, descriptor_dim=dim)
+        return super().build(
+            model,
+            replace(info, shape=shape),
+            encoder=encoder,
+            descriptor_dim=dim,
+            num_clients=num_clients,
+            train_fraction=train_fraction,
+        )
 
     def described(self) -> Samples:
         """Its training samples. Raises ValueError for a client that shows no label."""

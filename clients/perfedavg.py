@@ -5,8 +5,6 @@ w ← w − β ∇F(w), F(w) = L_D'(w − α ∇L_D(w)), with the exact second-o
 a third batch, so that the step is the gradient of one function. A training client personalizes
 by one step on all its training data; a novel one would need labels for its step: not served."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -14,8 +12,8 @@ from torch.func import functional_call
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from clients.optimizers import SGD
+from partitions.settings import POSITIVE, RATE, setting
 
-VARIANTS = ("exact", "first-order", "hessian-free")
 Batch = tuple[Tensor, Tensor]
 Weights = dict[str, Tensor]
 
@@ -25,20 +23,9 @@ class PerFedAvgClient(Client):
 
     rates = ("lr", "inner_lr")
 
-    def __init__(
-        self,
-        *args: Any,
-        inner_lr: float = 0.01,
-        variant: str = "exact",
-        delta: float = 0.001,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        if variant not in VARIANTS:
-            raise ValueError(f"unknown per-fedavg.variant {variant!r}; known: {VARIANTS}")
-        if inner_lr < 0 or delta <= 0:
-            raise ValueError(f"per-fedavg.inner-lr is {inner_lr}, delta {delta}; >= 0 and > 0")
-        self.inner_lr, self.variant, self.delta = inner_lr, variant, delta
+    inner_lr = setting(0.01, "α, also of the step that personalizes; β is the local lr", RATE)
+    variant = setting("exact", "second derivatives", ("exact", "first-order", "hessian-free"))
+    delta = setting(0.001, "δ of the Hessian-free difference", POSITIVE)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """One meta step for each pair of mini-batches; ``loss`` is the mean of F."""

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from partitions.readers.raw import UNLABELED
+from partitions.settings import ROUNDS, setting
 from partitions.shares import Share
+
+NOVEL_ROUNDS = setting(0, "pfedhn: rounds after these in which labeled novel clients learn", ROUNDS)
 
 
 class PFedHNClient(Client):
@@ -25,9 +28,10 @@ class PFedHNClient(Client):
     exchanges = ("query.describe",)
     few_shot = "rounds"  # in which a novel client's v_i is learnt
 
-    def __init__(self, *args: Any, novel_rounds: int = 0, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.novel_rounds = novel_rounds
+    lr = 0.005  # this and the next two as published
+    momentum = 0.9
+    weight_decay = 0.00005
+    novel_rounds = NOVEL_ROUNDS
 
     def describe(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """The fixed descriptor: the class proportions of the training samples, (C,) float32."""
@@ -61,19 +65,20 @@ class PFedHNPCClient(PFedHNClient):
     personal = ("head.",)
     needs_state = "predictions"
 
+    local_classes = setting(False, "one output for each class that the client has samples of")
+
     def __init__(
         self,
         model: nn.Module,
         share: Share,
         *args: Any,
-        local_classes: bool = False,
         **options: Any,
     ) -> None:
         self.classes: Tensor | None = None  # the client's classes, ascending
         head = model.head
         assert isinstance(head, nn.Linear)
         self._num_classes = head.out_features
-        if local_classes:
+        if options.get("local_classes", self.local_classes):
             own = labels(share, "train" if share.shots else "everything")
             self.classes = own[own != UNLABELED].unique()
             model = deepcopy(model)  # clients of a process share one network

@@ -6,14 +6,13 @@ as in the authors' code; the last one stays on the client, which is scored with 
 server holds heads, the head of the last θ goes to it. A novel client needs labels to find
 a θ: without any it is not served, with a few it solves for it around w, which stays."""
 
-from typing import Any
-
 from torch import Tensor
 
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.optimizers import SGD
 from clients.sgd import mini_batches
+from partitions.settings import POSITIVE, SOME, setting
 
 HEAD, OWN = "head.", "own"  # the head's arrays; on the wire the own one's are own/head.…
 
@@ -25,21 +24,10 @@ class PFedMeClient(Client):
     rates = ("lr", "personal_lr")
     needs_state = "predictions"
 
-    def __init__(
-        self,
-        *args: Any,
-        penalty: float = 15.0,
-        inner_steps: int = 5,
-        personal_lr: float = 0.09,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        if penalty <= 0 or personal_lr <= 0 or inner_steps < 1:
-            raise ValueError(
-                f"pfedme.penalty is {penalty}, personal-lr {personal_lr}, inner-steps "
-                f"{inner_steps}; they must be > 0, > 0 and >= 1"
-            )
-        self.penalty, self.inner_steps, self.personal_lr = penalty, inner_steps, personal_lr
+    lr = 0.05  # 0.005, as published, moves w too little in tens of rounds
+    penalty = setting(15.0, "λ, pull of the local to the personal model", "(0, 1000000]")
+    inner_steps = setting(5, "K, steps to the proximal point for each mini-batch", SOME)
+    personal_lr = setting(0.09, "learning rate of the inner steps", POSITIVE)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Returns w_i and keeps θ_i; ``loss`` is the mean of L at the last inner steps."""

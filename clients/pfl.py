@@ -15,9 +15,10 @@ from clients.base import Client, Config, Metrics
 from clients.models.ensemble import Ensemble
 from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
+from partitions.settings import setting
 from partitions.shares import Samples
 
-BASES = ("fedper", "pfedhn")
+BASE = setting("fedper", "whose personal models novel clients get", ("fedper", "pfedhn"))
 HEAD = "head."
 
 
@@ -30,11 +31,10 @@ class PFLClient(Client):
     needs_head = True
     exchanges = ("query.export", "query.domain")
 
-    def __init__(self, *args: Any, base: str = "fedper", **options: Any) -> None:
-        super().__init__(*args, **options)
-        if base not in BASES:
-            raise ValueError(f"unknown base {base!r}; known: {BASES}")
-        self.base = base
+    base = BASE
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.others: list[Arrays] = []  # the models that a novel client was sent
 
     def arrays(self) -> Arrays:

@@ -19,9 +19,11 @@ from clients.models.preference import EmbeddingNet
 from clients.optimizers import Adam
 from partitions.datasets import Info
 from partitions.seeds import seed_of
+from partitions.settings import RATE, WIDTH, setting
 from partitions.shares import PreferredSamples, Samples
 
 EMBEDDING = "embedding"
+EMBEDDING_DIM = setting(16, "entries of a personal embedding, at most the image's sides", WIDTH)
 
 
 def enclose(
@@ -38,6 +40,9 @@ class GlobalClient(Client):
     """One head for all users, no embedding."""
 
     few_shot = ""  # users' labels are tastes
+    lr = 0.001  # of local Adam
+    local_epochs = 5
+    batch_size = 20
 
     model: EmbeddingNet
 
@@ -49,7 +54,7 @@ class GlobalClient(Client):
 
     @classmethod
     def build(
-        cls, base: nn.Module, info: Info, *, model: str = "preference-net", seed: int = 0
+        cls, base: nn.Module, info: Info, *args: Any, model: str, seed: int, **settings: Any
     ) -> nn.Module:
         """Encoder and one head."""
         return enclose(info, model, seed, 0, 1)
@@ -109,21 +114,19 @@ class GlobalPlusClient(GlobalClient):
 
     rates: tuple[str, ...] = ("lr", "embedding_lr")
 
-    def __init__(self, *args: Any, embedding_lr: float = 0.01, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if embedding_lr < 0:
-            raise ValueError(f"embedding-lr is {embedding_lr}; it must not be negative")
-        self.embedding_lr = embedding_lr
+    embedding_dim = EMBEDDING_DIM
+    embedding_lr = setting(0.01, "learning rate of embeddings, by local Adam", RATE)
 
     @classmethod
-    def build(
+    def build(  # type: ignore[override]  # it takes more settings
         cls,
         base: nn.Module,
         info: Info,
-        *,
-        model: str = "preference-net",
-        seed: int = 0,
-        embedding_dim: int = 16,
+        *args: Any,
+        model: str,
+        seed: int,
+        embedding_dim: int,
+        **settings: Any,
     ) -> nn.Module:
         """Encoder and one head, both conditioned on the embedding."""
         return enclose(info, model, seed, embedding_dim, 1, global_head=False)

@@ -16,10 +16,14 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from clients.arrays import Arrays, from_record, to_record
 from partitions.seeds import seed_of
+from partitions.settings import setting
 
 NOISE = "dp-local-noise"  # key of a train message's config: deviation of the client's noise
 MODES = ("none", "local", "central")
 GENERATORS = ("system", "seeded")
+DP_GENERATOR = setting(
+    "system", "where noise and sampling come from; seeded: repeatable, for tests", GENERATORS
+)
 EVERYTHING = "everything"
 ROUNDING = 1 - 1e-6  # of a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")

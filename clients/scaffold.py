@@ -17,12 +17,14 @@ class ScaffoldClient(Client):
 
     needs_state = "training"
 
-    def __init__(self, *args: Any, lr: float = 0.1, momentum: float = 0.0, **options: Any) -> None:
-        super().__init__(*args, lr=lr, momentum=momentum, **options)
-        if momentum:
-            raise ValueError(f"momentum is {momentum}; SCAFFOLD's control variates need 0")
-        if lr <= 0:
-            raise ValueError(f"lr is {lr}; SCAFFOLD's control variates need more than 0")
+    lr = 0.1  # η_l
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.momentum:
+            raise ValueError(f"momentum is {self.momentum}; SCAFFOLD's control variates need 0")
+        if self.lr <= 0:
+            raise ValueError(f"lr is {self.lr}; SCAFFOLD's control variates need more than 0")
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Returns Δy_i as ``delta/…``, Δc_i as ``control/…``, and statistics as they are."""

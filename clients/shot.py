@@ -5,21 +5,16 @@ H(Y|X) − H(Y) = mean_x H(σ(z)) − H(mean_x σ(z)), Eq. (3): sure predictions
 inputs. Departs from the paper: no pseudo-labels, all inputs of a client as one batch, dropout
 off. Where a client holds few classes, diversity pulls the wrong way: `diversity` weighs it."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from clients.tent import TENTClient, entropy
+from partitions.settings import WEIGHT, setting
 
 
 class SHOTClient(TENTClient):
     """TENT's client with another objective, over the body; `diversity` >= 0 weighs H(Y)."""
 
-    def __init__(self, *args: Any, diversity: float = 1.0, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if diversity < 0:
-            raise ValueError(f"shot.diversity is {diversity}; it must not be negative")
-        self.diversity = diversity
+    diversity = setting(1.0, "weight of the entropy of the mean prediction", WEIGHT)
 
     def objective(self, logits: Tensor) -> Tensor:
         """H(Y|X) − `diversity` · H(Y) of logits (n, C)."""

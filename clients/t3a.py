@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from clients.base import Client
 from clients.models.head import head_of
+from partitions.settings import COUNT, setting
 
 
 class T3AClient(Client):
@@ -21,11 +22,11 @@ class T3AClient(Client):
 
     needs_head = True
 
-    def __init__(self, *args: Any, supports: int = 20, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if supports < 0:
-            raise ValueError(f"t3a.supports is {supports}; it must not be negative")
-        self.supports, self.head = supports, head_of(self.model)
+    supports = setting(20, "M, features kept for each class; 0: all", COUNT)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.head = head_of(self.model)
 
     def predict(self, x: Tensor) -> Tensor:
         """z · c_k (n, C), c_k the mean of the support set of class k."""

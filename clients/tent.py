@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from clients.base import Client
 from clients.optimizers import SGD
+from partitions.settings import COUNT, WEIGHT, setting
 
-PARAMETERS = ("auto", "all")
 NORMALISATION = (
     nn.modules.batchnorm._BatchNorm,
     nn.GroupNorm,
@@ -61,25 +61,16 @@ class TENTClient(Client):
     `bits` measures it in bits, which makes a step longer by 1 / ln 2; `adapt_clip_norm` (0: never)
     clips its gradient. The weight decay is that of training."""
 
-    def __init__(
-        self,
-        *args: Any,
-        adapt_steps: int = 10,
-        parameters: str = "auto",
-        bits: bool = False,
-        adapt_clip_norm: float = 0.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(*args, **options)
-        if parameters not in PARAMETERS:
-            raise ValueError(f"unknown parameters {parameters!r}; known: {PARAMETERS}")
-        if adapt_steps < 0:
-            raise ValueError(f"adapt-steps is {adapt_steps}; it must not be negative")
-        if adapt_clip_norm < 0:
-            raise ValueError(f"adapt-clip-norm is {adapt_clip_norm}; it must not be negative")
-        self.adapt_steps, self.parameters = adapt_steps, parameters
-        self.unit = math.log(2) if bits else 1.0  # of the entropy, in nats
-        self.adapt_clip_norm = adapt_clip_norm
+    adapt_steps = setting(10, "SGD steps on the entropy when scored, at the local lr", COUNT)
+    parameters = setting(
+        "auto", "auto: affine parameters of normalisation layers, if any; or all", ("auto", "all")
+    )
+    bits = setting(False, "entropy in bits: a step longer by 1 / ln 2")
+    adapt_clip_norm = setting(0.0, "norm at which a scoring step is clipped; 0: never", WEIGHT)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.unit = math.log(2) if self.bits else 1.0  # of the entropy, in nats
         self._steps_end: dict[str, Tensor] = {}  # the weights that made the last prediction
 
     def predict(self, x: Tensor) -> Tensor:

@@ -338,8 +338,7 @@ def _words(what: str, text: str) -> list[str]:
 def _whole(word: str) -> int:
     if not word.isdecimal():
         raise ValueError(f"seed {word!r} is not a whole number")
-    ranges.check("seed", seed := int(word))
-    return seed
+    return int(ranges.check("seed", int(word), 0))
 
 
 def _text(value: Any) -> str:

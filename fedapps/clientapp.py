@@ -17,7 +17,7 @@ from clients.cohort import in_cohort
 from clients.models import build_model, sized
 from clients.privacy import private
 from fedapps.bridge import answer, identity
-from fedapps.config import Config, check_method, completed, construct, keywords, settings
+from fedapps.config import Config, check_method, completed, construct, settings
 from fedapps.engines.nodes import Host
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
@@ -83,7 +83,6 @@ def build_client(
         client=client_id,
         initial=initial,
         model_name=str(config["model"]),
-        device=_device(str(config["device"])),
     )
 
 
@@ -145,19 +144,8 @@ def _method_model(
     seed = int(str(known["seed"]))
     base = build_model(str(known["model"]), info.shape, info.num_classes, seed, **dict(own))
     with drawing(seed):
-        build = METHODS[method].client.build
-        model = build(base, info, **{k: v for k, v in known.items() if k in keywords(build)})
+        model = METHODS[method].client.built(base, info, **known)
     return model, model_arrays(model)
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', but no CUDA device is visible; give clients a share")
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {name!r}; known: auto, cpu, cuda")
-    return name
 
 
 class App(ClientApp):

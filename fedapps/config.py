@@ -12,12 +12,11 @@ from typing import Any
 
 from flwr.common.config import flatten_dict
 
-from clients.base import Client
 from fedapps import ranges
 from fedapps.methods import METHODS, Method
 from partitions import references
-from partitions.references import Value, is_reference, keywords
-from strategies.base import PersonalizedStrategy
+from partitions.references import Value, is_reference
+from partitions.settings import taken
 
 Config = dict[str, Value]
 NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dataset")
@@ -49,17 +48,10 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
     for key, value in changes.items():
         if key not in result:
             raise ValueError(_unknown(key, result))
-        expected = type(result[key])
-        if type(value) is expected and value == result[key]:
+        if type(value) is type(result[key]) and value == result[key]:
             continue
-        short = expected is float and type(value) is int and abs(value) < 10**300
-        typed = float(value) if short else value
-        if key in LISTS and type(value) in (int, float):
-            typed = str(value)  # a list of one number
-        if type(typed) is not expected:
-            raise ValueError(f"{key} is {value!r:.200}; it must be {_NAMES[expected]}")
-        ranges.check(key, typed)
-        result[key] = typed
+        listed = key in LISTS and type(value) in (int, float)  # a list of one number
+        result[key] = ranges.check(key, str(value) if listed else value, result[key])
     return result
 
 
@@ -109,27 +101,21 @@ def _with_own(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config
 def own_settings(reference: str) -> Config:
     """The settings that ``module:NAME`` declares, with their defaults.
 
-    Of a method: what its classes take by keyword beyond the common keys, and its `settings`; of
-    anything else: what the function takes. Raises ValueError for one that nobody reads."""
+    Of a method: what its classes declare beyond the common keys, and its `settings`; of anything
+    else: what the function takes by keyword. Raises ValueError for one that nobody reads."""
     found = references.load(reference)
     if not isinstance(found, Method):
         function = getattr(found, "build", found)
         return references.declared(function) if callable(function) else {}
-    taken = accepted(found.strategy) | accepted(found.client) | keywords(found.client.build)
-    read = {key.replace("_", "-"): value for key, value in taken.items()}
-    bases = accepted(PersonalizedStrategy).keys() | accepted(Client).keys()
-    common = {key for key in _declared() if "." not in key}
-    for key in found.settings.keys() - read.keys() - common:
-        raise ValueError(f"{reference} declares {key!r}, which its classes do not take: {[*read]}")
-    own = {
-        key: value
-        for key, value in read.items()
-        if isinstance(value, Value) and key not in common and key.replace("-", "_") not in bases
+    read = {
+        name.replace("_", "-"): one.default
+        for name, one in (dict(found.client.declared) | dict(found.strategy.declared)).items()
     }
+    common = {key: value for key, value in _declared().items() if "." not in key}
+    for key in found.settings.keys() - read.keys() - common.keys():
+        raise ValueError(f"{reference} sets {key!r}, which its classes do not declare: {[*read]}")
+    own = {key: value for key, value in read.items() if common.get(key) != value}
     return own | dict(found.settings)
-
-
-_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def variant(config: Mapping[str, Value], label: str) -> Config:
@@ -387,13 +373,9 @@ def effective(config: Mapping[str, Value], key: str) -> Value | None:
 
 
 @cache
-def accepted(cls: type) -> dict[str, Any]:
-    """The keyword arguments that a class's constructor takes, its bases' included."""
-    constructors = [vars(one)["__init__"] for one in cls.__mro__ if "__init__" in vars(one)]
-    found: dict[str, Any] = {}
-    for constructor in reversed(constructors):
-        found |= keywords(constructor)
-    return found
+def accepted(cls: type) -> set[str]:
+    """The names of what a class's constructor takes by keyword alone, its settings among them."""
+    return set(taken(cls))
 
 
 def construct(cls: type, *args: Any, config: Mapping[str, Value], method: str, **own: Any) -> Any:

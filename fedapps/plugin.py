@@ -17,7 +17,7 @@ from clients.base import Client, Criterion
 from clients.models.head import headed
 from clients.preference import GlobalClient
 from fedapps.bridge import answer, identity
-from fedapps.config import Config, check_method, construct, defaults, keywords, override
+from fedapps.config import Config, check_method, construct, defaults, override
 from fedapps.config import settings as of_method
 from fedapps.methods import METHODS
 from partitions.datasets import Info
@@ -62,7 +62,6 @@ def client_app(
             method=method,
             client=identity(context),
             initial=initial,
-            device="cuda" if torch.cuda.is_available() else "cpu",
         )
         client.criterion = loss or client.criterion
         return client
@@ -183,8 +182,5 @@ def _network(
         if client.needs_head:
             base = headed(base, type(base).__name__, shape, classes)
         info = Info("own", shape, classes, "")
-        options = {
-            k: v for k, v in of_method(config, method).items() if k in keywords(client.build)
-        }
-        built = client.build(base, info, **options)
+        built = client.built(base, info, **of_method(config, method))
     return built, model_arrays(built)

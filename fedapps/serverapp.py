@@ -22,7 +22,6 @@ from fedapps.config import (
     check_method,
     construct,
     defaults,
-    keywords,
     override,
     settings,
 )
@@ -33,6 +32,7 @@ from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_former, read_memories
 from fedapps.results.recorder import Recorder
 from partitions.federation import novel_shots
+from partitions.settings import taken
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy
 
@@ -180,7 +180,7 @@ def shared_arrays(config: Config, method: str, model: str) -> Arrays:
     """The initial arrays of the method's network around `model` that are not personal."""
     _, initial = method_model(method, config | {"model": model}, partitions.task(config))
     shared, known = METHODS[method].client.shared, settings(config, method)
-    return shared(initial, **{k: v for k, v in known.items() if k in keywords(shared)})
+    return shared(initial, **{name: known[name] for name in taken(shared) if name in known})
 
 
 def check_privacy(config: Config, method: str) -> Privacy | None:

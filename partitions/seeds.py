@@ -6,6 +6,10 @@ from contextlib import contextmanager
 
 import torch
 
+from partitions.settings import WHOLE, setting
+
+SEED = setting(0, "seed of the split, the model, the sampling and every batch", WHOLE)
+
 
 def seed_of(seed: int, purpose: str, *counters: int) -> int:
     """A seed of its own for every (seed, purpose, round, client); the same on every machine."""

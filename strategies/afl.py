@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays
+from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Update
@@ -29,11 +30,10 @@ class AFL(PersonalizedStrategy):
 
     kept = ("mixture",)
 
-    def __init__(self, *, mixture_lr: float = 0.001, **options: Any) -> None:
-        super().__init__(**options)
-        if mixture_lr < 0:
-            raise ValueError(f"afl.mixture-lr is {mixture_lr}; it must not be negative")
-        self.mixture_lr = mixture_lr
+    mixture_lr = setting(0.001, "γ_λ, learning rate of the clients' mixture weights", RATE)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.mixture: dict[int, float] = {}  # λ
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:

@@ -25,7 +25,8 @@ from clients.arrays import Arrays, from_record, num_bytes, to_record
 from clients.base import KEEP, LR_FACTOR, RECALL, RUN_TOKEN, lr_factor
 from clients.optimizers import Optimizer
 from clients.privacy import EVERYTHING
-from partitions.seeds import seed_of
+from partitions.seeds import SEED, seed_of
+from partitions.settings import COUNT, SECONDS, SOME, Configured, setting
 from strategies.distances import a_distances
 from strategies.magnitude import Magnitudes, distance, finite, scaled
 from strategies.replies import Node, Update, read_reply, weighed
@@ -33,13 +34,18 @@ from strategies.roster import Roster
 from strategies.round import Protection, Request, Round, Stop
 from strategies.scores import f1_scores, means
 
-CHOICES = ("skip", "stop")
 OF_NO_MODEL = ("round", "magnitudes", "privacy", "token")  # of a strategy's state
-MEANS = ("clients", "samples")
 AT_ONCE = 100  # clients that tell what they have in mind, or get it back, in one exchange
 
+FRACTION_TRAIN = setting(1.0, "share of the training clients sampled in a round", "(0, 1]")
+MIN_VALID_REPLIES = setting(1, "fewer valid replies in a round stop the run", SOME)
+MAX_UPDATE_NORM = setting(
+    0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
+)
+BOUND = setting(False, "report the terms of ODPFL-HN's generalization bound")
 
-class PersonalizedStrategy(Strategy):
+
+class PersonalizedStrategy(Configured, Strategy):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
     `fraction_train` of the training nodes is sampled each round, once `min_available_nodes` have
@@ -70,58 +76,44 @@ class PersonalizedStrategy(Strategy):
     in_place = False  # True: `aggregate` changes entries of the arrays that it gets
     reports_last = False  # True: the last round is reported, be it the best on validation or not
 
+    fraction_train = FRACTION_TRAIN
+    fraction_evaluate = setting(1.0, "share of all clients sampled for an evaluation", "(0, 1]")
+    min_available_nodes = setting(
+        0, "a run begins, and goes on, with so many of the clients; 0: num-clients", COUNT
+    )
+    evaluate_every = setting(
+        5, "rounds between evaluations; the last round is always evaluated", "[1, 10000000]"
+    )
+    evaluate_novel = setting(True, "whether novel clients are evaluated; not while tuning")
+    on_client_failure = setting(
+        "skip", "skip a failing client's reply or stop the run", ("skip", "stop")
+    )
+    min_valid_replies = MIN_VALID_REPLIES
+    max_update_norm = MAX_UPDATE_NORM
+    mean_over = setting("clients", "what accuracies are means over", ("clients", "samples"))
+    bound = BOUND
+    lr_decay = setting(1.0, "all learning rates × this in every lr-decay-rounds rounds", "(0, 1]")
+    lr_decay_rounds = setting(10, "rounds of that decay, which is smooth", "[1, 10000000]")
+    start_timeout = setting(3600.0, "seconds for a client's first answer, with its data", SECONDS)
+    seed = SEED
+
     def __init__(
         self,
         *,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_available_nodes: int = 1,
-        evaluate_every: int = 1,
-        evaluate_novel: bool = True,
-        on_client_failure: str = "skip",
-        min_valid_replies: int = 1,
-        max_update_norm: float = 0.0,
-        seed: int = 0,
         wait: float = 120.0,
-        start_timeout: float = 3600.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
         former: Mapping[str, Any] | None = None,
         memories: Mapping[int, Arrays] | None = None,
         only_model: str = "",
-        bound: bool = False,
         privacy: Protection | None = None,
-        mean_over: str = "clients",
-        lr_decay: float = 1.0,
-        lr_decay_rounds: int = 10,
         saved_rounds: int = 0,
+        **settings: Any,
     ) -> None:
-        if not 0 < fraction_train <= 1:
-            raise ValueError(f"fraction-train is {fraction_train}; it must lie in (0, 1]")
-        if not 0 < fraction_evaluate <= 1:
-            raise ValueError(f"fraction-evaluate is {fraction_evaluate}; it must lie in (0, 1]")
-        if evaluate_every < 1:
-            raise ValueError(f"evaluate-every is {evaluate_every}; it must be at least 1")
-        if not max_update_norm >= 0:
-            raise ValueError(f"max-update-norm is {max_update_norm}; it must not be negative")
-        if on_client_failure not in CHOICES:
-            raise ValueError(f"unknown on-client-failure {on_client_failure!r}; known: {CHOICES}")
-        if mean_over not in MEANS:
-            raise ValueError(f"unknown mean-over {mean_over!r}; known: {MEANS}")
-        if not 0 < lr_decay <= 1 or lr_decay_rounds < 1:
-            raise ValueError(
-                f"lr-decay is {lr_decay} in lr-decay-rounds {lr_decay_rounds}; it must lie in "
-                f"(0, 1], and the rounds be at least 1"
-            )
-        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
-        self.evaluate_every, self.evaluate_novel = evaluate_every, evaluate_novel
-        self.on_client_failure, self.min_valid_replies = on_client_failure, min_valid_replies
-        self.max_update_norm = max_update_norm
-        self.seed, self.on_round, self.privacy = seed, on_round, privacy
+        super().__init__(**settings)
+        self.on_round, self.privacy = on_round, privacy
         self.former, self.memories = former, dict(memories or {})
-        self.bound, self.mean_over = bound, mean_over
-        self.lr_decay, self.lr_decay_rounds = lr_decay, lr_decay_rounds
         self.saved_rounds = saved_rounds
-        self.roster = Roster(min_available_nodes, wait, only_model, start_timeout)
+        self.roster = Roster(self.min_available_nodes, wait, only_model, self.start_timeout)
         self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id

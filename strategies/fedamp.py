@@ -4,11 +4,11 @@ u_i = Σ_j ξ_ij w_j with ξ_ij = α A'(‖w_i − w_j‖²) for j ≠ i, ξ_ii 
 A(x) = 1 − e^(−x/σ), Eq. (5)-(6). Departs from the paper: ξ_ij that exceed 1 are scaled to it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from clients.arrays import Arrays, group, is_statistic, prefixed
+from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Node, Update
@@ -19,11 +19,8 @@ class FedAMP(PersonalizedStrategy):
 
     keeps_arrays = True
 
-    def __init__(self, *, step: float = 1.0, width: float = 10.0, **options: Any) -> None:
-        super().__init__(**options)
-        if step < 0 or width <= 0:
-            raise ValueError(f"fedamp.step is {step}, width {width}; they must be >= 0 and > 0")
-        self.step, self.width = step, width
+    step = setting(1.0, "α, step of the messages' weights", RATE)
+    width = setting(10.0, "σ, width of squared distances between models", "(0, 1000000]")
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """What all start from; a novel client has nothing else."""

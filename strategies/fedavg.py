@@ -3,11 +3,11 @@
 The server's half of FedAvg, FedProx, FedPer, TENT and Local as well; they differ on the client."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from clients.arrays import Arrays, is_statistic
+from partitions.settings import setting
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Update
 from strategies.robust import ROBUST, robust_mean
@@ -43,15 +43,8 @@ class FedAvg(PersonalizedStrategy):
     `robust` replaces the mean by one that presumes `robust_fraction` of the clients to lie, and
     counts them alike: "median", "trimmed-mean" or "krum", see `strategies.robust`."""
 
-    def __init__(
-        self, *, robust: str = "none", robust_fraction: float = 0.2, **options: Any
-    ) -> None:
-        super().__init__(**options)
-        if robust not in ROBUST:
-            raise ValueError(f"unknown robust {robust!r}; known: {', '.join(ROBUST)}")
-        if not 0 <= robust_fraction < 0.5:
-            raise ValueError(f"robust-fraction is {robust_fraction}; it must lie in [0, 0.5)")
-        self.robust, self.robust_fraction = robust, robust_fraction
+    robust = setting("none", "what stands in for the mean, against clients that lie", ROBUST)
+    robust_fraction = setting(0.2, "share of the clients that it presumes to lie", "[0, 0.5)")
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of the clients' models, weighted by their sample counts."""

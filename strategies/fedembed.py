@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays, prefixed
-from clients.fedembed import PERSONAL_HEAD, check_assignment, check_heads
+from clients.fedembed import ASSIGNMENT, PERSONAL_HEAD, check_heads
+from clients.preference import EMBEDDING_DIM
 from partitions.seeds import seed_of
+from partitions.settings import SOME, setting
 from strategies import som
 from strategies.fedavg import mean
 from strategies.heads import HeldHeads
-from strategies.preference import CentralAdam, Schedule
+from strategies.preference import CentralAdam, Mapped
 from strategies.replies import Node, Update
 
 EXCHANGES = {  # by assignment: what leaves users beside their updates
@@ -34,7 +36,7 @@ EXCHANGES = {  # by assignment: what leaves users beside their updates
 }
 
 
-class FedEmbed(HeldHeads, CentralAdam):
+class FedEmbed(HeldHeads, Mapped, CentralAdam):
     """Assigns heads by `assignment`, then trains encoder and heads of the sampled users.
 
     `heads` is where a *personal* head lives; the others' are shared, hence always here."""
@@ -43,29 +45,17 @@ class FedEmbed(HeldHeads, CentralAdam):
 
     kept = ("centers", "heads", "positions", "recent")
 
-    def __init__(
-        self,
-        *,
-        assignment: str = "prototype",
-        embedding_dim: int = 16,
-        som_passes: int = 1,
-        som_rate: float = 0.5,
-        som_rate_end: float = 0.05,
-        som_radius: float = 1.5,
-        som_radius_end: float = 0.3,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.assignment, self.dim = check_assignment(assignment), embedding_dim
-        check_heads("server" if self.holds else "client", assignment)
-        if self.privacy is not None and assignment in EXCHANGES:
-            self.privacy.admit(EXCHANGES[assignment])
-        if som_passes < 1:
-            raise ValueError(f"fedembed.som-passes is {som_passes}; it must be at least 1")
-        self.passes = som_passes  # federated updates of the map in a round
-        self.schedule = Schedule(som_rate, som_rate_end, som_radius, som_radius_end)
-        self.centers = np.zeros((0, embedding_dim), np.float32)  # prototypes, or the map's nodes
-        self.heads = np.zeros(0, np.int64)  # the head of each center
+    assignment, embedding_dim = ASSIGNMENT, EMBEDDING_DIM
+    som_passes = setting(1, "updates of the map in a round, each by a part of its users", SOME)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.dim = self.embedding_dim
+        check_heads(self.heads, self.assignment)
+        if self.privacy is not None and self.assignment in EXCHANGES:
+            self.privacy.admit(EXCHANGES[self.assignment])
+        self.centers = np.zeros((0, self.dim), np.float32)  # prototypes, or the map's nodes
+        self.heads: Any = np.zeros(0, np.int64)  # the head of each center
         self.positions = np.zeros((0, 2))  # of the map's nodes on its grid
         self.count = 0  # of heads
         # Round and volunteers of the last evaluation; training and lost rounds make it out of date.
@@ -175,12 +165,12 @@ class FedEmbed(HeldHeads, CentralAdam):
         Each update is that of a part of the users; as many passes as users are Kohonen's own
         steps, one embedding at a time. Rate and radius fall over all passes of the run."""
         generator = np.random.default_rng(seed_of(self.seed, "som-passes", self.round))
-        parts = np.array_split(generator.permutation(len(nodes)), min(self.passes, len(nodes)))
+        parts = np.array_split(generator.permutation(len(nodes)), min(self.som_passes, len(nodes)))
         centers, answered = self.centers, set()
         like: Arrays = {"update": centers, "score": centers[:, 0]}
-        for number in range(self.passes):
+        for number in range(self.som_passes):
             asked = [nodes[i] for i in parts[number % len(parts)]]
-            done = self.round - 1 + (number + 1) / self.passes
+            done = self.round - 1 + (number + 1) / self.som_passes
             pull = self.schedule.pull(self.positions, done / max(self.num_rounds, 1))
             told: Arrays = {"nodes": centers, "pull": pull.astype(np.float32)}
             replies = self.exchange(

@@ -4,11 +4,10 @@ A = |mean_i sign(Δ_i)|; mask 1 where A ≥ τ, else A; w ← w + η_g mask ⊙ 
 Departs from the paper: running statistics of normalisation layers are averaged. Needs no special
 client. Novel clients get the global model."""
 
-from typing import Any
-
 import numpy as np
 
 from clients.arrays import Arrays, is_statistic
+from partitions.settings import POSITIVE, SHARE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean_statistics
 from strategies.replies import Update
@@ -23,13 +22,8 @@ def mask(deltas: np.ndarray, tau: float) -> np.ndarray:
 class FedGMA(PersonalizedStrategy):
     """`server_lr` is η_g, `agreement` is τ in [0, 1]."""
 
-    def __init__(self, *, server_lr: float = 1.0, agreement: float = 0.1, **options: Any) -> None:
-        super().__init__(**options)
-        if server_lr <= 0:
-            raise ValueError(f"fedgma.server-lr is {server_lr}; it must be positive")
-        if not 0 <= agreement <= 1:
-            raise ValueError(f"fedgma.agreement is {agreement}; it must lie in [0, 1]")
-        self.server_lr, self.agreement = server_lr, agreement
+    server_lr = setting(1.0, "η_g", POSITIVE)
+    agreement = setting(0.1, "τ: entries on whose sign clients agree less are damped", SHARE)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """w + η_g mask ⊙ mean(Δ_i)."""

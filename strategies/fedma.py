@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays, prefixed
+from partitions.settings import WEIGHT, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.matching import chain, layer_arrays, match, neurons, spread, take, width
@@ -27,21 +28,12 @@ class FedMA(PersonalizedStrategy):
 
     kept = ("support", "assignments")
 
-    def __init__(
-        self,
-        *,
-        new_neuron_cost: float = 1.0,
-        max_growth: float = 1.5,
-        sweeps: int = 1,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        if new_neuron_cost < 0 or max_growth < 1 or sweeps < 0:
-            raise ValueError(
-                f"fedma.new-neuron-cost is {new_neuron_cost}, max-growth {max_growth}, sweeps "
-                f"{sweeps}; they must be at least 0, 1 and 0"
-            )
-        self.new_neuron_cost, self.max_growth, self.sweeps = new_neuron_cost, max_growth, sweeps
+    new_neuron_cost = setting(1.0, "cost of a new neuron, in mean squared norms of neurons", WEIGHT)
+    max_growth = setting(1.5, "bound of a layer's width, in the clients' widths", "[1, 100]")
+    sweeps = setting(1, "passes that match each client anew after the first", "[0, 1000]")
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.layers: list[str] = []
         self.widths: dict[str, int] = {}  # of the clients' networks
         self.support: dict[str, np.ndarray] = {}  # how many clients own each global neuron

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays
+from clients.fedmd import FLOAT16
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Update, agreed
 
@@ -22,9 +23,11 @@ class FedMD(PersonalizedStrategy):
     holds_model = False
     sets: tuple[str, ...] = ("logits",)
 
-    def __init__(self, *, float16: bool = False, **options: Any) -> None:
-        super().__init__(**options)
-        self.dtype = np.dtype(np.float16 if float16 else np.float32)
+    float16 = FLOAT16
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.dtype = np.dtype(np.float16 if self.float16 else np.float32)
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """Nothing but logits, be it of an earlier run."""

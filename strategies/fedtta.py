@@ -2,9 +2,8 @@
 
 The paper prints the plain mean; its authors' code weighs the clients by their samples."""
 
-from typing import Any
-
 from clients.arrays import Arrays
+from partitions.settings import setting
 from strategies.fedavg import FedAvg
 from strategies.replies import Update
 
@@ -15,11 +14,7 @@ BASE = "base."  # names of ψ on the wire
 class FedTTA(FedAvg):
     """ψ ← Σ_i p_i ψ_i, φ ← Σ_i p_i φ_i: p_i = 1/M ("uniform") or n_i / Σ n ("samples")."""
 
-    def __init__(self, *, weighting: str = "uniform", **options: Any) -> None:
-        super().__init__(**options)
-        if weighting not in WEIGHTINGS:
-            raise ValueError(f"unknown weighting {weighting!r}; known: {', '.join(WEIGHTINGS)}")
-        self.weighting = weighting
+    weighting = setting("uniform", "how clients weigh in the server's mean", ("uniform", "samples"))
 
     def global_model(self) -> Arrays:
         """f(·; ψ), un-adapted, under the target network's names."""

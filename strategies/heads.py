@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from clients.arrays import Arrays
+from clients.fedper import HEADS
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node, Update
 
-HEADS = ("client", "server")
 HELD = "held/"
 
 
@@ -25,11 +25,11 @@ class HeldHeads(PersonalizedStrategy):
 
     head = "head."
 
-    def __init__(self, *, heads: str = "client", **options: Any) -> None:
-        super().__init__(**options)
-        if heads not in HEADS:
-            raise ValueError(f"unknown heads {heads!r}; known: {', '.join(HEADS)}")
-        self.holds = heads == "server"
+    heads = HEADS
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.holds = self.heads == "server"
         self._first: Arrays = {}  # the head that a client starts from, by its names on the wire
         self._wire: list[str] = []  # all names on the wire; Flower's clipping minds their order
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from clients.arrays import Arrays
 from clients.lgfedavg import HEAD, OWN_BODIES
+from partitions.settings import ROUNDS, setting
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Update
 
@@ -20,11 +21,10 @@ class LGFedAvg(FedAvg):
 
     kept = ("started",)
 
-    def __init__(self, *, fedavg_rounds: int = 20, **options: Any) -> None:
-        super().__init__(**options)
-        if fedavg_rounds < 0:
-            raise ValueError(f"lg-fedavg.fedavg-rounds is {fedavg_rounds}; it must be at least 0")
-        self.fedavg_rounds = fedavg_rounds
+    fedavg_rounds = setting(20, "rounds of FedAvg before the body becomes personal", ROUNDS)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.started: set[int] = set()  # ids of the clients that have a body of their own
 
     @property

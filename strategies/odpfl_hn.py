@@ -19,7 +19,10 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, num_bytes, prefixed, to_numpy, to_tensors
+from clients.odpfl_hn import DESCRIPTOR_DELTA, DESCRIPTOR_EPSILON
 from clients.optimizers import Optimizer
+from clients.privacy import DP_GENERATOR
+from partitions.settings import RATE, ROUNDS, SHARE, setting
 from strategies.fedavg import mean
 from strategies.moments import Moments
 from strategies.pfedhn import DESCRIPTOR, PFedHN
@@ -27,7 +30,6 @@ from strategies.privacy import TEST_SETTING
 from strategies.replies import Node, Update
 from strategies.round import Request
 
-TRAININGS = ("end-to-end", "two-phase")
 TARGET, ENCODER = "target.", "encoder."
 TERMS = (
     "one input of a novel client replaced, against the server; Gaussian mechanism (classic below "
@@ -49,46 +51,30 @@ class ODPFLHN(PFedHN):
     any_model = False  # the encoder follows the target network's convolutions
     kept = (*PFedHN.kept, "sigmas")
 
-    def __init__(
-        self,
-        *,
-        encoder_lr: float = 0.5,
-        descriptor_rate: float = 0.0,
-        training: str = "end-to-end",
-        fine_tune_rounds: int = 10,
-        descriptor_epsilon: float = 0.0,
-        descriptor_delta: float = 0.01,
-        dp_generator: str = "system",
-        server_lr: float = 0.5,
-        server_momentum: float = 0.0,
-        server_weight_decay: float = 0.0,
-        clip_norm: float = 1.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            server_lr=server_lr,
-            server_momentum=server_momentum,
-            server_weight_decay=server_weight_decay,
-            clip_norm=clip_norm,
-            **options,
-        )
-        if training not in TRAININGS:
-            raise ValueError(f"unknown training {training!r}; known: {TRAININGS}")
-        if encoder_lr < 0 or fine_tune_rounds < 0:
-            raise ValueError(
-                f"encoder-lr {encoder_lr} and fine-tune-rounds {fine_tune_rounds} must not be "
-                f"negative"
-            )
-        if not 0 <= descriptor_rate <= 1:
-            raise ValueError(f"descriptor-rate is {descriptor_rate}; it must lie in [0, 1]")
-        if descriptor_rate and training == "two-phase":
+    server_lr = 0.5  # η_hn; this and the next four as published for MNIST by FedTTA
+    server_momentum = 0.0
+    server_weight_decay = 0.0
+    clip_norm = 1.0
+    encoder_lr = setting(0.5, "η_encoder, learning rate of the encoder", RATE)
+    descriptor_rate = setting(
+        0.0, "> 0: descriptors are centred and scaled by running statistics, so much a round", SHARE
+    )
+    training = setting(
+        "end-to-end", "or in two phases: free embeddings, then tuning", ("end-to-end", "two-phase")
+    )
+    fine_tune_rounds = setting(10, "two-phase: last rounds, with the encoder frozen", ROUNDS)
+    descriptor_epsilon, descriptor_delta = DESCRIPTOR_EPSILON, DESCRIPTOR_DELTA
+    dp_generator = DP_GENERATOR
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        if self.descriptor_rate and self.training == "two-phase":
             raise ValueError(
                 "descriptor-rate is for end-to-end training; of two phases the first teaches the "
                 "encoder the scale of the embeddings"
             )
-        self.moments = Moments(descriptor_rate)
-        self.encoder_lr, self.training = encoder_lr, training
-        self.fine_tune_rounds, self.private = fine_tune_rounds, descriptor_epsilon > 0
+        self.moments = Moments(self.descriptor_rate)
+        self.private = self.descriptor_epsilon > 0
         if self.novel_rounds:
             raise ValueError(
                 f"novel-rounds is {self.novel_rounds}, but a descriptor serves novel clients at "
@@ -97,13 +83,13 @@ class ODPFLHN(PFedHN):
         if self.private and self.bound:
             raise ValueError(
                 "bound asks novel clients for exact gradients of their inputs, which "
-                f"odpfl-hn.descriptor-epsilon {descriptor_epsilon:g} does not cover; set one"
+                f"odpfl-hn.descriptor-epsilon {self.descriptor_epsilon:g} does not cover; set one"
             )
         self._promise = {
-            "dp-epsilon": descriptor_epsilon,
-            "dp-delta": descriptor_delta,
-            "dp-generator": dp_generator,
-            "dp-terms": TERMS + (TEST_SETTING if dp_generator != "system" else ""),
+            "dp-epsilon": self.descriptor_epsilon,
+            "dp-delta": self.descriptor_delta,
+            "dp-generator": self.dp_generator,
+            "dp-terms": TERMS + (TEST_SETTING if self.dp_generator != "system" else ""),
         }
         self.reports_last = self.private
         self.gamma: dict[str, nn.Parameter] = {}

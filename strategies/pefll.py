@@ -8,29 +8,14 @@ Departs from the paper: gradients of the two networks are clipped apart; descrip
 scaled by running statistics of all training clients (`descriptor_rate`), where the authors' code
 takes those of the first client's first one."""
 
-from typing import Any
-
 from strategies.odpfl_hn import ODPFLHN
 
 
 class PeFLL(ODPFLHN):
     """Server settings as the authors' code has them."""
 
-    def __init__(
-        self,
-        *,
-        server_lr: float = 0.0002,
-        encoder_lr: float = 0.0002,
-        server_optimizer: str = "adam",
-        clip_norm: float = 50.0,
-        descriptor_rate: float = 0.1,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            server_lr=server_lr,
-            encoder_lr=encoder_lr,
-            server_optimizer=server_optimizer,
-            clip_norm=clip_norm,
-            descriptor_rate=descriptor_rate,
-            **options,
-        )
+    server_lr = 0.0002  # of the hypernetwork; this and the next two as in the authors' code
+    encoder_lr = 0.0002
+    server_optimizer = "adam"
+    clip_norm = 50.0
+    descriptor_rate = 0.1

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays, group, prefixed, to_tensors
 from clients.optimizers import SGD, Adam, Optimizer
+from clients.pfedhn import NOVEL_ROUNDS
 from partitions.seeds import drawing, seed_of
+from partitions.settings import MOMENTUM, RATE, WEIGHT, WIDTH, setting
 from strategies.base import PersonalizedStrategy
 from strategies.hypernetwork import Hypernetwork
 from strategies.replies import Node, Update
 from strategies.targets import Targets
 
 DESCRIPTOR = "descriptor"
-OPTIMIZERS = ("sgd", "adam")
-DESCRIPTORS = ("learnt", "class-proportions")
 
 
 class PFedHN(PersonalizedStrategy):
@@ -46,52 +46,38 @@ class PFedHN(PersonalizedStrategy):
     in_place = True  # the arrays are the parameters that the optimizer moves
     kept: tuple[str, ...] = ("counters",)
 
-    def __init__(
-        self,
-        *,
-        embedding_dim: int = 0,
-        hidden_dim: int = 100,
-        hidden_layers: int = 3,
-        bias: bool = True,
-        spectral_norm: bool = False,
-        descriptor: str = "learnt",
-        server_optimizer: str = "sgd",
-        server_lr: float = 0.01,
-        embedding_lr: float = 0.0,
-        server_momentum: float = 0.9,
-        server_weight_decay: float = 0.001,
-        clip_norm: float = 50.0,
-        novel_rounds: int = 0,
-        models: Mapping[str, Arrays] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
+    embedding_dim = setting(
+        0, "entries of an embedding; 0: 1 + (training clients) // 4", "[0, 4096]"
+    )
+    hidden_dim = setting(100, "width of the hypernetwork's trunk", WIDTH)
+    hidden_layers = setting(3, "hidden layers of the trunk; 0 without bias: θ = W v", "[0, 20]")
+    bias = setting(True, "biases in the hypernetwork")
+    spectral_norm = setting(False, "spectral normalisation of the hypernetwork")
+    descriptor = setting(
+        "learnt",
+        "embeddings: learnt, or told by clients",
+        ("learnt", "class-proportions"),
+    )
+    server_optimizer = setting("sgd", "of hypernetwork, embeddings and encoder", ("sgd", "adam"))
+    server_lr = setting(0.01, "learning rate of the hypernetwork", RATE)
+    embedding_lr = setting(0.0, "learning rate of the embeddings; 0: server-lr", RATE)
+    server_momentum = setting(0.9, "momentum of the server's SGD", MOMENTUM)
+    server_weight_decay = setting(0.001, "weight decay of the server's optimizer", "[0, 10]")
+    clip_norm = setting(50.0, "norm at which each server gradient is clipped; 0: never", WEIGHT)
+    novel_rounds = NOVEL_ROUNDS
+
+    def __init__(self, *, models: Mapping[str, Arrays] | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
         self._serves_novel = self.evaluate_novel  # once they have learnt
-        self.evaluate_novel = self.evaluate_novel and not novel_rounds
-        if server_optimizer not in OPTIMIZERS:
-            raise ValueError(f"unknown server-optimizer {server_optimizer!r}; known: {OPTIMIZERS}")
-        if descriptor not in DESCRIPTORS:
-            raise ValueError(f"unknown descriptor {descriptor!r}; known: {DESCRIPTORS}")
-        for key, value in (
-            ("embedding-dim", embedding_dim),
-            ("hidden-layers", hidden_layers),
-            ("novel-rounds", novel_rounds),
-            ("server-lr", server_lr),
-            ("clip-norm", clip_norm),
-        ):
-            if value < 0:
-                raise ValueError(f"{key} is {value}; it must not be negative")
-        self.embedding_dim, self.descriptor = embedding_dim, descriptor
+        self.evaluate_novel = self.evaluate_novel and not self.novel_rounds
         self._shape: dict[str, Any] = {
-            "hidden_dim": hidden_dim,
-            "hidden_layers": hidden_layers,
-            "bias": bias,
+            "hidden_dim": self.hidden_dim,
+            "hidden_layers": self.hidden_layers,
+            "bias": self.bias,
+            "spectral": self.spectral_norm,
         }
-        self._shape["spectral"] = spectral_norm
-        self.server_optimizer, self.server_lr = server_optimizer, server_lr
-        self.embedding_lr = embedding_lr or server_lr
-        self.server_momentum, self.server_weight_decay = server_momentum, server_weight_decay
-        self.clip_norm, self.novel_rounds, self.models = clip_norm, novel_rounds, models or {}
+        self.embedding_lr = self.embedding_lr or self.server_lr
+        self.models = models or {}
         self.embeddings: dict[int, nn.Parameter] = {}  # v_i by client id
         self.hypernetwork: Hypernetwork | None = None  # h(·; φ)
         self.optimizer: Optimizer

@@ -5,10 +5,9 @@ w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics 
 parameter difference from a global model head": with those on the server, a client's model is w with
 its own head."""
 
-from typing import Any
-
 from clients.arrays import Arrays, is_statistic, prefixed
 from clients.pfedme import HEAD, OWN
+from partitions.settings import POSITIVE, setting
 from strategies.fedavg import FedAvg, mean_statistics
 from strategies.heads import HeldHeads
 from strategies.replies import Update
@@ -20,11 +19,7 @@ class PFedMe(HeldHeads, FedAvg):
 
     head = f"{OWN}/"
 
-    def __init__(self, *, server_beta: float = 1.0, **options: Any) -> None:
-        super().__init__(**options)
-        if server_beta <= 0:
-            raise ValueError(f"pfedme.server-beta is {server_beta}; it must be positive")
-        self.server_beta = server_beta
+    server_beta = setting(1.0, "β; more than 1 extrapolates the mean of the clients", POSITIVE)
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """w; clients' own heads start as its head."""

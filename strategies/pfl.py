@@ -12,12 +12,14 @@ import numpy as np
 
 from clients.arrays import Arrays, prefixed
 from clients.optimizers import Optimizer
-from clients.pfl import BASES, HEAD
+from clients.pfl import BASE, HEAD
 from strategies.base import PersonalizedStrategy
 from strategies.distances import a_distances
 from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
+
+OF_PFEDHN = ("embedding_dim", "hidden_dim", "hidden_layers", "server_lr", "server_momentum")
 
 
 class PFL(PersonalizedStrategy):
@@ -26,77 +28,63 @@ class PFL(PersonalizedStrategy):
 
     holds_model = False
 
-    def __init__(
-        self,
-        *,
-        base: str = "fedper",
-        embedding_dim: int = 0,
-        hidden_dim: int = 100,
-        hidden_layers: int = 3,
-        server_lr: float = 0.01,
-        server_momentum: float = 0.9,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        if base not in BASES:
-            raise ValueError(f"unknown base {base!r}; known: {BASES}")
-        self.base: PersonalizedStrategy = FedAvg(seed=self.seed)
-        if base == "pfedhn":
-            self.base = PFedHN(
-                seed=self.seed,
-                embedding_dim=embedding_dim,
-                hidden_dim=hidden_dim,
-                hidden_layers=hidden_layers,
-                server_lr=server_lr,
-                server_momentum=server_momentum,
-            )
-        self.base.lr_decay, self.base.lr_decay_rounds = self.lr_decay, self.lr_decay_rounds
-        self.base.saved_rounds = self.saved_rounds
-        self.keeps_arrays, self.in_place = self.base.keeps_arrays, self.base.in_place
-        self._heads_stay = base == "fedper"
+    base = BASE
+    embedding_dim, hidden_dim = PFedHN.declared["embedding_dim"], PFedHN.declared["hidden_dim"]
+    hidden_layers, server_lr = PFedHN.declared["hidden_layers"], PFedHN.declared["server_lr"]
+    server_momentum = PFedHN.declared["server_momentum"]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        rates = {"lr_decay": self.lr_decay, "lr_decay_rounds": self.lr_decay_rounds}
+        common: dict[str, Any] = {"seed": self.seed, "saved_rounds": self.saved_rounds, **rates}
+        self.trainer: PersonalizedStrategy = FedAvg(**common)
+        if self.base == "pfedhn":
+            self.trainer = PFedHN(**common, **{name: getattr(self, name) for name in OF_PFEDHN})
+        self.keeps_arrays, self.in_place = self.trainer.keeps_arrays, self.trainer.in_place
+        self._heads_stay = self.base == "fedper"
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The base's; FedPer's without the head."""
         self.whole = arrays
         if self._heads_stay:
             arrays = {name: a for name, a in arrays.items() if not name.startswith(HEAD)}
-        return self.base.initialize(arrays)
+        return self.trainer.initialize(arrays)
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
         """The base's."""
-        return self.base.restore(arrays, saved)
+        return self.trainer.restore(arrays, saved)
 
     def forget(self) -> None:
         """What the base's `restore` makes anew."""
-        self.base.forget()
+        self.trainer.forget()
 
     def state(self) -> dict[str, Any]:
         """With what the base keeps."""
-        kept = {name: getattr(self.base, name) for name in self.base.kept}
+        kept = {name: getattr(self.trainer, name) for name in self.trainer.kept}
         return super().state() | {"base": kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """With what the base kept."""
         super().load_state(state)
         for name, value in state.get("base", {}).items():
-            setattr(self.base, name, value)
+            setattr(self.trainer, name, value)
 
     def optimizers(self) -> list[Optimizer]:
         """The base's."""
-        return self.base.optimizers()
+        return self.trainer.optimizers()
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The base's."""
-        return self._updated_base().broadcast(arrays, nodes)
+        return self._present_trainer().broadcast(arrays, nodes)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The base's."""
-        return self._updated_base().aggregate(arrays, updates)
+        return self._present_trainer().aggregate(arrays, updates)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The base's model for training clients, the personal models of all for novel ones."""
         training = [node for node in nodes if not node.novel]
-        payloads = self._updated_base().personalize(arrays, training)
+        payloads = self._present_trainer().personalize(arrays, training)
         novel = [node for node in nodes if node.novel]
         return payloads | (self.offer(arrays, novel) if novel else {})
 
@@ -110,16 +98,16 @@ class PFL(PersonalizedStrategy):
         Where none is there any more, those that were handed out last."""
         if not self.training_nodes():
             return self.handout
-        sent = self._updated_base().personalize(arrays, self.training_nodes())
+        sent = self._present_trainer().personalize(arrays, self.training_nodes())
         found: Arrays = {}
         for update in self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole)):
             found |= prefixed(str(update.node.client), update.arrays)
         self.handout = found
         return found
 
-    def _updated_base(self) -> PersonalizedStrategy:
-        self.base.nodes, self.base.now = self.nodes, self.now
-        return self.base
+    def _present_trainer(self) -> PersonalizedStrategy:
+        self.trainer.nodes, self.trainer.now = self.nodes, self.now
+        return self.trainer
 
 
 class PFLNearest(PFL):

@@ -14,6 +14,7 @@ from torch import nn
 from clients.arrays import Arrays
 from clients.optimizers import Adam, Optimizer
 from partitions.seeds import seed_of
+from partitions.settings import POSITIVE, setting
 from strategies import som
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
@@ -23,11 +24,10 @@ from strategies.replies import Node, Update
 class CentralAdam(PersonalizedStrategy):
     """x ← Adam(x, −mean_u Δ_u) at the rate `server_lr`, betas and eps the library's."""
 
-    def __init__(self, *, server_lr: float = 0.001, **options: Any) -> None:
-        super().__init__(**options)
-        if server_lr <= 0:
-            raise ValueError(f"server-lr is {server_lr}; it must be positive")
-        self.server_lr = server_lr
+    server_lr = setting(0.001, "learning rate of the central Adam on the mean change", POSITIVE)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self._optimizer: Adam
         self._parameters: dict[str, nn.Parameter] = {}
 
@@ -67,7 +67,22 @@ class CentralAdam(PersonalizedStrategy):
             self._optimizer.add(found.values())
 
 
-class PFedKM(CentralAdam):
+class Mapped(PersonalizedStrategy):
+    """A strategy with a self-organizing map, whose rate and radius fall over the run."""
+
+    som_rate = setting(0.5, "learning rate of the map, falling to som-rate-end", "(0, 1]")
+    som_rate_end = setting(0.05, "learning rate of the map at the run's end", "(0, 1]")
+    som_radius = setting(1.5, "neighbourhood radius in grid steps, falling", "(0, 1000]")
+    som_radius_end = setting(0.3, "neighbourhood radius at the run's end", "(0, 1000]")
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.schedule = Schedule(
+            self.som_rate, self.som_rate_end, self.som_radius, self.som_radius_end
+        )
+
+
+class PFedKM(Mapped, CentralAdam):
     """PFedKM (Tang et al., 2021) as FedEmbed ran it: a shared encoder, and heads shared within
     clusters of the users' gradients, found by a self-organizing map of `sub_populations` nodes.
 
@@ -77,21 +92,11 @@ class PFedKM(CentralAdam):
     HEAD = "heads.0."
     kept = ("gradients", "cluster")
 
-    def __init__(
-        self,
-        *,
-        sub_populations: int = 10,
-        som_rate: float = 0.5,
-        som_rate_end: float = 0.05,
-        som_radius: float = 1.5,
-        som_radius_end: float = 0.3,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        if sub_populations < 1:
-            raise ValueError(f"sub-populations is {sub_populations}; it must be at least 1")
-        self.schedule = Schedule(som_rate, som_rate_end, som_radius, som_radius_end)
-        self.positions = som.grid(sub_populations)
+    sub_populations = setting(10, "heads, and nodes of the map over gradients", "[1, 10000]")
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.positions = som.grid(self.sub_populations)
         self.gradients = np.zeros((0, 0))  # the map's nodes (K, parameters)
         self.cluster: dict[int, int] = {}  # head by client id
 

@@ -5,11 +5,11 @@ all N training clients, sampled or not. Departs from the paper: running statisti
 normalisation layers are averaged. Novel clients get the global model."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from clients.arrays import Arrays, group, is_statistic, prefixed
+from partitions.settings import POSITIVE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
 from strategies.replies import Node, Update
@@ -18,11 +18,7 @@ from strategies.replies import Node, Update
 class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
 
-    def __init__(self, *, server_lr: float = 1.5, **options: Any) -> None:
-        super().__init__(**options)
-        if server_lr <= 0:
-            raise ValueError(f"scaffold.server-lr is {server_lr}; it must be positive")
-        self.server_lr = server_lr
+    server_lr = setting(1.5, "η_g", POSITIVE)
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The model with zero control variates."""

@@ -23,7 +23,7 @@ def client(cls=FedEmbedClient, number=0, build=None, **options):
     build = {} if cls is GlobalClient else {"embedding_dim": DIM} | (build or {})
     if "assignment" in options:
         build["assignment"] = options["assignment"]
-    net = cls.build(None, info, **build)
+    net = cls.built(None, info, **build)
     options = {"lr": 0.001, "local_epochs": 5, "batch_size": 20} | options
     return cls(net, federation.share(number), client=number, seed=7, **options)
 

@@ -34,7 +34,7 @@ def share(n=9, novel=False):
 def client(encoder="ds", novel=False, double=False, n=9, **options):
     torch.manual_seed(0)
     target = build_model("mlp-small", (6,), 3, 0)
-    model = ODPFLHNClient.build(target, INFO, encoder=encoder, descriptor_dim=DIM)
+    model = ODPFLHNClient.built(target, INFO, encoder=encoder, descriptor_dim=DIM)
     if double:
         model.double()
         model.encoder.register_forward_pre_hook(lambda _, x: (x[0].double(),))
@@ -134,7 +134,7 @@ def test_a_descriptor_has_a_quarter_of_the_training_clients_entries_rounded_up(
 ):
     """⌈27/4⌉, ⌈10/4⌉, ⌈4/4⌉."""
     target = build_model("mlp-small", (6,), 3, 0)
-    model = ODPFLHNClient.build(target, INFO, num_clients=clients, train_fraction=fraction)
+    model = ODPFLHNClient.built(target, INFO, num_clients=clients, train_fraction=fraction)
     assert model.encoder.out.out_features == dim
 
 

@@ -17,7 +17,7 @@ from partitions.datasets import Info
 def client(shape, x, y, dim=2, **settings):
     torch.manual_seed(0)
     target = build_model("mlp-small" if len(shape) == 1 else "convnet-small", shape, 3, 0)
-    model = PeFLLClient.build(target, Info("tiny", shape, 3, ""), descriptor_dim=dim)
+    model = PeFLLClient.built(target, Info("tiny", shape, 3, ""), descriptor_dim=dim)
     return PeFLLClient(model, share(x, y), client=3, **settings)
 
 
@@ -104,5 +104,5 @@ def test_a_descriptor_has_one_entry_more_than_a_quarter_of_the_training_clients(
     info, net = Info("tiny", (2,), 3, ""), build_model("mlp-small", (2,), 3, 0)
     for fraction, ours, theirs in ((0.8, 3, 2), (0.7, 2, 2)):
         told = {"num_clients": 10, "train_fraction": fraction}
-        assert PeFLLClient.build(net, info, **told).encoder.out.out_features == ours
-        assert ODPFLHNClient.build(net, info, **told).encoder.out.out_features == theirs
+        assert PeFLLClient.built(net, info, **told).encoder.out.out_features == ours
+        assert ODPFLHNClient.built(net, info, **told).encoder.out.out_features == theirs

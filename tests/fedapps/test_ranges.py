@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from fedapps.cli import cli
 from fedapps.config import LISTS, defaults, override
-from fedapps.ranges import CHOSEN, INTERVALS, Interval, choices, interval
+from fedapps.ranges import declared
+from partitions.settings import Interval
 
+SETTINGS = {key: declared(key, value) for key, value in defaults().items()}
 NUMBERS = {k: v for k, v in defaults().items() if type(v) in (int, float)}
 NAMED = ["method", "dataset", "partition", "model"]  # texts that a table knows, checked later
 WRONG = [math.nan, math.inf, -math.inf, 1e300, -1e300, 10**23, -(10**23), 2**63, -1000]
@@ -23,30 +25,18 @@ def test_an_interval_by_its_ends():
     assert [value in one for value in (0, 1e-300, 1.0, 1.0000001, math.nan)] == [
         False, True, True, False, False,
     ]  # fmt: skip
-    assert 2**63 - 1 in Interval.parse(INTERVALS["seed"])
-    assert 2**63 not in Interval.parse(INTERVALS["seed"])
+    assert 2**63 - 1 in Interval.parse(SETTINGS["seed"].values)
+    assert 2**63 not in Interval.parse(SETTINGS["seed"].values)
 
 
-@pytest.mark.parametrize("key", defaults())
-def test_every_key_has_a_range_that_holds_its_default(key):
-    """A new key that is a number, or a choice of texts, belongs into fedapps/ranges.py."""
-    value = defaults()[key]
-    if key in NUMBERS:
-        assert interval(key) is not None, f"{key} has no range in fedapps/ranges.py"
-    elif choices(key) is not None:
-        assert value in choices(key)
-    override(defaults(), {key: value})
-
-
-def test_no_range_is_of_a_key_that_is_gone():
-    plain = {key if key.startswith("partition.") else key.rpartition(".")[2] for key in defaults()}
-    assert INTERVALS.keys() <= plain | defaults().keys()
-    assert CHOSEN.keys() <= plain
+@pytest.mark.parametrize("key", NUMBERS)
+def test_every_number_has_a_range(key):
+    assert SETTINGS[key].values, f"{key} has no range where it is declared"
 
 
 def outside(key):
     """Numbers that the key must not have, of its own kind or of another."""
-    held = Interval.parse(interval(key))
+    held = Interval.parse(SETTINGS[key].values)
     drawn = st.one_of(st.sampled_from(WRONG), st.integers(), st.floats())
     return drawn.filter(lambda value: value not in held)
 
@@ -90,7 +80,7 @@ def wrong_kind(draw):
 @st.composite
 def wrong_choice(draw):
     """A name that no table has; the mark makes sure of it."""
-    texts = [k for k in defaults() if choices(k) is not None]
+    texts = [key for key, one in SETTINGS.items() if isinstance(one.values, tuple)]
     key = draw(st.sampled_from(sorted(texts + NAMED)))
     name = draw(ANY).replace(",", "").replace("=", "")
     return [f"{key}='?{name.replace(chr(39), '')}'"]

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL
+from tiny import SMALL, share
 from typer.testing import CliRunner
 
+from clients.base import Client
 from fedapps import cli as commands
 from fedapps import config as configuration
 from fedapps.callbacks import TensorBoard
-from fedapps.clientapp import _answer_simulated, _device, app, make_client
+from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.config import defaults, run_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import Job, run_jobs
@@ -146,9 +147,10 @@ def test_methods_side_by_side_in_flower_fail_each_for_itself(tmp_path, caplog):
 )
 def test_devices_that_are_not_there(device, words, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert (_device("auto"), _device("cpu")) == ("cpu", "cpu")
+    model, held = torch.nn.Linear(1, 2), share([[1.0]], [0])
+    assert [Client(model, held, device=d).device for d in ("auto", "cpu")] == ["cpu", "cpu"]
     with pytest.raises(ValueError, match=words):
-        _device(device)
+        Client(model, held, device=device)
 
 
 def test_what_a_real_node_keeps_stays_on_it():

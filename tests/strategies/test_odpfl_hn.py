@@ -36,7 +36,7 @@ def model():
     """In float64; inputs come as float32 and are converted exactly."""
     torch.manual_seed(0)
     target = build_model("mlp-small", (6,), 3, 0)
-    built = ODPFLHNClient.build(target, INFO, encoder="ds", descriptor_dim=4).double()
+    built = ODPFLHNClient.built(target, INFO, encoder="ds", descriptor_dim=4).double()
     for part in (built.target, built.encoder):
         part.register_forward_pre_hook(lambda _, x: (x[0].double(),))
     return built

@@ -300,6 +300,6 @@ def test_the_base_is_in_the_same_round_at_the_same_rates():
     strategy.nodes = [Node(0, 50)]
     strategy.arrays = strategy.initialize({"w": np.zeros(1, np.float32)})
     strategy.broadcast(strategy.arrays, strategy.nodes)
-    assert strategy.base.now is strategy.now
-    assert strategy.base.nodes is strategy.nodes
-    assert strategy.base.decay == strategy.decay == 0.125
+    assert strategy.trainer.now is strategy.now
+    assert strategy.trainer.nodes is strategy.nodes
+    assert strategy.trainer.decay == strategy.decay == 0.125

@@ -1,0 +1,168 @@
+"""Settings: what a user may choose of a class, declared once, on the class that reads it.
+
+    class TENTClient(Client):
+        adapt_steps = setting(10, "SGD steps on the entropy when scored", COUNT)
+
+    class PatientTENTClient(TENTClient):
+        adapt_steps = 50
+
+On a class the attribute is the default. On an object it is the value given to the constructor.
+A subclass inherits the declaration and may replace the default by a plain value."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+Value = str | int | float | bool
+T = TypeVar("T", str, int, float, bool)
+
+RATE = "[0, 100]"  # learning rates
+COUNT = "[0, 1000000]"
+SOME = "[1, 1000000]"
+WIDTH = "[1, 4096]"
+WEIGHT = "[0, 1000000]"
+ROUNDS = "[0, 10000000]"
+POSITIVE = "(0, 100]"
+MOMENTUM = "[0, 1)"
+SHARE = "[0, 1]"
+SECONDS = "(0, 1000000000]"
+WHOLE = "[0, 9223372036854775807]"
+
+KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+LONGEST = 4096  # characters of a text
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers from `low` to `high`, an end excluded where it is open."""
+
+    low: float
+    high: float
+    open_low: bool = False
+    open_high: bool = False
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> "Interval":
+        """From its mathematical notation, such as ``(0, 1]``."""
+        match = re.fullmatch(r"([\[(])(\S+), (\S+)([\])])", text)
+        if match is None:
+            raise ValueError(f"{text!r} is no interval; write it as '(0, 1]'")
+        left, low, high, right = match.groups()
+        ends = [float(end) if "." in end else int(end) for end in (low, high)]  # ints are exact
+        return Interval(ends[0], ends[1], left == "(", right == ")")
+
+    def __contains__(self, value: float) -> bool:
+        """Whether it holds the number; NaN lies in none."""
+        low = self.low < value if self.open_low else self.low <= value
+        return low and (value < self.high if self.open_high else value <= self.high)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A default with its meaning and its range: an interval of numbers or a choice of texts.
+
+    The default decides the type. `listed` marks a text that holds several values, separated by
+    commas."""
+
+    default: Value
+    meaning: str
+    values: str | tuple[str, ...] = ""
+    listed: bool = False
+
+    def __get__(self, instance: object, owner: type | None = None) -> Value:
+        """The default, where an object has no value of its own."""
+        return self.default
+
+    def checked(self, key: str, value: Any) -> Value:
+        """`value` in the setting's type. Raises ValueError, naming the key, the value and what it
+        must be."""
+        kind = type(self.default)
+        if kind is float and type(value) is int and abs(value) < 10**300:
+            value = float(value)
+        if self.listed and type(value) in (int, float):
+            value = str(value)  # a list of one number
+        if type(value) is not kind:
+            raise ValueError(f"{key} is {value!r:.200}; it must be {KINDS[kind]}")
+        if isinstance(self.values, tuple):
+            if value not in self.values:
+                known = ", ".join(self.values)
+                raise ValueError(f"unknown {key} {value!r:.200}; known: {known}")
+        elif (
+            self.values and not isinstance(value, str) and value not in Interval.parse(self.values)
+        ):
+            raise ValueError(f"{key} is {value!r:.200}; it must lie in {self.values}")
+        if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):
+            raise ValueError(
+                f"{key} is {value!r:.200}; it must be one line of at most {LONGEST} characters"
+            )
+        return value
+
+
+def setting(
+    default: T, meaning: str, values: str | tuple[str, ...] = "", *, listed: bool = False
+) -> T:
+    """Declare a setting in a class's body, see `Setting`. Raises ValueError if the default lies
+    outside of its own range."""
+    declared = Setting(default, meaning, values, listed)
+    declared.checked(meaning, default)
+    return declared  # type: ignore[return-value]  # on the class it reads as its default
+
+
+class Configured:
+    """A class whose settings are declared on it, and given to its constructor by keyword."""
+
+    declared: ClassVar[Mapping[str, Setting]] = {}  # its settings by attribute, its bases' included
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Collect the declarations; a plain value replaces an inherited default."""
+        super().__init_subclass__(**options)
+        known: dict[str, Setting] = {}
+        for base in reversed(cls.__mro__[1:]):
+            known |= {name: s for name, s in vars(base).items() if isinstance(s, Setting)}
+        for name, value in list(vars(cls).items()):
+            if name in known and isinstance(value, Value):
+                default = known[name].checked(_key(name), value)
+                setattr(cls, name, replace(known[name], default=default))
+            if isinstance(vars(cls)[name], Setting):
+                known[name] = vars(cls)[name]
+        cls.declared = known
+        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
+
+    def __init__(self, **settings: Any) -> None:
+        for name, value in settings.items():
+            if name not in self.declared:
+                raise TypeError(
+                    f"{type(self).__name__} has no setting {name!r}; it has "
+                    f"{', '.join(sorted(self.declared)) or 'none'}"
+                )
+            setattr(self, name, self.declared[name].checked(_key(name), value))
+
+
+def taken(function: Callable[..., Any]) -> list[str]:
+    """The names of what a function takes by keyword alone."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _signature(cls: type[Configured]) -> inspect.Signature:
+    """What the constructor takes: the parameters of its bases' constructors, and its settings."""
+    taken: dict[str, inspect.Parameter] = {}
+    for base in reversed(cls.__mro__):
+        if "__init__" in vars(base):
+            taken |= dict(list(inspect.signature(vars(base)["__init__"]).parameters.items())[1:])
+    named = [p for p in taken.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    settings = [
+        inspect.Parameter(name, keyword, default=s.default, annotation=type(s.default))
+        for name, s in cls.declared.items()
+        if name not in taken
+    ]
+    return inspect.Signature(sorted([*named, *settings], key=lambda p: p.kind))
