@@ -28,6 +28,7 @@ class PFLClient(Client):
 
     needs_state = "predictions"
     needs_head = True
+    parted = (HEAD,)
     exchanges = ("query.export", "query.domain")
 
     def __init__(self, *args: Any, base: str = "fedper", **options: Any) -> None:

@@ -15,6 +15,8 @@ from clients.tent import TENTClient, entropy
 class SHOTClient(TENTClient):
     """TENT's client with another objective, over the body; `diversity` >= 0 weighs H(Y)."""
 
+    parted = ("head.",)
+
     def __init__(self, *args: Any, diversity: float = 1.0, **options: Any) -> None:
         super().__init__(*args, **options)
         if diversity < 0:

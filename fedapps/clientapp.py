@@ -15,6 +15,7 @@ from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.cohort import in_cohort
 from clients.models import build_model, sized
+from clients.models.roles import check_tied
 from clients.privacy import private
 from fedapps.bridge import answer, identity
 from fedapps.config import Config, check_method, completed, construct, keywords, settings
@@ -145,8 +146,9 @@ def _method_model(
     seed = int(str(known["seed"]))
     base = build_model(str(known["model"]), info.shape, info.num_classes, seed, **dict(own))
     with drawing(seed):
-        build = METHODS[method].client.build
-        model = build(base, info, **{k: v for k, v in known.items() if k in keywords(build)})
+        client = METHODS[method].client
+        given = {k: v for k, v in known.items() if k in keywords(client.build)}
+        model = check_tied(client.build(base, info, **given), client.stands_apart, method)
     return model, model_arrays(model)
 
 

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader
 from clients.arrays import Arrays, model_arrays, to_record
 from clients.base import Client, Criterion
 from clients.models.head import headed
+from clients.models.roles import check_tied
 from clients.preference import GlobalClient
 from fedapps.bridge import answer, identity
-from fedapps.config import Config, check_method, construct, defaults, keywords, override
+from fedapps.config import Config, accepted, check_method, construct, defaults, keywords, override
 from fedapps.config import settings as of_method
 from fedapps.methods import METHODS
 from partitions.datasets import Info
@@ -102,13 +103,14 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _, initial = _network(method, model, config, shape)
+        network, initial = _network(method, model, config, shape)
         strategy: PersonalizedStrategy = construct(
             entry.strategy,
             config=config,
             method=method,
             min_available_nodes=min_available_nodes,
             evaluate_novel=bool(entry.novel),
+            **({"network": network} if "network" in accepted(entry.strategy) else {}),
         )
         result = strategy.start(
             grid=grid,
@@ -186,5 +188,5 @@ def _network(
         options = {
             k: v for k, v in of_method(config, method).items() if k in keywords(client.build)
         }
-        built = client.build(base, info, **options)
+        built = check_tied(client.build(base, info, **options), client.stands_apart, method)
     return built, model_arrays(built)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from clients.arrays import Arrays, prefixed
 from clients.optimizers import Optimizer
@@ -35,6 +36,7 @@ class PFL(PersonalizedStrategy):
         hidden_layers: int = 3,
         server_lr: float = 0.01,
         server_momentum: float = 0.9,
+        network: nn.Module | Mapping[str, nn.Module] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -49,6 +51,7 @@ class PFL(PersonalizedStrategy):
                 hidden_layers=hidden_layers,
                 server_lr=server_lr,
                 server_momentum=server_momentum,
+                network=network,
             )
         self.base.lr_decay, self.base.lr_decay_rounds = self.lr_decay, self.lr_decay_rounds
         self.base.saved_rounds = self.saved_rounds

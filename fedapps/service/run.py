@@ -15,7 +15,7 @@ from clients.arrays import to_record
 from clients.base import Client
 from fedapps.bridge import answer
 from fedapps.clientapp import build_client, method_model
-from fedapps.config import Config, construct, override, saved_configuration
+from fedapps.config import Config, accepted, construct, override, saved_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import best_round
 from fedapps.methods import METHODS
@@ -132,6 +132,7 @@ def load(run: str | Path) -> Run:
 def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
     """The run's strategy as it ended, over the nodes of a grid."""
     entry, config = METHODS[run.method], run.config
+    network, initial = method_model(run.method, config, run.card.info())
     strategy: PersonalizedStrategy = construct(
         entry.strategy,
         config=config,
@@ -142,8 +143,8 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         former=read_former(run.folder),
         saved_rounds=best_round(run.folder),
         privacy=None,
+        **({"network": network} if "network" in accepted(entry.strategy) else {}),
     )
-    _, initial = method_model(run.method, config, run.card.info())
     shared = {n: a for n, a in initial.items() if not entry.client.is_personal(n)}
     strategy.open(grid, to_record(shared), {"method": run.method})
     return strategy
