@@ -33,6 +33,7 @@ from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_former, read_memories
 from fedapps.results.recorder import Recorder
+from partitions import trust
 from partitions.federation import novel_shots
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy
@@ -47,8 +48,10 @@ def main(grid: Grid, context: Context) -> None:
 
     With several, each has a folder ``<method>-seed<seed>`` of its own in ``output-dir``, and one
     that fails leaves its error there and lets the others go on. With ``serve-dir`` it serves that
-    finished run instead, until it is stopped. Raises ValueError for a bad configuration before
-    the first message, RuntimeError at the end if a method failed."""
+    finished run instead, until it is stopped. What the run's configuration names is allowed: who
+    submits an app may run code here anyway. Raises ValueError for a bad configuration before the
+    first message, RuntimeError at the end if a method failed."""
+    trust.allow(*trust.named(context.run_config))
     config = override(defaults(), dict(context.run_config))
     if config["serve-dir"]:
         from fedapps.service.serving import serve

@@ -1,6 +1,7 @@
 """A finished run: what it is, and the model that a later client gets from it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedapps.service.card import Card, read_card
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
 from fedapps.service.node import CLIENT, acknowledged, served_by
+from partitions import trust
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 
@@ -124,8 +126,11 @@ class Run:
             )
 
 
-def load(run: str | Path) -> Run:
-    """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x."""
+def load(run: str | Path, *, allow: Sequence[str] = ()) -> Run:
+    """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x.
+
+    `allow` names the code from outside the package, each as module:NAME, that the run may use."""
+    trust.allow(*allow)
     return Run(run)
 
 
