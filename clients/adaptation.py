@@ -64,7 +64,7 @@ class Adapting:
     def adapt(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """f(x; ψ) and f(x; ψ̃) for one batch x, differentiable, Eq. (3)–(6):
         ψ̃ = ψ − η_inner (∇_ψ ℓ_per + λψ) with the weight decay λ."""
-        psi = dict(self.base.named_parameters())
+        psi = self.psi()
         z = self.base(x)
         source, inner = psi, z
         if self.first_order:
@@ -85,6 +85,10 @@ class Adapting:
         norm = torch.linalg.vector_norm(self.adaptation(z))
         return norm * (self.batch_size / len(z)) ** 0.5 if self.inner_loss == "whole" else norm
 
+    def psi(self) -> Parameters:
+        """ψ: the base model's parameters that are not frozen, each under its first name."""
+        return {name: p for name, p in self.base.named_parameters() if p.requires_grad}
+
     def buffers(self) -> Parameters:
         """Copies of the base model's buffers: running statistics count a batch once."""
         return {name: b.clone() for name, b in self.base.named_buffers()}
@@ -93,7 +97,7 @@ class Adapting:
         """The model before and after each of `count` steps on all of x, Eq. (10)–(12):
         ψ ← ψ − η_inner (clipped ∇_ψ ℓ_per + λψ). `batch_size` replaces the client's."""
         batch_statistics(self.base, len(x) > 1)
-        psi: Parameters = dict(self.base.named_parameters())
+        psi = self.psi()
         for number in range(count + 1):
             z, ell, gradient = self.evaluate_at(
                 psi, x, differentiate=number < count, batch_size=batch_size

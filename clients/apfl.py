@@ -25,7 +25,8 @@ class APFLClient(Client):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of w_i, each with one of v_i and the first one with one of α_i."""
         self.load(arrays)
-        self.w = w = dict(self.model.named_parameters())
+        named = self.model.named_parameters()
+        self.w = w = {name: p for name, p in named if p.requires_grad}
         kept = to_tensors(group(self.state, "own"), self.device)
         self.v = {n: kept.get(n, p).detach().clone().requires_grad_() for n, p in w.items()}
         alpha = float(self.state["mixing"]) if kept else self.mixing
@@ -52,5 +53,5 @@ class APFLClient(Client):
         v = to_tensors(group(self.state, "own"), self.device)
         with torch.no_grad():
             for name, p in self.model.named_parameters():
-                if v:
+                if name in v:
                     p.lerp_(v[name], float(self.state["mixing"]))

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 
 Arrays = dict[str, np.ndarray]
+VARIANCE = "running_var"  # of a normalisation layer, the last part of its name
 NUMPY = "numpy.ndarray"  # Flower's name of a serialised .npy file
 
 
@@ -116,9 +117,32 @@ def model_arrays(model: nn.Module) -> Arrays:
     return to_numpy(model.state_dict())
 
 
-def is_statistic(name: str) -> bool:
-    """Whether the array is a normalisation layer's running statistic: averaged, never trained."""
-    return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
+def is_statistic(name: str, array: np.ndarray) -> bool:
+    """Whether the array is averaged and never trained: a normalisation layer's running statistic,
+    or an array of whole numbers or truth values."""
+    return array.dtype.kind != "f" or name.rpartition(".")[2] in ("running_mean", VARIANCE)
+
+
+def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in the dtype; whole numbers and truth values are the nearest that it has."""
+    if dtype.kind in "biu":
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        array = np.clip(np.rint(array), low, high)
+    return np.asarray(array, dtype)  # numpy's arithmetic makes scalars of arrays without dimensions
+
+
+def settled(arrays: Arrays, like: Arrays) -> Arrays:
+    """The arrays in the order and the dtypes of `like`, further ones last; no variance is negative,
+    which extrapolation and noise could make it."""
+    found: Arrays = {}
+    for name in (*(name for name in like if name in arrays), *arrays):
+        array = np.asarray(arrays[name])
+        if name in like and array.dtype != like[name].dtype:
+            array = as_type(array, like[name].dtype)
+        if name.endswith(VARIANCE) and (array < 0).any():
+            array = np.maximum(array, 0)
+        found[name] = array
+    return found
 
 
 def num_bytes(arrays: Iterable[np.ndarray]) -> int:

@@ -10,6 +10,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.client import NumPyClient
 from flwr.common import NDArrays
@@ -57,6 +58,7 @@ class Client(Configured, NumPyClient):
     # "descriptor"; "": not
     stacked: tuple[str, ...] = ()  # attributes, lists of tensors, that `loss` reads; a class that
     # has a `loss` and no such line trains in no cohort
+    parted: tuple[str, ...] = ()  # prefixes of names that it trains apart, beside the personal ones
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
     lasting: tuple[str, ...] = ()  # prefixes of its state's names that outlive the run
@@ -102,6 +104,11 @@ class Client(Configured, NumPyClient):
     def is_personal(cls, name: str) -> bool:
         """Whether the model's array `name` stays on the client."""
         return name.startswith(cls.personal)
+
+    @classmethod
+    def stands_apart(cls, name: str) -> bool:
+        """Whether the model's array `name` is personal, or trained apart from the rest."""
+        return cls.is_personal(name) or name.startswith(cls.parted)
 
     @classmethod
     def shared(cls, initial: Arrays, /, *args: Any, **settings: Any) -> Arrays:
@@ -229,7 +236,11 @@ class Client(Configured, NumPyClient):
         if unknown := arrays.keys() - target.keys():
             raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {list(target)}")
         with torch.no_grad():
+            places: set[int] = set()  # of a tied parameter's names the first one counts
             for name, tensor in target.items():
+                if tensor.data_ptr() in places:
+                    continue
+                places.add(tensor.data_ptr())
                 source = arrays.get(name, personal.get(name, self.initial.get(name)))
                 if source is None:
                     raise ValueError(f"no value for the model's array {name!r}")
@@ -237,7 +248,7 @@ class Client(Configured, NumPyClient):
                     raise ValueError(
                         f"array {name!r} has shape {source.shape}, the model {tuple(tensor.shape)}"
                     )
-                tensor.copy_(torch.from_numpy(source))
+                tensor.copy_(torch.from_numpy(np.asarray(source)))
 
     def arrays(self) -> Arrays:
         """The shared arrays of the model; the personal ones go to the state."""

@@ -81,9 +81,11 @@ class Work:
     def __init__(self, client: Client, settings: Settings) -> None:
         self.client, self.samples, self.rows = client, settings["samples"], settings["rows"]
         names = {p: name for name, p in client.model.named_parameters()}
-        self.trained = {names.pop(p): p for p in settings["parameters"]}
+        trained = [p for p in settings["parameters"] if p.requires_grad]
+        self.trained = {names.pop(p): p for p in trained}
         self.fixed = {name: p for p, name in names.items()}
-        self.drift: Sequence[Tensor] = settings.get("drift", ())
+        pairs = zip(settings["parameters"], settings.get("drift", ()), strict=False)
+        self.drift: Sequence[Tensor] = [change for p, change in pairs if p.requires_grad]
         self.rates = [settings[key] for key in ("lr", "momentum", "weight_decay")]
 
     def kind(self) -> tuple[object, ...]:

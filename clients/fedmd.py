@@ -89,7 +89,8 @@ class FedMDClient(Client):
             round_ = int(config.get("server-round", 0))
             with drawing(seed_of(self.seed, "initialization", round_, self.client)):
                 for module in self.model.modules():
-                    if isinstance(module, RESETTABLE):
+                    trained = all(p.requires_grad for p in module.parameters())
+                    if isinstance(module, RESETTABLE) and trained:
                         module.reset_parameters()
 
     def digest(self, arrays: Arrays, config: Config, epochs: int) -> float:

@@ -64,7 +64,6 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
         else:
             own = self.share.train.to(self.device)[:][0]
             *_, last = self.steps(own, 1)
-            psi = dict(self.base.named_parameters())
-            base = self.evaluate_at(psi, public, differentiate=False)[0]
+            base = self.evaluate_at(self.psi(), public, differentiate=False)[0]
             personalized = self.evaluate_at(last.parameters, public, differentiate=False)[0]
         return {"logits/base": base, "logits/personalized": personalized}

@@ -16,6 +16,7 @@ class LGFedAvgClient(Client):
 
     needs_state = "predictions"
     needs_head = True
+    parted = (HEAD,)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The server's head on the client's own body, once it has one."""

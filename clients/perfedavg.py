@@ -36,7 +36,7 @@ class PerFedAvgClient(Client):
         inner, outer = self.rows(config, "inner"), self.rows(config)
         for first, second in zip(inner, outer, strict=True):
             value, gradient = self.meta_gradient(samples[first], samples[second])
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self.weights().items():
                 parameter.grad = gradient[name]
             optimizer.step()
             total += value
@@ -44,7 +44,7 @@ class PerFedAvgClient(Client):
 
     def meta_gradient(self, d: Batch, d_prime: Batch) -> tuple[float, Weights]:
         """F(w) and its gradient at the model's weights, exact or as the variant approximates."""
-        w: Weights = dict(self.model.named_parameters())
+        w = self.weights()
         exact = self.variant == "exact"
         step = self.gradient(w, d, graph=exact)
         moved = {name: p - self.inner_lr * step[name] for name, p in w.items()}  # w̃
@@ -61,6 +61,10 @@ class PerFedAvgClient(Client):
             v = {name: v[name] - factor * (up[name] - down[name]) for name in v}
         return float(value.detach()), v
 
+    def weights(self) -> Weights:
+        """The parameters that are not frozen, each under its first name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
     def risk(self, weights: Weights, batch: Batch) -> Tensor:
         """L(weights): mean cross entropy of the batch."""
         x, y = batch
@@ -76,7 +80,7 @@ class PerFedAvgClient(Client):
         super().receive(arrays, config)
         if len(self.share.train) and (self.share.shots or not self.share.novel):
             self.model.train()
-            w: Weights = dict(self.model.named_parameters())
+            w = self.weights()
             step = self.gradient(w, self.share.train.to(self.device)[:])
             with torch.no_grad():
                 for name, parameter in w.items():

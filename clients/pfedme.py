@@ -34,7 +34,7 @@ class PFedMeClient(Client):
         held = group(arrays, OWN)
         self.load({n: a for n, a in arrays.items() if not n.startswith(f"{OWN}/")})
         self.model.train()
-        theta = dict(self.model.named_parameters())
+        theta = dict(self.model.named_parameters(remove_duplicate=False))  # w has tied ones as well
         w = {name: p.detach().clone() for name, p in theta.items()}
         samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
         for x, y in mini_batches(samples, rows):
@@ -57,6 +57,8 @@ class PFedMeClient(Client):
             loss = self.loss(x, y)
             loss.backward()
             for name, p in self.model.named_parameters():  # + λ(θ − w)
+                if not p.requires_grad:
+                    continue
                 pull = self.penalty * (p.detach() - w[name])
                 p.grad = pull if p.grad is None else p.grad + pull
             optimizer.step()

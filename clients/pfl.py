@@ -29,6 +29,7 @@ class PFLClient(Client):
 
     needs_state = "predictions"
     needs_head = True
+    parted = (HEAD,)
     exchanges = ("query.export", "query.domain")
 
     base = BASE

@@ -14,7 +14,7 @@ import scipy  # its modules load where they are used
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
-from clients.arrays import Arrays, from_record, to_record
+from clients.arrays import Arrays, as_type, from_record, to_record
 from partitions.seeds import seed_of
 from partitions.settings import setting
 
@@ -83,11 +83,6 @@ def noised(arrays: Arrays, deviation: float, source: Source) -> Arrays:
         name: (a + deviation * source.standard_normal(a.shape)).astype(a.dtype)
         for name, a in arrays.items()
     }
-
-
-def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in the dtype, rounded if that is of whole numbers."""
-    return (np.rint(array) if dtype.kind in "iu" else array).astype(dtype)
 
 
 def private(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

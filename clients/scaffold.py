@@ -6,9 +6,8 @@ not sampled. Departs from the paper: running statistics of normalisation layers 
 from typing import Any
 
 import numpy as np
-import torch
 
-from clients.arrays import Arrays, group, is_statistic, prefixed
+from clients.arrays import Arrays, group, is_statistic, prefixed, to_tensors
 from clients.base import Client, Config, Metrics
 
 
@@ -32,17 +31,16 @@ class ScaffoldClient(Client):
         x = {name: a for name, a in arrays.items() if not name.startswith("control/")}
         self.load(x)
         c_i = {n: np.zeros_like(a) for n, a in c.items()} | group(self.state, "control")
-        drift = [  # y_i ← y_i − η_l (g_i(y_i) − c_i + c), line 10
-            torch.from_numpy(c[name] - c_i[name]).to(self.device)
-            for name, _ in self.model.named_parameters()
-        ]
+        names = [name for name, _ in self.model.named_parameters()]
+        drift = to_tensors({n: c[n] - c_i[n] for n in names}, self.device)
         rows = self.rows(config)
-        loss = self.fit_locally(config, rows=rows, drift=drift)
+        # y_i ← y_i − η_l (g_i(y_i) − c_i + c), line 10
+        loss = self.fit_locally(config, rows=rows, drift=[*drift.values()])
         y_i = self.arrays()
         delta = {name: y_i[name] - x[name] for name in c}
         k_eta = np.float32(len(rows) * self.lr)
         c_plus = {n: c_i[n] - c[n] - delta[n] / k_eta for n in c}  # line 12, option II
         self.state |= prefixed("control", c_plus)
-        reply = prefixed("delta", delta) | {n: a for n, a in y_i.items() if is_statistic(n)}
+        reply = prefixed("delta", delta) | {n: a for n, a in y_i.items() if is_statistic(n, a)}
         reply |= prefixed("control", {n: c_plus[n] - c_i[n] for n in c})
         return reply, len(self.share.train), {"loss": loss}

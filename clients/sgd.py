@@ -66,9 +66,11 @@ def sgd(
     """One SGD step per mini-batch in `rows`; returns the mean loss.
 
     `drift`, one tensor for each parameter, is added to every gradient; `adjust` may change them in
-    any way. Momentum starts fresh."""
+    any way. Momentum starts fresh. Raises ValueError if all parameters are frozen."""
     trained = list(parameters)
     optimizer = SGD(trained, lr, momentum, weight_decay)
+    if not any(p.requires_grad for group, _ in optimizer.groups for p in group):
+        raise ValueError("all parameters that this step trains are frozen; leave some unfrozen")
     total: Tensor | float = 0.0
     for x, y in mini_batches(samples, rows):
         value = loss(x, y)

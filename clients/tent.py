@@ -7,6 +7,7 @@ Departs from the paper: all of a client's inputs are one batch, whose prediction
 the last step."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,13 +47,27 @@ def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
 def with_statistics(model: nn.Module, x: Tensor) -> nn.Module:
     """`model` in evaluation mode, in which it normalises by the statistics of the inputs x."""
     if len(x) > 1:  # one sample alone has no spread
+        counts: dict[Any, int] = {}  # by layer
+        hooks = []
         for module in normalisation(batch_statistics(model)):
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.reset_running_stats()
                 module.momentum = None  # the plain mean over batches, of which there is one
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                hooks.append(module.register_forward_hook(partial(_count, counts)))
         with torch.no_grad():
             model(x)
+        for hook in hooks:
+            hook.remove()
+        for norm, n in counts.items():  # a batch's variance is over n, the running one over n − 1
+            if norm.running_var is not None:
+                norm.running_var *= (n - 1) / n
     return model.eval()
+
+
+def _count(counts: dict[Any, int], norm: nn.Module, inputs: tuple[Tensor], _: Tensor) -> None:
+    """Note over how many values the layer takes the statistics of a channel."""
+    counts[norm] = inputs[0].numel() // inputs[0].shape[1]
 
 
 class TENTClient(Client):
@@ -110,5 +125,6 @@ class TENTClient(Client):
             parameter
             for module in normalisation(self.model)
             for parameter in module.parameters(recurse=False)
+            if parameter.requires_grad
         ]
         return affine if affine and self.parameters == "auto" else list(self.model.parameters())

@@ -1,6 +1,7 @@
 """The Flower apps, the table of methods, the in-process grid and the command.
 
-`client_app` and `server_app` put a method into an app of your own; `load` opens a finished run."""
+`client_app` and `server_app` put a method into an app of your own; `load` opens a finished run;
+`allow` lets references ``module:NAME`` of configurations be imported."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedapps.plugin import client_app, server_app
     from fedapps.service.run import load
+    from partitions.trust import allow
 
-__all__ = ["client_app", "load", "server_app"]
-_MODULES = {"client_app": "plugin", "server_app": "plugin", "load": "service.run"}
+__all__ = ["allow", "client_app", "load", "server_app"]
+_MODULES = {
+    "allow": "partitions.trust",
+    "client_app": "fedapps.plugin",
+    "server_app": "fedapps.plugin",
+    "load": "fedapps.service.run",
+}
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,4 +36,4 @@ for _name in ("partitions", "clients", "strategies"):
 def __getattr__(name: str) -> Any:  # whoever needs a strategy alone loads no more
     if name not in _MODULES:
         raise AttributeError(f"module 'fedapps' has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"fedapps.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -79,6 +79,8 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
 
 def _state_file(context: Context, method: str, client: Client) -> Path | None:
     folder = context.node_config.get("state-dir")
+    if Path(method).name != method:  # a message tells it
+        raise ValueError(f"{method!r:.200} is no method: it cannot name a file")
     return Path(str(folder)) / f"{method}-{client.client}.safetensors" if folder else None
 
 

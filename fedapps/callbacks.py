@@ -5,7 +5,6 @@ Named in `callbacks`, separated by commas: "tensorboard", "mlflow", "wandb", or 
 logged; the run goes on."""
 
 import math
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import WARNING
@@ -16,6 +15,7 @@ from flwr.common.logger import log
 
 from fedapps.config import Config
 from fedapps.results.checkpoint import state_bytes
+from partitions import references
 from strategies.base import PersonalizedStrategy
 from strategies.round import Stop
 
@@ -248,15 +248,13 @@ def numbers(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _make(name: str) -> Callback:
     if name in LOGGERS:
         return LOGGERS[name]()
-    if ":" not in name:
+    if not references.is_reference(name):
         known = ", ".join(LOGGERS)
-        raise ValueError(f"unknown callback {name!r}; known: {known}, or module:Class of your own")
-    try:
-        made = pkgutil.resolve_name(name)()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"callback {name!r} cannot be loaded: {error}") from error
-    if not isinstance(made, Callback):
-        raise ValueError(f"callback {name!r} is no fedapps.callbacks.Callback")
+        raise ValueError(f"unknown callback {name!r}; known: {known}, or module:NAME of your own")
+    found = references.load(name)
+    if not references.makes(found, Callback):
+        raise ValueError(f"callback {name!r} is {found!r:.200}, no fedapps.callbacks.Callback")
+    made: Callback = found()
     return made
 
 

@@ -28,7 +28,7 @@ from fedapps.config import (
     saved_configuration,
     saved_runs,
 )
-from fedapps.console import make_console, say, say_error
+from fedapps.console import Allowed, make_console, say, say_error
 from fedapps.engines.cluster import check_address
 from fedapps.engines.jobs import ENGINES, Job, check_engine, chosen, make_jobs, run_jobs
 from fedapps.engines.sweep import begun_jobs, finished, keep_finished
@@ -41,7 +41,6 @@ from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import Display, results_table
 from fedapps.service import commands as service
-from partitions.references import find_here
 
 MOST_JOBS = 1024
 MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
@@ -110,6 +109,7 @@ def run(
         bool, typer.Option("--fresh", help="Run what is finished again, too; asks before.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    allow: Allowed = None,
 ) -> None:
     """Train methods and compare them on training and novel clients.
 
@@ -141,7 +141,7 @@ def run(
             work, source = begun_jobs(resume), ""
             output = work[0].folder.parent
         else:
-            asked = _experiment(arguments or [], from_) | Experiment(methods=methods, seeds=seeds)
+            asked = _experiment(arguments or [], methods, seeds, from_)
             work, source = _jobs(asked, output, from_, bound, fresh), asked.source
             check_writable(output)
             if fresh:
@@ -234,7 +234,6 @@ def list_(
 
 def main() -> None:
     """Entry point."""
-    find_here()
     cli()
 
 
@@ -244,6 +243,7 @@ def check(config: Config) -> None:
 
     from clients.models import sized
     from fedapps.clientapp import client_models, make_client, method_model
+    from fedapps.engines.grid import simulated_node
     from fedapps.serverapp import check_privacy, check_run, check_shots
     from partitions import task
 
@@ -257,7 +257,7 @@ def check(config: Config) -> None:
         method_model(method, config | {"model": network}, task(config))
     dealt = len(str(config["client-models"]).split(","))
     for client in range(min(dealt, int(config["num-clients"]))):
-        node = {"partition-id": client, "num-partitions": config["num-clients"]}
+        node = dict(simulated_node(client, int(config["num-clients"])))
         make_client(Context(0, 0, node, RecordDict(), config), method)
 
 
@@ -302,20 +302,21 @@ def _jobs(
     return work
 
 
-def _experiment(arguments: list[str], saved: Path | None) -> Experiment:
-    """What an experiment's file and key=value arguments ask for.
-
-    Methods and seeds are those of the runs in the folder `saved`, if there is one."""
-    asked = Experiment()
-    if saved is not None:
-        methods, seeds = saved_runs(saved)
-        asked = Experiment({"rounds": 0}, methods=methods, seeds=seeds)
+def _experiment(arguments: list[str], methods: str, seeds: str, saved: Path | None) -> Experiment:
+    """What an experiment's file, key=value arguments and options ask for; references in them are
+    allowed. Methods and seeds are those of the runs in the folder `saved`, if there is one."""
     files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
     if len(files) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(files)}")
+    typed = parse_experiment([a for a in arguments if a not in files])
     for file in files:
-        asked |= read_experiment(file)
-    return asked | parse_experiment([a for a in arguments if a not in files])
+        typed = read_experiment(file) | typed
+    typed |= Experiment(methods=methods, seeds=seeds)
+    typed.allow()
+    if saved is None:
+        return typed
+    methods, seeds = saved_runs(saved)
+    return Experiment({"rounds": 0}, methods=methods, seeds=seeds) | typed
 
 
 def _say_failures(console: Console, work: list[Job]) -> None:

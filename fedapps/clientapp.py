@@ -1,9 +1,11 @@
 """The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
 
+import os
 import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from flwr.app import Context, Message
@@ -15,15 +17,17 @@ from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.cohort import in_cohort
 from clients.models import build_model, sized
+from clients.models.roles import check_tied
 from clients.privacy import private
 from fedapps.bridge import answer, identity
 from fedapps.config import Config, check_method, completed, construct, settings
 from fedapps.engines.nodes import Host
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
-from partitions.datasets import Info
+from partitions import trust
+from partitions.datasets import DATASETS, Info
 from partitions.federation import DEFAULT_PUBLIC, novel_shots
-from partitions.references import options
+from partitions.references import is_reference, options
 from partitions.seeds import drawing, seed_of
 from partitions.shares import Share
 
@@ -36,10 +40,18 @@ def make_client(context: Context, method: str) -> Client:
     """The method's client for this node.
 
     Its data: the node's own ``data-path`` if it has one, else its partition of the dataset.
-    Raises ValueError if it has neither, and if the federation's size is not num-clients."""
-    config = completed(context.run_config)
-    check_method(method)
+    A real node imports what its own `allow` names, and reads no folder that a server names; the
+    command that simulates clients has checked their configuration. Raises ValueError if it has no
+    data, and if the federation's size is not num-clients."""
     node = context.node_config
+    if not (simulation := simulated(context)):
+        trust.allow(*trust.named(str(node.get("allow", ""))))
+    config = completed(context.run_config, trusted=simulation)
+    check_method(method)
+    if not simulation:
+        config["data-dir"] = str(node.get("data-dir", ""))
+        if "data-path" not in node or METHODS[method].client.needs_public:
+            check_own_folder(config)
     client_id = identity(context)
     if (card := service.card_of(context)) is not None:
         share = service.inputs_of(context, card).share
@@ -62,6 +74,27 @@ def make_client(context: Context, method: str) -> Client:
         federation = partitions.federation(with_public(config, method))
         share, info = federation.share(client_id), federation.info
     return build_client(config, method, share, info, client_id, str(node.get("model", "")))
+
+
+def simulated(context: Context) -> bool:
+    """Whether the client is simulated: by an engine of ours, or by Flower's, whose clients live in
+    Ray's processes. A server can feign neither."""
+    ray = sys.modules.get("ray")
+    return bool(context.node_config.get(SIMULATED) or (ray and ray.is_initialized()))
+
+
+def check_own_folder(config: Config) -> None:
+    """Raise ValueError for data at a path, unless it is below this machine's folder of data."""
+    root = str(config["data-dir"]) or os.environ.get("FEDAPPS_DATA_DIR", "")
+    for key in ("dataset", "partition.novel-dataset"):
+        name = str(config[key])
+        if not name or name in DATASETS or is_reference(name):
+            continue
+        if not root or not (Path(root) / name).resolve().is_relative_to(Path(root).resolve()):
+            raise ValueError(
+                f"{key} is {name!r}; a node reads such data from the data-path of its node "
+                "configuration, or below the data-dir there"
+            )
 
 
 def build_client(
@@ -144,7 +177,8 @@ def _method_model(
     seed = int(str(known["seed"]))
     base = build_model(str(known["model"]), info.shape, info.num_classes, seed, **dict(own))
     with drawing(seed):
-        model = METHODS[method].client.built(base, info, **known)
+        client = METHODS[method].client
+        model = check_tied(client.built(base, info, **known), client.stands_apart, method)
     return model, model_arrays(model)
 
 
@@ -166,8 +200,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 def _answer_simulated(message: Message, context: Context) -> Message:
     """A virtual client tells what it keeps, and gets it back; a real node's state stays on it."""
-    ray = sys.modules.get("ray")
-    if not context.node_config.get(SIMULATED) and not (ray and ray.is_initialized()):
+    if not simulated(context):
         raise PermissionError("what a real node keeps stays on it")
     return _answer(message, context)
 

@@ -14,7 +14,7 @@ from flwr.common.config import flatten_dict
 
 from fedapps import ranges
 from fedapps.methods import METHODS, Method
-from partitions import references
+from partitions import references, trust
 from partitions.references import Value, is_reference
 from partitions.settings import taken
 
@@ -67,12 +67,15 @@ def _unknown(key: str, config: Config) -> str:
     return f"unknown key {key!r}{meant}; no settings of {section!r}, but of {', '.join(sections)}"
 
 
-def completed(run_config: Mapping[str, Value]) -> Config:
+def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Config:
     """A run's configuration with the defaults of what its app does not declare; errors as
-    `override`. Asked for every message, so the last ones are kept."""
+    `override`. What a `trusted` one names is allowed. Asked for every message, so the last ones
+    are kept."""
     for asked, found in [*_completed]:
         if asked == run_config:
             return dict(found)
+    if trusted:
+        trust.allow(*trust.named(run_config))
     found = override(defaults(), run_config)
     _completed.appendleft((dict(run_config), found))
     return dict(found)
@@ -175,6 +178,10 @@ class Experiment:
             other.search or self.search,
             other.source or self.source,
         )
+
+    def allow(self) -> None:
+        """Let references be imported: a person asked for this, and it is no saved run's."""
+        trust.allow(*trust.named([self.settings, self.grid, self.methods, self.search]))
 
 
 def read_experiment(name: str) -> Experiment:

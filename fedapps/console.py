@@ -1,7 +1,32 @@
 """What the command says: as it is, whatever signs it holds. No text from outside is markup."""
 
+import re
+from typing import Annotated
+
+import typer
 from rich.console import Console
 from rich.text import Text
+
+from partitions import trust
+
+
+def _allow(references: list[str] | None) -> list[str] | None:
+    try:
+        trust.allow(*references or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return references
+
+
+Allowed = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        callback=_allow,
+        metavar="MODULE:NAME",
+        help="Code from outside that a saved run may use, once for each.",
+    ),
+]
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -23,3 +48,10 @@ def say_error(console: Console, error: object, what: str = "error:") -> None:
     """Print `what` in red and the error."""
     shown = Text.assemble((visible(what), "red"), " ", visible(error))
     console.print(shown, soft_wrap=True)
+
+
+def spreadsheet_cell(name: str) -> str:
+    """A name, as text to spreadsheets: one that they would take for a formula gets a single quote
+    in front. Numbers, the negative ones as well, stay as they are."""
+    formula = re.match(r"[=+\-@\t\r]", name) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
+    return f"'{name}" if formula else name

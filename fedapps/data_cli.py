@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedapps.config import Config, defaults, override, parse_override
 from fedapps.console import make_console, say_error, visible
+from partitions import trust
 
 app = typer.Typer(pretty_exceptions_enable=False)
 partition = typer.Typer(help="Partitions of a dataset.", no_args_is_help=True)
@@ -101,4 +102,6 @@ def show(
 
 
 def _config(arguments: list[str] | None, changes: Config) -> Config:
-    return override(defaults() | changes, dict(map(parse_override, arguments or [])))
+    asked = changes | dict(map(parse_override, arguments or []))
+    trust.allow(*trust.named(asked))
+    return override(defaults() | changes, asked)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedapps.console import make_console, say, say_error
+from fedapps.console import Allowed, make_console, say, say_error
 from fedapps.engines.jobs import Job
 from fedapps.results.plot import ENDINGS, FIGURES, save, swept
 from fedapps.results.runs import read_runs
@@ -35,6 +35,7 @@ def plot(
     attribute: Annotated[
         str, typer.Option(help="embeddings: colour clients by it, e.g. coarse.")
     ] = "",
+    allow: Allowed = None,
 ) -> None:
     """Draw learning curves, accuracy against a setting, clients, confusion, embeddings, traces."""
     console = make_console()

@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader
 from clients.arrays import Arrays, model_arrays, to_record
 from clients.base import Client, Criterion
 from clients.models.head import headed
+from clients.models.roles import check_tied
 from clients.preference import GlobalClient
 from fedapps.bridge import answer, identity
-from fedapps.config import Config, check_method, construct, defaults, override
+from fedapps.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.config import settings as of_method
 from fedapps.methods import METHODS
+from partitions import trust
 from partitions.datasets import Info
 from partitions.items import from_items, from_tensors
 from partitions.readers.raw import UNLABELED
@@ -101,13 +103,14 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _, initial = _network(method, model, config, shape)
+        network, initial = _network(method, model, config, shape)
         strategy: PersonalizedStrategy = construct(
             entry.strategy,
             config=config,
             method=method,
             min_available_nodes=min_available_nodes,
             evaluate_novel=bool(entry.novel),
+            **({"network": network} if "network" in accepted(entry.strategy) else {}),
         )
         result = strategy.start(
             grid=grid,
@@ -152,7 +155,10 @@ def _rows(samples: Samples, rows: slice) -> Samples:
 
 
 def _configuration(method: str, settings: dict[str, Any]) -> Config:
-    """The defaults with `settings`, a method's own key before a common one of the same name."""
+    """The defaults with `settings`, a method's own key before a common one of the same name.
+
+    What they name is the programmer's word, and allowed."""
+    trust.allow(*trust.named([method, settings]))
     entry = METHODS[check_method(method)]
     if issubclass(entry.client, GlobalClient):
         able = [name for name, m in METHODS.items() if not issubclass(m.client, GlobalClient)]
@@ -182,5 +188,6 @@ def _network(
         if client.needs_head:
             base = headed(base, type(base).__name__, shape, classes)
         info = Info("own", shape, classes, "")
-        built = client.built(base, info, **of_method(config, method))
+        whole = client.built(base, info, **of_method(config, method))
+        built = check_tied(whole, client.stands_apart, method)
     return built, model_arrays(built)

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
+from torch import nn
 
 import partitions
 from clients.arrays import Arrays, to_record
@@ -31,6 +32,7 @@ from fedapps.methods import METHODS
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_former, read_memories
 from fedapps.results.recorder import Recorder
+from partitions import trust
 from partitions.federation import novel_shots
 from partitions.settings import taken
 from strategies.base import PersonalizedStrategy
@@ -46,8 +48,10 @@ def main(grid: Grid, context: Context) -> None:
 
     With several, each has a folder ``<method>-seed<seed>`` of its own in ``output-dir``, and one
     that fails leaves its error there and lets the others go on. With ``serve-dir`` it serves that
-    finished run instead, until it is stopped. Raises ValueError for a bad configuration before
-    the first message, RuntimeError at the end if a method failed."""
+    finished run instead, until it is stopped. What the run's configuration names is allowed: who
+    submits an app may run code here anyway. Raises ValueError for a bad configuration before the
+    first message, RuntimeError at the end if a method failed."""
+    trust.allow(*trust.named(context.run_config))
     config = override(defaults(), dict(context.run_config))
     if config["serve-dir"]:
         from fedapps.service.serving import serve
@@ -96,8 +100,11 @@ def _carry_out(grid: Grid, config: Config, engine: str, privacy: Privacy | None)
     method = str(config["method"])
     entry = METHODS[method]
     only = sized(str(config["model"]), str(config["only-model"])) if config["only-model"] else ""
-    shared = shared_arrays(config, method, only or str(config["model"]))
+    base = str(config["model"])
+    shared = shared_arrays(config, method, only or base)
     sizes = {name: shared_arrays(config, method, name) for name in client_models(config)}
+    networks = {name: _network(config, method, name or only or base)[0] for name in sizes or [""]}
+    takes = accepted(entry.strategy)
     output = str(config["output-dir"])
     callbacks = make_callbacks(config)
     former, memories, begun = _former(config)
@@ -130,7 +137,8 @@ def _carry_out(grid: Grid, config: Config, engine: str, privacy: Privacy | None)
         saved_rounds=best_round(Path(str(config["from-dir"]))) if config["from-dir"] else 0,
         privacy=privacy,
         only_model=only,
-        **({"models": sizes} if sizes and "models" in accepted(entry.strategy) else {}),
+        **({"models": sizes} if sizes and "models" in takes else {}),
+        **({"network": networks} if "network" in takes else {}),
     )
     with callbacks.run(config, lambda: recorder.summary), recorder:
         return strategy.start(
@@ -178,9 +186,14 @@ def _former(config: Config) -> tuple[State | None, dict[int, Arrays], State | No
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:
     """The initial arrays of the method's network around `model` that are not personal."""
-    _, initial = method_model(method, config | {"model": model}, partitions.task(config))
+    _, initial = _network(config, method, model)
     shared, known = METHODS[method].client.shared, settings(config, method)
     return shared(initial, **{name: known[name] for name in taken(shared) if name in known})
+
+
+def _network(config: Config, method: str, model: str) -> tuple[nn.Module, Arrays]:
+    """The method's network around `model`, and its initial arrays."""
+    return method_model(method, config | {"model": model}, partitions.task(config))
 
 
 def check_privacy(config: Config, method: str) -> Privacy | None:

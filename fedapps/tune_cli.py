@@ -41,6 +41,7 @@ def command(
             raise ValueError(f"seed {bad[0]!r} is not a whole number")
         asked = read_experiment(experiment) | parse_experiment(arguments or [])
         asked |= Experiment(methods=methods)
+        asked.allow()
         names = [word.strip() for word in asked.methods.split(",") if word.strip()]
         if asked.grid or not names:
             raise ValueError("tune takes methods and single values; what is sought is in [search]")

@@ -13,8 +13,9 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from inspect import isfunction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -239,7 +240,13 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
 
 def _made(name: str, options: dict[str, Any]) -> Raw:
     """What the function ``module:NAME`` returns: a `Raw`, or inputs and labels."""
-    made = references.called(name, references.load(name), {}, options)
+    function = references.load(name)
+    if not _makes_data(function):
+        raise ValueError(
+            f"{name!r} is {function!r:.200}; a dataset must be an Info, or a function annotated to "
+            "return a Raw, or inputs and labels (-> tuple[np.ndarray, np.ndarray])"
+        )
+    made = references.called(name, function, {}, options)
     if not isinstance(made, Raw):
         try:
             x, y = map(np.asarray, made)
@@ -248,6 +255,14 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
         made = Raw(x, y, len(x))
     x = inputs_of(made.x, name)
     return joined([Raw(x, made.y, made.num_train, made.columns, made.classes)], name)
+
+
+def _makes_data(function: Any) -> bool:
+    """Whether it is a function that is annotated to return a `Raw`, or a pair of arrays."""
+    made = references.returned(function) if isfunction(function) else None
+    arrays = [references.of_kind(one, np.ndarray, Tensor) for one in get_args(made)]
+    pair = references.of_kind(made, tuple) and arrays == [True, True]
+    return pair or references.of_kind(made, Raw)
 
 
 @cache

@@ -1,9 +1,10 @@
 """``module:NAME``: methods, models, datasets and partitions from outside the package.
 
-Named as Flower names its own components, and looked for where Python looks: on PYTHONPATH, in the
-environment, in the folder of the Flower app, in the folder where the command runs. What such a
-function takes by keyword, with a default, is a setting ``module:NAME.key`` of the configuration:
-declared by the signature, checked by the default's type."""
+Only those are imported that the user named (`partitions.trust`), and only what is declared for its
+purpose is called. They are named as Flower names its own components, and looked for where Python
+looks: on PYTHONPATH, in the environment, in the folder of the Flower app, in the current folder.
+What such a function takes by keyword, with a default, is a setting ``module:NAME.key`` of the
+configuration: declared by the signature, checked by the default's type."""
 
 import hashlib
 import importlib
@@ -11,9 +12,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_origin, get_type_hints
+
+from partitions import trust
+from partitions.trust import is_reference
+
+__all__ = ["Table", "Value", "is_reference", "load"]
 
 Value = str | int | float | bool
 Entry = TypeVar("Entry")
@@ -22,16 +28,17 @@ FILLED = {"shape", "num_classes", "num_clients", "num_partitions", "partition_by
 OURS = ("partitions", "clients", "strategies", "fedapps", "experiments")
 
 
-def is_reference(name: str) -> bool:
-    """Whether the name is one of something outside the package."""
-    module, _, attribute = name.partition(":")
-    return all(part.isidentifier() for part in (*module.split("."), attribute))
+def load(reference: str) -> Any:
+    """What ``module:NAME`` names. Raises ValueError if the user has not allowed it, and if there is
+    no such module or name."""
+    trust.check(reference)
+    return _imported(reference)
 
 
 @cache
-def load(reference: str) -> Any:
-    """What ``module:NAME`` names. Raises ValueError if there is no such module or name."""
+def _imported(reference: str) -> Any:
     module, _, name = reference.partition(":")
+    find_here()
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -79,8 +86,9 @@ def _sections(keys: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
 
 def source_code(reference: str) -> str:
     """A digest of the source of the module that `reference` names, "" if it has none: what was
-    computed by it and kept is stale when it changes."""
-    file = getattr(importlib.import_module(reference.partition(":")[0]), "__file__", None)
+    computed by it and kept is stale when it changes. Errors as `load`."""
+    load(reference)
+    file = getattr(sys.modules[reference.partition(":")[0]], "__file__", None)
     data = Path(file).read_bytes() if file else b""
     return hashlib.blake2b(data, digest_size=8).hexdigest() if data else ""
 
@@ -97,6 +105,27 @@ def find_here() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # absolute: they run in other folders
     if str(here) not in sys.path:
         sys.path.append(str(here))
+
+
+def makes(found: Any, *kinds: type) -> bool:
+    """Whether it is declared to make one of the `kinds`: a subclass, or a function that is
+    annotated to return one. Nothing is called."""
+    made = found.func if isinstance(found, partial) else found
+    return of_kind(returned(made) if inspect.isfunction(made) else made, *kinds)
+
+
+def returned(function: Any) -> Any:
+    """What a function is annotated to return; None if nothing, or nothing that there is."""
+    try:
+        return get_type_hints(function).get("return")
+    except (NameError, TypeError, AttributeError):
+        return None
+
+
+def of_kind(annotation: Any, *kinds: type) -> bool:
+    """Whether a type, be it one with parameters, is one of the `kinds`."""
+    plain = get_origin(annotation) or annotation
+    return isinstance(plain, type) and issubclass(plain, kinds)
 
 
 def check_callable(name: str, function: Any) -> None:
@@ -143,10 +172,11 @@ class Table(dict[str, Entry], Generic[Entry]):
         return name
 
     def __missing__(self, name: str) -> Entry:
+        if not is_reference(name):
+            raise ValueError(
+                f"unknown {self.kind} {name!r}; known: {', '.join(self)}, and module:NAME"
+            )
+        found = load(name)
         if name not in self._adopted:
-            if not is_reference(name):
-                raise ValueError(
-                    f"unknown {self.kind} {name!r}; known: {', '.join(self)}, and module:NAME"
-                )
-            self._adopted[name] = self._adopt(name, load(name))
+            self._adopted[name] = self._adopt(name, found)
         return self._adopted[name]

@@ -249,6 +249,13 @@ def _adopted(name: str, rule: Any) -> Partition:
     """``module:NAME``: a `Partition`, or what makes a Partitioner, such as flwr-datasets' own."""
     if isinstance(rule, Partition):
         return rule
+    from flwr_datasets.partitioner import Partitioner
+
+    if not references.makes(rule, Partitioner):
+        raise ValueError(
+            f"{name!r} is {rule!r:.200}; a partition must be a subclass of flwr-datasets' "
+            "Partitioner, or a function annotated to return one (-> Partitioner)"
+        )
 
     def make(config: Config, novel: np.ndarray) -> Any:
         count = len(novel)

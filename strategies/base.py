@@ -21,7 +21,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from clients.arrays import Arrays, from_record, num_bytes, to_record
+from clients.arrays import Arrays, from_record, num_bytes, settled, to_record
 from clients.base import KEEP, LR_FACTOR, RECALL, RUN_TOKEN, lr_factor
 from clients.optimizers import Optimizer
 from clients.privacy import EVERYTHING
@@ -419,7 +419,7 @@ class PersonalizedStrategy(Configured, Strategy):
         moved = ("optimizers", "arrays") if self.in_place else ("optimizers",)
         before |= {name: deepcopy(before[name]) for name in moved}
         with np.errstate(over="ignore", invalid="ignore"):  # it is looked for below
-            self.arrays = self.aggregate(self.arrays, updates)
+            self.arrays = settled(self.aggregate(self.arrays, updates), before["arrays"])
         if not finite({k: v for k, v in self.state().items() if k not in OF_NO_MODEL}):
             self._undo(before)
         self._stop_on_failure()  # in an exchange that aggregate made

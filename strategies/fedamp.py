@@ -43,7 +43,7 @@ class FedAMP(PersonalizedStrategy):
     def cloud(self, client: int, w: dict[int, Arrays]) -> Arrays:
         """u_i, Eq. (5), from the models w_j by client."""
         own, others = w[client], [w[j] for j in w if j != client]
-        names = [n for n, a in own.items() if a.dtype.kind == "f" and not is_statistic(n)]
+        names = [n for n, a in own.items() if not is_statistic(n, a)]
         d = np.array([sum(float(np.square(own[n] - o[n]).sum()) for n in names) for o in others])
         xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)
         xi = xi / max(1.0, xi.sum())

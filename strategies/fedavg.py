@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clients.arrays import Arrays, is_statistic
+from clients.arrays import Arrays, as_type, is_statistic
 from partitions.settings import setting
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Update
@@ -14,15 +14,17 @@ from strategies.robust import ROBUST, robust_mean
 
 
 def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
-    """Σ_i p_i w_i with p_i = n_i / Σ n, name by name, in the arrays' own dtypes."""
+    """Σ_i p_i w_i with p_i = n_i / Σ n, name by name, in the arrays' own dtypes and shapes.
+
+    The mean of whole numbers or truth values is the nearest one (see `clients.arrays.as_type`)."""
     total = float(sum(weights))
     shares = [weight / total for weight in weights]
     mean = {}
     for name, first in arrays[0].items():
-        out = np.zeros(first.shape, np.float64 if first.dtype.kind in "iu" else first.dtype)
+        out = np.zeros(first.shape, first.dtype if first.dtype.kind == "f" else np.float64)
         for one, share in zip(arrays, shares, strict=True):
             out += one[name] * out.dtype.type(share)
-        mean[name] = np.rint(out).astype(first.dtype) if first.dtype.kind in "iu" else out
+        mean[name] = as_type(out, first.dtype)
     return mean
 
 
@@ -32,8 +34,8 @@ def mean(arrays: Sequence[Arrays]) -> Arrays:
 
 
 def mean_statistics(updates: Sequence[Update]) -> Arrays:
-    """The mean running statistics, weighted by sample counts; {} where no layer has any."""
-    found = [{n: a for n, a in u.arrays.items() if is_statistic(n)} for u in updates]
+    """The mean of what is no weight (see `is_statistic`), by sample counts; {} where all are."""
+    found = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
     return weighted_mean(found, [u.num_examples for u in updates])
 
 

@@ -27,7 +27,7 @@ class FedGMA(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """w + η_g mask ⊙ mean(Δ_i)."""
-        w = {name: a for name, a in arrays.items() if not is_statistic(name)}
+        w = {name: a for name, a in arrays.items() if not is_statistic(name, a)}
         for name, before in w.items():
             deltas = np.stack([u.arrays[name] - before for u in updates])
             step = self.decay * self.server_lr * mask(deltas, self.agreement) * deltas.mean(0)

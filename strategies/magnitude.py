@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, as_type
 
 ABSURD = 1000.0  # times the usual distance from what was sent; no honest client comes near it
 LARGEST = 1e18  # beyond it squares overflow in float32
@@ -32,8 +32,7 @@ def scaled(arrays: Arrays, start: Arrays, factor: float) -> Arrays:
     for name, y in arrays.items():
         x = start.get(name)
         x = np.zeros_like(y) if x is None or x.shape != y.shape else x
-        near = x + factor * (y.astype(float) - x)
-        found[name] = (np.rint(near) if y.dtype.kind in "iu" else near).astype(y.dtype)
+        found[name] = as_type(x + factor * (y.astype(float) - x), y.dtype)
     return found
 
 

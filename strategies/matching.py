@@ -28,16 +28,21 @@ def chain(arrays: Arrays) -> list[str]:
     """The names of the layers. Raises ValueError unless each one's outputs are the next's inputs,
     channels of a convolution before a linear layer flattened channel by channel."""
     layers = [name.removesuffix(".weight") for name in arrays if name.endswith(".weight")]
+    layers = [n for n in layers if arrays[f"{n}.weight"].ndim in (2, 4) and f"{n}.bias" in arrays]
     known = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
-    fits = set(arrays) == known and all(arrays[f"{n}.weight"].ndim in (2, 4) for n in layers)
-    for here, following in pairwise(layers if fits else []):
+    if others := [name for name in arrays if name not in known]:
+        layer = others[0].rpartition(".")[0] or others[0]
+        raise ValueError(
+            f"fedma matches linear and convolutional layers with biases; {layer!r} is none"
+        )
+    for here, following in pairwise(layers):
         channels, inputs = width(arrays, here), arrays[f"{following}.weight"].shape[1]
-        fits = fits and inputs % channels == 0
-        if not is_flattening(arrays, here, following):
-            fits = fits and inputs == channels
-    if not fits:
-        shapes = {name: a.shape for name, a in arrays.items()}
-        raise ValueError(f"fedma matches chains of linear and convolutional layers, not {shapes}")
+        flattened = is_flattening(arrays, here, following)
+        if inputs % channels or (not flattened and inputs != channels):
+            raise ValueError(
+                f"fedma matches chains of layers; {here!r} has {channels} outputs, but "
+                f"{following!r}, which comes next, {inputs} inputs"
+            )
     return layers
 
 

@@ -6,8 +6,10 @@ w_i = f(e_i; θ), and backpropagates g_e to the encoder's γ. A novel client, wh
 encodes and gets its model; evaluation does just that. Departs from the paper: any number of
 clients a round, with the mean of their gradients; the last exchange carries γ once more, so that
 clients need not remember it. An evaluation's encoding takes the next round's along, since γ is the
-same: its exchange is saved. A private novel client is asked once in a run, in the last round,
-since every answer spends ε; so that round is the one to be reported."""
+same: its exchange is saved. The target network's buffers are averaged on the server and sent along:
+a novel client has none of its own (see `strategies.targets`). A private novel client is asked once
+in a run, in the last round, since every answer spends ε; so that round is the one to be
+reported."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -49,7 +51,7 @@ class ODPFLHN(PFedHN):
     `strategies.moments`). The other settings are pFedHN's."""
 
     any_model = False  # the encoder follows the target network's convolutions
-    kept = (*PFedHN.kept, "sigmas")
+    kept = ("sigmas",)
 
     server_lr = 0.5  # η_hn; this and the next four as published for MNIST by FedTTA
     server_momentum = 0.0
@@ -129,6 +131,7 @@ class ODPFLHN(PFedHN):
             self._remember(int(client), embedding.clone())
         for name, moment in to_tensors(group(saved, "moments")).items():
             setattr(self.moments, name, moment.clone())
+        self.targets.load(group(saved, "buffer"))
         return self.server_arrays()
 
     def configure_evaluate(

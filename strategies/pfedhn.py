@@ -4,8 +4,9 @@ Driven by named arrays alone, so any Flower client takes part that trains the we
 and returns them under the same names; a client whose properties name a ``model`` of `models` is
 sent that network's weights (section 5.2). Departs from the paper: Algorithm 1 prints the opposite
 sign of the update; the surrogate ½‖θ̃_i − h(v_i; φ)‖² fixes it as written here. Any number of
-clients a round: φ follows the mean of their gradients, each v_i its own. Arrays that are not
-floating point (counters) are averaged, not generated."""
+clients a round: φ follows the mean of their gradients, each v_i its own. Trainable weights alone
+are generated; running statistics are averaged on the server, as novel clients need some, too (see
+`strategies.targets`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,13 +39,15 @@ class PFedHN(PersonalizedStrategy):
     without `bias` is the linear hypernetwork θ_i = W v_i. With `descriptor` = "class-proportions"
     v_i is what the client tells, and only φ is learnt. After the run's rounds come `novel_rounds`
     in which φ is frozen and labeled novel clients learn their v_i (section 5.3). `models` are the
-    arrays of the target networks by name, where clients differ in size."""
+    arrays of the target networks by name, where clients differ in size.
+
+    `network` is the target network itself, or several by name: it tells which arrays are buffers,
+    frozen or tied, which its arrays alone do not. Only needed where there are such."""
 
     keeps_arrays = True
     holds_model = False
     any_model = True
     in_place = True  # the arrays are the parameters that the optimizer moves
-    kept: tuple[str, ...] = ("counters",)
 
     embedding_dim = setting(
         0, "entries of an embedding; 0: 1 + (training clients) // 4", "[0, 4096]"
@@ -66,7 +69,13 @@ class PFedHN(PersonalizedStrategy):
     clip_norm = setting(50.0, "norm at which each server gradient is clipped; 0: never", WEIGHT)
     novel_rounds = NOVEL_ROUNDS
 
-    def __init__(self, *, models: Mapping[str, Arrays] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, Arrays] | None = None,
+        network: nn.Module | Mapping[str, nn.Module] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
         self._serves_novel = self.evaluate_novel  # once they have learnt
         self.evaluate_novel = self.evaluate_novel and not self.novel_rounds
@@ -78,6 +87,7 @@ class PFedHN(PersonalizedStrategy):
         }
         self.embedding_lr = self.embedding_lr or self.server_lr
         self.models = models or {}
+        self._modules = {"": network} if isinstance(network, nn.Module) else network
         self.embeddings: dict[int, nn.Parameter] = {}  # v_i by client id
         self.hypernetwork: Hypernetwork | None = None  # h(·; φ)
         self.optimizer: Optimizer
@@ -139,7 +149,7 @@ class PFedHN(PersonalizedStrategy):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """Keep the target networks' arrays as templates of what is generated."""
-        self.targets = Targets(self.models or {"": arrays})
+        self.targets = Targets(self.models or {"": arrays}, self._modules)
         return arrays
 
     def forget(self) -> None:
@@ -147,7 +157,7 @@ class PFedHN(PersonalizedStrategy):
         self.hypernetwork, self.embeddings, self._generated = None, {}, []
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """φ and the embeddings of a former run."""
+        """φ, the embeddings and the averaged buffers of a former run."""
         v = to_tensors(group(saved, "embedding"))
         if not v:
             raise ValueError(f"the saved arrays hold no embedding; their names: {list(saved)[:5]}")
@@ -155,6 +165,7 @@ class PFedHN(PersonalizedStrategy):
         self.network().load_state_dict(to_tensors(group(saved, "hypernetwork")))
         for client, embedding in v.items():
             self._remember(int(client), embedding.clone())
+        self.targets.load(group(saved, "buffer"))
         return self.server_arrays()
 
     @property
@@ -238,22 +249,14 @@ class PFedHN(PersonalizedStrategy):
         self.optimizer.step(self.decay)
         self.optimizer.zero_grad()
         self._generated = []
-        self.targets.average_counters(updates)
+        if not self.frozen:
+            self.targets.average(updates)
         return self.server_arrays()
 
     def optimizers(self) -> list[Optimizer]:
         """That of φ and of the embeddings, in the order in which they were met."""
         self.network()
         return [self.optimizer]
-
-    @property
-    def counters(self) -> dict[str, Arrays]:
-        """The target networks' arrays that are averaged, not generated."""
-        return self.targets.counters
-
-    @counters.setter
-    def counters(self, counters: dict[str, Arrays]) -> None:
-        self.targets.counters = counters
 
     def report(self) -> dict[str, float]:
         """How far the round's generated models differ, see `spread`."""
@@ -275,10 +278,12 @@ class PFedHN(PersonalizedStrategy):
         return self.hypernetwork
 
     def server_arrays(self) -> Arrays:
-        """φ as ``hypernetwork/…`` and the embeddings as ``embedding/<client>``, memory shared."""
+        """φ as ``hypernetwork/…``, the embeddings as ``embedding/<client>``, memory shared, and the
+        averaged ``buffer/…``."""
         own = {n: t.detach().numpy() for n, t in self.network().state_dict().items()}
         v = {str(client): v.detach().numpy() for client, v in self.embeddings.items()}
-        return prefixed("hypernetwork", own) | prefixed("embedding", v)
+        averages = prefixed("buffer", self.targets.averages())
+        return prefixed("hypernetwork", own) | prefixed("embedding", v) | averages
 
     def _dim(self) -> int:
         self.embedding_dim = self.embedding_dim or 1 + len(self.training_nodes()) // 4
@@ -294,7 +299,7 @@ class PFedHN(PersonalizedStrategy):
 def spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:
     """How far generated models are apart, in their root mean squared norm: the square root of
     Σ_i ‖w_i − w̄‖² / Σ_i ‖w_i‖², each network about its own mean. None for single clients."""
-    flat = [torch.cat([t.detach().flatten(1) for t in theta.values()], 1) for theta in generated]
+    flat = [torch.cat([t.detach().reshape(len(t), -1) for t in w.values()], 1) for w in generated]
     if all(len(w) < 2 for w in flat):
         return None
     apart = sum(float((w - w.mean(0)).square().sum()) for w in flat)

@@ -33,5 +33,5 @@ class PFedMe(HeldHeads, FedAvg):
         mixed = {name: (1 - beta) * arrays[name] + beta * a for name, a in average.items()}
         heads = self.stored(arrays, updates)
         if self.robust != "none":
-            return mixed | heads | {name: a for name, a in average.items() if is_statistic(name)}
+            return mixed | heads | {name: a for name, a in average.items() if is_statistic(name, a)}
         return mixed | heads | mean_statistics(shared)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from clients.arrays import Arrays, prefixed
 from clients.optimizers import Optimizer
@@ -33,13 +34,19 @@ class PFL(PersonalizedStrategy):
     hidden_layers, server_lr = PFedHN.declared["hidden_layers"], PFedHN.declared["server_lr"]
     server_momentum = PFedHN.declared["server_momentum"]
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        network: nn.Module | Mapping[str, nn.Module] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
         rates = {"lr_decay": self.lr_decay, "lr_decay_rounds": self.lr_decay_rounds}
         common: dict[str, Any] = {"seed": self.seed, "saved_rounds": self.saved_rounds, **rates}
         self.trainer: PersonalizedStrategy = FedAvg(**common)
         if self.base == "pfedhn":
-            self.trainer = PFedHN(**common, **{name: getattr(self, name) for name in OF_PFEDHN})
+            given = {name: getattr(self, name) for name in OF_PFEDHN}
+            self.trainer = PFedHN(**common, **given, network=network)
         self.keeps_arrays, self.in_place = self.trainer.keeps_arrays, self.trainer.in_place
         self._heads_stay = self.base == "fedper"
 

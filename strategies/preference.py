@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, is_statistic, to_numpy
 from clients.optimizers import Adam, Optimizer
 from partitions.seeds import seed_of
 from partitions.settings import POSITIVE, setting
@@ -22,7 +22,9 @@ from strategies.replies import Node, Update
 
 
 class CentralAdam(PersonalizedStrategy):
-    """x ← Adam(x, −mean_u Δ_u) at the rate `server_lr`, betas and eps the library's."""
+    """x ← Adam(x, −mean_u Δ_u) at the rate `server_lr`, betas and eps the library's.
+
+    Running statistics and counters are the plain mean."""
 
     server_lr = setting(0.001, "learning rate of the central Adam on the mean change", POSITIVE)
 
@@ -33,8 +35,8 @@ class CentralAdam(PersonalizedStrategy):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """A fresh optimizer over the arrays."""
-        self._parameters = {n: nn.Parameter(torch.from_numpy(a.copy())) for n, a in arrays.items()}
-        self._optimizer = Adam(self._parameters.values(), self.server_lr)
+        self._parameters, self._optimizer = {}, Adam([], self.server_lr)
+        self._track(arrays, arrays)
         return arrays
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
@@ -54,13 +56,18 @@ class CentralAdam(PersonalizedStrategy):
         """One Adam step with the gradient x − mean; arrays that are new start in it."""
         self._track(arrays, mean)
         for name, parameter in self._parameters.items():
-            parameter.grad = torch.from_numpy(arrays[name] - mean[name])
+            parameter.grad = torch.from_numpy(np.asarray(arrays[name] - mean[name]))
         self._optimizer.step(self.decay)
-        return {name: p.detach().numpy().copy() for name, p in self._parameters.items()}
+        statistics = {name: a for name, a in mean.items() if is_statistic(name, a)}
+        return to_numpy(self._parameters) | statistics
 
     def _track(self, arrays: Arrays, names: Iterable[str]) -> None:
         """Let the optimizer move the arrays of these names, where it does not already."""
-        new = [name for name in names if name not in self._parameters]
+        new = [
+            name
+            for name in names
+            if name not in self._parameters and not is_statistic(name, arrays[name])
+        ]
         if new:
             found = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
             self._parameters |= found
@@ -120,7 +127,8 @@ class PFedKM(Mapped, CentralAdam):
         changes = []
         for update in updates:
             sent = self._model(arrays, self.cluster.get(update.node.client, 0))
-            changes.append({name: a - sent[name] for name, a in update.arrays.items()})
+            weights = {n: a for n, a in update.arrays.items() if not is_statistic(n, a)}
+            changes.append({name: a - sent[name] for name, a in weights.items()})
         flat = np.stack([np.concatenate([a.ravel() for a in c.values()]) for c in changes])
         self._fit(flat)
         mean = {name: array.copy() for name, array in arrays.items()}
@@ -129,7 +137,8 @@ class PFedKM(Mapped, CentralAdam):
             self.cluster[update.node.client] = int(k)
             for name, array in change.items():
                 mean[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
-        return self.descend(arrays, mean)
+        told = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
+        return self.descend(arrays, mean | weighted_mean(told, [1] * len(told)))
 
     def _model(self, arrays: Arrays, k: int) -> Arrays:
         """Encoder and head k, under the users' names."""

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, as_type
 from clients.privacy import (
     COVERS,
     EVERYTHING,
     GENERATORS,
     MODES,
     NOISE,
-    as_type,
     clipped,
     generator,
     noised,

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
-from clients.arrays import Arrays, to_record
+from clients.arrays import Arrays, as_type, to_record
 
 Mean = Callable[[Sequence[Arrays], float], Arrays]
 
@@ -46,7 +46,4 @@ def robust_mean(kind: str, fraction: float, start: Arrays, models: Sequence[Arra
         return {}
     changes = [{n: a.astype(float) - start[n] for n, a in one.items()} for one in models]
     moved = {n: start[n] + change for n, change in MEANS[kind](changes, fraction).items()}
-    return {
-        name: (np.rint(a) if start[name].dtype.kind in "iu" else a).astype(start[name].dtype)
-        for name, a in moved.items()
-    }
+    return {name: as_type(a, start[name].dtype) for name, a in moved.items()}

@@ -22,7 +22,7 @@ class Scaffold(PersonalizedStrategy):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The model with zero control variates."""
-        weights = {name: a for name, a in arrays.items() if not is_statistic(name)}
+        weights = {name: a for name, a in arrays.items() if not is_statistic(name, a)}
         return arrays | prefixed("control", {n: np.zeros_like(a) for n, a in weights.items()})
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
@@ -37,12 +37,12 @@ class Scaffold(PersonalizedStrategy):
     def expected(self, sent: Arrays) -> Arrays:
         """``delta/…`` and ``control/…`` for every weight, and statistics."""
         c = group(sent, "control")
-        statistics = {name: a for name, a in sent.items() if is_statistic(name)}
+        statistics = self.reference(sent)
         return prefixed("delta", c) | prefixed("control", c) | statistics
 
     def reference(self, sent: Arrays) -> Arrays:
         """Zero for changes, which most of a reply is."""
-        return {name: a for name, a in sent.items() if is_statistic(name)}
+        return {name: a for name, a in sent.items() if is_statistic(name, a)}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Lines 16-17."""

@@ -7,6 +7,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # what its user allows is not the tests' business
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # workers use this environment, not a new one
 os.environ.setdefault("RAY_worker_niceness", "0")  # else whoever works beside starves them
 
@@ -28,11 +29,12 @@ def interruptible():
 
 @pytest.fixture(autouse=True)
 def alone():
-    """A command that runs in the tests' process quietens Flower's log and takes SIGTERM for Ctrl-C:
-    for its test alone."""
-    log = logging.getLogger("flwr")
+    """A command that runs in the tests' process quietens Flower's log, takes SIGTERM for Ctrl-C and
+    allows what it is told to: for its test alone."""
+    log, allowed = logging.getLogger("flwr"), os.environ.get("FEDAPPS_ALLOW", "")
     level, handlers = log.level, {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield
+    os.environ["FEDAPPS_ALLOW"] = allowed
     log.setLevel(level)
     for number, handler in handlers.items():
         signal.signal(number, handler)

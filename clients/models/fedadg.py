@@ -57,4 +57,5 @@ class Aligned(nn.Module):
 
     def predictor(self) -> list[nn.Parameter]:
         """The parameters of feature extractor and classifier."""
-        return [p for part in (self.body, self.feature, self.head) for p in part.parameters()]
+        parts = nn.ModuleList([self.body, self.feature, self.head])
+        return list(parts.parameters())

@@ -11,7 +11,7 @@ from torch import nn
 from clients.models.head import headed
 from clients.models.networks import MLP, ConvNet, ConvNetBN, FeatureMLP, LeNet, OmniglotLeNet
 from clients.models.preference import PreferenceNet
-from partitions.references import VARIADIC, Table, called, check_callable
+from partitions.references import VARIADIC, Table, called, makes
 from partitions.seeds import drawing
 
 
@@ -62,7 +62,11 @@ def _adopted(name: str, build: Any) -> Model:
     """What ``module:NAME`` builds, given `num_classes` and, if it takes it, `shape`."""
     if isinstance(build, Model):
         return build
-    check_callable(name, build)
+    if not makes(build, nn.Module):
+        raise ValueError(
+            f"{name!r} is {build!r:.200}; a model must be a subclass of torch.nn.Module, or a "
+            "function annotated to return one (-> torch.nn.Module)"
+        )
 
     def made(shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
         kinds = [p.kind for p in inspect.signature(build).parameters.values()]

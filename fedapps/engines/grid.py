@@ -140,8 +140,12 @@ class InProcessGrid(LocalGrid):
 def simulated(num_nodes: int) -> list[UserConfig]:
     """The configurations that Flower's simulation engine gives its nodes, which also say that
     they are simulated."""
-    told = {"num-partitions": num_nodes, "simulated": True}
-    return [{"partition-id": i, **told} for i in range(num_nodes)]
+    return [simulated_node(i, num_nodes) for i in range(num_nodes)]
+
+
+def simulated_node(number: int, of: int) -> UserConfig:
+    """The configuration of one of them."""
+    return {"partition-id": number, "num-partitions": of, "simulated": True}
 
 
 def named(messages: Iterable[Message]) -> list[Message]:

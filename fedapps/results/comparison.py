@@ -6,7 +6,6 @@ difference to a reference whose sign a paired test judges, and how unequal the c
 import csv
 import io
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.config import effective
+from fedapps.console import spreadsheet_cell
 from fedapps.engines.jobs import Job
 from fedapps.results.published import SCORES, Published
 from fedapps.results.table import Results, epsilon, lost_replies, terms_of_privacy
@@ -173,21 +173,21 @@ def as_csv(found: Comparison) -> str:
     writer = csv.writer(file, lineterminator="\n")
     names = ["mean", "deviation_over_seeds", "seeds", "published", "less_reference", "p", "epsilon"]
     spread = ["worst_client", "lowest_tenth", "deviation_over_clients"]
-    writer.writerow(["score", *map(_cell, found.by), *names, *spread])
+    writer.writerow(["score", *map(spreadsheet_cell, found.by), *names, *spread])
     for line in found.lines:
         numbers = [line.mean, line.deviation, len(line.seeds), line.published]
         told = [job.summary()["privacy"]["epsilon"] for job in line.runs if _private(job)]
         tests = [line.difference, line.p, max(told, default=None)]
         writer.writerow(
-            [line.score, *map(_cell, line.by), *numbers, *tests, *(line.spread() or [""] * 3)]
+            [
+                line.score,
+                *map(spreadsheet_cell, line.by),
+                *numbers,
+                *tests,
+                *(line.spread() or [""] * 3),
+            ]
         )
     return file.getvalue()
-
-
-def _cell(name: str) -> str:
-    """A name, as text to spreadsheets; numbers, the negative ones as well, stay as they are."""
-    formula = re.match(r"[=+\-@\t\r]", name) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
-    return f"'{name}" if formula else name
 
 
 def _line(

@@ -15,7 +15,7 @@ from clients.base import Client
 from fedapps.bridge import load_state
 from fedapps.clientapp import app, make_client, with_public
 from fedapps.config import Config, saved_configuration
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.grid import InProcessGrid, simulated_node
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
 from fedapps.results.folder import check_former
@@ -138,5 +138,5 @@ def label_shares(config: Config) -> np.ndarray:
 
 def client(config: Config, number: int) -> Client:
     """The run's client of this number."""
-    node = {"partition-id": number, "num-partitions": config["num-clients"]}
+    node = dict(simulated_node(number, int(config["num-clients"])))
     return make_client(Context(0, 0, node, RecordDict(), config), str(config["method"]))

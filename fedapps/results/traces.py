@@ -17,6 +17,7 @@ from clients.adaptation import Adapting
 from clients.base import lr_factor
 from fedapps.clientapp import make_client
 from fedapps.config import Config, defaults, override, settings
+from fedapps.engines.grid import simulated_node
 from fedapps.files import best_round
 from fedapps.methods import METHODS
 
@@ -50,7 +51,7 @@ def trace(
             if issubclass(entry.client, Adapting) and not entry.client.personal
         )
         raise ValueError(f"{method!r} has no adaptation steps to trace; known: {able}")
-    node = {"partition-id": client, "num-partitions": config["num-clients"]}
+    node = dict(simulated_node(client, int(config["num-clients"])))
     one = make_client(Context(0, 0, node, RecordDict(), config), method)
     assert isinstance(one, Adapting)
     told = settings(config, method)

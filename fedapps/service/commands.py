@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedapps.console import make_console, say, say_error
+from fedapps.console import Allowed, make_console, say, say_error
 from fedapps.files import HANDOUT, MODEL
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -24,7 +24,7 @@ RunFolder = Annotated[Path, typer.Argument(help="A finished run's folder, <metho
 
 
 @app.command()
-def show(run: RunFolder) -> None:
+def show(run: RunFolder, allow: Allowed = None) -> None:
     """Tell what a finished run is, and what a later client would get from it."""
     from fedapps.methods import METHODS
     from fedapps.service.run import Run
@@ -80,6 +80,7 @@ def personalize(
     epsilon: Annotated[
         float | None, typer.Option(help="odpfl-hn: ε of the descriptor; as the run's if not set.")
     ] = None,
+    allow: Allowed = None,
 ) -> None:
     """Give a later client its model: from a finished run, for unlabeled data of its own."""
     from fedapps.service import onnx as exporter
@@ -118,6 +119,7 @@ def serve(
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="Also who has its model already.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between looks at who is there.")] = 30.0,
+    allow: Allowed = None,
 ) -> None:
     """Serve a finished run to the nodes of a SuperLink, until Ctrl-C: a line for each node."""
     from fedapps.engines.flwr import Flwr

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clients.arrays import model_arrays
 from clients.tent import entropy
+from fedapps.console import spreadsheet_cell
 from fedapps.files import MODEL, write_arrays, write_text
 from fedapps.service.card import Card
 from fedapps.service.inputs import Inputs
@@ -85,7 +86,8 @@ class Served:
         lines.writerow(("sample", "class", "probability"))
         for name, p in zip(self.inputs.names, self.logits.softmax(1), strict=True):
             best = int(p.argmax())
-            lines.writerow((name, self.card.classes[best], f"{float(p[best]):.6f}"))
+            told = map(spreadsheet_cell, (name, self.card.classes[best]))
+            lines.writerow((*told, f"{float(p[best]):.6f}"))
         return text.getvalue()
 
     def write(self, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A finished run: what it is, and the model that a later client gets from it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from clients.arrays import to_record
 from clients.base import Client
 from fedapps.bridge import answer
 from fedapps.clientapp import build_client, method_model
-from fedapps.config import Config, construct, override, saved_configuration
+from fedapps.config import Config, accepted, construct, override, saved_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import best_round
 from fedapps.methods import METHODS
@@ -24,6 +25,7 @@ from fedapps.service.card import Card, read_card
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
 from fedapps.service.node import CLIENT, acknowledged, served_by
+from partitions import trust
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 
@@ -124,14 +126,18 @@ class Run:
             )
 
 
-def load(run: str | Path) -> Run:
-    """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x."""
+def load(run: str | Path, *, allow: Sequence[str] = ()) -> Run:
+    """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x.
+
+    `allow` names the code from outside the package, each as module:NAME, that the run may use."""
+    trust.allow(*allow)
     return Run(run)
 
 
 def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
     """The run's strategy as it ended, over the nodes of a grid."""
     entry, config = METHODS[run.method], run.config
+    network, initial = method_model(run.method, config, run.card.info())
     strategy: PersonalizedStrategy = construct(
         entry.strategy,
         config=config,
@@ -142,8 +148,8 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         former=read_former(run.folder),
         saved_rounds=best_round(run.folder),
         privacy=None,
+        **({"network": network} if "network" in accepted(entry.strategy) else {}),
     )
-    _, initial = method_model(run.method, config, run.card.info())
     shared = {n: a for n, a in initial.items() if not entry.client.is_personal(n)}
     strategy.open(grid, to_record(shared), {"method": run.method})
     return strategy

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.tent import TENTClient, batch_statistics, entropy
+from clients.tent import TENTClient, batch_statistics, entropy, with_statistics
 from partitions.shares import Samples, Share
 
 
@@ -87,14 +87,19 @@ def test_two_steps_by_hand_without_the_momentum_of_training():
 
 
 def test_a_served_network_normalises_by_the_statistics_of_the_inputs_it_adapted_to():
-    """Their very mean and unbiased variance, whatever the running ones were before."""
+    """Their very mean and variance, which made the predictions, whatever the running ones were
+    before; for a convolution's maps over all of their pixels."""
     tent, x = client(nn.BatchNorm1d(8), nn.ReLU(), adapt_steps=1)
     tent.model[1].running_mean += 3
     h = tent.model[0](x).detach()
-    tent.predict(x)
-    norm = tent.personal_model(x)[1]
+    logits = tent.predict(x)
+    served = tent.personal_model(x)
+    norm = served[1]
+    torch.testing.assert_close(served(x), logits)
     assert norm.running_mean.tolist() == pytest.approx(h.mean(0).tolist(), abs=1e-6)
-    assert norm.running_var.tolist() == pytest.approx(h.var(0).tolist(), rel=1e-5)
+    assert norm.running_var.tolist() == pytest.approx(h.var(0, correction=0).tolist(), rel=1e-5)
+    maps = torch.arange(16.0).view(2, 1, 2, 4)  # 0 … 15: variance (16² − 1) / 12 = 21.25
+    assert with_statistics(nn.BatchNorm2d(1), maps).running_var.item() == pytest.approx(21.25)
 
 
 LAYERS = {

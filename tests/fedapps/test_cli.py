@@ -58,7 +58,7 @@ def fedapps(*arguments, code=0):
         (["nonsense"], ["'nonsense'", "key=value"]),
         (["fedprox.mu=-1", "--methods", "fedprox"], ["fedprox.mu", "-1"]),
         (["device=tpu"], ["'tpu'", "auto"]),
-        (["model=os:curdir"], ["'os:curdir'", "must be a function or a class"]),
+        (["model=os:curdir"], ["'os:curdir'", "must be a subclass of torch.nn.Module"]),
         ([f"dataset={__file__}"], ["test_cli.py is no data", ".npz"]),
     ],
 )

@@ -13,7 +13,7 @@ from tiny import federate
 from clients.models import build_model
 from fedapps.config import defaults, override, own_settings, settings, variant
 from fedapps.engines.jobs import make_jobs
-from partitions import federation
+from partitions import federation, trust
 from partitions.datasets import configured, described
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,7 @@ def test_settings_are_declared_by_the_signature_and_checked():
     ],
 )
 def test_what_is_refused_names_value_and_choices(changes, words):
+    trust.allow(*trust.named(changes))
     with pytest.raises(ValueError) as error:
         override(defaults(), changes)
     assert all(word in str(error.value) for word in words), str(error.value)
@@ -77,13 +78,14 @@ def test_what_is_refused_names_value_and_choices(changes, words):
         ({"method": DITTO, f"{DITTO}.penalty": -1.0}, "penalty is -1.0"),
         ({"partition": "my_lab.rules:BySize", "my_lab.rules:BySize.power": -1.0}, "power is -1"),
         ({"partition": "flwr_datasets.partitioner:DirichletPartitioner"}, "needs 'alpha'"),
-        ({"dataset": "my_lab.rules:BySize"}, "needs 'num_partitions'"),
-        ({"model": "my_lab.data:rings"}, "gives tuple, not a torch.nn.Module"),
+        ({"dataset": "my_lab.rules:BySize"}, "a dataset must be an Info, or a function"),
+        ({"model": "my_lab.data:rings"}, "a model must be a subclass of torch.nn.Module"),
         ({"model": "torch.nn:Flatten"}, "does not end in a linear layer of 10"),
         ({"dataset": "my_lab/nothing.npz"}, "unknown dataset 'my_lab/nothing.npz'"),
     ],
 )
 def test_a_run_refuses_what_does_not_fit(changes, words):
+    trust.allow(*trust.named(changes))
     with pytest.raises((ValueError, RuntimeError), match=words):
         federate(**changes)
 
@@ -111,6 +113,7 @@ def test_an_info_tells_the_task_unread():
 @pytest.mark.parametrize("name", ["my_lab.nets:resnet10", "torchvision.models:mobilenet_v3_small"])
 def test_a_foreign_network_ends_in_the_head_that_methods_know(name):
     """Grey inputs are repeated to three channels; head(features(x)) is the network."""
+    trust.allow(name)
     network = build_model(name, (1, 32, 32), 7, 0).eval()
     same = build_model(name, (1, 32, 32), 7, 0)
     assert all(

@@ -11,7 +11,10 @@ from partitions import datasets, references
 SOURCE = """
 import numpy as np
 
-def made(count: int = 3, *, top_k: int = 2, tags: tuple = (), novel: bool = True, seed: int = 0):
+Pair = tuple[np.ndarray, np.ndarray]
+
+def made(count: int = 3, *, top_k: int = 2, tags: tuple = (), novel: bool = True, seed: int = 0
+         ) -> Pair:
     x = np.full((count, 2), {value}, np.float32)
     return x, np.arange(count) % top_k
 
@@ -25,11 +28,12 @@ def written(tmp_path, monkeypatch):
     """Writes the module `their_own`, which this process then imports anew."""
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FEDAPPS_ALLOW", "their_own:made")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of two sources of one second and size
 
     def write(value):
         (tmp_path / "their_own.py").write_text(SOURCE.replace("{value}", str(value)))
-        for forget in (references.load, references.keywords, datasets._own):
+        for forget in (references._imported, references.keywords, datasets._own):
             forget.cache_clear()
         sys.modules.pop("their_own", None)
         importlib.invalidate_caches()

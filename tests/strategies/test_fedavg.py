@@ -1,9 +1,13 @@
 """Means of models, by hand."""
 
 import numpy as np
+import pytest
 from tiny import update
 
-from strategies.fedavg import FedAvg, mean, mean_statistics
+from clients.arrays import as_type, settled
+from strategies.fedavg import FedAvg, mean, mean_statistics, weighted_mean
+from strategies.magnitude import scaled
+from strategies.robust import MEANS, robust_mean
 
 NAMES = ("w", "norm.running_mean", "norm.num_batches_tracked")
 
@@ -35,3 +39,50 @@ def test_statistics_are_weighed_where_weights_are_not():
     assert mean([u.arrays for u in replies()])["w"] == np.float64(13.6) / 3
     found = mean_statistics(replies())
     assert {name: a.tolist() for name, a in found.items()} == {NAMES[1]: -0.0625, NAMES[2]: 8}
+
+
+KINDS = {
+    "count": (np.array(2), np.array(7), 6),  # (2 + 3·7) / 4 = 5.75
+    "small": (np.uint8([250, 1]), np.uint8([254, 2]), [253, 2]),  # 253 and 1.75
+    "mask": (np.array([True, True, False]), np.array([False, True, True]), [False, True, True]),
+    "half": (np.float16([1.0]), np.float16([3.0]), [2.5]),
+    "gain": (np.float32(1.0), np.float32(3.0), 2.5),
+}
+
+
+def test_a_mean_keeps_dtypes_and_shapes():
+    """Weights 1 and 3; the mask's means are 0.25, 1 and 0.75."""
+    one, two = ({n: np.asarray(kind[i]) for n, kind in KINDS.items()} for i in (0, 1))
+    for name, array in weighted_mean([one, two], [1, 3]).items():
+        assert isinstance(array, np.ndarray)
+        assert (array.dtype, array.shape) == (one[name].dtype, one[name].shape)
+        assert array.tolist() == KINDS[name][2]
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_so_do_robust_means_and_clipped_updates(kind):
+    start = {n: np.asarray(first) for n, (first, _, _) in KINDS.items()}
+    models = [start, {n: np.asarray(second) for n, (_, second, _) in KINDS.items()}, start]
+    found = robust_mean(kind, 0.4, start, models)
+    near = scaled(models[1], start, 0.75)
+    for name, array in start.items():
+        for other in (found[name], near[name]):
+            assert isinstance(other, np.ndarray)
+            assert (other.dtype, other.shape) == (array.dtype, array.shape)
+    assert near["count"] == 6 and near["mask"].tolist() == [False, True, True]
+
+
+def test_numbers_beyond_a_dtype_are_its_nearest():
+    assert as_type(np.array([-0.7, 300.0, 2.5]), np.dtype(np.uint8)).tolist() == [0, 255, 2]
+    assert as_type(np.array([-3.0, 0.4, 0.6]), np.dtype(bool)).tolist() == [False, False, True]
+
+
+def test_what_is_aggregated_has_the_order_and_the_dtypes_of_before():
+    """And no variance below 0; new arrays come last, as they are."""
+    like = {"w": np.zeros(1), "norm.running_var": np.ones(2), "n": np.array(1, np.int32)}
+    mixed = {"new": np.float16(1), "n": np.float64(2.6), "norm.running_var": np.array([-1.0, 2])}
+    found = settled(mixed, like)
+    assert [(n, a.tolist(), a.dtype.str[1:]) for n, a in found.items()] == [
+        ("norm.running_var", [0, 2], "f8"), ("n", 3, "i4"), ("new", 1, "f2"),
+    ]  # fmt: skip
+    assert all(isinstance(array, np.ndarray) for array in found.values())

@@ -106,16 +106,17 @@ def test_chains_of_the_registered_networks(name, layers):
 
 
 @pytest.mark.parametrize(
-    "arrays",
+    ("arrays", "why"),
     [
-        {"a.weight": np.zeros((2, 3)), "a.bias": np.zeros(2), "b.weight": np.zeros((1, 4)),
-         "b.bias": np.zeros(1)},
-        {"a.weight": np.zeros((2, 3))},
-        {"norm.weight": np.zeros(3), "norm.bias": np.zeros(3)},
+        ({"a.weight": np.zeros((2, 3)), "a.bias": np.zeros(2), "b.weight": np.zeros((1, 4)),
+          "b.bias": np.zeros(1)}, "'a' has 2 outputs, but 'b', which comes next, 4 inputs"),
+        ({"a.weight": np.zeros((2, 3))}, "with biases; 'a' is none"),
+        ({"norm.weight": np.zeros(3), "norm.bias": np.zeros(3)}, "with biases; 'norm' is none"),
+        ({"gain": np.zeros(())}, "with biases; 'gain' is none"),
     ],
 )  # fmt: skip
-def test_other_networks_are_refused(arrays):
-    with pytest.raises(ValueError, match="chains of linear and convolutional layers"):
+def test_other_networks_are_refused_by_the_layer_that_does_not_fit(arrays, why):
+    with pytest.raises(ValueError, match=why):
         chain(arrays)
 
 

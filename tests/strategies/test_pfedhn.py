@@ -1,11 +1,13 @@
 """pFedHN's update against the gradient of its surrogate, computed by brute force."""
 
 import numpy as np
+import odd
 import pytest
 import torch
 from tiny import federate
+from torch import nn
 
-from clients.arrays import to_record
+from clients.arrays import model_arrays, to_record
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
 from strategies.round import Round
@@ -164,7 +166,7 @@ def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter(
     assert [sent[node]["w"].item() for node in nodes] == [-3.0, 4.0]
     told = [(nodes[0], 3, 1), (nodes[1], 10, 6)]
     strategy.aggregate({}, [Update(u, sent[u] | {"n": np.array(n)}, k, {}) for u, n, k in told])
-    assert strategy.counters[""]["n"].item() == 9
+    assert strategy.targets.averaged[""]["n"].item() == 9
     assert strategy.may_stop and not PFedHN(novel_rounds=1).may_stop
 
 
@@ -182,8 +184,8 @@ def test_counters_are_averaged_within_a_network_and_given_with_its_models():
     targets = Targets(dict.fromkeys("SMB", start))
     nodes = [Node(i, 50 + i, properties={"model": m}) for i, m in enumerate("SMS")]
     told = zip(nodes, (10, 7, 13), (1, 2, 3), strict=True)
-    targets.average_counters([Update(node, {"n": np.array(n)}, k, {}) for node, n, k in told])
-    assert {name: own["n"].item() for name, own in targets.counters.items()} == (
+    targets.average([Update(node, {"n": np.array(n)}, k, {}) for node, n, k in told])
+    assert {name: own["n"].item() for name, own in targets.averaged.items()} == (
         {"S": 12, "M": 7, "B": 5}
     )
     assert {name: [n.client for n in own] for name, own in targets.by_network(nodes).items()} == (
@@ -196,3 +198,82 @@ def test_counters_are_averaged_within_a_network_and_given_with_its_models():
     assert [targets.has(node) for node in (nodes[0], Node(9, 59), Node(8, 58, properties={}))] == (
         [True, False, False]
     )
+
+
+SHAPE = (1, 8, 8)
+
+
+def everything():
+    """The targets of a network of all kinds and, to compare, its arrays."""
+    torch.manual_seed(0)
+    network = odd.Everything(SHAPE, 10)
+    return Targets({"": model_arrays(network)}, {"": network}), model_arrays(network)
+
+
+def test_trainable_weights_alone_are_generated_and_tied_ones_once():
+    """In the network's own order; frozen arrays and averages go along, `third` has `second`'s."""
+    targets, arrays = everything()
+    generated = ["gain", "second.weight", "second.bias", "head.weight", "head.bias", "norm.weight",
+                 "norm.bias", "third.bias"]  # fmt: skip
+    assert list(targets.shapes()) == generated
+    averaged = ["level", "batches", "order", "mask", "norm.running_mean", "norm.running_var",
+                "norm.num_batches_tracked"]  # fmt: skip
+    assert list(targets.averaged[""]) == averaged
+    theta = {n: torch.full((2, *shape), i) + torch.arange(2.0).view(2, *(1 for _ in shape))
+             for i, (n, shape) in enumerate(targets.shapes().items())}  # fmt: skip
+    nodes = [Node(0, 50), Node(1, 51)]
+    one, two = targets.named(theta, nodes, "").values()
+    assert list(one) == list(two) == list(arrays)
+    for name in arrays:
+        source = "second.weight" if name == "third.weight" else name
+        first = generated.index(source) if source in generated else arrays[name]
+        second = first + 1 if source in generated else arrays[name]
+        assert (one[name] == first).all() and (two[name] == second).all(), name
+        assert (one[name].dtype, one[name].shape) == (arrays[name].dtype, arrays[name].shape)
+
+
+def test_without_the_network_statistics_are_known_by_their_names_and_dtypes():
+    _, arrays = everything()
+    others = set(arrays) - set(Targets({"": arrays}).shapes())
+    assert others == {"batches", "order", "mask", "norm.running_mean", "norm.running_var",
+                      "norm.num_batches_tracked"}  # fmt: skip
+
+
+def test_averages_are_saved_and_no_variance_is_negative():
+    """Of 1 and 3 samples: means (4 + 3·8) / 4 = 7 and, of variances, (1 − 3·3) / 4 < 0."""
+    targets, arrays = everything()
+    told = [("norm.running_mean", 4, 8), ("norm.running_var", 1, -3), ("batches", 2, 7)]
+    replies = [
+        Update(
+            Node(i, 50 + i), arrays | {n: np.full_like(arrays[n], v[i]) for n, *v in told}, k, {}
+        )
+        for i, k in enumerate((1, 3))
+    ]
+    targets.average(replies)
+    again, _ = everything()
+    again.load(targets.averages())
+    for name, expected in (("running_mean", 7), ("running_var", 0)):
+        assert (again.averaged[""][f"norm.{name}"] == expected).all()
+    assert again.averaged[""]["batches"] == 6
+    sizes = Targets(dict.fromkeys("SM", arrays))
+    sizes.load({"M/batches": np.array(3)})
+    assert [sizes.averaged[size]["batches"] for size in "SM"] == [0, 3]
+    assert sizes.averages().keys() == {f"{s}/{n}" for s in "SM" for n in sizes.averaged[s]}
+
+
+def test_novel_clients_do_not_move_the_averages():
+    strategy = PFedHN(embedding_dim=1, hidden_layers=0, novel_rounds=1)
+    strategy._last_training_round = 1
+    strategy._take(to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}))
+    node = Node(0, 50)
+    for number, expected in ((1, 4), (2, 4)):
+        strategy.now = Round(number)
+        sent = strategy.broadcast({}, [node])[node]
+        strategy.aggregate({}, [Update(node, sent | {"n": np.array(4 * number)}, 1, {})])
+        assert strategy.targets.averaged[""]["n"] == expected
+
+
+def test_a_network_without_trainable_weights_is_refused():
+    frozen = nn.Linear(2, 1).requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable weights that could be generated"):
+        Targets({"": model_arrays(frozen)}, {"": frozen})

@@ -6,11 +6,10 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
 
-from clients.arrays import from_record, to_record
+from clients.arrays import as_type, from_record, to_record
 from clients.privacy import (
     NOISE,
     SystemGenerator,
-    as_type,
     clipped,
     generator,
     noised,

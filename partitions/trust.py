@@ -1,0 +1,77 @@
+"""Whose code may run: the references ``module:NAME`` that the user named.
+
+Allowed is what the user typed, what ``--allow`` or FEDAPPS_ALLOW names, and what the list `allow`
+of the user's own ``~/.config/fedapps/config.toml`` holds; on a node also what `allow` in its node
+configuration names. What only a saved run or a server names is refused before it is imported."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "FEDAPPS_ALLOW"  # processes that this one starts inherit it
+
+
+def is_reference(name: str) -> bool:
+    """Whether the name is one of something outside the package."""
+    module, _, attribute = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
+def named(told: Any) -> list[str]:
+    """The references that stand anywhere in a configuration: in texts, lists and keys."""
+    if isinstance(told, str):
+        return [word for word in re.split(r"[\s,]+", told) if is_reference(word)]
+    if isinstance(told, Mapping):
+        keys = [word for key in told for word in (key, key.rpartition(".")[0]) if ":" in key]
+        return [*filter(is_reference, keys), *named([*told.values()])]
+    if isinstance(told, list | tuple):
+        return [word for one in told for word in named(one)]
+    return []
+
+
+def allow(*references: str) -> None:
+    """Let this process, and those that it starts, import what these references name.
+
+    Raises ValueError for what is no reference."""
+    for reference in references:
+        if not is_reference(reference):
+            raise ValueError(f"{reference!r} cannot be allowed; name it as module:NAME")
+    if references:
+        known = [word for word in os.environ.get(VARIABLE, "").split(",") if word]
+        os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, *references]))
+
+
+def check(reference: str) -> None:
+    """Raise ValueError unless the user named this very reference."""
+    words = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
+    if reference not in words and reference not in _listed(user_file()):
+        raise ValueError(
+            f"{reference!r} is code from outside the package, and you have not allowed it; if you "
+            f"trust it: --allow {reference}, or {VARIABLE}, or the list allow in {user_file()}; "
+            "on a node: allow in its node configuration"
+        )
+
+
+def user_file() -> Path:
+    """The user's own configuration."""
+    return (
+        Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "fedapps/config.toml"
+    )
+
+
+@cache
+def _listed(file: Path) -> frozenset[str]:
+    """The references that the user's configuration allows."""
+    try:
+        told = tomllib.loads(file.read_text("utf-8")).get("allow", [])
+    except OSError:  # most have none
+        return frozenset()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no valid TOML: {error}") from error
+    if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
+        raise ValueError(f"{file}: allow is {told!r:.200}; it must be a list of module:NAME")
+    return frozenset(told)

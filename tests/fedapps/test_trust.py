@@ -1,0 +1,347 @@
+"""Run folders, servers and messages that name code, files or formulas of their choice."""
+
+import csv
+import io
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+from tiny import SMALL
+from torch import nn
+from typer.testing import CliRunner
+
+import fedapps
+from clients.models import build_model
+from fedapps.callbacks import make_callbacks
+from fedapps.cli import cli
+from fedapps.clientapp import app, make_client
+from fedapps.config import defaults, override
+from fedapps.engines.grid import respond
+from fedapps.engines.jobs import run_in_process
+from fedapps.plugin import client_app
+from fedapps.service.card import Card
+from fedapps.service.delivery import Served
+from partitions import federation, trust
+from partitions.datasets import load
+from partitions.registry import partition
+
+COMMAND = Path(sys.executable).parent / "fedapps"
+HELPER = """
+from torch import nn
+
+open({mark!r}, "w").close()
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes: int):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "tent-seed0"
+    run_in_process(SMALL | {"num-clients": 4, "method": "tent", "output-dir": str(folder)})
+    return folder
+
+
+@pytest.fixture
+def sent(finished, tmp_path):
+    """Sends a run whose saved configuration has changes; returns its folder."""
+
+    def send(changes):
+        folder = tmp_path / "sent" / "tent-seed0"
+        folder.mkdir(parents=True)
+        for file in finished.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        config = tomllib.loads((finished / "config.toml").read_text()) | changes
+        (folder / "config.toml").write_text(tomli_w.dumps(config))
+        np.savez(tmp_path / "data.npz", x=np.zeros((3, 1, 8, 8), np.uint8))
+        return folder
+
+    return send
+
+
+def called(*arguments):
+    done = CliRunner().invoke(cli, [str(one) for one in arguments], env={"COLUMNS": "300"})
+    assert isinstance(done.exception, SystemExit | None), done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+READING = {
+    "show": ["show", "RUN"],
+    "personalize": ["personalize", "RUN", "DATA", "--output", "OUT"],
+    "confusion": ["plot", "RUN", "confusion", "--output", "OUT/a.png"],
+    "embeddings": ["plot", "RUN", "embeddings", "--output", "OUT/a.png"],
+    "traces": ["plot", "RUN", "traces", "--output", "OUT/a.png"],
+    "from": ["run", "--from", "RUN", "--engine", "in-process", "--output", "OUT"],
+    "resume": ["run", "--resume", "RUN", "--engine", "in-process"],
+    "serve": ["serve", "RUN", "--superlink", "nobody"],
+}
+IMPORTING_NOTHING = {
+    "table": ["table", "RUN"],
+    "report": ["report", "RUN"],
+    "curves": ["plot", "RUN", "curves", "--output", "OUT/a.png"],
+}
+
+
+def command(words, run, tmp_path):
+    places = {"RUN": run, "DATA": tmp_path / "data.npz", "OUT": tmp_path / "out"}
+    for name, place in places.items():
+        words = [word.replace(name, str(place)) for word in words]
+    return called(*words)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *((name, "model") for name in READING),
+        *(("show", key) for key in ("client-models", "dataset", "partition", "method")),
+    ],
+)
+def test_a_saved_run_runs_no_statement(name, key, sent, tmp_path):
+    mark = tmp_path / "mark"
+    statement = f"open({str(mark)!r}, 'w').close()"
+    run = sent({key: "timeit:timeit", "timeit:timeit.stmt": statement})
+    code, said = command(READING[name], run, tmp_path)
+    assert (code, mark.exists()) == (2, False)
+    assert "--allow timeit:timeit" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", IMPORTING_NOTHING)
+def test_tables_and_reports_import_nothing(name, sent, tmp_path):
+    mark = tmp_path / "mark"
+    statement = f"open({str(mark)!r}, 'w').close()"
+    run = sent({"model": "timeit:timeit", "timeit:timeit.stmt": statement})
+    assert command(IMPORTING_NOTHING[name], run, tmp_path)[0] == 0
+    assert not mark.exists()
+
+
+def test_what_only_a_setting_or_a_callback_names_is_refused_too(sent, tmp_path):
+    run = sent({"no_such_module:net.stmt": "pass"})
+    assert "--allow no_such_module:net" in command(READING["show"], run, tmp_path)[1]
+    with pytest.raises(ValueError, match="--allow os:abort"):
+        make_callbacks(defaults() | {"callbacks": "os:abort"})
+
+
+def test_a_module_where_one_stands_is_imported_for_the_users_word_alone(sent, tmp_path):
+    """By the real command, whose own start once opened the folder to all imports."""
+    mark = tmp_path / "mark"
+    (tmp_path / "helper.py").write_text(HELPER.format(mark=str(mark)))
+    run = sent({"model": "helper:Net"})
+    environment = {k: v for k, v in os.environ.items() if k not in (trust.VARIABLE, "PYTHONPATH")}
+
+    def shown(*options):
+        command = [str(COMMAND), "show", str(run), *options]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, check=False
+        ).returncode
+
+    assert (shown(), mark.exists()) == (2, False)
+    assert (shown("--allow", "helper:Other"), mark.exists()) == (2, False)
+    assert (shown("--allow", "helper:Net"), mark.exists()) == (0, True)
+
+
+def test_the_users_word(tmp_path, monkeypatch):
+    """The environment, a list of the user's own, and Python; each for that very reference."""
+    changes = {"model": "torch.nn:Identity"}
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=r"--allow torch\.nn:Identity"):
+        override(defaults(), changes)
+    monkeypatch.setenv(trust.VARIABLE, "torch.nn:Flatten, torch.nn:Identity")
+    override(defaults(), changes)
+    monkeypatch.setenv(trust.VARIABLE, "torch.nn:Identity2")
+    with pytest.raises(ValueError, match="have not allowed it"):
+        override(defaults(), changes)
+    fedapps.allow("torch.nn:Identity")
+    override(defaults(), changes)
+    assert os.environ[trust.VARIABLE] == "torch.nn:Identity2,torch.nn:Identity"
+    with pytest.raises(ValueError, match=r"'torch\.nn' cannot be allowed"):
+        fedapps.allow("torch.nn")
+    assert "--allow" in called("show", tmp_path, "--allow", "*")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('allow = ["torch.nn:Identity"]', ""),
+        ("allow = [1]", "must be a list"),
+        ("=", "no valid TOML"),
+    ],
+)
+def test_the_users_own_list(text, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "fedapps").mkdir()
+    (tmp_path / "fedapps" / "config.toml").write_text(text)
+    if not words:
+        override(defaults(), {"model": "torch.nn:Identity"})
+        return
+    with pytest.raises(ValueError, match=words):
+        override(defaults(), {"model": "torch.nn:Identity"})
+
+
+def test_what_a_configuration_names():
+    told = {
+        "model": "a:b",
+        "methods": ["c:d x=1", "fedavg"],
+        "e:f.key": "2",
+        "n": 3,
+        "path": "C:/x",
+    }
+    assert sorted(trust.named(told)) == ["a:b", "c:d", "e:f"]
+    assert sorted(trust.named({"client-models": "a:b, mlp,c.d:e", "g:h": {}})) == [
+        "a:b",
+        "c.d:e",
+        "g:h",
+    ]
+
+
+STATEMENTS = []
+
+
+def unannotated(num_classes=3):
+    STATEMENTS.append(num_classes)
+
+
+def wrongly_annotated(num_classes=3) -> int:
+    STATEMENTS.append(num_classes)
+    return num_classes
+
+
+def unknown_annotation(num_classes=3) -> "Nowhere":  # noqa: F821
+    STATEMENTS.append(num_classes)
+
+
+def lying() -> tuple[np.ndarray, np.ndarray]:
+    return 3
+
+
+def network(num_classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, num_classes))
+
+
+@pytest.mark.parametrize("name", ["unannotated", "wrongly_annotated", "unknown_annotation", "nn"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda name: build_model(name, (4,), 3, 0),
+        load,
+        lambda name: partition(name).make(defaults() | {"partition": name}, np.zeros(3, bool)),
+        lambda name: make_callbacks(defaults() | {"callbacks": name}),
+    ],
+    ids=["model", "dataset", "partition", "callback"],
+)
+def test_only_what_is_declared_for_the_purpose_is_called(name, use, monkeypatch):
+    """Even of what the user allowed."""
+    monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(**globals()))
+    for reference in (f"theirs:{name}", "timeit:timeit"):
+        trust.allow(reference)
+        with pytest.raises(ValueError, match=f"'{reference}' is "):
+            use(reference)
+    assert not STATEMENTS
+
+
+def test_what_is_declared_is_called(monkeypatch):
+    monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(**globals()))
+    trust.allow("theirs:network", "theirs:lying")
+    assert build_model("theirs:network", (4,), 3, 0)(torch.ones(2, 4)).shape == (2, 3)
+    with pytest.raises(ValueError, match="'theirs:lying' must return inputs and labels"):
+        load("theirs:lying")
+
+
+def context(run=None, **node):
+    """A context of a real node, the last of four."""
+    config = {"partition-id": 3, "num-partitions": 4} | {
+        k.replace("_", "-"): v for k, v in node.items()
+    }
+    run = SMALL | {"num-clients": 4, "method": "fedavg"} | (run or {})
+    return Context(1, 9, config, RecordDict(), run)
+
+
+def answered(of, client_app=app, **told):
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+    message = Message(RecordDict({"config": ConfigRecord(told)}), 9, "query")
+    return respond(client_app, message, of)
+
+
+def test_a_server_runs_no_code_on_a_node(monkeypatch):
+    """By its run's configuration, or by a message; but what the node's own configuration allows."""
+    loaded = []
+    module = SimpleNamespace(
+        __getattr__=None, Net=type("Net", (nn.Sequential,), {"__init__": init})
+    )
+    monkeypatch.setitem(sys.modules, "theirs", module)
+    monkeypatch.setattr(
+        "partitions.references._imported", lambda name: loaded.append(name) or module.Net
+    )
+    reply = answered(context({"model": "theirs:Net"}))
+    assert "--allow theirs:Net" in reply.error.reason and not loaded
+    reply = answered(context(), method="theirs:Net")
+    assert "--allow theirs:Net" in reply.error.reason and not loaded
+    reply = answered(context({"model": "theirs:Net"}, allow="other:Net,theirs:Net"))
+    assert not reply.has_error(), reply.error.reason
+    assert loaded
+
+
+def init(self, num_classes):
+    nn.Sequential.__init__(self, nn.Flatten(), nn.Linear(64, num_classes))
+
+
+@pytest.mark.parametrize("own", ["", "FOLDER/mine"])
+def test_a_server_has_a_node_read_no_data_of_its_choice(own, tmp_path, monkeypatch):
+    """Neither by an absolute path, nor by one that leaves the node's folder of data; the server is
+    not told whether there is such a file."""
+    monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
+    (tmp_path / "mine").mkdir()
+    own = own.replace("FOLDER", str(tmp_path))
+    np.savez(tmp_path / "secret.npz", x=np.eye(40), y=np.arange(40) % 2)
+    node = {"data_dir": own} if own else {}
+    said = []
+    for name in ("secret.npz", "none.npz"):
+        for told in (
+            {"dataset": str(tmp_path / name)},
+            {"dataset": name, "data-dir": str(tmp_path)},
+            {"dataset": f"../{name}"},
+        ):
+            with pytest.raises(ValueError) as error:
+                make_client(context({"partition": "iid"} | told, **node), "fedavg")
+            said.append(str(error.value).replace(name, "NAME"))
+    assert said[:3] == said[3:]
+    if own:
+        (tmp_path / "secret.npz").rename(tmp_path / "mine" / "own.npz")
+        told = {"partition": "iid", "dataset": "own.npz", "data-dir": "/elsewhere"}
+        assert len(make_client(context(told, **node), "fedavg").share.everything)
+
+
+def test_a_message_names_no_file_of_a_node(tmp_path):
+    """An app of one's own takes the method of a message for the name of what its client keeps."""
+
+    def data(_):
+        return federation(SMALL).share(0).everything[:]
+
+    def net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    there = context(state_dir=str(tmp_path / "state"))
+    mine: ClientApp = client_app("fedper", model=net, data=data)
+    reply = answered(there, mine, method="../outside")
+    assert "'../outside' is no method" in reply.error.reason
+    assert not answered(there, mine, method="fedper").has_error()
+
+
+def test_predictions_are_no_formulas():
+    card = Card("tent", "mine", "mlp", (4,), ("=cmd()", "bee"), 1.0)
+    inputs = SimpleNamespace(names=["-1+2", "a"])
+    served = Served(card, nn.Identity(), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), inputs, {})
+    rows = [row[:2] for row in csv.reader(io.StringIO(served.predictions()))]
+    assert rows == [["sample", "class"], ["'-1+2", "'=cmd()"], ["a", "bee"]]
