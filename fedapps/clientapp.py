@@ -1,6 +1,5 @@
 """The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
 
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -15,10 +14,10 @@ from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.cohort import in_cohort
 from clients.models import build_model, sized
-from clients.privacy import private
-from fedapps.bridge import answer, identity
+from fedapps.bridge import answer, identity, is_simulated
 from fedapps.config import Config, check_method, completed, construct, keywords, settings
 from fedapps.engines.nodes import Host
+from fedapps.ledger import guarded
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
 from partitions.datasets import Info
@@ -26,8 +25,6 @@ from partitions.federation import DEFAULT_PUBLIC, novel_shots
 from partitions.references import options
 from partitions.seeds import drawing, seed_of
 from partitions.shares import Share
-
-SIMULATED = "simulated"  # node configuration of the in-process engine's clients
 
 torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
 
@@ -168,7 +165,7 @@ class App(ClientApp):
         """The reply; the bridge refuses what is no exchange of the method at hand."""
         category, _, action = message.metadata.message_type.partition(".")
         if action and message.metadata.message_type not in self._registered_funcs:
-            getattr(self, category)(action, mods=[private])(_answer)
+            getattr(self, category)(action, mods=[guarded])(_answer)
         return super().__call__(message, context)
 
 
@@ -178,16 +175,15 @@ def _answer(message: Message, context: Context) -> Message:
 
 def _answer_simulated(message: Message, context: Context) -> Message:
     """A virtual client tells what it keeps, and gets it back; a real node's state stays on it."""
-    ray = sys.modules.get("ray")
-    if not context.node_config.get(SIMULATED) and not (ray and ray.is_initialized()):
+    if not is_simulated(context):
         raise PermissionError("what a real node keeps stays on it")
     return _answer(message, context)
 
 
 app = App()
-app.query(mods=[private])(_answer)
-app.train(mods=[private])(_answer)
-app.evaluate(mods=[private])(_answer)
+app.query(mods=[guarded])(_answer)
+app.train(mods=[guarded])(_answer)
+app.evaluate(mods=[guarded])(_answer)
 app.query("wants")(service.wants)
 app.query("serve")(lambda message, context: service.serve(message, context, make_client))
 app.query("keep")(_answer_simulated)
