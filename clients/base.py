@@ -126,8 +126,11 @@ class Client(Configured, NumPyClient):
 
     @classmethod
     def built(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
-        """`build` with what it takes of `settings`, and of the defaults that the class declares."""
+        """`build` with what it takes of `settings`, and of the defaults that the class declares.
+
+        Raises ValueError for a setting out of its range."""
         known = {name: one.default for name, one in cls.declared.items()} | settings
+        cls.check(**{name: value for name, value in settings.items() if name in cls.declared})
         return cls.build(model, info, **{n: known[n] for n in taken(cls.build) if n in known})
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ inputs that are vectors) beside x_j. Departs from the paper: all training sample
 descriptor in training, too, where the authors' code takes one mini-batch (`encode_samples`)."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +22,8 @@ class PeFLLClient(ODPFLHNClient):
     """ODPFL-HN's client that describes its labeled samples; a novel one those that it shows
     (`novel-shots`), which alone bring it its model."""
 
-    lr = 0.002  # client SGD; this and the next four as in the authors' code
-    momentum = 0.9
-    weight_decay = 0.00005  # 2 λ_θ
-    local_steps = 50
-    batch_size = 32
-    encoder = "mean"
-
-    few_shot = "descriptor"
-    needs_head = True
-    remembers = ()
-    needs_state = ""
+    lr, momentum, weight_decay = 0.002, 0.9, 0.00005  # as in the authors' code; 2 λ_θ
+    local_steps, batch_size, encoder = 50, 32, "mean"
 
     @classmethod
     def build(
@@ -47,14 +39,9 @@ class PeFLLClient(ODPFLHNClient):
         """The target network with φ; `descriptor_dim` 0 means 1 + ⌊n/4⌋ for n training clients."""
         dim = descriptor_dim or 1 + round(train_fraction * num_clients) // 4
         shape = (info.shape[0] + info.num_classes, *info.shape[1:])
-        return super().build(
-            model,
-            replace(info, shape=shape),
-            encoder=encoder,
-            descriptor_dim=dim,
-            num_clients=num_clients,
-            train_fraction=train_fraction,
-        )
+        sizes: dict[str, Any] = {"num_clients": num_clients, "train_fraction": train_fraction}
+        inputs = replace(info, shape=shape)
+        return super().build(model, inputs, encoder=encoder, descriptor_dim=dim, **sizes)
 
     def described(self) -> Samples:
         """Its training samples. Raises ValueError for a client that shows no label."""

@@ -5,9 +5,11 @@ says nothing else; of its properties a client tells the public ones. Flower's `f
 and `LocalDpMod` are not used: the first fails on a change of zeros and passes one that is not
 finite, the second fixes ε and δ of one message and draws from numpy's global generator."""
 
+import math
 import os
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import scipy  # its modules load where they are used
@@ -85,12 +87,18 @@ def noised(arrays: Arrays, deviation: float, source: Source) -> Arrays:
     }
 
 
-def private(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Flower mod for every message: lets out of the reply what the run's privacy lets leave.
+def private(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    options: Mapping[str, Any] | None = None,
+) -> Message:
+    """Flower mod for every message: lets out of the reply what `options` let leave, which are the
+    run's configuration unless others are given.
 
     Raises ValueError, which reaches the server as an error reply, for a message whose answer
     nothing covers, and for local privacy whose noise the server did not name."""
-    options = context.run_config
+    options = context.run_config if options is None else options
     if options.get("dp", "none") == "none":
         return call_next(message, context)
     action, everything = message.metadata.message_type, options["dp-covers"] == EVERYTHING
@@ -107,7 +115,7 @@ def private(message: Message, context: Context, call_next: ClientAppCallable) ->
         for key in reply.content.metric_records:
             reply.content[key] = MetricRecord({"num-examples": 1})
     if action == "train":
-        _protect(message, reply, context)
+        _protect(message, reply, context, options)
     return reply
 
 
@@ -120,25 +128,40 @@ def least_multiplier(epsilon: float, delta: float, rounds: int) -> float:
     return 2 * rounds**0.5 * float(get_sigma_gaussian(epsilon, delta)) * ROUNDING
 
 
-def _protect(message: Message, reply: Message, context: Context) -> None:
+def promised_multiplier(options: Mapping[str, Any]) -> float:
+    """The least z that a run with local privacy promises its clients."""
+    if epsilon := float(options.get("dp-epsilon", 0)):  # z follows from it
+        return least_multiplier(epsilon, float(options["dp-delta"]), int(options["rounds"]))
+    return float(options["dp-noise-multiplier"])
+
+
+def local_noise(message: Message, options: Mapping[str, Any]) -> float:
+    """Deviation of the noise that the server asks a client to add to its change.
+
+    Raises ValueError if that is less than what the run promises."""
+    config = settings_of(message)
+    deviation, least = float(str(config.get(NOISE, 0))), promised_multiplier(options)
+    if not 0 < deviation < math.inf or not deviation >= least * float(options["dp-clip"]):
+        raise ValueError(f"dp is 'local', but the server asked for noise of {deviation:g}")
+    return deviation
+
+
+def settings_of(message: Message) -> dict[str, Any]:
+    """All that the message's config records hold."""
+    return {k: v for r in message.content.config_records.values() for k, v in r.items()}
+
+
+def _protect(
+    message: Message, reply: Message, context: Context, options: Mapping[str, Any]
+) -> None:
     """Clip the reply's change, by the client's own setting, and add noise if it is local."""
-    options = context.run_config
-    config = {k: v for r in message.content.config_records.values() for k, v in r.items()}
-    deviation = 0.0
-    if options["dp"] == "local":
-        deviation = float(str(config.get(NOISE, 0)))
-        least = float(options["dp-noise-multiplier"])
-        if epsilon := float(options.get("dp-epsilon", 0)):  # z follows from it
-            delta, rounds = float(options["dp-delta"]), int(options["rounds"])
-            least = least_multiplier(epsilon, delta, rounds)
-        if deviation <= 0 or deviation < least * float(options["dp-clip"]):
-            raise ValueError(f"dp is 'local', but the server asked for noise of {deviation:g}")
+    deviation = local_noise(message, options) if options["dp"] == "local" else 0.0
     client = int(context.node_config.get("partition-id", context.node_id))
     source = generator(
         str(options["dp-generator"]),
         int(options["seed"]),
         "dp-local",
-        int(str(config.get("server-round", 0))),
+        int(str(settings_of(message).get("server-round", 0))),
         client,
     )
     sent: Arrays = {}

@@ -1,5 +1,6 @@
 """Flower Message ↔ NumPyClient call: names to lists, records to arrays, state kept."""
 
+import sys
 from collections.abc import Callable
 from logging import WARNING
 from pathlib import Path
@@ -15,6 +16,7 @@ from clients.arrays import Arrays, from_record, to_record
 from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, RECALL, RUN_TOKEN, Client
 from fedapps.files import write_arrays
 
+SIMULATED = "simulated"  # node configuration of the in-process engine's clients
 STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
 
 
@@ -63,6 +65,12 @@ def _common(context: Context) -> tuple[str, ...]:
 def identity(context: Context) -> int:
     """The id of the client on this node: its partition's if it has one, else the node's."""
     return int(context.node_config.get("partition-id", context.node_id))
+
+
+def is_simulated(context: Context) -> bool:
+    """Whether the client is a virtual one, whose server is the same program."""
+    ray = sys.modules.get("ray")
+    return bool(context.node_config.get(SIMULATED) or (ray and ray.is_initialized()))
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:

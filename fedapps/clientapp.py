@@ -1,7 +1,6 @@
 """The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
 
 import os
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -18,10 +17,10 @@ from clients.base import Client
 from clients.cohort import in_cohort
 from clients.models import build_model, sized
 from clients.models.roles import check_tied
-from clients.privacy import private
-from fedapps.bridge import answer, identity
+from fedapps.bridge import answer, identity, is_simulated
 from fedapps.config import Config, check_method, completed, construct, settings
 from fedapps.engines.nodes import Host
+from fedapps.ledger import guarded
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
 from partitions import trust
@@ -30,8 +29,6 @@ from partitions.federation import DEFAULT_PUBLIC, novel_shots
 from partitions.references import is_reference, options
 from partitions.seeds import drawing, seed_of
 from partitions.shares import Share
-
-SIMULATED = "simulated"  # node configuration of the in-process engine's clients
 
 torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
 
@@ -44,7 +41,7 @@ def make_client(context: Context, method: str) -> Client:
     command that simulates clients has checked their configuration. Raises ValueError if it has no
     data, and if the federation's size is not num-clients."""
     node = context.node_config
-    if not (simulation := simulated(context)):
+    if not (simulation := is_simulated(context)):
         trust.allow(*trust.named(str(node.get("allow", ""))))
     config = completed(context.run_config, trusted=simulation)
     check_method(method)
@@ -74,13 +71,6 @@ def make_client(context: Context, method: str) -> Client:
         federation = partitions.federation(with_public(config, method))
         share, info = federation.share(client_id), federation.info
     return build_client(config, method, share, info, client_id, str(node.get("model", "")))
-
-
-def simulated(context: Context) -> bool:
-    """Whether the client is simulated: by an engine of ours, or by Flower's, whose clients live in
-    Ray's processes. A server can feign neither."""
-    ray = sys.modules.get("ray")
-    return bool(context.node_config.get(SIMULATED) or (ray and ray.is_initialized()))
 
 
 def check_own_folder(config: Config) -> None:
@@ -190,7 +180,7 @@ class App(ClientApp):
         """The reply; the bridge refuses what is no exchange of the method at hand."""
         category, _, action = message.metadata.message_type.partition(".")
         if action and message.metadata.message_type not in self._registered_funcs:
-            getattr(self, category)(action, mods=[private])(_answer)
+            getattr(self, category)(action, mods=[guarded])(_answer)
         return super().__call__(message, context)
 
 
@@ -200,15 +190,15 @@ def _answer(message: Message, context: Context) -> Message:
 
 def _answer_simulated(message: Message, context: Context) -> Message:
     """A virtual client tells what it keeps, and gets it back; a real node's state stays on it."""
-    if not simulated(context):
+    if not is_simulated(context):
         raise PermissionError("what a real node keeps stays on it")
     return _answer(message, context)
 
 
 app = App()
-app.query(mods=[private])(_answer)
-app.train(mods=[private])(_answer)
-app.evaluate(mods=[private])(_answer)
+app.query(mods=[guarded])(_answer)
+app.train(mods=[guarded])(_answer)
+app.evaluate(mods=[guarded])(_answer)
 app.query("wants")(service.wants)
 app.query("serve")(lambda message, context: service.serve(message, context, make_client))
 app.query("keep")(_answer_simulated)

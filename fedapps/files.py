@@ -21,14 +21,14 @@ from clients.arrays import Arrays, num_bytes
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """No other process is at the folder meanwhile; one that dies, in whatever way, lets it go.
 
-    Raises BlockingIOError if one is."""
+    With `wait` until the other one is done; otherwise raises BlockingIOError if there is one."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise BlockingIOError(
                 f"another process is at the run in {folder}: wait for it, or choose another folder"

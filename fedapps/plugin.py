@@ -20,6 +20,7 @@ from clients.preference import GlobalClient
 from fedapps.bridge import answer, identity
 from fedapps.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.config import settings as of_method
+from fedapps.ledger import guarded
 from fedapps.methods import METHODS
 from partitions import trust
 from partitions.datasets import Info
@@ -73,12 +74,9 @@ def client_app(
     def handle(message: Message, context: Context) -> Message:
         return answer(message, context, make)
 
-    app.query()(handle)
-    app.train()(handle)
-    app.evaluate()(handle)
-    for exchange in METHODS[method].client.exchanges:
+    for exchange in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
         category, _, action = exchange.partition(".")
-        getattr(app, category)(action)(handle)
+        getattr(app, category)(action or "default", mods=[guarded])(handle)
     return app
 
 

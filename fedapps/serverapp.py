@@ -1,6 +1,7 @@
 """The Flower ServerApp: builds the method's strategy and runs it."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 import partitions
 from clients.arrays import Arrays, to_record
 from clients.models import sized
+from clients.privacy import EVERYTHING
 from fedapps.callbacks import make_callbacks
 from fedapps.clientapp import client_models, method_model
 from fedapps.config import (
@@ -36,7 +38,7 @@ from partitions import trust
 from partitions.federation import novel_shots
 from partitions.settings import taken
 from strategies.base import PersonalizedStrategy
-from strategies.privacy import Privacy
+from strategies.privacy import Privacy, checked
 
 app = ServerApp()
 
@@ -113,7 +115,7 @@ def _carry_out(grid: Grid, config: Config, engine: str, privacy: Privacy | None)
         ledger.unlink(missing_ok=True)  # of another run: it would make this one pass as private
     elif privacy is not None and output:
         if config["resume"] and ledger.is_file() and config["dp-generator"] == "system":
-            privacy.restore(json.loads(ledger.read_text("utf-8")))  # of lost rounds, too
+            privacy.restore(_spent(ledger))  # of lost rounds, too
             privacy.plan(int(config["rounds"]) - (begun["strategy"]["round"] if begun else 0))
         privacy.on_spend = lambda state: _enter(ledger, state)
     recorder = Recorder(config, engine, Path(output) if output else None, begun)
@@ -169,6 +171,26 @@ def _enter(ledger: Path, state: Mapping[str, Any]) -> None:
         ) from error
 
 
+def _spent(ledger: Path) -> dict[str, Any]:
+    """What a run has spent, and on which terms: one of an earlier release tells these in its
+    configuration alone. Raises ValueError for a file that no run wrote."""
+    try:
+        told = checked(json.loads(ledger.read_text("utf-8")), str(ledger))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{ledger} is damaged: {error}") from error
+    if "generator" in told:
+        return told
+    try:
+        saved = tomllib.loads(ledger.with_name("config.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return told
+    if saved.get("dp-generator") == "system":
+        told["generator"] = "system"
+    if saved.get("dp-covers") == EVERYTHING:
+        told["not-covered"] = []
+    return told
+
+
 def _former(config: Config) -> tuple[State | None, dict[int, Arrays], State | None]:
     """From which strategy's state and clients' memories the run starts, and from which checkpoint:
     its own newest one if it is to resume, else what ``from-dir`` holds."""
@@ -207,7 +229,7 @@ def check_privacy(config: Config, method: str) -> Privacy | None:
                 f"dp is {own['dp']!r}, but {own['from_dir']} holds no {PRIVACY}: its model was "
                 "trained without privacy, so that no ε would hold for what comes of it"
             )
-        spent = json.loads(ledger.read_text("utf-8"))
+        spent = _spent(ledger)
     privacy: Privacy = construct(Privacy, config=config, method=method, spent=spent)
     if privacy.mode == "none":
         return None

@@ -133,13 +133,17 @@ class Configured:
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(self, **settings: Any) -> None:
-        for name, value in settings.items():
-            if name not in self.declared:
-                raise TypeError(
-                    f"{type(self).__name__} has no setting {name!r}; it has "
-                    f"{', '.join(sorted(self.declared)) or 'none'}"
-                )
-            setattr(self, name, self.declared[name].checked(_key(name), value))
+        for name, value in self.check(**settings).items():
+            setattr(self, name, value)
+
+    @classmethod
+    def check(cls, **settings: Any) -> dict[str, Value]:
+        """The values in their declared types. Raises ValueError for one out of its range, TypeError
+        for a setting that the class does not have."""
+        if unknown := settings.keys() - cls.declared.keys():
+            known = ", ".join(sorted(cls.declared)) or "none"
+            raise TypeError(f"{cls.__name__} has no setting {min(unknown)!r}; it has {known}")
+        return {name: cls.declared[name].checked(_key(name), v) for name, v in settings.items()}
 
 
 def taken(function: Callable[..., Any]) -> list[str]:

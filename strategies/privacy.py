@@ -8,6 +8,9 @@ who takes part in which round is known, so that sampling hides nothing.
 
 See `strategies.accountant` for ε, and `docs/privacy.md` for what each message holds."""
 
+import math
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +33,12 @@ from strategies.replies import Node, Update
 
 TEST_SETTING = "; TEST SETTING: whoever knows the seed knows the noise"
 RELEASED = ("round", "evaluation")  # of a round's report under central privacy, beside dp-…
+CONTINUED = "; goes on from a saved run: what else goes on from that one is not counted"
+NO_TERMS: dict[str, Any] = {
+    "generator": "seeded",
+    "not-covered": ["scores and exchanges of the saved run"],
+}
+MOST_ROUNDS = 10**12
 
 
 class Privacy:
@@ -37,10 +46,10 @@ class Privacy:
 
     Of `dp_noise_multiplier` z and `dp_epsilon` one is given, the other 0; z is then calibrated so
     that the whole run keeps ε at `dp_delta` (local: even for a user in every round). `spent` is
-    the `state` of the run that this one goes on from; ε holds for both together. N, the number of
-    users, is round(`train_fraction` · `num_clients`), whoever of them is there. With `dp_covers` =
-    "everything" nothing leaves a client that ε does not cover; with "model-updates" evaluations
-    are scored exactly, and what a method exchanges beside its updates is not covered.
+    the `state` of the run that this one goes on from; ε and its terms hold for both together. N,
+    the number of users, is round(`train_fraction` · `num_clients`), whoever of them is there. With
+    `dp_covers` = "everything" nothing leaves a client that ε does not cover; with "model-updates"
+    evaluations are scored exactly, and what a method exchanges beside its updates is not covered.
 
     Raises ValueError for settings that contradict each other."""
 
@@ -99,10 +108,13 @@ class Privacy:
         self.on_spend: Callable[[Mapping[str, Any]], None] | None = None  # called with `state()`
         self.not_covered: list[str] = []
         self._generator, self._seed = dp_generator, seed
+        self._inherited = dp_generator  # the weakest of all parts
         self._spent: dict[str, float] = {}  # central: rounds by "z q"; local: μ² by client
         self.z, self._target = dp_noise_multiplier, dp_epsilon
+        self._continued = False
         if spent is not None:
             self.restore(spent)
+            self._continued = True
         self.plan(rounds)
 
     def plan(self, rounds: int) -> None:
@@ -143,6 +155,7 @@ class Privacy:
             )
         if what not in self.not_covered:
             self.not_covered.append(what)
+            self._tell()
 
     def toss(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
         """Each node by a secret coin of its own, perhaps none; None where coins hide nothing."""
@@ -160,6 +173,9 @@ class Privacy:
         else:
             for node in nodes:
                 self._add(str(node.client), local_loss(self.z))
+        self._tell()
+
+    def _tell(self) -> None:
         if self.on_spend is not None:
             self.on_spend(self.state())
 
@@ -189,11 +205,18 @@ class Privacy:
     # What is spent
 
     def state(self) -> dict[str, Any]:
-        """Everything that was spent so far, in plain numbers; see `restore`."""
-        return {"mode": self.mode, "spent": dict(self._spent)}
+        """Everything that was spent so far and on which terms, in plain values; see `restore`."""
+        return {
+            "mode": self.mode,
+            "spent": dict(self._spent),
+            "generator": self._inherited,
+            "not-covered": list(self.not_covered),
+            "continued": self._continued,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what a former run, or this one before a crash, had spent at least.
+        """Go on from what a former run, or this one before a crash, had spent at least; of the
+        terms of both the weaker ones hold. Where `state` tells none the weakest do.
 
         Raises ValueError if that was another mode's."""
         if state["mode"] != self.mode:
@@ -203,6 +226,12 @@ class Privacy:
             )
         for key, least in state["spent"].items():
             self._spent[key] = max(self._spent.get(key, 0), least)
+        terms = NO_TERMS | dict(state)
+        self._inherited = max(self._inherited, terms["generator"], key=GENERATORS.index)
+        self._continued |= bool(terms.get("continued"))
+        for what in terms["not-covered"]:
+            if what not in self.not_covered:
+                self.not_covered.append(what)
 
     def report(self) -> dict[str, Any]:
         """ε(δ) of the rounds so far, and what it means."""
@@ -212,7 +241,7 @@ class Privacy:
             "dp-epsilon": self._epsilon(self._spent),
             "dp-delta": self.delta,
             "dp-noise-multiplier": self.z,
-            "dp-generator": self._generator,
+            "dp-generator": self._inherited,
             "dp-terms": self.terms(),
         }
 
@@ -226,7 +255,9 @@ class Privacy:
         }[self.mode]
         if self.not_covered:
             said += f"; not covered: {', '.join(self.not_covered)}"
-        if self._generator != "system":
+        if self._continued:
+            said += CONTINUED
+        if self._inherited != "system":
             said += TEST_SETTING
         return said
 
@@ -236,7 +267,7 @@ class Privacy:
         rounds: dict[tuple[float, float], int] = {}
         for key, count in spent.items():
             z, q = map(float, key.split())
-            rounds[z, q] = int(count)
+            rounds[z, q] = rounds.get((z, q), 0) + int(count)
         return central_epsilon(rounds, self.delta)
 
     def _after(self, z: float, rounds: int) -> dict[str, float]:
@@ -252,3 +283,52 @@ class Privacy:
 
 def _text(given: Mapping[str, float]) -> str:
     return " and ".join(f"{key} is {value:g}" for key, value in given.items())
+
+
+def checked(told: Any, where: str) -> dict[str, Any]:
+    """A run's `Privacy.state` as it stands in the file `where`, which anybody may have written.
+
+    Raises ValueError that names the entry for what no run writes there."""
+
+    def need(fits: bool, entry: str, value: Any, needed: str) -> None:
+        if not fits:
+            raise ValueError(f"{where} is refused: {entry} is {value!r:.80}; it must be {needed}")
+
+    need(isinstance(told, dict), "its content", told, "a table")
+    for key in ("mode", "spent", *told):
+        need(key in FIELDS, "a key", key, f"one of {', '.join(FIELDS)}")
+        fits, needed = FIELDS[key]
+        need(fits(told.get(key)), repr(key), told.get(key), needed)
+    for key, value in told["spent"].items():
+        entry = f"'spent' of {key!r}"
+        if told["mode"] == "central":
+            need(_is_kind_of_round(key), "a key of 'spent'", key, "two numbers, z and q")
+            fits_count = type(value) is int and 0 <= value <= MOST_ROUNDS
+            need(fits_count, entry, value, f"a whole number of rounds, up to {MOST_ROUNDS}")
+        else:
+            need(bool(CLIENT.fullmatch(key)), "a key of 'spent'", key, "the number of a client")
+            fits_loss = type(value) in (int, float) and 0 <= value <= sys.float_info.max
+            need(fits_loss, entry, value, "a finite number from 0")
+    return told
+
+
+CLIENT = re.compile(r"0|[1-9][0-9]{0,19}")
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mode": (lambda value: value in ("local", "central"), "'local' or 'central'"),
+    "spent": (lambda value: isinstance(value, dict), "a table"),
+    "generator": (lambda value: value in GENERATORS, f"one of {', '.join(GENERATORS)}"),
+    "not-covered": (
+        lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+        "a list of texts",
+    ),
+    "continued": (lambda value: isinstance(value, bool), "true or false"),
+}
+
+
+def _is_kind_of_round(key: str) -> bool:
+    """Whether it is "z q" as runs write it."""
+    try:
+        z, q = map(float, key.split())
+    except ValueError:
+        return False
+    return 0 < z < math.inf and 0 < q <= 1 and key == f"{z!r} {q!r}"

@@ -179,10 +179,14 @@ class Host(ClientApp):
         if TABLE not in message.content:
             return self._app(message, context)
         told, contents = read(message.content)
+        place = _place(context.node_config)
         states = _apart(context.state)
         replies: list[RecordDict | str] = []
         for client, records in zip(told["clients"], contents, strict=True):
             assert not isinstance(records, str)
+            if not _hosts(place, client):
+                replies.append(f"no client {client!r} lives with this node")
+                continue
             number = {"partition-id": client, "num-partitions": told["of"]}
             own = Context(
                 run_id=context.run_id,
@@ -266,6 +270,13 @@ def _place(node_config: Mapping[str, Any]) -> MetricRecord:
     if "data-path" in node_config or any(key not in node_config for key in keys):
         return MetricRecord()
     return MetricRecord({key: int(node_config[key]) for key in keys})
+
+
+def _hosts(place: Mapping[str, Any], client: Any) -> bool:
+    """Whether a client of that number lives with the node: a server could ask one user's data
+    under many numbers."""
+    whole = isinstance(client, int) and not isinstance(client, bool) and client >= 0
+    return bool(place) and whole and client % place["num-partitions"] == place["partition-id"]
 
 
 def _apart(state: RecordDict) -> dict[str, RecordDict]:

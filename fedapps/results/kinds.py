@@ -64,7 +64,7 @@ SUMMARY = record(
         "train": scored,
         "novel": maybe(scored),
         "megabytes_per_client_round": record({"down": RATE, "up": RATE}),
-        "seconds": number,
+        "seconds": maybe(number),
         "rounds": whole,
     },
     per_client=CLIENTS,

@@ -240,6 +240,7 @@ class Recorder:
 
     def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
         keys = ("method", "dataset", "partition", "model", "seed")
+        private = "seconds" not in self.rounds[-1]  # they tell how many took part
         megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]  # private: none
         dropped = [r["dropped"] for r in self.rounds if "dropped" in r]
         return {
@@ -255,7 +256,7 @@ class Recorder:
                 way: sum(m[way] for m in megabytes) / len(megabytes) if megabytes else None
                 for way in ("down", "up")
             },
-            "seconds": time.monotonic() - self._started,
+            "seconds": None if private else time.monotonic() - self._started,
             **({"privacy": told} if (told := _privacy(self.rounds[-1])) else {}),
             "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
         }

@@ -81,7 +81,7 @@ def run_data(job: Job, points: int, with_clients: bool) -> dict[str, Any]:
         "method": job.method,
         "seed": job.seed,
         "rounds": summary.get("rounds", 0),
-        "seconds": summary.get("seconds", 0.0),
+        "seconds": summary.get("seconds"),  # private: none
         "megabytes": summary.get("megabytes_per_client_round", {"down": 0.0, "up": 0.0}),
         "phases": phases,
         "dropped": dropped,

@@ -138,7 +138,7 @@ def results(jobs: Sequence[Job]) -> Results:
                 *[epsilon(summaries)] * private,
                 *_bound(summaries) * bounded,
                 str(summaries[0]["rounds"]),
-                f"{np.mean([s['seconds'] for s in summaries]):.0f}",
+                _seconds(summaries),
                 _megabytes(summaries, "down"),
                 _megabytes(summaries, "up"),
             ]
@@ -225,6 +225,12 @@ def lost_replies(jobs: Sequence[Job]) -> list[str]:
         lost[job.method] += 0 if job.error else job.summary().get("dropped_replies") or 0
     told = ", ".join(f"{method} {count}" for method, count in lost.items() if count)
     return [f"training replies dropped: {told}"] if told else []
+
+
+def _seconds(summaries: Sequence[dict[str, Any]]) -> str:
+    """Mean over seeds; – where who took part is a secret."""
+    told = [s["seconds"] for s in summaries if s["seconds"] is not None]
+    return f"{np.mean(told):.0f}" if told else "–"
 
 
 def _megabytes(summaries: Sequence[dict[str, Any]], way: str) -> str:

@@ -41,7 +41,9 @@ def show(run: RunFolder, allow: Allowed = None) -> None:
     needs = ["unlabeled inputs"] if entry.novel else ["labels, hence training"]
     needs += ["the training clients at hand"] if found.method == "pfl-nearest" else []
     needs += ["the run's public samples"] if entry.client.needs_public else []
-    spent = f"{privacy['epsilon']:.3g} at δ = {privacy['delta']:g}" if privacy else "none kept"
+    spent = "none kept"
+    if privacy:
+        spent = f"{privacy['epsilon']:.3g} at δ = {privacy['delta']:g}: {privacy.get('terms', '')}"
     classes = ", ".join(card.classes[:10]) + (", …" if len(card.classes) > 10 else "")
     size = sum((found.folder / f).stat().st_size for f in (MODEL, HANDOUT)
                if (found.folder / f).is_file())  # fmt: skip

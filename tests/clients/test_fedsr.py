@@ -120,7 +120,7 @@ def test_a_widened_layer_gives_mean_and_deviation():
     assert mean.min() == 0 and scale.min().item() == pytest.approx(math.log(2))
     assert mean.max() > 0 and scale.max() > 0.7
     with pytest.raises(ValueError, match=r"'wide'.*widened"):
-        FedSRClient.built(base, info, representation="wide")
+        FedSRClient.built(build_model("mlp", info.shape, 10, 0), info, representation="wide")
 
 
 def test_settings_out_of_range():

@@ -31,10 +31,13 @@ def share(n=9, novel=False):
     return Share(samples, samples, None, samples, novel)
 
 
+SIZES = {"num_clients": 20, "train_fraction": 0.5}
+
+
 def client(encoder="ds", novel=False, double=False, n=9, **options):
     torch.manual_seed(0)
     target = build_model("mlp-small", (6,), 3, 0)
-    model = ODPFLHNClient.built(target, INFO, encoder=encoder, descriptor_dim=DIM)
+    model = ODPFLHNClient.built(target, INFO, encoder=encoder, descriptor_dim=DIM, **SIZES)
     if double:
         model.double()
         model.encoder.register_forward_pre_hook(lambda _, x: (x[0].double(),))
@@ -281,7 +284,7 @@ def test_an_unbounded_encoder_is_refused(encoder):
     [
         ({"descriptor_epsilon": -1.0}, "descriptor-epsilon is -1.0"),
         ({"descriptor_delta": 0.0}, "descriptor-delta is 0.0"),
-        ({"descriptor_answers": 0}, "descriptor-answers 0"),
+        ({"descriptor_answers": 0}, "descriptor-answers is 0"),
         ({"dp_generator": "none"}, "'none'; known"),
         ({"encode_batch_size": -1}, "encode-batch-size is -1"),
     ],

@@ -13,11 +13,13 @@ from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient
 from clients.pefll import PeFLLClient
 from partitions.datasets import Info
 
+SIZES = {"num_clients": 20, "train_fraction": 0.5}
+
 
 def client(shape, x, y, dim=2, **settings):
     torch.manual_seed(0)
     target = build_model("mlp-small" if len(shape) == 1 else "convnet-small", shape, 3, 0)
-    model = PeFLLClient.built(target, Info("tiny", shape, 3, ""), descriptor_dim=dim)
+    model = PeFLLClient.built(target, Info("tiny", shape, 3, ""), descriptor_dim=dim, **SIZES)
     return PeFLLClient(model, share(x, y), client=3, **settings)
 
 

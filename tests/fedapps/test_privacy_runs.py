@@ -2,11 +2,15 @@
 
 import json
 import sys
+from itertools import pairwise
 
 import pytest
 from tiny import federate
+from typer.testing import CliRunner
 
+from fedapps.cli import cli
 from fedapps.results.comparison import compare, shown
+from fedapps.results.report import run_data
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 from strategies.accountant import central_epsilon
@@ -112,3 +116,72 @@ def test_comparisons_name_what_no_run_of_theirs_covers(tmp_path):
     alone = shown(compare([job for job in read_runs(tmp_path)[0] if job.name == "fedprox-seed0"]))
     assert alone.columns == ["not evaluated", "ε"] and alone.rows == [["fedprox-seed0", told]]
     assert "ε of fedprox: one user added or removed" in alone.caption
+
+
+WEAK = {"dp-generator": "seeded", "dp-covers": "model-updates"}
+
+
+@pytest.mark.parametrize("age", ["of today", "without terms", "and without a configuration"])
+def test_terms_go_on_with_the_model(age, tmp_path):
+    """A run of one round, seeded and evaluated, calls a run that goes on from it the same, and the
+    one after that; a ledger of an earlier release tells by its configuration, or nothing."""
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    own = PRIVATE | ALL | {"rounds": 1}
+    federate(**own | WEAK | {"output-dir": str(folders[0])})
+    if age != "of today":
+        ledger = folders[0] / "privacy.json"
+        told = json.loads(ledger.read_text())
+        ledger.write_text(json.dumps({key: told[key] for key in ("mode", "spent")}))
+    if age == "and without a configuration":
+        (folders[0] / "config.toml").unlink()
+    for before, folder in pairwise(folders):
+        federate(**own | {"from-dir": str(before), "output-dir": str(folder)})
+        told = summary(folder)["privacy"]
+        exclusion = "scores of evaluations" if age == "of today" else "scores and exchanges of the"
+        assert told["generator"] == "seeded" and f"not covered: {exclusion}" in told["terms"]
+        assert "goes on from a saved run: what else goes on from that one" in told["terms"]
+        assert "TEST SETTING" in told["terms"]
+    shown = CliRunner().invoke(cli, ["show", str(folders[1])], env={"COLUMNS": "400"}).output
+    assert "TEST SETTING" in " ".join(shown.split())
+
+
+def test_a_ledger_of_an_earlier_release_keeps_the_terms_of_its_configuration(tmp_path):
+    own = PRIVATE | ALL | {"rounds": 1}
+    federate(**own | {"output-dir": str(tmp_path / "first")})
+    ledger = tmp_path / "first" / "privacy.json"
+    ledger.write_text(json.dumps({"mode": "central", "spent": {"1.5 1.0": 1}}))
+    later = tmp_path / "later"
+    federate(**own | {"from-dir": str(ledger.parent), "output-dir": str(later)})
+    told = summary(later)["privacy"]
+    assert told["generator"] == "system" and "not covered" not in told["terms"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"mode": "central", "spent": {"1.5 1.0": -9}}', r"'spent' of '1\.5 1\.0' is -9"),
+        ('{"mode": "central", "spent": {"1.5 1.0": NaN}}', r"'spent' of '1\.5 1\.0' is nan"),
+        ('[{"mode": "central"}]', "its content is"),
+        ('{"mode": ', "is damaged"),
+        ("[" * 100_000, "is damaged"),
+    ],
+)
+def test_a_ledger_that_no_run_wrote_is_no_start(text, why, tmp_path):
+    federate(**PRIVATE | ALL | {"rounds": 1, "output-dir": str(tmp_path)})
+    (tmp_path / "privacy.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"privacy\.json is .*{why}|privacy\.json {why}"):
+        federate(**PRIVATE | ALL, **{"from-dir": str(tmp_path)})
+    with pytest.raises(ValueError, match=rf"privacy\.json is .*{why}|privacy\.json {why}"):
+        federate(**PRIVATE | ALL, **{"output-dir": str(tmp_path), "resume": True})
+
+
+def test_how_long_a_central_run_took_is_not_told(tmp_path):
+    """It tells how many took part."""
+    folders = tmp_path / "fedavg-seed0", tmp_path / "fedprox-seed0"
+    federate(**PRIVATE | {"output-dir": str(folders[0]), "rounds": 1})
+    federate(method="fedprox", rounds=1, **{"output-dir": str(folders[1]), "local-steps": 1})
+    assert summary(folders[0])["seconds"] is None and summary(folders[1])["seconds"] > 0
+    shown = results(read_runs(tmp_path)[0])
+    central, plain = (row[shown.columns.index("seconds")] for row in shown.rows)
+    assert central == "–" and plain.isdecimal()
+    assert run_data(read_runs(tmp_path)[0][0], 10, True)["seconds"] is None

@@ -40,7 +40,7 @@ def test_without_messages_every_client_is_alone():
 def test_settings_out_of_range():
     with pytest.raises(ValueError, match=r"step is -1"):
         FedAMP(step=-1.0)
-    with pytest.raises(ValueError, match=r"width 0"):
+    with pytest.raises(ValueError, match=r"width is 0"):
         FedAMP(width=0.0)
 
 

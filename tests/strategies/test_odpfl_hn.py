@@ -36,7 +36,9 @@ def model():
     """In float64; inputs come as float32 and are converted exactly."""
     torch.manual_seed(0)
     target = build_model("mlp-small", (6,), 3, 0)
-    built = ODPFLHNClient.built(target, INFO, encoder="ds", descriptor_dim=4).double()
+    built = ODPFLHNClient.built(
+        target, INFO, encoder="ds", descriptor_dim=4, num_clients=20, train_fraction=0.5
+    ).double()
     for part in (built.target, built.encoder):
         part.register_forward_pre_hook(lambda _, x: (x[0].double(),))
     return built
@@ -151,7 +153,7 @@ def test_a_saved_run_goes_on_where_it_ended(tmp_path):
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="'one'; known"):
         ODPFLHN(training="one")
-    with pytest.raises(ValueError, match="encoder-lr -1"):
+    with pytest.raises(ValueError, match="encoder-lr is -1"):
         ODPFLHN(encoder_lr=-1.0)
     with pytest.raises(ValueError, match="novel-rounds is 2, but a descriptor serves"):
         ODPFLHN(novel_rounds=2)

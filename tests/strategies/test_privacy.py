@@ -1,5 +1,7 @@
 """Differential privacy: what a client lets out, what the server adds up, what it has cost."""
 
+import json
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -17,7 +19,7 @@ from clients.privacy import (
 )
 from strategies import accountant
 from strategies.accountant import central_epsilon, local_epsilon
-from strategies.privacy import Privacy
+from strategies.privacy import Privacy, checked
 from strategies.replies import Node, Update
 
 CENTRAL = {"dp": "central", "dp_noise_multiplier": 1.0}
@@ -300,10 +302,11 @@ def test_what_was_spent_survives_a_crash_and_is_not_counted_twice():
     privacy.on_spend = told.append
     privacy.spend([Node(3, 53)])
     privacy.spend([Node(3, 53)])
-    assert told == [{"mode": "local", "spent": {"3": n * 0.25}} for n in (1, 2)]
+    terms = {"generator": "system", "not-covered": [], "continued": False}
+    assert told == [{"mode": "local", "spent": {"3": n * 0.25}} | terms for n in (1, 2)]
     again = Privacy(dp="local", dp_noise_multiplier=4.0, spent=told[0])
     again.restore(told[1])
-    assert again.state() == told[1]
+    assert again.state() == told[1] | {"continued": True}
     with pytest.raises(ValueError, match="trained with dp 'local'"):
         central(spent=told[0])
 
@@ -342,6 +345,81 @@ def test_terms_name_unit_adversary_and_exclusions():
     assert "TEST SETTING" in central().terms()
     with pytest.raises(ValueError, match="set dp-covers to 'model-updates'"):
         central().admit("embeddings")
+
+
+def test_terms_go_on_with_what_was_spent():
+    """Of two parts the weaker terms hold: TEST of the first, what either does not cover, and that
+    both go on from somewhere. A ledger without terms has the weakest."""
+    first = Privacy(dp="local", dp_noise_multiplier=4.0, dp_generator="seeded")
+    first.not_covered = ["embeddings"]
+    second = Privacy(
+        dp="local", dp_noise_multiplier=4.0, dp_covers="model-updates", spent=first.state()
+    )
+    told = []
+    second.on_spend = told.append
+    second.admit("scores of evaluations")
+    third = Privacy(dp="local", dp_noise_multiplier=4.0, spent=told[-1])
+    for privacy, exclusions in (
+        (second, "embeddings, scores of evaluations"),
+        (third, "embeddings, scores of evaluations"),
+    ):
+        assert privacy.report()["dp-generator"] == "seeded"
+        assert f"not covered: {exclusions}; goes on from a saved run" in privacy.terms()
+        assert privacy.terms().endswith("TEST SETTING: whoever knows the seed knows the noise")
+    again = Privacy(dp="local", dp_noise_multiplier=4.0)
+    again.restore({"mode": "local", "spent": {}})
+    assert "not covered: scores and exchanges of the saved run; TEST" in again.terms()
+    again.restore(first.state())
+    assert not again.state()["continued"]
+
+
+LEDGER = {"mode": "central", "spent": {"1.5 1.0": 3}}
+OF_LOCAL = {"mode": "local", "spent": {"3": 0.25}}
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ([LEDGER], "its content is .*; it must be a table"),
+        ({"mode": "central"}, "'spent' is None; it must be a table"),
+        (LEDGER | {"spent": [3]}, r"'spent' is \[3\]; it must be a table"),
+        (LEDGER | {"mode": "none"}, "'mode' is 'none'; it must be 'local' or 'central'"),
+        (LEDGER | {"mode": []}, r"'mode' is \[\]"),
+        (LEDGER | {"epsilon": 1}, "a key is 'epsilon'; it must be one of mode, spent"),
+        (LEDGER | {"generator": "dice"}, "'generator' is 'dice'"),
+        (LEDGER | {"generator": ["system"]}, "'generator' is "),
+        (LEDGER | {"not-covered": "scores"}, "'not-covered' is 'scores'; it must be a list"),
+        (LEDGER | {"continued": 0}, "'continued' is 0; it must be true or false"),
+        *[
+            (LEDGER | {"spent": {"1.5 1.0": count}}, "'spent' of '1.5 1.0' is .* a whole number")
+            for count in (-3, 0.5, 3.0, True, np.nan, np.inf, "3", None, 10**400)
+        ],
+        *[
+            (LEDGER | {"spent": {key: 3}}, "a key of 'spent' is .* two numbers, z and q")
+            for key in ("1.5", "x 1.0", "nan 1.0", "-1.5 1.0", "1.5 1.1", "1.50 1.0", "", "1 1 1")
+        ],
+        *[
+            (OF_LOCAL | {"spent": {"3": loss}}, "'spent' of '3' is .* a finite number from 0")
+            for loss in (-0.25, True, np.nan, np.inf, "1", None, [0.25], 10**400)
+        ],
+        *[
+            (OF_LOCAL | {"spent": {key: 1}}, "a key of 'spent' is .* the number of a client")
+            for key in ("", "-3", "03", "three", "1.5 1.0", "٣")
+        ],
+    ],
+)
+def test_a_ledger_that_no_run_wrote_is_refused_by_name(told, why):
+    with pytest.raises(ValueError, match=r"^lab/privacy\.json is refused: " + why):
+        checked(told, "lab/privacy.json")
+
+
+def test_every_runs_ledger_is_taken():
+    one, two = central(), Privacy(dp="local", dp_noise_multiplier=4.0, dp_covers="model-updates")
+    for privacy in (one, two):
+        privacy.spend([Node(0, 50), Node(2**64 - 1, 51)])
+        assert checked(json.loads(json.dumps(privacy.state())), "it") == privacy.state()
+    two.admit("scores")
+    assert checked(two.state(), "it") == two.state()
 
 
 @pytest.mark.parametrize(

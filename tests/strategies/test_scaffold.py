@@ -81,7 +81,7 @@ def test_zero_control_variates_and_one_local_step_are_fedavg():
     sent = strategy.initialize(start)
     ours, theirs = [], []
     for i in range(2):
-        settings = {"client": i, "local_steps": 1, "batch_size": 4}
+        settings = {"client": i, "lr": 0.1, "local_steps": 1, "batch_size": 4}
         ours.append(
             update(i, ScaffoldClient(model, share(x[i], y[i]), **settings).train(sent, {})[0])
         )

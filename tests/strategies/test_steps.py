@@ -95,7 +95,7 @@ def test_a_share_of_three_clients_is_rounded_and_at_least_one(fraction, count):
 def test_every_draw_of_clients_has_a_generator_of_its_own(monkeypatch):
     noted = []
     monkeypatch.setattr(base, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
-    go(FedAvg(fraction_train=0.4, fraction_evaluate=0.4, seed=5), num_rounds=2)
+    go(FedAvg(fraction_train=0.4, fraction_evaluate=0.4, evaluate_every=1, seed=5), num_rounds=2)
     assert noted == [(5, purpose, n) for n in (1, 2) for purpose in ("sample", "evaluate")]
 
 
@@ -252,7 +252,7 @@ def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monk
         return np.array([[1.0, np.nan], [0.5, 1.5]])
 
     monkeypatch.setattr(base, "a_distances", distances)
-    result, _, _ = go(FedAvg(bound=True), nodes=4, novel=[1, 4], num_rounds=2)
+    result, _, _ = go(FedAvg(bound=True, evaluate_every=1), nodes=4, novel=[1, 4], num_rounds=2)
     told = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
     assert told == [0.5, 0.5]
     assert calls == [[[1, 4], [2, 3]]]
