@@ -111,10 +111,9 @@ class Privacy:
         self._inherited = dp_generator  # the weakest of all parts
         self._spent: dict[str, float] = {}  # central: rounds by "z q"; local: μ² by client
         self.z, self._target = dp_noise_multiplier, dp_epsilon
-        self._continued = False
+        self._continued = spent is not None
         if spent is not None:
             self.restore(spent)
-            self._continued = True
         self.plan(rounds)
 
     def plan(self, rounds: int) -> None:
@@ -211,7 +210,6 @@ class Privacy:
             "spent": dict(self._spent),
             "generator": self._inherited,
             "not-covered": list(self.not_covered),
-            "continued": self._continued,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -228,7 +226,6 @@ class Privacy:
             self._spent[key] = max(self._spent.get(key, 0), least)
         terms = NO_TERMS | dict(state)
         self._inherited = max(self._inherited, terms["generator"], key=GENERATORS.index)
-        self._continued |= bool(terms.get("continued"))
         for what in terms["not-covered"]:
             if what not in self.not_covered:
                 self.not_covered.append(what)
@@ -321,7 +318,6 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
         "a list of texts",
     ),
-    "continued": (lambda value: isinstance(value, bool), "true or false"),
 }
 
 
