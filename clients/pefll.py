@@ -24,7 +24,6 @@ class PeFLLClient(ODPFLHNClient):
 
     lr, momentum, weight_decay = 0.002, 0.9, 0.00005  # as in the authors' code; 2 λ_θ
     local_steps, batch_size, encoder = 50, 32, "mean"
-
     few_shot = "descriptor"
     needs_head = True
     remembers = ()
