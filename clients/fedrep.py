@@ -15,6 +15,8 @@ from clients.sgd import only
 class FedRepClient(FedPerClient):
     """`head_epochs` >= 0 passes over the data for the head, the body frozen; then the reverse."""
 
+    offers = ("personal-head",)
+
     def __init__(self, *args: Any, head_epochs: int = 10, **options: Any) -> None:
         super().__init__(*args, **options)
         if head_epochs < 0:

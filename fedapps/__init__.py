@@ -1,6 +1,7 @@
 """The Flower apps, the table of methods, the in-process grid and the command.
 
-`client_app` and `server_app` put a method into an app of your own; `load` opens a finished run."""
+`client_app` and `server_app` put a method into an app of your own, `from_client_fn` an older app's
+clients; `load` opens a finished run."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,11 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedapps.legacy import from_client_fn
     from fedapps.plugin import client_app, server_app
     from fedapps.service.run import load
 
-__all__ = ["client_app", "load", "server_app"]
-_MODULES = {"client_app": "plugin", "server_app": "plugin", "load": "service.run"}
+__all__ = ["client_app", "from_client_fn", "load", "server_app"]
+_MODULES = {
+    "client_app": "plugin",
+    "from_client_fn": "legacy",
+    "load": "service.run",
+    "server_app": "plugin",
+}
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,6 +14,7 @@ from clients.arrays import Arrays
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Update
+from strategies.requirement import Requirement
 
 
 def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
@@ -28,6 +29,12 @@ class AFL(PersonalizedStrategy):
     """`mixture_lr` is γ_λ; γ_ω is the clients' lr. `mixture` holds λ by client id."""
 
     kept = ("mixture",)
+    requires = Requirement(
+        "tell `risk`, their loss at the weights that they were sent",
+        "fedapps.client_app('afl')",
+        metrics=("risk",),
+        otherwise="the unweighted mean of the clients' models",
+    )
 
     def __init__(self, *, mixture_lr: float = 0.001, **options: Any) -> None:
         super().__init__(**options)

@@ -12,12 +12,20 @@ from clients.arrays import Arrays, group, is_statistic, prefixed
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class FedAMP(PersonalizedStrategy):
     """`step` is α, `width` is σ. The server's arrays are ``initial/…`` and ``<client>/…``, w_i."""
 
     keeps_arrays = True
+    holds_model = False
+    requires = Requirement(
+        "train with a proximal term towards the model that they are sent",
+        "fedapps.client_app('fedamp')",
+        offers=("proximal",),
+        otherwise="FedAMP without its proximal term",
+    )
 
     def __init__(self, *, step: float = 1.0, width: float = 10.0, **options: Any) -> None:
         super().__init__(**options)

@@ -27,6 +27,7 @@ from strategies.fedavg import mean
 from strategies.heads import HeldHeads
 from strategies.preference import CentralAdam, Schedule
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 EXCHANGES = {  # by assignment: what leaves users beside their updates
     "prototype": "embeddings and sub-populations of prototypical users",
@@ -40,7 +41,11 @@ class FedEmbed(HeldHeads, CentralAdam):
     `heads` is where a *personal* head lives; the others' are shared, hence always here."""
 
     head = PERSONAL_HEAD
-
+    requires = Requirement(
+        "have tastes and an embedding",
+        "fedapps run --methods fedembed",
+        offers=("query.prototype", "query.som", "train.assign"),
+    )
     kept = ("centers", "heads", "positions", "recent")
 
     def __init__(

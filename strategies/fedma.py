@@ -19,6 +19,7 @@ from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.matching import chain, layer_arrays, match, neurons, spread, take, width
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class FedMA(PersonalizedStrategy):
@@ -26,6 +27,9 @@ class FedMA(PersonalizedStrategy):
     layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
 
     kept = ("support", "assignments")
+    requires = Requirement(
+        "answer `train.retrain`", "fedapps.client_app('fedma')", offers=("train.retrain",)
+    )
 
     def __init__(
         self,

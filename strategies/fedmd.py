@@ -9,6 +9,7 @@ import numpy as np
 from clients.arrays import Arrays
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Update, agreed
+from strategies.requirement import Requirement
 
 CLASSES, SAMPLES = "classes", "public-samples"  # what a client tells of its logits
 
@@ -21,6 +22,11 @@ class FedMD(PersonalizedStrategy):
 
     holds_model = False
     sets: tuple[str, ...] = ("logits",)
+    requires = Requirement(
+        "return logits on public samples",
+        "fedapps.client_app('fedmd', public=…)",
+        offers=("public-logits",),
+    )
 
     def __init__(self, *, float16: bool = False, **options: Any) -> None:
         super().__init__(**options)
@@ -54,3 +60,8 @@ class HeteroFedTTA(FedMD):
     """The consensus of the base and of the personalized models, Algorithm 2, Aggregate."""
 
     sets = ("logits/base", "logits/personalized")
+    requires = Requirement(
+        "return two sets of logits on public samples",
+        "fedapps.client_app('heterofedtta', public=…)",
+        offers=("public-logits",),
+    )

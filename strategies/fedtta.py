@@ -7,6 +7,7 @@ from typing import Any
 from clients.arrays import Arrays
 from strategies.fedavg import FedAvg
 from strategies.replies import Update
+from strategies.requirement import Requirement
 
 WEIGHTINGS = ("uniform", "samples")
 BASE = "base."  # names of ψ on the wire
@@ -14,6 +15,13 @@ BASE = "base."  # names of ψ on the wire
 
 class FedTTA(FedAvg):
     """ψ ← Σ_i p_i ψ_i, φ ← Σ_i p_i φ_i: p_i = 1/M ("uniform") or n_i / Σ n ("samples")."""
+
+    requires = Requirement(
+        "meta-learn, and adapt their model without labels",
+        "fedapps.client_app('fedtta')",
+        offers=("adaptation",),
+        otherwise="the mean of the clients' models, unweighted or by samples",
+    )
 
     def __init__(self, *, weighting: str = "uniform", **options: Any) -> None:
         super().__init__(**options)
@@ -23,7 +31,8 @@ class FedTTA(FedAvg):
 
     def global_model(self) -> Arrays:
         """f(·; ψ), un-adapted, under the target network's names."""
-        return {n.removeprefix(BASE): a for n, a in self.arrays.items() if n.startswith(BASE)}
+        base = {n.removeprefix(BASE): a for n, a in self.arrays.items() if n.startswith(BASE)}
+        return base or super().global_model()  # of clients that do not adapt
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of the clients' models."""

@@ -13,12 +13,18 @@ from clients.arrays import Arrays
 from clients.lgfedavg import HEAD, OWN_BODIES
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class LGFedAvg(FedAvg):
     """`fedavg_rounds` rounds of FedAvg, then the head alone; the server keeps FedAvg's body."""
 
     kept = ("started",)
+    requires = Requirement(
+        "keep a body of their own under a shared head",
+        "fedapps.client_app('lg-fedavg')",
+        offers=("personal-body",),
+    )
 
     def __init__(self, *, fedavg_rounds: int = 20, **options: Any) -> None:
         super().__init__(**options)
@@ -40,7 +46,10 @@ class LGFedAvg(FedAvg):
     def initialize(self, arrays: Arrays) -> Arrays:
         """The initial model. Raises ValueError if it has no head."""
         if not any(name.startswith(HEAD) for name in arrays):
-            raise ValueError(f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}")
+            raise ValueError(
+                f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}; "
+                f"use `{LGFedAvg.requires.source}`"
+            )
         return arrays
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:

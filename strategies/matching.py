@@ -37,7 +37,10 @@ def chain(arrays: Arrays) -> list[str]:
             fits = fits and inputs == channels
     if not fits:
         shapes = {name: a.shape for name, a in arrays.items()}
-        raise ValueError(f"fedma matches chains of linear and convolutional layers, not {shapes}")
+        raise ValueError(
+            f"fedma matches chains of linear and convolutional layers, not {shapes}; with other "
+            "networks use FedAvg"
+        )
     return layers
 
 

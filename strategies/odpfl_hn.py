@@ -25,6 +25,7 @@ from strategies.moments import Moments
 from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.privacy import TEST_SETTING
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 from strategies.round import Request
 
 TRAININGS = ("end-to-end", "two-phase")
@@ -48,6 +49,11 @@ class ODPFLHN(PFedHN):
 
     any_model = False  # the encoder follows the target network's convolutions
     kept = (*PFedHN.kept, "sigmas")
+    requires = Requirement(
+        "answer `query.encode` and `train.backprop`",
+        "fedapps.client_app('odpfl-hn')",
+        offers=("query.encode", "train.backprop"),
+    )
 
     def __init__(
         self,
@@ -119,7 +125,10 @@ class ODPFLHN(PFedHN):
         target = {n: a for n, a in arrays.items() if n.startswith(TARGET)}
         encoder = {n: a for n, a in arrays.items() if n.startswith(ENCODER)}
         if not target or OUTPUT not in encoder:
-            raise ValueError(f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}")
+            raise ValueError(
+                f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}; "
+                f"use `{type(self).requires.source}`"
+            )
         untaught = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
         if self.training == "two-phase" and untaught:
             raise ValueError(

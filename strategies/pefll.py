@@ -11,10 +11,17 @@ takes those of the first client's first one."""
 from typing import Any
 
 from strategies.odpfl_hn import ODPFLHN
+from strategies.requirement import Requirement
 
 
 class PeFLL(ODPFLHN):
     """Server settings as the authors' code has them."""
+
+    requires = Requirement(
+        "answer `query.encode` and `train.backprop`",
+        "fedapps.client_app('pefll')",
+        offers=("query.encode", "train.backprop"),
+    )
 
     def __init__(
         self,

@@ -23,11 +23,15 @@ from partitions.seeds import drawing, seed_of
 from strategies.base import PersonalizedStrategy
 from strategies.hypernetwork import Hypernetwork
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 from strategies.targets import Targets
 
 DESCRIPTOR = "descriptor"
 OPTIMIZERS = ("sgd", "adam")
 DESCRIPTORS = ("learnt", "class-proportions")
+CLASS_PROPORTIONS = Requirement(
+    "answer `query.describe`", "fedapps.client_app('pfedhn-pc')", offers=("query.describe",)
+)
 
 
 class PFedHN(PersonalizedStrategy):
@@ -65,6 +69,8 @@ class PFedHN(PersonalizedStrategy):
         models: Mapping[str, Arrays] | None = None,
         **options: Any,
     ) -> None:
+        if descriptor == "class-proportions":
+            self.requires = CLASS_PROPORTIONS
         super().__init__(**options)
         self._serves_novel = self.evaluate_novel  # once they have learnt
         self.evaluate_novel = self.evaluate_novel and not novel_rounds

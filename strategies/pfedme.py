@@ -12,6 +12,7 @@ from clients.pfedme import HEAD, OWN
 from strategies.fedavg import FedAvg, mean_statistics
 from strategies.heads import HeldHeads
 from strategies.replies import Update
+from strategies.requirement import Requirement
 
 
 class PFedMe(HeldHeads, FedAvg):
@@ -19,6 +20,12 @@ class PFedMe(HeldHeads, FedAvg):
     `server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
 
     head = f"{OWN}/"
+    requires = Requirement(
+        "keep a personal model near the server's",
+        "fedapps.client_app('pfedme')",
+        offers=("near-model",),
+        otherwise="(1 - beta) w + beta times the unweighted mean of the clients' models",
+    )
 
     def __init__(self, *, server_beta: float = 1.0, **options: Any) -> None:
         super().__init__(**options)

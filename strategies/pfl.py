@@ -18,6 +18,7 @@ from strategies.distances import a_distances
 from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class PFL(PersonalizedStrategy):
@@ -25,6 +26,12 @@ class PFL(PersonalizedStrategy):
     settings of `PFedHN`; a novel client gets all personal models, ``<client>/<name>``."""
 
     holds_model = False
+    requires = Requirement(
+        "answer `query.export`, which hands out their personal models",
+        "fedapps.client_app('pfl-ensemble')",
+        offers=("query.export",),
+        otherwise="its base with nothing personal: FedAvg, or PFedHN",
+    )
 
     def __init__(
         self,
@@ -53,7 +60,7 @@ class PFL(PersonalizedStrategy):
         self.base.lr_decay, self.base.lr_decay_rounds = self.lr_decay, self.lr_decay_rounds
         self.base.saved_rounds = self.saved_rounds
         self.keeps_arrays, self.in_place = self.base.keeps_arrays, self.base.in_place
-        self._heads_stay = base == "fedper"
+        self._heads_stay = base == "fedper" and self.requires is not None
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The base's; FedPer's without the head."""
@@ -126,6 +133,12 @@ class PFLNearest(PFL):
     """A novel client gets the model of the nearest training client, in A-distance."""
 
     kept = ("nearest",)
+    requires = Requirement(
+        "answer `query.export` and `query.domain`, which compares inputs",
+        "fedapps.client_app('pfl-nearest')",
+        offers=("query.export", "query.domain"),
+        otherwise="its base with nothing personal: FedAvg, or PFedHN",
+    )
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -18,6 +18,7 @@ from strategies import som
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class CentralAdam(PersonalizedStrategy):
@@ -75,6 +76,12 @@ class PFedKM(CentralAdam):
     them each round. Users who have not taken part yet use head 0."""
 
     HEAD = "heads.0."
+    requires = Requirement(
+        "train a network whose head is `heads.0.…`",
+        "fedapps run --methods pfedkm",
+        groups=(HEAD,),
+        otherwise="CentralAdam",
+    )
     kept = ("gradients", "cluster")
 
     def __init__(

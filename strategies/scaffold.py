@@ -13,10 +13,17 @@ from clients.arrays import Arrays, group, is_statistic, prefixed
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
+
+    requires = Requirement(
+        "return changes of the model (`delta/…`) and of their control variates (`control/…`)",
+        "fedapps.client_app('scaffold')",
+        groups=("delta/", "control/"),
+    )
 
     def __init__(self, *, server_lr: float = 1.5, **options: Any) -> None:
         super().__init__(**options)
