@@ -32,8 +32,7 @@ def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:
     app = ClientApp()
 
     def client_of(context: Context) -> Any:
-        made = client_fn(str(identity(context)) if by_cid else context)
-        return getattr(made, "numpy_client", made)  # what to_client() wraps
+        return client_fn(str(identity(context)) if by_cid else context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
