@@ -30,8 +30,8 @@ class AFL(PersonalizedStrategy):
 
     kept = ("mixture",)
     requires = Requirement(
+        "afl",
         "tell `risk`, their loss at the weights that they were sent",
-        "fedapps.client_app('afl')",
         metrics=("risk",),
         otherwise="the unweighted mean of the clients' models",
     )

@@ -351,7 +351,7 @@ class PersonalizedStrategy(Strategy):
         Flower's loop, but it may begin after a `former` run's last round. `train_config` goes
         along with queries, further exchanges and, unless `evaluate_config` is given, evaluations
         as well. `evaluate_fn` is called with `global_model`; ValueError where there is none."""
-        if evaluate_fn is not None and not self.holds_model:
+        if evaluate_fn is not None and (self.keeps_arrays or not self.holds_model):
             raise ValueError(
                 f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
                 "client has its own; leave it out and read the clients' evaluations"

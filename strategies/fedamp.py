@@ -19,13 +19,7 @@ class FedAMP(PersonalizedStrategy):
     """`step` is α, `width` is σ. The server's arrays are ``initial/…`` and ``<client>/…``, w_i."""
 
     keeps_arrays = True
-    holds_model = False
-    requires = Requirement(
-        "train with a proximal term towards the model that they are sent",
-        "fedapps.client_app('fedamp')",
-        offers=("proximal",),
-        otherwise="FedAMP without its proximal term",
-    )
+    requires = Requirement("fedamp", "have a proximal term", ("proximal",), "FedAMP without one")
 
     def __init__(self, *, step: float = 1.0, width: float = 10.0, **options: Any) -> None:
         super().__init__(**options)
@@ -63,6 +57,4 @@ class FedAMP(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Keep what the clients trained."""
-        for update in updates:
-            arrays = arrays | prefixed(str(update.node.client), update.arrays)
-        return arrays
+        return arrays | {f"{u.node.client}/{n}": a for u in updates for n, a in u.arrays.items()}

@@ -42,9 +42,10 @@ class FedEmbed(HeldHeads, CentralAdam):
 
     head = PERSONAL_HEAD
     requires = Requirement(
+        "fedembed",
         "have tastes and an embedding",
-        "fedapps run --methods fedembed",
         offers=("query.prototype", "query.som", "train.assign"),
+        source="fedapps run --methods {}",
     )
     kept = ("centers", "heads", "positions", "recent")
 

@@ -27,9 +27,7 @@ class FedMA(PersonalizedStrategy):
     layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
 
     kept = ("support", "assignments")
-    requires = Requirement(
-        "answer `train.retrain`", "fedapps.client_app('fedma')", offers=("train.retrain",)
-    )
+    requires = Requirement("fedma", "answer `train.retrain`", offers=("train.retrain",))
 
     def __init__(
         self,

@@ -23,9 +23,10 @@ class FedMD(PersonalizedStrategy):
     holds_model = False
     sets: tuple[str, ...] = ("logits",)
     requires = Requirement(
+        "fedmd",
         "return logits on public samples",
-        "fedapps.client_app('fedmd', public=…)",
         offers=("public-logits",),
+        source="fedapps.client_app('{}', public=…)",
     )
 
     def __init__(self, *, float16: bool = False, **options: Any) -> None:
@@ -61,7 +62,8 @@ class HeteroFedTTA(FedMD):
 
     sets = ("logits/base", "logits/personalized")
     requires = Requirement(
+        "heterofedtta",
         "return two sets of logits on public samples",
-        "fedapps.client_app('heterofedtta', public=…)",
         offers=("public-logits",),
+        source="fedapps.client_app('{}', public=…)",
     )

@@ -13,8 +13,8 @@ class FedRep(HeldHeads, FedAvg):
     """φ ← Σ_i (n_i / n) φ_i; a head that the server holds becomes what its client made of it."""
 
     requires = Requirement(
+        "fedrep",
         "train their head first and keep it",
-        "fedapps.client_app('fedrep')",
         offers=("personal-head",),
         otherwise="FedAvg",
     )

@@ -17,8 +17,8 @@ class FedTTA(FedAvg):
     """ψ ← Σ_i p_i ψ_i, φ ← Σ_i p_i φ_i: p_i = 1/M ("uniform") or n_i / Σ n ("samples")."""
 
     requires = Requirement(
+        "fedtta",
         "meta-learn, and adapt their model without labels",
-        "fedapps.client_app('fedtta')",
         offers=("adaptation",),
         otherwise="the mean of the clients' models, unweighted or by samples",
     )

@@ -21,9 +21,7 @@ class LGFedAvg(FedAvg):
 
     kept = ("started",)
     requires = Requirement(
-        "keep a body of their own under a shared head",
-        "fedapps.client_app('lg-fedavg')",
-        offers=("personal-body",),
+        "lg-fedavg", "keep a body of their own under a shared head", offers=("personal-body",)
     )
 
     def __init__(self, *, fedavg_rounds: int = 20, **options: Any) -> None:
@@ -48,7 +46,7 @@ class LGFedAvg(FedAvg):
         if not any(name.startswith(HEAD) for name in arrays):
             raise ValueError(
                 f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}; "
-                f"use `{LGFedAvg.requires.source}`"
+                f"use `{LGFedAvg.requires.way}`"
             )
         return arrays
 

@@ -50,8 +50,8 @@ class ODPFLHN(PFedHN):
     any_model = False  # the encoder follows the target network's convolutions
     kept = (*PFedHN.kept, "sigmas")
     requires = Requirement(
+        "odpfl-hn",
         "answer `query.encode` and `train.backprop`",
-        "fedapps.client_app('odpfl-hn')",
         offers=("query.encode", "train.backprop"),
     )
 
@@ -127,7 +127,7 @@ class ODPFLHN(PFedHN):
         if not target or OUTPUT not in encoder:
             raise ValueError(
                 f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}; "
-                f"use `{type(self).requires.source}`"
+                f"use `{type(self).requires.way}`"
             )
         untaught = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
         if self.training == "two-phase" and untaught:

@@ -8,20 +8,16 @@ Departs from the paper: gradients of the two networks are clipped apart; descrip
 scaled by running statistics of all training clients (`descriptor_rate`), where the authors' code
 takes those of the first client's first one."""
 
+from dataclasses import replace
 from typing import Any
 
 from strategies.odpfl_hn import ODPFLHN
-from strategies.requirement import Requirement
 
 
 class PeFLL(ODPFLHN):
     """Server settings as the authors' code has them."""
 
-    requires = Requirement(
-        "answer `query.encode` and `train.backprop`",
-        "fedapps.client_app('pefll')",
-        offers=("query.encode", "train.backprop"),
-    )
+    requires = replace(ODPFLHN.requires, method="pefll")
 
     def __init__(
         self,

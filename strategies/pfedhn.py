@@ -29,9 +29,7 @@ from strategies.targets import Targets
 DESCRIPTOR = "descriptor"
 OPTIMIZERS = ("sgd", "adam")
 DESCRIPTORS = ("learnt", "class-proportions")
-CLASS_PROPORTIONS = Requirement(
-    "answer `query.describe`", "fedapps.client_app('pfedhn-pc')", offers=("query.describe",)
-)
+CLASS_PROPORTIONS = Requirement("pfedhn-pc", "answer `query.describe`", offers=("query.describe",))
 
 
 class PFedHN(PersonalizedStrategy):
@@ -45,7 +43,6 @@ class PFedHN(PersonalizedStrategy):
     arrays of the target networks by name, where clients differ in size."""
 
     keeps_arrays = True
-    holds_model = False
     any_model = True
     in_place = True  # the arrays are the parameters that the optimizer moves
     kept: tuple[str, ...] = ("counters",)

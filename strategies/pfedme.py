@@ -21,8 +21,8 @@ class PFedMe(HeldHeads, FedAvg):
 
     head = f"{OWN}/"
     requires = Requirement(
+        "pfedme",
         "keep a personal model near the server's",
-        "fedapps.client_app('pfedme')",
         offers=("near-model",),
         otherwise="(1 - beta) w + beta times the unweighted mean of the clients' models",
     )

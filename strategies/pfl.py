@@ -27,8 +27,8 @@ class PFL(PersonalizedStrategy):
 
     holds_model = False
     requires = Requirement(
+        "pfl-ensemble",
         "answer `query.export`, which hands out their personal models",
-        "fedapps.client_app('pfl-ensemble')",
         offers=("query.export",),
         otherwise="its base with nothing personal: FedAvg, or PFedHN",
     )
@@ -134,8 +134,8 @@ class PFLNearest(PFL):
 
     kept = ("nearest",)
     requires = Requirement(
+        "pfl-nearest",
         "answer `query.export` and `query.domain`, which compares inputs",
-        "fedapps.client_app('pfl-nearest')",
         offers=("query.export", "query.domain"),
         otherwise="its base with nothing personal: FedAvg, or PFedHN",
     )

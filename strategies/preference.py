@@ -77,10 +77,11 @@ class PFedKM(CentralAdam):
 
     HEAD = "heads.0."
     requires = Requirement(
+        "pfedkm",
         "train a network whose head is `heads.0.…`",
-        "fedapps run --methods pfedkm",
         groups=(HEAD,),
         otherwise="CentralAdam",
+        source="fedapps run --methods {}",
     )
     kept = ("gradients", "cluster")
 

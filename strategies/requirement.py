@@ -16,18 +16,24 @@ from clients.base import OFFERS
 
 @dataclass(frozen=True)
 class Requirement:
-    """Clients must `do` this, as those of `source` do.
+    """Clients must `do` this, as those of `method` do.
 
     They say their `offers` in their answer to ``query``, the exchanges that they answer among
     them; a train reply holds the `metrics`, and arrays of the `groups`. `otherwise` is what the
     strategy is with clients that do not, "" where it is nothing."""
 
+    method: str
     do: str
-    source: str
     offers: tuple[str, ...] = ()
+    otherwise: str = ""
     metrics: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
-    otherwise: str = ""
+    source: str = "fedapps.client_app('{}')"
+
+    @property
+    def way(self) -> str:
+        """What has such clients."""
+        return self.source.format(self.method)
 
     @property
     def exchanges(self) -> bool:
@@ -48,7 +54,7 @@ class Requirement:
     def sentence(self, strategy: str) -> str:
         """What `strategy` needs, and what to do where clients lack it."""
         more = f", or pass lenient=True: it is then {self.otherwise}" if self.otherwise else ""
-        return f"{strategy} needs clients that {self.do}; use `{self.source}`{more}"
+        return f"{strategy} needs clients that {self.do}; use `{self.way}`{more}"
 
 
 def checked(requires: Requirement | None, strategy: str, lenient: bool) -> Requirement | None:
@@ -58,7 +64,7 @@ def checked(requires: Requirement | None, strategy: str, lenient: bool) -> Requi
     if lenient and requires is not None and not requires.otherwise:
         raise ValueError(
             f"{strategy} cannot be lenient; it needs clients that {requires.do}: "
-            f"use `{requires.source}`"
+            f"use `{requires.way}`"
         )
     if lenient and requires is not None:
         words = "%s is lenient: with clients that do not %s it is %s"

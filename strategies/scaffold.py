@@ -20,8 +20,8 @@ class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
 
     requires = Requirement(
+        "scaffold",
         "return changes of the model (`delta/…`) and of their control variates (`control/…`)",
-        "fedapps.client_app('scaffold')",
         groups=("delta/", "control/"),
     )
 
