@@ -32,6 +32,7 @@ Metrics = dict[str, Any]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
 LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to those given
+OFFERS = "fedapps"  # key of its answer to "query": what it can do, in words; only ours tell it
 RUN_TOKEN = "run-token"  # config key: the run whose state the client goes on from
 KEEP, RECALL = "query.keep", "train.recall"  # of a simulation's clients alone
 DOMAIN = "query.domain"  # of runs that report the bound's terms
@@ -60,6 +61,7 @@ class Client(Configured, NumPyClient):
     # has a `loss` and no such line trains in no cohort
     parted: tuple[str, ...] = ()  # prefixes of names that it trains apart, beside the personal ones
     exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
+    offers: tuple[str, ...] = ()  # what else strategies may require, e.g. ("personal-head",)
     remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
     lasting: tuple[str, ...] = ()  # prefixes of its state's names that outlive the run
 

@@ -6,4 +6,5 @@ from clients.fedprox import FedProxClient
 class FedAMPClient(FedProxClient):
     """FedProx's client, to whom the server sends u_i; `mu` is λ/α."""
 
+    offers = ("proximal",)
     mu = 0.1

@@ -35,6 +35,7 @@ class FedMDClient(Client):
     ValueError if the share has no public set."""
 
     personal = ("",)
+    offers = ("public-logits",)
     needs_state = "predictions"
     needs_public = True
 

@@ -14,6 +14,8 @@ from partitions.settings import COUNT, setting
 class FedRepClient(FedPerClient):
     """`head_epochs` >= 0 passes over the data for the head, the body frozen; then the reverse."""
 
+    offers = ("personal-head",)
+
     heads = HEADS
     head_epochs = setting(10, "epochs of the head before the body takes its local steps", COUNT)
 

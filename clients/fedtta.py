@@ -43,6 +43,7 @@ class FedTTAClient(Adapting, Client):
     `inner_loss`, `adapt_clip_norm` and the common `weight_decay` say what a step is, see
     `Adapting`; `adapt_momentum` is that of φ, `kl_direction` that of `divergence`."""
 
+    offers = ("adaptation",)
     rates = ("lr", "inner_lr", "adapt_lr")
 
     inner_lr = setting(0.5, "η_inner, learning rate of the adaptation step", RATE)

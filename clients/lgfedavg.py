@@ -14,6 +14,7 @@ OWN_BODIES = "own-bodies"  # key of a train message's config: the second phase h
 class LGFedAvgClient(Client):
     """Replies with the whole model in the first phase, with the head alone in the second."""
 
+    offers = ("personal-body",)
     needs_state = "predictions"
     needs_head = True
     parted = (HEAD,)

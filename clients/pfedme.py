@@ -21,6 +21,7 @@ class PFedMeClient(Client):
     """`lr` is η, `penalty` is λ, `inner_steps` is K; the inner SGD runs with `personal_lr` and
     the local momentum and weight decay. θ_i is kept as ``theta/…`` between rounds."""
 
+    offers = ("near-model",)
     rates = ("lr", "personal_lr")
     needs_state = "predictions"
 

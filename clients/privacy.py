@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.arrays import Arrays, as_type, from_record, to_record
+from clients.base import OFFERS
 from partitions.seeds import seed_of
 from partitions.settings import setting
 
@@ -29,7 +30,8 @@ DP_GENERATOR = setting(
 EVERYTHING = "everything"
 ROUNDING = 1 - 1e-6  # of a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
-PUBLIC = {"client", "novel", "model", "input-size"}  # properties that say nothing of the samples
+# Properties that say nothing of the samples.
+PUBLIC = {OFFERS, "client", "novel", "model", "input-size"}
 VOLUNTEERED = {"prototype"}  # a property that tells a sub-population; see `FedEmbedClient`
 
 

@@ -1,7 +1,8 @@
 """The Flower apps, the table of methods, the in-process grid and the command.
 
-`client_app` and `server_app` put a method into an app of your own; `load` opens a finished run;
-`allow` lets references ``module:NAME`` of configurations be imported."""
+`client_app` and `server_app` put a method into an app of your own, `from_client_fn` an older app's
+clients; `load` opens a finished run; `allow` lets references ``module:NAME`` of configurations be
+imported."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedapps.legacy import from_client_fn
     from fedapps.plugin import client_app, server_app
     from fedapps.service.run import load
     from partitions.trust import allow
 
-__all__ = ["allow", "client_app", "load", "server_app"]
+__all__ = ["allow", "client_app", "from_client_fn", "load", "server_app"]
 _MODULES = {
     "allow": "partitions.trust",
     "client_app": "fedapps.plugin",
-    "server_app": "fedapps.plugin",
+    "from_client_fn": "fedapps.legacy",
     "load": "fedapps.service.run",
+    "server_app": "fedapps.plugin",
 }
 
 ROOT = Path(__file__).resolve().parents[1]

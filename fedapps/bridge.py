@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from logging import WARNING
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,31 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, RECALL, RUN_TOKEN, Client
+from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, OFFERS, RECALL, RUN_TOKEN, Client
 from fedapps.files import write_arrays
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
 STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
 
 
-def answer(message: Message, context: Context, make: Callable[[Context, str], Client]) -> Message:
+Make = Callable[[Context, str], Client]
+
+
+def answer(message: Message, context: Context, make: Make) -> Message:
+    """As `reply_to`, but who it is a client always tells, be it that it cannot start and why: so it
+    is known from an app that is not ours, whose handler may raise."""
+    try:
+        return reply_to(message, context, make)
+    except Exception as error:
+        if message.metadata.message_type != "query":
+            raise
+        log(ERROR, "this client cannot start", exc_info=error)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        told = ConfigRecord({OFFERS: "", "error": reason})
+        return Message(RecordDict({"properties": told}), reply_to=message)
+
+
+def reply_to(message: Message, context: Context, make: Make) -> Message:
     """Let the client that `make` builds for the method at hand answer the message.
 
     The method is the message's ``method``, else the run's. The client's state is loaded before
@@ -36,6 +53,7 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     reply = RecordDict()
     if action == "query":
         told = client.get_properties(config) | {"client": identity(context)}
+        told[OFFERS] = " ".join((*client.offers, *client.exchanges))
         reply["properties"] = ConfigRecord(told)
     elif action == "train":
         values, num_examples, metrics = client.fit(list(arrays.values()), config)

@@ -15,6 +15,7 @@ from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Update
+from strategies.requirement import Requirement
 
 
 def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
@@ -29,6 +30,12 @@ class AFL(PersonalizedStrategy):
     """`mixture_lr` is γ_λ; γ_ω is the clients' lr. `mixture` holds λ by client id."""
 
     kept = ("mixture",)
+    requires = Requirement(
+        "afl",
+        "tell `risk`, their loss at the weights that they were sent",
+        metrics=("risk",),
+        otherwise="the unweighted mean of the clients' models",
+    )
 
     mixture_lr = setting(0.001, "γ_λ, learning rate of the clients' mixture weights", RATE)
 

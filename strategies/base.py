@@ -29,10 +29,12 @@ from partitions.seeds import SEED, seed_of
 from partitions.settings import COUNT, SECONDS, SOME, Configured, setting
 from strategies.distances import a_distances
 from strategies.magnitude import Magnitudes, distance, finite, scaled
-from strategies.replies import Node, Update, read_reply, weighed
+from strategies.replies import EXAMPLES, LACKS, Node, Update, read_reply, weighed
+from strategies.requirement import Requirement, checked
 from strategies.roster import Roster
 from strategies.round import Protection, Request, Round, Stop
-from strategies.scores import f1_scores, means
+from strategies.scores import Aggregate, f1_scores, losses, means, own_means, records
+from strategies.wrapped import check_wrapped
 
 OF_NO_MODEL = ("round", "magnitudes", "privacy", "token")  # of a strategy's state
 AT_ONCE = 100  # clients that tell what they have in mind, or get it back, in one exchange
@@ -66,8 +68,13 @@ class PersonalizedStrategy(Configured, Strategy):
     of round r, counted from 0, are `lr_decay` ** (r / `lr_decay_rounds`) times those given, the
     clients' and the server's own; `saved_rounds` more where `former` had as many.
 
+    `min_train_nodes` to `evaluate_metrics_aggr_fn` are as Flower's FedAvg has them; what clients
+    that are not ours tell comes back under its own name. Without `ask` nobody is asked who it is.
+    A `lenient` strategy takes clients that lack what it `requires`, and logs what it then is.
+
     Raises ValueError for settings out of range, RuntimeError when a run cannot go on."""
 
+    requires: Requirement | None = None  # of clients, beyond training and scoring
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
     holds_model = True  # False: no single model on the server, hence nothing to evaluate there
     any_model = False  # True: it serves clients whose networks differ
@@ -77,7 +84,9 @@ class PersonalizedStrategy(Configured, Strategy):
     reports_last = False  # True: the last round is reported, be it the best on validation or not
 
     fraction_train = FRACTION_TRAIN
-    fraction_evaluate = setting(1.0, "share of all clients sampled for an evaluation", "(0, 1]")
+    fraction_evaluate = setting(
+        1.0, "share of all clients sampled for an evaluation; 0: none", "[0, 1]"
+    )
     min_available_nodes = setting(
         0, "a run begins, and goes on, with so many of the clients; 0: num-clients", COUNT
     )
@@ -107,13 +116,36 @@ class PersonalizedStrategy(Configured, Strategy):
         only_model: str = "",
         privacy: Protection | None = None,
         saved_rounds: int = 0,
+        min_train_nodes: int = 1,
+        min_evaluate_nodes: int = 1,
+        weighted_by_key: str = EXAMPLES,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: Aggregate | None = None,
+        evaluate_metrics_aggr_fn: Aggregate | None = None,
+        ask: bool = True,
+        lenient: bool = False,
         **settings: Any,
     ) -> None:
+        self.requires = checked(self.requires, type(self).__name__, lenient)
         super().__init__(**settings)
         self.on_round, self.privacy = on_round, privacy
         self.former, self.memories = former, dict(memories or {})
         self.saved_rounds = saved_rounds
-        self.roster = Roster(self.min_available_nodes, wait, only_model, self.start_timeout)
+        self.least = {"sample": min_train_nodes, "evaluate": min_evaluate_nodes}
+        self.weighted_by_key = weighted_by_key
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or own_means
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or own_means
+        self.roster = Roster(
+            max(self.min_available_nodes, *self.least.values()),
+            wait,
+            only_model,
+            self.start_timeout,
+            ask=ask,
+            requires=self.requires,
+            strategy=type(self).__name__,
+        )
         self._distance: float | None = None  # mean over pairs of ½ d̂; inputs do not change
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # the present roster, by client id
@@ -127,6 +159,7 @@ class PersonalizedStrategy(Configured, Strategy):
         self._config: dict[str, Any] = {}  # what every message's config holds
         self._given: ArrayRecord | None = None  # the record that Flower's loop brought
         self._record: ArrayRecord | None = None  # self.arrays as a record, if there is one
+        self._leads = False  # whether the rounds are those of its own `start`, not of a wrapper's
 
     @property
     def round(self) -> int:
@@ -288,7 +321,7 @@ class PersonalizedStrategy(Configured, Strategy):
     ) -> list[Node]:
         """A share of the nodes by the generator of (seed, purpose, round), by client id; that of a
         `later` round by so many."""
-        count = max(1, round(fraction * len(nodes)))
+        count = max(1, self.least[purpose], round(fraction * len(nodes)))
         generator = np.random.default_rng(seed_of(self.seed, purpose, self.round + later))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]
 
@@ -312,13 +345,13 @@ class PersonalizedStrategy(Configured, Strategy):
         Flower's loop, but it may begin after a `former` run's last round. `train_config` goes
         along with queries, further exchanges and, unless `evaluate_config` is given, evaluations
         as well. `evaluate_fn` is called with `global_model`; ValueError where there is none."""
-        if evaluate_fn is not None and not self.holds_model:
+        if evaluate_fn is not None and (self.keeps_arrays or not self.holds_model):
             raise ValueError(
                 f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
                 "client has its own; leave it out and read the clients' evaluations"
             )
         self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
-        self.now = Round()
+        self.now, self._leads = Round(), True
         self._config = dict(train_config or {})
         training = ConfigRecord(self._config)
         evaluation = evaluate_config or training
@@ -361,7 +394,7 @@ class PersonalizedStrategy(Configured, Strategy):
         if not num_rounds:
             self.now = Round(0, report={"round": 0})
             evaluate(0)
-        result.arrays = to_record(self.arrays)
+        result.arrays, self._leads = to_record(self.arrays), False
         return result
 
     def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
@@ -381,10 +414,16 @@ class PersonalizedStrategy(Configured, Strategy):
     ) -> Iterable[Message]:
         """Messages to the sampled training nodes."""
         self.now, self.grid = Round(server_round), grid
+        if not self._leads and server_round == 1:
+            self._given = None  # a wrapper's run begins
         self._take(arrays)
         self._meet()
         nodes = self.sample()
         self.now.payloads = self.broadcast(self.arrays, nodes)
+        if not self._leads:
+            sent = self.now.payloads.values()
+            wire = [*sent, *map(self.expected, sent)]
+            check_wrapped(type(self).__name__, self.keeps_arrays, self.requires, arrays, wire)
         asked: dict[str, Any] = {}
         if self.privacy is not None:
             self.privacy.spend(list(self.now.payloads))
@@ -407,10 +446,12 @@ class PersonalizedStrategy(Configured, Strategy):
         if len(updates) < self.min_valid_replies and not nobody_drawn:
             found = f"{len(updates)} valid replies of {len(self.now.sent)}"
             raise RuntimeError(
-                f"round {server_round}: {'too few valid replies' if self._hides else found}, "
+                f"{self._lacking()}round {server_round}: "
+                f"{'too few valid replies' if self._hides else found}, "
                 f"min-valid-replies is {self.min_valid_replies}"
                 + ("" if self._hides else f"; dropped by cause: {dict(self.now.dropped)}")
             )
+        told = records(updates, self.weighted_by_key)
         updates, _ = self.named(updates, [self.now.payloads[update.node] for update in updates])
         self.now.sent, self.now.payloads = [], {}  # together as large as twice the replies
         if self.privacy is not None:
@@ -425,7 +466,7 @@ class PersonalizedStrategy(Configured, Strategy):
         self._stop_on_failure()  # in an exchange that aggregate made
         dropped = dict(self.now.dropped)
         self.now.report |= {
-            "loss": _mean([u.metrics["loss"] for u in updates if "loss" in u.metrics]),
+            "loss": _mean(losses(updates)),
             "valid": len(updates),
             "dropped": dropped,
             **({"clipped": self.now.clipped} if self.max_update_norm else {}),
@@ -433,6 +474,8 @@ class PersonalizedStrategy(Configured, Strategy):
         } | self.report()
         self.now.ends("aggregate")
         metrics = MetricRecord()
+        if self.privacy is None:
+            metrics.update(self.train_metrics_aggr_fn(told, self.weighted_by_key))
         if not self._hides:
             metrics["valid-replies"] = len(updates)
             if self.now.report["loss"] is not None:
@@ -463,7 +506,16 @@ class PersonalizedStrategy(Configured, Strategy):
     def _stop_on_failure(self) -> None:
         if self.now.dropped and self.on_client_failure == "stop":
             causes = sorted(self.now.dropped) if self._hides else dict(self.now.dropped)
-            raise RuntimeError(f"round {self.round}: a client failed ({causes}); see the log")
+            raise RuntimeError(
+                f"{self._lacking()}round {self.round}: a client failed ({causes}); see the log"
+            )
+
+    def _lacking(self) -> str:
+        """What clients lack, if replies were refused for that, or foreign clients failed."""
+        failed = self.now.dropped["error"] and any(node.foreign for node in self.nodes)
+        if self.requires is None or not (self.now.dropped[LACKS] or failed):
+            return ""
+        return f"{self.requires.sentence(type(self).__name__)}; "
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -471,6 +523,8 @@ class PersonalizedStrategy(Configured, Strategy):
         """Messages to all training and novel nodes, in the rounds that evaluate."""
         self.now.number, self.grid = server_round, grid
         self.now.sent = []
+        if not self.fraction_evaluate:
+            return []
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
         self.now.evaluated = True
@@ -496,7 +550,10 @@ class PersonalizedStrategy(Configured, Strategy):
         metrics = None
         if self.now.evaluated:
             told = self._receive(self.now.sent, replies, {})
-            metrics = MetricRecord({**means(told, self.mean_over), **f1_scores(told)})
+            own = self.evaluate_metrics_aggr_fn(
+                records(told, self.weighted_by_key), self.weighted_by_key
+            )
+            metrics = MetricRecord({**own, **means(told, self.mean_over), **f1_scores(told)})
             if self.bound:
                 self._add_distance(metrics)
             self.now.report["evaluation"] = dict(metrics)
@@ -548,10 +605,16 @@ class PersonalizedStrategy(Configured, Strategy):
     # Arrays and messages
 
     def _take(self, record: ArrayRecord) -> None:
-        """Take over Flower's arrays unless they are the ones that this strategy gave it."""
+        """Take over Flower's arrays unless they are the ones that this strategy gave it; of those
+        that a wrapper has changed since all that is kept beside them goes on."""
         if record is self._given or record is self._record:
             return
         arrays = from_record(record)
+        if not self._leads and self._given is not None:
+            kept = apart(self.state()) | {"handout": self.handout}
+            self.load_state(kept | {"arrays": arrays})
+            self._given, self._record = record, None
+            return
         self.arrays = self.initialize(arrays)
         if self.former is not None:
             self.load_state(self.former)
@@ -575,7 +638,9 @@ class PersonalizedStrategy(Configured, Strategy):
             arrays = payloads[node]
             if id(arrays) not in records:
                 records[id(arrays)] = to_record(arrays)
-            content = RecordDict({"arrays": records[id(arrays)], "config": config})
+            content = RecordDict(
+                {self.arrayrecord_key: records[id(arrays)], self.configrecord_key: config}
+            )
             sent.append((Message(content, dst_node_id=node.id, message_type=action), node))
             self.now.bytes["down"] += num_bytes(arrays.values())
         return sent
@@ -593,11 +658,14 @@ class PersonalizedStrategy(Configured, Strategy):
         starts = self.now.payloads if kind == "train" else {}
         updates: list[Update] = []
         far: dict[Node, float] = {}
-        for reply in replies:
+        once: Callable[[], Iterable[Message]] = getattr(replies, "once", lambda: replies)
+        for reply in once():
             node = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
-            update, cause, detail = read_reply(reply, node, like.get(node), train)
+            update, cause, detail = read_reply(
+                reply, node, like.get(node), train, self.weighted_by_key, self.requires
+            )
             if update is None:
                 self._drop(node, cause, detail)
             else:
@@ -606,7 +674,8 @@ class PersonalizedStrategy(Configured, Strategy):
                 self.now.bytes["up"] += num_bytes(update.arrays.values())
         for node in nodes.values():
             self._drop(node, "missing", f"none within {self.timeout} s")
-        updates = weighed(sorted(updates, key=lambda update: update.node), self.nodes)
+        known = self.nodes if self.weighted_by_key == EXAMPLES else []
+        updates = weighed(sorted(updates, key=lambda update: update.node), known)
         return self._plausible(kind, updates, far)
 
     def _plausible(

@@ -12,12 +12,14 @@ from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class FedAMP(PersonalizedStrategy):
     """`step` is α, `width` is σ. The server's arrays are ``initial/…`` and ``<client>/…``, w_i."""
 
     keeps_arrays = True
+    requires = Requirement("fedamp", "have a proximal term", ("proximal",), "FedAMP without one")
 
     step = setting(1.0, "α, step of the messages' weights", RATE)
     width = setting(10.0, "σ, width of squared distances between models", "(0, 1000000]")
@@ -52,6 +54,4 @@ class FedAMP(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Keep what the clients trained."""
-        for update in updates:
-            arrays = arrays | prefixed(str(update.node.client), update.arrays)
-        return arrays
+        return arrays | {f"{u.node.client}/{n}": a for u in updates for n, a in u.arrays.items()}

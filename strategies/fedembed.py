@@ -29,6 +29,7 @@ from strategies.fedavg import mean
 from strategies.heads import HeldHeads
 from strategies.preference import CentralAdam, Mapped
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 EXCHANGES = {  # by assignment: what leaves users beside their updates
     "prototype": "embeddings and sub-populations of prototypical users",
@@ -42,7 +43,12 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
     `heads` is where a *personal* head lives; the others' are shared, hence always here."""
 
     head = PERSONAL_HEAD
-
+    requires = Requirement(
+        "fedembed",
+        "have tastes and an embedding",
+        offers=("query.prototype", "query.som", "train.assign"),
+        source="fedapps run --methods {}",
+    )
     kept = ("centers", "heads", "positions", "recent")
 
     assignment, embedding_dim = ASSIGNMENT, EMBEDDING_DIM

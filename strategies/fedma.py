@@ -20,6 +20,7 @@ from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.matching import chain, layer_arrays, match, neurons, spread, take, width
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class FedMA(PersonalizedStrategy):
@@ -27,6 +28,7 @@ class FedMA(PersonalizedStrategy):
     layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
 
     kept = ("support", "assignments")
+    requires = Requirement("fedma", "answer `train.retrain`", offers=("train.retrain",))
 
     new_neuron_cost = setting(1.0, "cost of a new neuron, in mean squared norms of neurons", WEIGHT)
     max_growth = setting(1.5, "bound of a layer's width, in the clients' widths", "[1, 100]")

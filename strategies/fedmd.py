@@ -10,6 +10,7 @@ from clients.arrays import Arrays
 from clients.fedmd import FLOAT16
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Update, agreed
+from strategies.requirement import Requirement
 
 CLASSES, SAMPLES = "classes", "public-samples"  # what a client tells of its logits
 
@@ -22,6 +23,12 @@ class FedMD(PersonalizedStrategy):
 
     holds_model = False
     sets: tuple[str, ...] = ("logits",)
+    requires = Requirement(
+        "fedmd",
+        "return logits on public samples",
+        offers=("public-logits",),
+        source="fedapps.client_app('{}', public=…)",
+    )
 
     float16 = FLOAT16
 
@@ -57,3 +64,9 @@ class HeteroFedTTA(FedMD):
     """The consensus of the base and of the personalized models, Algorithm 2, Aggregate."""
 
     sets = ("logits/base", "logits/personalized")
+    requires = Requirement(
+        "heterofedtta",
+        "return two sets of logits on public samples",
+        offers=("public-logits",),
+        source="fedapps.client_app('{}', public=…)",
+    )

@@ -6,10 +6,18 @@ from clients.arrays import Arrays
 from strategies.fedavg import FedAvg
 from strategies.heads import HeldHeads
 from strategies.replies import Update
+from strategies.requirement import Requirement
 
 
 class FedRep(HeldHeads, FedAvg):
     """φ ← Σ_i (n_i / n) φ_i; a head that the server holds becomes what its client made of it."""
+
+    requires = Requirement(
+        "fedrep",
+        "train their head first and keep it",
+        offers=("personal-head",),
+        otherwise="FedAvg",
+    )
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean body, and the heads of the round's clients anew."""

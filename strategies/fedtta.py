@@ -6,19 +6,26 @@ from clients.arrays import Arrays
 from partitions.settings import setting
 from strategies.fedavg import FedAvg
 from strategies.replies import Update
+from strategies.requirement import Requirement
 
-WEIGHTINGS = ("uniform", "samples")
 BASE = "base."  # names of ψ on the wire
 
 
 class FedTTA(FedAvg):
     """ψ ← Σ_i p_i ψ_i, φ ← Σ_i p_i φ_i: p_i = 1/M ("uniform") or n_i / Σ n ("samples")."""
 
+    requires = Requirement(
+        "fedtta",
+        "meta-learn, and adapt their model without labels",
+        offers=("adaptation",),
+        otherwise="the mean of the clients' models, unweighted or by samples",
+    )
     weighting = setting("uniform", "how clients weigh in the server's mean", ("uniform", "samples"))
 
     def global_model(self) -> Arrays:
         """f(·; ψ), un-adapted, under the target network's names."""
-        return {n.removeprefix(BASE): a for n, a in self.arrays.items() if n.startswith(BASE)}
+        base = {n.removeprefix(BASE): a for n, a in self.arrays.items() if n.startswith(BASE)}
+        return base or super().global_model()  # of clients that do not adapt
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of the clients' models."""

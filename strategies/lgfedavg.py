@@ -14,12 +14,16 @@ from clients.lgfedavg import HEAD, OWN_BODIES
 from partitions.settings import ROUNDS, setting
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class LGFedAvg(FedAvg):
     """`fedavg_rounds` rounds of FedAvg, then the head alone; the server keeps FedAvg's body."""
 
     kept = ("started",)
+    requires = Requirement(
+        "lg-fedavg", "keep a body of their own under a shared head", offers=("personal-body",)
+    )
 
     fedavg_rounds = setting(20, "rounds of FedAvg before the body becomes personal", ROUNDS)
 
@@ -40,7 +44,10 @@ class LGFedAvg(FedAvg):
     def initialize(self, arrays: Arrays) -> Arrays:
         """The initial model. Raises ValueError if it has no head."""
         if not any(name.startswith(HEAD) for name in arrays):
-            raise ValueError(f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}")
+            raise ValueError(
+                f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}; "
+                f"use `{LGFedAvg.requires.way}`"
+            )
         return arrays
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:

@@ -33,7 +33,8 @@ def chain(arrays: Arrays) -> list[str]:
     if others := [name for name in arrays if name not in known]:
         layer = others[0].rpartition(".")[0] or others[0]
         raise ValueError(
-            f"fedma matches linear and convolutional layers with biases; {layer!r} is none"
+            f"fedma matches linear and convolutional layers with biases; {layer!r} is none; with "
+            "other networks use FedAvg"
         )
     for here, following in pairwise(layers):
         channels, inputs = width(arrays, here), arrays[f"{following}.weight"].shape[1]
@@ -41,7 +42,7 @@ def chain(arrays: Arrays) -> list[str]:
         if inputs % channels or (not flattened and inputs != channels):
             raise ValueError(
                 f"fedma matches chains of layers; {here!r} has {channels} outputs, but "
-                f"{following!r}, which comes next, {inputs} inputs"
+                f"{following!r}, which comes next, {inputs} inputs; with other networks use FedAvg"
             )
     return layers
 

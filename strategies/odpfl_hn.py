@@ -30,6 +30,7 @@ from strategies.moments import Moments
 from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.privacy import TEST_SETTING
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 from strategies.round import Request
 
 TARGET, ENCODER = "target.", "encoder."
@@ -52,6 +53,11 @@ class ODPFLHN(PFedHN):
 
     any_model = False  # the encoder follows the target network's convolutions
     kept = ("sigmas",)
+    requires = Requirement(
+        "odpfl-hn",
+        "answer `query.encode` and `train.backprop`",
+        offers=("query.encode", "train.backprop"),
+    )
 
     server_lr = 0.5  # η_hn; this and the next four as published for MNIST by FedTTA
     server_momentum = 0.0
@@ -107,7 +113,10 @@ class ODPFLHN(PFedHN):
         target = {n: a for n, a in arrays.items() if n.startswith(TARGET)}
         encoder = {n: a for n, a in arrays.items() if n.startswith(ENCODER)}
         if not target or OUTPUT not in encoder:
-            raise ValueError(f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}")
+            raise ValueError(
+                f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}; "
+                f"use `{type(self).requires.way}`"
+            )
         untaught = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
         if self.training == "two-phase" and untaught:
             raise ValueError(

@@ -8,11 +8,15 @@ Departs from the paper: gradients of the two networks are clipped apart; descrip
 scaled by running statistics of all training clients (`descriptor_rate`), where the authors' code
 takes those of the first client's first one."""
 
+from dataclasses import replace
+
 from strategies.odpfl_hn import ODPFLHN
 
 
 class PeFLL(ODPFLHN):
     """Server settings as the authors' code has them."""
+
+    requires = replace(ODPFLHN.requires, method="pefll")
 
     server_lr = 0.0002  # of the hypernetwork; this and the next two as in the authors' code
     encoder_lr = 0.0002

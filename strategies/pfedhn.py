@@ -26,9 +26,11 @@ from partitions.settings import MOMENTUM, RATE, WEIGHT, WIDTH, setting
 from strategies.base import PersonalizedStrategy
 from strategies.hypernetwork import Hypernetwork
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 from strategies.targets import Targets
 
 DESCRIPTOR = "descriptor"
+CLASS_PROPORTIONS = Requirement("pfedhn-pc", "answer `query.describe`", offers=("query.describe",))
 
 
 class PFedHN(PersonalizedStrategy):
@@ -45,7 +47,6 @@ class PFedHN(PersonalizedStrategy):
     frozen or tied, which its arrays alone do not. Only needed where there are such."""
 
     keeps_arrays = True
-    holds_model = False
     any_model = True
     in_place = True  # the arrays are the parameters that the optimizer moves
 
@@ -76,6 +77,8 @@ class PFedHN(PersonalizedStrategy):
         network: nn.Module | Mapping[str, nn.Module] | None = None,
         **settings: Any,
     ) -> None:
+        if settings.get("descriptor", self.descriptor) == "class-proportions":
+            self.requires = CLASS_PROPORTIONS
         super().__init__(**settings)
         self._serves_novel = self.evaluate_novel  # once they have learnt
         self.evaluate_novel = self.evaluate_novel and not self.novel_rounds

@@ -11,6 +11,7 @@ from partitions.settings import POSITIVE, setting
 from strategies.fedavg import FedAvg, mean_statistics
 from strategies.heads import HeldHeads
 from strategies.replies import Update
+from strategies.requirement import Requirement
 
 
 class PFedMe(HeldHeads, FedAvg):
@@ -18,6 +19,12 @@ class PFedMe(HeldHeads, FedAvg):
     `server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
 
     head = f"{OWN}/"
+    requires = Requirement(
+        "pfedme",
+        "keep a personal model near the server's",
+        offers=("near-model",),
+        otherwise="(1 - beta) w + beta times the unweighted mean of the clients' models",
+    )
 
     server_beta = setting(1.0, "β; more than 1 extrapolates the mean of the clients", POSITIVE)
 

@@ -19,6 +19,7 @@ from strategies.distances import a_distances
 from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 OF_PFEDHN = ("embedding_dim", "hidden_dim", "hidden_layers", "server_lr", "server_momentum")
 
@@ -28,6 +29,12 @@ class PFL(PersonalizedStrategy):
     settings of `PFedHN`; a novel client gets all personal models, ``<client>/<name>``."""
 
     holds_model = False
+    requires = Requirement(
+        "pfl-ensemble",
+        "answer `query.export`, which hands out their personal models",
+        offers=("query.export",),
+        otherwise="its base with nothing personal: FedAvg, or PFedHN",
+    )
 
     base = BASE
     embedding_dim, hidden_dim = PFedHN.declared["embedding_dim"], PFedHN.declared["hidden_dim"]
@@ -48,7 +55,7 @@ class PFL(PersonalizedStrategy):
             given = {name: getattr(self, name) for name in OF_PFEDHN}
             self.trainer = PFedHN(**common, **given, network=network)
         self.keeps_arrays, self.in_place = self.trainer.keeps_arrays, self.trainer.in_place
-        self._heads_stay = self.base == "fedper"
+        self._heads_stay = self.base == "fedper" and self.requires is not None
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The base's; FedPer's without the head."""
@@ -121,6 +128,12 @@ class PFLNearest(PFL):
     """A novel client gets the model of the nearest training client, in A-distance."""
 
     kept = ("nearest",)
+    requires = Requirement(
+        "pfl-nearest",
+        "answer `query.export` and `query.domain`, which compares inputs",
+        offers=("query.export", "query.domain"),
+        otherwise="its base with nothing personal: FedAvg, or PFedHN",
+    )
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -19,6 +19,7 @@ from strategies import som
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class CentralAdam(PersonalizedStrategy):
@@ -97,6 +98,13 @@ class PFedKM(Mapped, CentralAdam):
     them each round. Users who have not taken part yet use head 0."""
 
     HEAD = "heads.0."
+    requires = Requirement(
+        "pfedkm",
+        "train a network whose head is `heads.0.…`",
+        groups=(HEAD,),
+        otherwise="CentralAdam",
+        source="fedapps run --methods {}",
+    )
     kept = ("gradients", "cluster")
 
     sub_populations = setting(10, "heads, and nodes of the map over gradients", "[1, 10000]")

@@ -1,21 +1,27 @@
 """Who is there: nodes come and go while a run goes on, and each is asked who it is when it comes.
 
+Only our own clients are believed, who say so in their answer; any other node is a training client
+of its node id, whatever it answers, which has to show what the strategy requires.
+
 A client id belongs to the node that told it first, for as long as that is there. A node that comes
 back under another id, role or model, or takes a client's id under another role or model, is refused
 from then on; one that tells what no honest client tells, or whose id is taken, waits."""
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from logging import WARNING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import WARNING, LogRecord, getLogger
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from strategies.replies import Node, reason_of, unknown_query
-from strategies.told import told
+from clients.base import OFFERS
+from strategies.replies import LACKS, Node, raised, reason_of
+from strategies.requirement import Requirement
+from strategies.told import told, typed
 
 POLL_SECONDS = 0.5
 
@@ -25,13 +31,23 @@ class Roster:
 
     Those there at the start have `start_timeout` seconds to answer, if that is longer than what
     later ones have. With `only_model` it is cut to the clients whose network has that name.
-    `refused` counts by cause the nodes that the last look at the roster refused for the first
-    time."""
+    Clients that offer less than what `requires` says are refused. Unless it may `ask`, nobody is
+    known. `refused` counts by cause the nodes that the last look at the roster refused for the
+    first time."""
 
     def __init__(
-        self, least: int, wait: float, only_model: str, start_timeout: float = 0.0
+        self,
+        least: int,
+        wait: float,
+        only_model: str,
+        start_timeout: float = 0.0,
+        *,
+        ask: bool = True,
+        requires: Requirement | None = None,
+        strategy: str = "",
     ) -> None:
         self.least, self.wait, self.only_model = least, wait, only_model
+        self.ask, self.requires, self.strategy = ask, requires, strategy
         self._patience = start_timeout  # until all that are there at the start have been asked
         self.refused: Counter[str] = Counter()
         self._present: dict[int, Node] = {}  # by node id, as each said when it came
@@ -58,6 +74,8 @@ class Roster:
             if nodes and len(nodes) + len(others) >= self.least:
                 break
             if others and not nodes:
+                if self.requires is not None and others[0] == self._needed():
+                    raise RuntimeError(others[0])
                 raise RuntimeError(f"no client could start; the first said: {others[0]}")
             if time.monotonic() > deadline:
                 left_out: Mapping[int, str] = getattr(grid, "refused", {})
@@ -87,15 +105,20 @@ class Roster:
     def _ask(
         self, node_ids: Sequence[int], grid: Grid, config: Mapping[str, Any], timeout: float
     ) -> None:
-        """Query new nodes; one without a query handler is a training client of its node id."""
+        """Query new nodes; one that is not ours is a training client of its node id."""
         if not node_ids:
+            return
+        if not self.ask:
+            for i in node_ids:
+                self._admit(Node(i, i, foreign=True))
             return
         content = ConfigRecord(dict(config))
         messages = [
             Message(RecordDict({"config": content}), dst_node_id=i, message_type="query")
             for i in node_ids
         ]
-        replies = list(grid.send_and_receive(messages, timeout=timeout))
+        with unlogged("No query function registered"):
+            replies = list(grid.send_and_receive(messages, timeout=timeout))
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
         found: list[Node] = []
         nameless: list[Node] = []  # come last: who tells an id goes before whom it is given
@@ -104,15 +127,21 @@ class Roster:
             if node_id is None:
                 continue
             if reply.has_error():
-                if unknown_query(reply):
-                    nameless.append(Node(node_id, node_id))
+                if raised(reply):
+                    nameless.append(Node(node_id, node_id, foreign=True))
                 else:
                     self._refuse(node_id, "error", reason_of(reply))
                 continue
+            if OFFERS not in told(reply.content):
+                nameless.append(Node(node_id, node_id, foreign=True))
+                continue
             try:
-                said = told(reply.content)
+                said = typed(told(reply.content))
             except Exception as error:  # whatever a stranger tells costs that node alone
                 self._refuse(node_id, "malformed", str(error))
+                continue
+            if "error" in said:
+                self._refuse(node_id, "error", said["error"])
                 continue
             node = Node(said.get("client", node_id), node_id, said.get("novel", False), said)
             (found if "client" in said else nameless).append(node)
@@ -120,7 +149,11 @@ class Roster:
             self._admit(node)
 
     def _admit(self, node: Node) -> None:
-        """Take in a node's word, unless it or another node gave another word before."""
+        """Take in a node's word, unless it or another node gave another word before, or it offers
+        too little."""
+        if self.requires is not None and not self.requires.offered(node.properties):
+            self._refuse(node.id, LACKS, self._needed())
+            return
         for before in (self._nodes.get(node.id), self._clients.get(node.client)):
             if before is not None and _identity(before) != _identity(node):
                 self._banned.add(node.id)
@@ -129,6 +162,9 @@ class Roster:
                 return
         self._nodes[node.id] = self._present[node.id] = node
         self._clients.setdefault(node.client, node)
+
+    def _needed(self) -> str:
+        return "" if self.requires is None else self.requires.sentence(self.strategy)
 
     def _refuse(self, node_id: int, cause: str, reason: str) -> None:
         """Count and log a node that is refused, once as long as the reason stays the same."""
@@ -141,3 +177,19 @@ class Roster:
 def _identity(node: Node) -> str:
     role = "novel" if node.novel else "training"
     return f"client {node.client}, {role}, model {node.properties.get('model', '')!r}"
+
+
+@contextmanager
+def unlogged(words: str) -> Iterator[None]:
+    """Without what Flower logs with these `words`: where it simulates nodes it logs the traceback
+    of each app without a handler, which is no error."""
+
+    def wanted(record: LogRecord) -> bool:
+        return words not in record.getMessage()
+
+    logger = getLogger("flwr")
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)

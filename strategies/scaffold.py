@@ -13,11 +13,17 @@ from partitions.settings import POSITIVE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
 from strategies.replies import Node, Update
+from strategies.requirement import Requirement
 
 
 class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
 
+    requires = Requirement(
+        "scaffold",
+        "return changes of the model (`delta/…`) and of their control variates (`control/…`)",
+        groups=("delta/", "control/"),
+    )
     server_lr = setting(1.5, "η_g", POSITIVE)
 
     def initialize(self, arrays: Arrays) -> Arrays:

@@ -5,11 +5,14 @@ users (each sub-population weighted by its users), which differ where some are l
 its sub-population and its counts of (label, prediction): the experimenter may look, a server in
 service does not evaluate so."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from flwr.app import MetricRecord, RecordDict
 
 from strategies.replies import Update
+
+Aggregate = Callable[[list[RecordDict], str], MetricRecord]  # as Flower's FedAvg takes it
 
 LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
 # How many samples a score is of, where they are not those that the reply counts.
@@ -67,4 +70,33 @@ def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
             found[f"{role}-f1"] = float(np.mean(list(each.values())))
             found[f"{role}-f1-users"] = float(np.average(list(each.values()), weights=users))
             found |= {f"{role}-f1-{kind}": f1 for kind, f1 in each.items()}
+    return found
+
+
+def losses(updates: Sequence[Update]) -> list[float]:
+    """The training losses of those who told one."""
+    told = [update.metrics.get("loss", update.own.get("loss")) for update in updates]
+    return [loss for loss in told if isinstance(loss, float | int)]
+
+
+def records(updates: Sequence[Update], weighted_by: str) -> list[RecordDict]:
+    """What foreign clients told under names of their own, and under `weighted_by` what each of
+    them weighs, for an `Aggregate`."""
+    return [
+        RecordDict({"metrics": MetricRecord({**update.own, weighted_by: update.num_examples})})
+        for update in updates
+        if update.node.foreign
+    ]
+
+
+def own_means(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Of each name the mean over those who told it, by their weights, entry by entry in lists;
+    lists of several lengths are left out."""
+    told = [record.metric_records["metrics"] for record in records]
+    found = MetricRecord()
+    for name in sorted({name for one in told for name in one} - {weighted_by}):
+        values = [np.asarray(one[name]) for one in told if name in one]
+        weights = [one[weighted_by] for one in told if name in one]
+        if len({value.shape for value in values}) == 1:
+            found[name] = np.average(values, 0, weights if any(weights) else None).tolist()
     return found

@@ -1,8 +1,9 @@
 """What clients tell in words and numbers, typed and bounded: strategies read nothing else.
 
-A text where a number belongs, an accuracy of 7: no honest client tells such, and it costs the whole
-reply. A number that overflowed (NaN, infinity, beyond ±LARGEST) may come from honest training that
-diverged: it alone is left out, as are texts and lists under names that nobody here knows."""
+Of a client that is not ours any number is its own business, whatever its name. Of ours a text where
+a number belongs, an accuracy of 7: no honest client tells such, and it costs the whole reply. A
+number that overflowed (NaN, infinity, beyond ±LARGEST) may come from honest training that diverged:
+it alone is left out, as are texts and lists under names that nobody here knows."""
 
 import math
 import re
@@ -11,9 +12,13 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from clients.base import OFFERS
+
 LARGEST = 1e12
 MOST = 100  # values of a reply
 NAME = re.compile(r"[\w.+-]{1,64}")
+MOST_FOREIGN = 1000
+FOREIGN = re.compile(r"[\w.+@:/%() -]{1,64}")
 OURS = re.compile(r"clients|sem|half-distance|f1(-.*)?")  # what evaluations derive themselves
 
 Read = Callable[[Any], Any]  # raises ValueError; None: left out
@@ -70,6 +75,8 @@ def counts(value: Any) -> list[int]:
 
 SAMPLES = whole(0, 10**9)
 KNOWN: dict[str, Read] = {
+    OFFERS: word,
+    "error": word,
     "client": whole(0, 2**64 - 1),
     "novel": flag,
     "model": word,
@@ -93,12 +100,39 @@ KNOWN: dict[str, Read] = {
 
 
 def told(content: RecordDict) -> dict[str, Any]:
-    """All that the config and metric records hold. Raises ValueError for what cannot be honest."""
+    """All that the config and metric records hold, as it was told."""
     values: dict[str, Any] = {}
     for record in content.values():
         if isinstance(record, ConfigRecord | MetricRecord):
             values.update(record.items())
-    return typed(values)
+    return values
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float | list[float]]:
+    """The numbers, and the lists of numbers, that a client that is not ours tells under names of
+    its own; what is something else, or has overflowed, is left out."""
+    found: dict[str, float | list[float]] = {}
+    for name, value in values.items():
+        if not FOREIGN.fullmatch(name) or len(found) == MOST_FOREIGN:
+            continue
+        try:
+            read = [real()(one) for one in (value if isinstance(value, list) else [value])]
+        except ValueError:
+            continue
+        if None not in read:
+            found[name] = read if isinstance(value, list) else read[0]
+    return found
+
+
+def weight(value: Any, name: str) -> float:
+    """What a client's reply weighs. Raises ValueError for what is no weight."""
+    try:
+        found = real(0, 10**9)(value)
+    except ValueError as error:
+        raise ValueError(f"{name} is {value!r:.80}; it {error}") from error
+    if found is None:
+        raise ValueError(f"{name} is {value!r:.80}; it has overflowed")
+    return float(found) if isinstance(value, float) else int(value)
 
 
 def typed(values: Mapping[str, Any]) -> dict[str, Any]:

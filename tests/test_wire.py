@@ -58,7 +58,7 @@ def test_a_private_client_tells_who_it_is_and_its_change(method, kind):
     own = {"model": "convnet-bn"} if method == "fedbn" else {}
     seen, config = messages(method, dp=kind, **PRIVATE, **own)
     found = held(method, config, seen)
-    assert found.pop(("query", UP)) == {"client", "novel", "model", "input-size"}
+    assert found.pop(("query", UP)) == {"fedapps", "client", "novel", "model", "input-size"}
     told = found.pop(("train", UP), {"model", "num-examples"})  # perhaps nobody was drawn
     assert told - {"own/model"} == {"model", "num-examples"}
     assert {way for _, way in found} <= {DOWN}

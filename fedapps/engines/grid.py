@@ -6,6 +6,7 @@ Flower's own in-memory grid does, which is why pyproject pins flwr to one minor 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 from uuid import uuid4
 
@@ -20,6 +21,24 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.cohort import Cohort
 
 UserConfig = Mapping[str, str | int | float | bool]
+
+
+class Replies(Iterable[Message]):
+    """Replies as they come, the same ones whenever they are gone through again; whoever goes
+    through them `once` keeps none of them in memory."""
+
+    def __init__(self, coming: Iterator[Message]) -> None:
+        self._coming, self._kept = coming, list[Message]()
+
+    def __iter__(self) -> Iterator[Message]:
+        yield from self._kept
+        for reply in self._coming:
+            self._kept.append(reply)
+            yield reply
+
+    def once(self) -> Iterator[Message]:
+        """The replies that come."""
+        return chain(self._kept, self._coming)
 
 
 class LocalGrid(Grid):
@@ -76,7 +95,7 @@ class LocalGrid(Grid):
     ) -> Iterable[Message]:
         """The replies that come within `timeout` seconds, each as it comes: nodes may not be asked
         before the caller waits for their replies."""
-        return self.answer(named(messages), timeout)
+        return Replies(self.answer(named(messages), timeout))
 
 
 class InProcessGrid(LocalGrid):

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -141,6 +142,9 @@ def run_jobs(
     is at one of the runs."""
     check_engine(engine, jobs, parallel)
     follow([job for job in jobs if job.done])
+    for job in jobs:
+        if job.done:  # it may have been killed before it could remove them
+            shutil.rmtree(job.folder / CHECKPOINTS, ignore_errors=True)
     jobs = [job for job in jobs if not job.done]
     if not jobs:
         return

@@ -244,7 +244,8 @@ def unpacked(reply: Message, sent: Sequence[Message]) -> list[Message]:
         if len(contents) != len(sent):
             raise ValueError(f"{len(contents)} replies to {len(sent)} messages")
     except Exception as error:  # whatever a stranger's bytes provoke costs its own replies
-        return [refusal(message, f"malformed reply: {error}") for message in sent]
+        reason, code = f"malformed reply: {error}", ErrorCode.UNKNOWN
+        return [refusal(message, reason, code) for message in sent]
     return [
         refusal(message, one)
         if isinstance(one, str)

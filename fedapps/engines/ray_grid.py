@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import ray
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
 from fedapps.engines.grid import InProcessGrid, LocalGrid, UserConfig, alike, refusal
 from fedapps.engines.mailboxes import Mailboxes
@@ -278,7 +279,8 @@ class RayGrid(LocalGrid):
                     if tries[task.message.metadata.message_id] < TRIES:
                         queue.append(task)
                     else:
-                        yield refusal(task.message, "the process that it ran in died, twice")
+                        reason = "the process that it ran in died, twice"
+                        yield refusal(task.message, reason, ErrorCode.CLIENT_APP_CRASHED)
                 parts, ahead = math.inf, 1  # so that who is at fault takes no other along
             else:
                 batch = running.pop(ready[0])

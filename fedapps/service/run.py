@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clients.arrays import to_record
 from clients.base import Client
-from fedapps.bridge import answer
+from fedapps.bridge import reply_to
 from fedapps.clientapp import build_client, method_model
 from fedapps.config import Config, accepted, construct, override, saved_configuration
 from fedapps.engines.grid import InProcessGrid
@@ -85,7 +85,7 @@ class Run:
         def handle(message: Message, context: Context) -> Message:
             try:
                 if message.metadata.message_type != "query.serve":
-                    return answer(message, context, make)
+                    return reply_to(message, context, make)
                 found.append(served_by(message, context, make, self.card, inputs))
                 return acknowledged(message)
             except ValueError as error:

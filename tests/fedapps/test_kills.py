@@ -89,6 +89,21 @@ def test_a_run_that_is_killed_at_random_moments_ends_the_same(method, tmp_path):
         shutil.rmtree(run)  # it had ended before its moment came: once more
 
 
+@pytest.mark.parametrize("again", ["--resume", "--output"])
+def test_a_finished_run_that_is_met_again_loses_its_checkpoints(again, tmp_path):
+    """As if it had been killed between its end and their removal."""
+    begin = [*settings(SMALL | {"rounds": 1}), "--methods", "local", "--output", tmp_path]
+    assert os.waitpid(fedapps(*begin), 0)[1] == 0
+    run = tmp_path / "local-seed0"
+    expected, ended = left(run), finished(tmp_path)
+    (run / "checkpoints").mkdir()
+    shutil.copy(run / "model.safetensors", run / "checkpoints" / "round-00000001.safetensors")
+    words = ["--resume", run] if again == "--resume" else begin
+    assert os.waitpid(fedapps(*words), 0)[1] == 0
+    assert not (run / "checkpoints").exists()
+    assert (left(run), finished(tmp_path)) == (expected, ended)
+
+
 def test_a_sweep_that_is_killed_three_times_loses_nothing_that_was_finished(tmp_path):
     methods = ["fedavg", "scaffold", "local", "tent"]
     begin = [*settings(SMALL | {"rounds": 4}), "--methods", ",".join(methods)]
@@ -104,7 +119,5 @@ def test_a_sweep_that_is_killed_three_times_loses_nothing_that_was_finished(tmp_
     assert os.waitpid(fedapps(*begin, "--output", cut), 0)[1] == 0
     assert finished(cut).items() >= done.items()
     assert finished(cut).keys() == finished(tmp_path / "whole").keys()
-    for run in finished(cut):  # checkpoints go after the end, which a kill may prevent
-        for folder in (cut / run, tmp_path / "whole" / run):
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for run in finished(cut):
         assert left(cut / run) == left(tmp_path / "whole" / run)

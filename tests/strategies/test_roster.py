@@ -3,12 +3,14 @@
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.base import OFFERS
 from fedapps.engines.grid import InProcessGrid
 from strategies.roster import Roster
 
 
 def federation(*told):
-    """A grid whose nodes 1, 2, … tell `told[0]`, `told[1]`, …, and the list, to be changed."""
+    """A grid of our clients, whose nodes 1, 2, … tell `told[0]`, `told[1]`, …, and the list, to be
+    changed. One that is an exception cannot start."""
     words = list(told)
     client_app = ClientApp()
 
@@ -16,8 +18,9 @@ def federation(*told):
     def query(message, context):
         said = words[context.node_id - 1]
         if isinstance(said, Exception):
-            raise said
-        return Message(RecordDict({"properties": ConfigRecord(said)}), reply_to=message)
+            said = {"error": f"{type(said).__name__}: {said}"}
+        told = ConfigRecord({OFFERS: ""} | said)
+        return Message(RecordDict({"properties": told}), reply_to=message)
 
     return InProcessGrid.simulation(client_app, {}, len(words)), words
 

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 from clients.arrays import from_record, to_record
-from clients.base import KEEP, RECALL
+from clients.base import KEEP, OFFERS, RECALL
 from fedapps.engines.grid import InProcessGrid
 from partitions.seeds import seed_of
 from strategies import base
@@ -33,7 +33,9 @@ def society(novel=(), bad=()):
 
     @client_app.query()
     def query(message, context):
-        said = ConfigRecord({"client": context.node_id, "novel": context.node_id in novel})
+        said = ConfigRecord(
+            {OFFERS: "", "client": context.node_id, "novel": context.node_id in novel}
+        )
         return Message(RecordDict({"properties": said}), reply_to=message)
 
     @client_app.train()
@@ -406,7 +408,9 @@ def test_the_roster_is_cut_to_one_network():
 
     @client_app.query()
     def query(message, context):
-        said = ConfigRecord({"client": context.node_id, "model": "ab"[context.node_id % 2]})
+        said = ConfigRecord(
+            {OFFERS: "", "client": context.node_id, "model": "ab"[context.node_id % 2]}
+        )
         return Message(RecordDict({"properties": said}), reply_to=message)
 
     grid = InProcessGrid.simulation(client_app, {}, 3)

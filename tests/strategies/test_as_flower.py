@@ -1,0 +1,206 @@
+"""What Flower's FedAvg may be told, and who is believed, with clients that are not ours."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
+
+from clients.arrays import from_record, to_record
+from clients.base import OFFERS
+from fedapps.engines.grid import InProcessGrid
+from strategies import AFL, FedAvg, FedRep
+from strategies.roster import unlogged
+from strategies.scores import own_means
+from strategies.told import numbers
+
+START = {"w": np.zeros(2, np.float32)}
+
+
+def clients(query=None, offers=None, count=3, keys=("arrays", "config")):
+    """Node i adds i, weighs i samples or 1 / i, and measures i and [i, 0]; those in `offers` say
+    that they are ours, and what they offer."""
+    client_app, asked = ClientApp(), []
+
+    def numbers_of(i):
+        return {"num-examples": i, "weight": 1 / i, "size": i, "pair": [float(i), 0.0]}
+
+    @client_app.train()
+    def train(message, context):
+        i, arrays = context.node_id, from_record(message.content[keys[0]])
+        asked.append((message.content[keys[1]]["server-round"], i))
+        moved = to_record({n: a + np.float32(i) for n, a in arrays.items()})
+        told = MetricRecord(numbers_of(i) | ({"risk": 1.0} if i in (offers or {}) else {}))
+        return Message(RecordDict({"arrays": moved, "metrics": told}), reply_to=message)
+
+    @client_app.evaluate()
+    def evaluate(message, context):
+        told = MetricRecord(numbers_of(context.node_id))
+        return Message(RecordDict({"metrics": told}), reply_to=message)
+
+    if query or offers:
+
+        @client_app.query()
+        def query_(message, context):
+            if query:
+                return query(message)
+            ours = {OFFERS: offers[context.node_id]} if context.node_id in offers else {}
+            said = ConfigRecord({"client": context.node_id} | ours)
+            return Message(RecordDict({"said": said}), reply_to=message)
+
+    return InProcessGrid.simulation(client_app, {}, count), asked
+
+
+def go(strategy, grid, rounds=1):
+    result = strategy.start(grid, to_record(START), num_rounds=rounds)
+    return from_record(result.arrays)["w"].tolist()[0], result
+
+
+@pytest.mark.parametrize(("key", "mean"), [("num-examples", 14 / 6), ("weight", 3 / (11 / 6))])
+def test_weights_are_what_the_key_says_as_in_flower(key, mean):
+    """(1·1 + 2·2 + 3·3) / 6, and (1 + 1 + 1) / (1 + ½ + ⅓)."""
+    grid, _ = clients()
+    found, result = go(FedAvg(weighted_by_key=key), grid)
+    assert found == pytest.approx(mean)
+    flowers = FlowersFedAvg(weighted_by_key=key, min_available_nodes=3)
+    theirs = flowers.start(clients()[0], to_record(START), num_rounds=1)
+    assert found == pytest.approx(from_record(theirs.arrays)["w"][0])
+    for ours, other in (
+        (result.train_metrics_clientapp, theirs.train_metrics_clientapp),
+        (result.evaluate_metrics_clientapp, theirs.evaluate_metrics_clientapp),
+    ):
+        for name, value in other[1].items():
+            assert ours[1][name] == pytest.approx(value)
+
+
+def test_a_weight_that_is_missing_or_no_number_costs_the_reply():
+    with pytest.raises(RuntimeError, match=r"0 valid replies of 3.*malformed"):
+        go(FedAvg(weighted_by_key="samples"), clients()[0])
+
+
+def test_metrics_are_aggregated_by_ones_own_functions():
+    def most(records, key):
+        assert all(isinstance(record, RecordDict) for record in records)
+        told = [record["metrics"] for record in records]
+        return MetricRecord({"most": max(one["size"] * one[key] for one in told)})
+
+    options = {"train_metrics_aggr_fn": most, "evaluate_metrics_aggr_fn": most}
+    _, result = go(FedAvg(**options), clients()[0])
+    assert result.train_metrics_clientapp[1]["most"] == 9
+    assert result.evaluate_metrics_clientapp[1] == {"most": 9}
+
+
+def test_records_are_named_as_one_likes():
+    grid, asked = clients(keys=("parameters", "settings"))
+    go(FedAvg(arrayrecord_key="parameters", configrecord_key="settings"), grid)
+    assert len(asked) == 3
+
+
+def test_at_least_so_many_nodes_are_sampled():
+    """A tenth of ten nodes, but three to train and two to evaluate, as they are waited for."""
+    grid, asked = clients(count=10)
+    options = {"fraction_train": 0.1, "fraction_evaluate": 0.1, "wait": 0.1}
+    go(FedAvg(min_train_nodes=3, **options), grid)
+    assert len(asked) == 3
+    with pytest.raises(RuntimeError, match="10 of 12 nodes"):
+        go(FedAvg(min_evaluate_nodes=12, **options), clients(count=10)[0])
+
+
+def test_without_evaluation():
+    _, result = go(FedAvg(fraction_evaluate=0), clients()[0], rounds=2)
+    assert result.evaluate_metrics_clientapp == {}
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
+    for value in (-0.1, 1.1):
+        with pytest.raises(ValueError, match="fraction-evaluate"):
+            FedAvg(fraction_evaluate=value)
+
+
+def test_the_question_may_be_left_out():
+    def query(message):
+        raise AssertionError("it was asked")
+
+    strategy = FedAvg(ask=False)
+    grid, _ = clients(query)
+    kinds, send = [], grid.send_and_receive
+
+    def noted(messages, **options):
+        messages = list(messages)
+        kinds.extend(message.metadata.message_type for message in messages)
+        return send(messages, **options)
+
+    grid.send_and_receive = noted
+    assert go(strategy, grid)[0] == pytest.approx(14 / 6)
+    assert set(kinds) == {"train", "evaluate"}
+    assert [node.client for node in strategy.nodes] == [1, 2, 3]
+
+
+def test_only_our_clients_are_believed():
+    """Nodes 2 and 3 say that they are clients 22 and 23 with a sample; 3 says that it is ours."""
+
+    def query(message):
+        node = message.metadata.dst_node_id
+        said = {"client": 20 + node, "num-examples": 1} | ({OFFERS: ""} if node == 3 else {})
+        if node == 1:
+            return Message(RecordDict({"said": ArrayRecord()}), reply_to=message)
+        return Message(RecordDict({"said": ConfigRecord(said)}), reply_to=message)
+
+    strategy = FedAvg()
+    value, result = go(strategy, clients(query)[0])
+    assert [(node.client, node.foreign) for node in strategy.nodes] == [
+        (1, True), (2, True), (23, False),
+    ]  # fmt: skip
+    assert value == pytest.approx((1 * 1 + 2 * 2 + 1 * 3) / 4)
+    assert result.evaluate_metrics_clientapp[1]["size"] == pytest.approx(5 / 3)  # of 1 and 2
+    assert result.evaluate_metrics_clientapp[1]["train-size"] == 3
+
+
+def test_a_mixed_federation_goes_on_without_those_who_lack_something():
+    """AFL with client 2 alone, which tells its risk; FedRep with client 3, which keeps its head."""
+    reports = []
+    strategy = AFL(on_round=reports.append)
+    assert go(strategy, clients(offers={2: ""})[0])[0] == 2.0
+    assert reports[0]["dropped"] == {"lacks": 2}
+    strategy = FedRep(on_round=reports.append)
+    grid, asked = clients(offers={1: "", 3: "personal-head more"})
+    assert go(strategy, grid)[0] == 3.0
+    assert asked == [(1, 3)]
+    assert reports[1]["dropped"] == {"lacks": 2}
+
+
+def test_a_lenient_strategy_says_what_it_is(caplog):
+    with caplog.at_level(logging.WARNING, "flwr"):
+        FedRep(lenient=True)
+    assert "FedRep is lenient: with clients that do not train their head first" in caplog.text
+    assert "it is FedAvg" in caplog.text
+
+
+def test_an_unknown_handler_is_not_logged(caplog):
+    logger = logging.getLogger("flwr")
+    with caplog.at_level(logging.ERROR, "flwr"):
+        with unlogged("No query function registered"):
+            logger.error("ValueError: No query function registered with name 'default'")
+            logger.error("something else")
+        logger.error("No query function registered: later")
+    assert [record.getMessage() for record in caplog.records] == [
+        "something else", "No query function registered: later",
+    ]  # fmt: skip
+
+
+def test_numbers_of_strangers():
+    told = {"accuracy": 93.5, "classes": [1, 2], "client": -7, "loss": float("nan"),
+            "model": "m", "flag": True, "[red]": 1, "val/acc (%)": 2, "mixed": [1, "a"],
+            "wide": [1e300]}  # fmt: skip
+    kept = {"accuracy": 93.5, "classes": [1, 2], "client": -7, "val/acc (%)": 2}
+    assert numbers(told) == kept
+    assert len(numbers({f"n{i}": i for i in range(1001)})) == 1000
+
+
+def test_own_means_are_over_those_who_told():
+    """(1·2 + 3·6) / 4 = 5; of lists of different lengths there is none; without weights plain."""
+    told = [{"n": 1, "a": 2.0, "b": [1]}, {"n": 3, "a": 6.0, "b": [1, 2]}, {"n": 4, "c": 7}]
+    records = [RecordDict({"metrics": MetricRecord(one)}) for one in told]
+    assert dict(own_means(records, "n")) == {"a": 5.0, "c": 7.0}
+    plain = [RecordDict({"metrics": MetricRecord(one | {"n": 0})}) for one in told]
+    assert dict(own_means(plain, "n")) == {"a": 4.0, "c": 7.0}
