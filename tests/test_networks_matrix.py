@@ -46,7 +46,8 @@ HYPERNETWORKS = ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")
 
 def configuration(method, kind, **more):
     own = NEEDS.get(method, {}) if method != "fedbn" else {}
-    return SMALL | own | {"method": method, "model": f"odd:{kind}", **more}
+    keys = {"model", f"{method}.model"} & SMALL.keys()
+    return SMALL | own | dict.fromkeys(keys, f"odd:{kind}") | {"method": method, **more}
 
 
 def go(config, folder, **more):
