@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, RECALL, RUN_TOKEN, Client
+from clients.base import DOMAIN, KEEP, NAMES, RECALL, RUN_TOKEN, Client
 from fedapps.files import write_arrays
 
 STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
@@ -46,7 +46,7 @@ def answer(message: Message, context: Context, make: Callable[[Context, str], Cl
     elif action not in (*client.exchanges, *_common(context)):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
-        client.slow(float(config.get(LR_FACTOR, 1.0)))
+        client.begin(action, config)
         named, metrics = getattr(client, action.partition(".")[2])(arrays, config)
         reply["arrays"] = to_record(named)
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})

@@ -136,6 +136,26 @@ def test_what_is_apart_is_not_tied_to_the_rest(method, tmp_path):
         go(configuration(method, "TiedHead"), tmp_path)
 
 
+class Disturbed(InProcessGrid):
+    """Before each answer torch's generator stands elsewhere."""
+
+    calls = 0
+
+    def _deliver(self, message):
+        self.calls += 1
+        torch.manual_seed(self.calls)
+        return super()._deliver(message)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].client.exchanges])
+def test_a_message_alone_decides_what_dropout_draws(method):
+    config = configuration(method, "Dropout")
+    one, two = (
+        bits(run(grid.simulation(app, config, 4), config)) for grid in (InProcessGrid, Disturbed)
+    )
+    assert one == two
+
+
 @pytest.mark.slow
 def test_on_ray_the_bits_are_the_same():
     with pytest.MonkeyPatch.context() as env:
