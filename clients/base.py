@@ -197,7 +197,7 @@ class Client(Configured, NumPyClient):
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
         """What its owner gets: the personal network, and its logits (n, C) for all inputs here."""
-        self._begin("evaluate", config)
+        self.begin("evaluate", config)
         self.receive(arrays, config)
         x, _ = self.share.everything.to(self.device)[:]
         logits = self.predict(x)
@@ -340,16 +340,16 @@ class Client(Configured, NumPyClient):
 
     def fit(self, parameters: NDArrays, config: Config) -> tuple[NDArrays, int, Metrics]:
         """Train on named arrays; names travel in `config` and in the metrics."""
-        self._begin("train", config)
+        self.begin("train", config)
         reply, n, metrics = self.train(self._named(parameters, config), config)
         return list(reply.values()), n, metrics | self._names(reply, config)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
         """Score the model that the named arrays make."""
-        self._begin("evaluate", config)
+        self.begin("evaluate", config)
         return self.score(self._named(parameters, config), config)
 
-    def _begin(self, purpose: str, config: Config) -> None:
+    def begin(self, purpose: str, config: Config) -> None:
         """The round's learning rates, and what dropout and noise draw: the call alone decides it,
         though they use torch's global generator."""
         self.slow(float(config.get(LR_FACTOR, 1.0)))

@@ -37,6 +37,7 @@ class FedMAClient(Client):
         frozen = group(arrays, "frozen")
         upper = {name: a for name, a in arrays.items() if not name.startswith("frozen/")}
         self.load(frozen | upper)
+        self.begin(f"dropout above {len(frozen)} arrays", config)
         rows = self.rows(config, f"retrain above {len(frozen)} arrays")
         with only(self.model, upper.__contains__) as trained:
             loss = self.fit_locally(config, rows=rows, parameters=trained)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import DOMAIN, KEEP, LR_FACTOR, NAMES, OFFERS, RECALL, RUN_TOKEN, Client
+from clients.base import DOMAIN, KEEP, NAMES, OFFERS, RECALL, RUN_TOKEN, Client
 from fedapps.files import write_arrays
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
@@ -66,7 +66,7 @@ def reply_to(message: Message, context: Context, make: Make) -> Message:
     elif action not in (*client.exchanges, *_common(context)):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
-        client.slow(float(config.get(LR_FACTOR, 1.0)))
+        client.begin(action, config)
         named, metrics = getattr(client, action.partition(".")[2])(arrays, config)
         reply["arrays"] = to_record(named)
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})

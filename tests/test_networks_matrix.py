@@ -53,7 +53,8 @@ def allowed(monkeypatch):
 
 def configuration(method, kind, **more):
     own = NEEDS.get(method, {}) if method != "fedbn" else {}
-    return SMALL | own | {"method": method, "model": f"odd:{kind}", **more}
+    keys = {"model", f"{method}.model"} & SMALL.keys()
+    return SMALL | own | dict.fromkeys(keys, f"odd:{kind}") | {"method": method, **more}
 
 
 def go(config, folder, **more):
@@ -140,6 +141,26 @@ def test_what_is_apart_is_not_tied_to_the_rest(method, tmp_path):
     )
     with pytest.raises(ValueError, match=message):
         go(configuration(method, "TiedHead"), tmp_path)
+
+
+class Disturbed(InProcessGrid):
+    """Before each answer torch's generator stands elsewhere."""
+
+    calls = 0
+
+    def _deliver(self, message):
+        self.calls += 1
+        torch.manual_seed(self.calls)
+        return super()._deliver(message)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].client.exchanges])
+def test_a_message_alone_decides_what_dropout_draws(method):
+    config = configuration(method, "Dropout")
+    one, two = (
+        bits(run(grid.simulation(app, config, 4), config)) for grid in (InProcessGrid, Disturbed)
+    )
+    assert one == two
 
 
 @pytest.mark.slow

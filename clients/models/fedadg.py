@@ -57,5 +57,4 @@ class Aligned(nn.Module):
 
     def predictor(self) -> list[nn.Parameter]:
         """The parameters of feature extractor and classifier."""
-        parts = nn.ModuleList([self.body, self.feature, self.head])
-        return list(parts.parameters())
+        return [p for part in (self.body, self.feature, self.head) for p in part.parameters()]

@@ -108,6 +108,18 @@ def test_a_cohort_gives_what_clients_in_turn_give(method, stacks, monkeypatch):
             assert round_[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
 
 
+@pytest.mark.parametrize("method", ["fedprox", "scaffold"])
+@pytest.mark.parametrize("kind", ["Frozen", "Tied"])
+@pytest.mark.filterwarnings("error:clients train one by one")
+def test_frozen_parameters_stay_and_tied_ones_are_one(method, kind, monkeypatch):
+    alone, _ = results(method, 1, model=f"odd:{kind}")
+    done = watched(monkeypatch)
+    together, _ = results(method, 3, model=f"odd:{kind}")
+    assert sum(done) > 0
+    for name, array in alone.items():
+        np.testing.assert_allclose(together[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_each_reads_its_own_tensors():
     """FedProx, μ = 1, from w = 0, where the loss's gradient is −2: the server's w of 1 adds −1."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.arrays import from_record
+from clients.arrays import from_record, model_arrays
 from clients.fedmd import FedMDClient, HeteroTENTClient
 from clients.heterofedtta import HeteroFedTTAClient
 from clients.models import build_model
@@ -225,6 +225,17 @@ def test_heterogeneous_tent_clips_what_it_trains_on():
         after = {n: p.detach().numpy() for n, p in one.model.named_parameters()}
         moved.append(math.sqrt(sum(((after[n] - one.initial[n]) ** 2).sum() for n in after)))
     assert moved[0] <= 0.02 * 1.001 < moved[1]
+
+
+def test_frozen_layers_are_not_drawn_anew():
+    one = client(initialization="own", client=1)
+    head = one.model.head.requires_grad_(False)
+    one.wake({})
+    now = model_arrays(one.model)
+    assert np.array_equal(now["head.weight"], one.initial["head.weight"])
+    others = [n for n in now if n.endswith("weight") and not n.startswith("head.")]
+    assert not head.weight.requires_grad and others
+    assert not any(np.array_equal(now[name], one.initial[name]) for name in others)
 
 
 def test_an_initialization_of_its_own():

@@ -157,3 +157,10 @@ def test_bad_settings_are_named():
         client(adapt_steps=-1)
     with pytest.raises(ValueError, match="adapt-clip-norm is -1"):
         client(adapt_clip_norm=-1)
+
+
+def test_tent_adapts_the_rest_where_normalisation_is_frozen():
+    tent, _ = client(nn.BatchNorm1d(8), nn.ReLU())
+    assert len(tent.trainable()) == 2
+    tent.model[1].requires_grad_(False)
+    assert [id(p) for p in tent.trainable()] == [id(p) for p in tent.model.parameters()]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import odd
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
@@ -148,6 +149,31 @@ def test_any_method_runs_around_a_users_network(method, my_app):
     assert [node.novel for node in strategy.nodes] == [False] * 3 + [True]
     told = {update.node.client for update in strategy.evaluation}
     assert told == ({0, 1, 2, 3} if METHODS[method].novel else {0, 1, 2})
+
+
+@pytest.mark.parametrize("method", ["pfedhn", "odpfl-hn", "pfl-ensemble"])
+def test_a_users_network_tells_what_is_not_generated(method):
+    """Frozen parameters stay as they are; the `level`, a buffer of no known name, is averaged."""
+    found = []
+
+    def network():
+        return odd.Everything((1, 2, 2), 10)
+
+    settings = {"local_steps": 2, "hidden_dim": 8}
+    settings |= {"base": "pfedhn"} if method == "pfl-ensemble" else {}
+    client = fedapps.client_app(
+        method, model=network, data=lambda _: (torch.rand(8, 1, 2, 2), torch.arange(8)), **settings
+    )
+    server = fedapps.server_app(
+        method, model=network, shape=(1, 2, 2), rounds=1, min_available_nodes=2,
+        then=lambda result, strategy: found.append(strategy), **settings,
+    )  # fmt: skip
+    server(over(client, nodes(2)), context())
+    arrays = found[0].arrays
+    (level,) = (a for name, a in arrays.items() if name.endswith("level"))
+    assert level.shape == () and level != 0
+    generated = getattr(found[0], "base", found[0]).targets.shapes()
+    assert not any("first." in name or name.endswith("level") for name in generated)
 
 
 def test_the_users_loss_is_what_is_trained_on(my_app):
