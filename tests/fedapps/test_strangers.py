@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,10 @@ from fedapps.engines.jobs import run_in_process
 from fedapps.engines.sweep import begun_jobs, keep_finished
 from fedapps.results import recorder
 from fedapps.results.checkpoint import newest_checkpoint
-from partitions import trust
+from fedapps.service.card import make_card
+from fedapps.service.inputs import read_inputs
+from partitions import federation, trust
+from partitions.inspect import export
 
 CASES, MANY = 200, 2400
 COMMANDS = {
@@ -199,3 +203,23 @@ def test_a_strangers_folder_does_nothing_but_be_read(strangers):
 def test_many_strangers_folders_do_nothing_but_be_read(strangers):
     wrong = strangers(MANY, 1)
     assert not wrong, wrong
+
+
+def test_data_of_a_stranger_are_read_or_refused(tmp_path):
+    """Exported folders with anything exchanged, and arrays without rows."""
+    source = export(federation(SMALL), tmp_path / "clients")[0]
+    card = make_card(SMALL)
+    for case in range(CASES):
+        draw = random.Random(f"data {case}")
+        folder = tmp_path / "one"
+        shutil.copytree(source, folder)
+        spoil(draw.choice(sorted(folder.iterdir())), draw)
+        with suppress(ValueError, OSError):
+            share = read_inputs(folder, card).share
+            assert share.everything[:][0].shape[1:] == (1, 8, 8)
+            assert len(share.train[:][1]) == len(share.train)
+        shutil.rmtree(folder)
+    for arrays in ({"x": 1.0, "y": [1]}, {"x": np.ones((1, 1, 8, 8)), "y": 1}, {"x": np.ones(())}):
+        np.savez(tmp_path / "a.npz", **arrays)
+        with pytest.raises(ValueError, match="must have a row for each sample"):
+            read_inputs(tmp_path / "a.npz", card)
