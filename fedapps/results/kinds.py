@@ -7,13 +7,13 @@ Kind = Callable[[Any], bool]
 
 
 def number(value: Any) -> bool:
-    """A number that is no boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A number that is no boolean, and that a float holds exactly if it is whole."""
+    return isinstance(value, float) or (type(value) is int and abs(value) <= 2**53)
 
 
 def whole(value: Any) -> bool:
-    """A whole number from 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """A whole number from 0 that arrays can hold."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def anything(value: Any) -> bool:

@@ -45,7 +45,7 @@ class Run:
         self.method = self.card.method
         file = self.folder / "summary.json"
         self.summary: dict[str, Any] = read_json(file) if file.is_file() else {}
-        if self.summary and not SUMMARY(self.summary) and not FAILURE(self.summary):
+        if file.is_file() and not (SUMMARY(self.summary) or FAILURE(self.summary)):
             raise ValueError(f"{file} is damaged: it is no run's summary")
 
     @property
