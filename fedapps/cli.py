@@ -5,6 +5,7 @@ import logging
 import signal
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from fedapps.console import Allowed, make_console, say, say_error
 from fedapps.engines.cluster import check_address
 from fedapps.engines.jobs import ENGINES, Job, check_engine, chosen, make_jobs, run_jobs
 from fedapps.engines.sweep import begun_jobs, finished, keep_finished
-from fedapps.files import check_writable, write_text
+from fedapps.files import check_writable, opening, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.folder import check_former, check_unseen
@@ -286,20 +287,26 @@ def _jobs(
     names = combinations(_words("methods", asked.methods), asked.grid)
     numbers = [_whole(word) for word in _words("seeds", asked.seeds or str(config["seed"]))]
     work = make_jobs(config | {"resume": not fresh}, names, numbers, output)
-    if from_ is not None:
-        for job in work:
-            folder = run_folder(from_, former_name(from_, job.method, job.seed))
-            check_former(folder, job.method.split()[0])
-            begun = {"from-dir": str(folder), "resume": not fresh}
-            saved = saved_configuration(folder)
-            config = override(saved, changes | begun)
-            job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
-            check_unseen(folder, saved, job.config, job.method.split()[0])
-    for job in {job.method: job for job in work}.values():
-        check(job.config)
+    with opening(from_) if from_ else nullcontext():
+        if from_ is not None:
+            _go_on_from(from_, work, changes, output, fresh)
+        for job in {job.method: job for job in work}.values():
+            check(job.config)
     if asked.published:
         Published.read(asked.settings, asked.published)
     return work
+
+
+def _go_on_from(saved: Path, jobs: list[Job], changes: Config, output: Path, fresh: bool) -> None:
+    """Let each job begin with what the run of its name in the folder `saved` ended with."""
+    for job in jobs:
+        folder = run_folder(saved, former_name(saved, job.method, job.seed))
+        check_former(folder, job.method.split()[0])
+        before = saved_configuration(folder)
+        begun = {"from-dir": str(folder), "resume": not fresh}
+        config = override(before, changes | begun)
+        job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
+        check_unseen(folder, before, job.config, job.method.split()[0])
 
 
 def _experiment(arguments: list[str], methods: str, seeds: str, saved: Path | None) -> Experiment:

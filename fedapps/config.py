@@ -334,7 +334,7 @@ def run_configuration(run: Path) -> Config:
         config = tomllib.loads(file.read_text("utf-8"))
         config.pop("versions", None)
         return override(defaults(), config)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}") from error
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from logging import ERROR, WARNING
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from flwr.common.logger import log
@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from clients.arrays import Arrays, num_bytes
+from fedapps.results.kinds import whole
 
 
 @contextmanager
@@ -133,10 +134,7 @@ def read_arrays(folder: Path) -> Arrays:
         raise ValueError(
             f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>"
         )
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
+    return load_arrays(file)
 
 
 def aside(memories: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Arrays]:
@@ -179,12 +177,63 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
         left = left[file.write(left) :]
 
 
+def load_arrays(file: Path) -> Arrays:
+    """The arrays of a safetensors file. Raises ValueError if it is damaged."""
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def read_json(file: Path) -> Any:
+    """What a file of JSON holds. Raises ValueError if it is damaged."""
+    try:
+        return parse_json(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def parse_json(text: str) -> Any:
+    """What a text of JSON tells. Raises ValueError for what is none, nested too deep, or holds
+    whole numbers that no float could."""
+    try:
+        return json.loads(text, parse_int=_whole)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
 def best_round(folder: Path) -> int:
-    """The round whose model a run left in its folder; 0 if it does not tell."""
+    """The round whose model a run left in its folder; 0 if it does not tell. ValueError for what
+    is no round."""
     file = folder / "summary.json"
-    return int(json.loads(file.read_text("utf-8"))["best_round"]) if file.is_file() else 0
+    told = read_json(file) if file.is_file() else {}
+    number = told.get("best_round", 0) if isinstance(told, dict) else None
+    if not isinstance(number, int) or not whole(number):
+        raise ValueError(f"{file} is damaged: its best_round is {number!r:.100}")
+    return number
 
 
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """Around the use of a saved run, which a stranger may have written: whatever its files provoke
+    in the code that takes them for whole is a ValueError that names the folder."""
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
+            SafetensorError) as error:  # fmt: skip
+        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{folder} cannot be used; a file in it is damaged ({told})") from error
+
+
+DIGITS = 100  # of a whole number; no run has longer ones, and no float holds those of 310
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # models of its clients that a method may hand out
 PRIVACY = "privacy.json"  # what its users have spent

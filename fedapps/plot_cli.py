@@ -8,6 +8,7 @@ import typer
 
 from fedapps.console import Allowed, make_console, say, say_error
 from fedapps.engines.jobs import Job
+from fedapps.files import opening
 from fedapps.results.plot import ENDINGS, FIGURES, save, swept
 from fedapps.results.runs import read_runs
 
@@ -78,11 +79,12 @@ def _of_a_model(
 ) -> "Figure":
     from fedapps.results import models, traces
 
-    if kind == "confusion":
-        return models.confusion(folder)
-    if kind == "embeddings":
-        return models.embeddings(folder, attribute)
-    found = traces.traces(folder, client, steps)
+    with opening(folder):
+        if kind == "confusion":
+            return models.confusion(folder)
+        if kind == "embeddings":
+            return models.embeddings(folder, attribute)
+        found = traces.traces(folder, client, steps)
     for line in traces.told(found):
         typer.echo(line)
     return traces.draw(found)

@@ -1,12 +1,14 @@
 """What one client owns: rows of tensors that all clients of a process share."""
 
 import json
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -174,13 +176,25 @@ class Share:
 
     @classmethod
     def load(cls, folder: str | Path) -> tuple["Share", Info]:
-        """A share that `save` wrote, and its dataset. Raises ValueError if it is not there."""
+        """A share that `save` wrote, and its dataset. Raises ValueError if it is not there, or
+        damaged."""
         folder = Path(folder)
         if not (folder / META).is_file() or not (folder / DATA).is_file():
             raise ValueError(f"data-path {folder} must hold {META} and {DATA}")
-        meta, arrays = json.loads((folder / META).read_text("utf-8")), load_file(folder / DATA)
-        mean, std = (tuple(m) if isinstance(m, list) else m for m in (meta["mean"], meta["std"]))
-        scaling = (meta["scale"], mean, std)
+        try:
+            meta, arrays = json.loads((folder / META).read_text("utf-8")), load_file(folder / DATA)
+            _check_rows(arrays, tuple(meta["shape"]))
+            return cls._made(meta, arrays)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError,
+                OverflowError) as error:  # fmt: skip
+            raise ValueError(f"data-path {folder} is damaged: {error!r:.200}") from error
+
+    @classmethod
+    def _made(cls, meta: dict[str, Any], arrays: dict[str, Tensor]) -> tuple["Share", Info]:
+        mean, std = _moment(meta["mean"]), _moment(meta["std"])
+        scaling = (float(meta["scale"]), mean, std)
+        if not (math.isfinite(scaling[0]) and scaling[0] > 0 and std):
+            raise ValueError(f"scale is {meta['scale']!r} and std {meta['std']!r}")
 
         def samples(x: Tensor, y: Tensor, index: Tensor | None = None) -> Samples:
             index = torch.arange(len(y)) if index is None else index
@@ -196,12 +210,32 @@ class Share:
             parts["validation"],
             parts.get("test"),
             samples(x, y),
-            meta["novel"],
-            meta["attributes"],
+            bool(meta["novel"]),
+            dict(meta["attributes"]),
             samples(arrays["public"], arrays["public.y"]) if "public" in arrays else None,
         )
         shape, types = tuple(meta["shape"]), meta["num_types"]
-        return share, Info(meta["name"], shape, meta["num_classes"], "", num_types=types)
+        return share, Info(str(meta["name"]), shape, int(meta["num_classes"]), "", num_types=types)
+
+
+def _moment(told: Any) -> Moment:
+    """A finite number, or one for each channel."""
+    numbers = tuple(map(float, told if isinstance(told, list) else [told]))
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{told!r} is not finite")
+    return numbers if isinstance(told, list) else numbers[0]
+
+
+def _check_rows(arrays: dict[str, Tensor], shape: tuple[int, ...]) -> None:
+    """Raise ValueError for inputs, labels and rows of the parts that do not belong together."""
+    for x, y in (("x", "y"), ("public", "public.y")):
+        if x in arrays and (arrays[x].shape[1:] != shape or arrays[y].shape != arrays[x].shape[:1]):
+            raise ValueError(f"{x} is of shape {(*arrays[x].shape,)}, {y} {(*arrays[y].shape,)}")
+    for name in PARTS:
+        rows = arrays.get(name, torch.zeros(0).long())
+        whole = rows.dtype == torch.int64 and rows.ndim == 1
+        if not whole or not ((rows >= 0) & (rows < len(arrays["y"]))).all():
+            raise ValueError(f"{name} holds no rows of x")
 
 
 PARTS = ("train", "validation", "test")

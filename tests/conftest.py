@@ -7,7 +7,6 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-os.environ["XDG_CONFIG_HOME"] = os.devnull  # what its user allows is not the tests' business
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # workers use this environment, not a new one
 os.environ.setdefault("RAY_worker_niceness", "0")  # else whoever works beside starves them
 

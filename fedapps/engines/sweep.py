@@ -1,6 +1,5 @@
 """Sweeps that go on: what is finished is kept, the rest is run, and the time that it takes."""
 
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedapps.config import (
     run_configuration,
 )
 from fedapps.engines.jobs import Job
+from fedapps.files import read_json
 from fedapps.results.checkpoint import FOLDER as CHECKPOINTS
 from fedapps.results.recorder import FORMAT
 
@@ -39,10 +39,11 @@ def finished(folder: Path) -> Config | None:
     """The configuration of the finished run that `folder` holds; None if it holds none that can
     be read, or one in another format of results."""
     try:
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        summary = read_json(folder / "summary.json")
     except (OSError, ValueError):  # not there, or not whole
         return None
-    return _configuration(folder) if summary.get("finished") else None
+    ended = isinstance(summary, dict) and summary.get("finished")
+    return _configuration(folder) if ended else None
 
 
 def unfinished(folder: Path) -> Config | None:
@@ -55,7 +56,8 @@ def _configuration(folder: Path) -> Config | None:
     try:
         config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
         return override(defaults(), config) if config.pop("versions")["results"] == FORMAT else None
-    except (OSError, ValueError, KeyError):  # not there, not whole, or keys of another release
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        # not there, not whole, or keys of another release
         return None
 
 

@@ -32,7 +32,8 @@ def checkpoint_bytes(config: Config, state: Mapping[str, Any]) -> bytes:
 def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
     """Write that of the run in the folder `run` after a round; older ones go, but one."""
     write_bytes(_file(run, round_), content)
-    rounds = sorted(int(f.stem.split("-")[1]) for f in (run / FOLDER).glob("round-*.safetensors"))
+    names = [f.stem.removeprefix("round-") for f in (run / FOLDER).glob("round-*.safetensors")]
+    rounds = sorted(int(name) for name in names if name.isdecimal())
     for old in [r for r in rounds if r <= round_][:-KEPT]:
         _file(run, old).unlink()
 
@@ -44,6 +45,8 @@ def newest_checkpoint(run: Path, config: Config) -> tuple[State | None, list[str
     for file in sorted((run / FOLDER).glob("round-*.safetensors"), reverse=True):
         try:
             content = read_state(file)
+            if not all(isinstance(content.get(part), dict) for part in ("config", "state")):
+                raise ValueError("it holds no run's state")
             if other := differences(content["config"], config):
                 raise ValueError(f"it is another run's: {other}")
             return content["state"], refused
@@ -78,7 +81,12 @@ def read_state(file: Path) -> State:
         raise ValueError(f"its format is {told.get('format')!r}, not {FORMAT!r}")
     if told.get("digest") != _digest(told.get("state", ""), arrays):
         raise ValueError("it is damaged: content and digest differ")
-    state: State = _unpack(json.loads(told["state"]), arrays)
+    try:
+        state = _unpack(json.loads(told["state"]), arrays)
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is damaged: {error!r}") from error
+    if not isinstance(state, dict):
+        raise ValueError("it holds no state")
     return state
 
 

@@ -10,15 +10,24 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 import partitions
 from clients.arrays import Arrays
 from clients.base import RUN_TOKEN
 from fedapps.clientapp import with_public
 from fedapps.config import Config
-from fedapps.files import HANDOUT, MODEL, TOKEN, array_bytes, read_arrays, write_arrays
+from fedapps.files import (
+    HANDOUT,
+    MODEL,
+    TOKEN,
+    array_bytes,
+    load_arrays,
+    read_arrays,
+    read_json,
+    write_arrays,
+)
 from fedapps.methods import METHODS
+from fedapps.results import kinds
 from fedapps.results.checkpoint import State, read_state, state_bytes
 from partitions.federation import DEALT
 
@@ -66,23 +75,26 @@ def read_former(run: Path) -> State:
     what is kept beside it is damaged."""
     state: State = {"arrays": read_arrays(run)}
     if (file := run / HANDOUT).is_file():
-        state["handout"] = load_file(file)
+        state["handout"] = load_arrays(file)
     if (file := run / STRATEGY).is_file():
         try:
             state["kept"] = read_state(file)
         except ValueError as error:
             raise ValueError(f"{file} is refused: {error}") from error
     if (file := run / TOKEN).is_file():
-        try:
-            state["token"] = str(json.loads(file.read_text("utf-8"))[RUN_TOKEN])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"{file} is damaged: {error!r}") from error
+        told = read_json(file)
+        if not kinds.record({RUN_TOKEN: kinds.text})(told):
+            raise ValueError(f"{file} is damaged: it holds no {RUN_TOKEN}")
+        state["token"] = told[RUN_TOKEN]
     return state
 
 
 def read_memories(run: Path) -> dict[int, Arrays]:
     """What the run's clients keep, by client id; {} if it is not told."""
-    return {int(file.stem): load_file(file) for file in (run / CLIENTS).glob("*.safetensors")}
+    files = list((run / CLIENTS).glob("*.safetensors"))
+    if odd := [file for file in files if not file.stem.isdecimal()]:
+        raise ValueError(f"{odd[0]} is damaged: its name is no client's id")
+    return {int(file.stem): load_arrays(file) for file in files}
 
 
 def check_former(run: Path, method: str) -> None:

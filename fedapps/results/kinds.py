@@ -7,13 +7,33 @@ Kind = Callable[[Any], bool]
 
 
 def number(value: Any) -> bool:
-    """A number that is no boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A number that is no boolean, and that a float holds exactly if it is whole."""
+    return isinstance(value, float) or (type(value) is int and abs(value) <= 2**53)
 
 
 def whole(value: Any) -> bool:
-    """A whole number from 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """A whole number from 0 that arrays can hold."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def anything(value: Any) -> bool:
+    """Whatever it is."""
+    return True
+
+
+def finite(value: Any) -> bool:
+    """A number that is neither NaN nor infinite."""
+    return number(value) and abs(value) < float("inf")
+
+
+def positive(value: Any) -> bool:
+    """A finite number above 0."""
+    return finite(value) and value > 0
+
+
+def count(value: Any) -> bool:
+    """A whole number from 1."""
+    return whole(value) and value > 0
 
 
 def text(value: Any) -> bool:
@@ -29,6 +49,16 @@ def role(value: Any) -> bool:
 def maybe(kind: Kind) -> Kind:
     """That, or null."""
     return lambda value: value is None or kind(value)
+
+
+def either(*kinds: Kind) -> Kind:
+    """One of them."""
+    return lambda value: any(kind(value) for kind in kinds)
+
+
+def list_of(kind: Kind) -> Kind:
+    """A list of such values, one at least."""
+    return lambda value: isinstance(value, list) and bool(value) and all(map(kind, value))
 
 
 def table(kind: Kind) -> Kind:
@@ -57,7 +87,7 @@ def scored(value: Any) -> bool:
     return GROUP(value) and "accuracy" in value
 
 
-CLIENTS = table(record({"role": role, "accuracy": RATE}, examples=whole))
+CLIENTS = table(record({"role": role, "accuracy": RATE, "examples": whole}))
 RESULT = record({}, train=maybe(GROUP), novel=maybe(GROUP), per_client=CLIENTS)
 SUMMARY = record(
     {
@@ -69,6 +99,8 @@ SUMMARY = record(
     },
     per_client=CLIENTS,
     last=RESULT,
+    best_round=whole,
+    dropped_replies=maybe(whole),
     privacy=record({"epsilon": number, "delta": number, "generator": text, "terms": text}),
 )
 FAILURE = record({"error": text})

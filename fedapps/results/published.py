@@ -13,6 +13,7 @@ from typing import Any
 
 from fedapps.config import Value, effective
 from fedapps.engines.jobs import Job
+from fedapps.results.kinds import anything, finite, table
 
 SCORES = {
     "train": "training clients",
@@ -37,13 +38,17 @@ class Published:
         """Raises ValueError for a table that says something else than the module's docstring."""
         columns = tables if isinstance(tables, list) else [tables]
         for column in columns:
+            if not table(table(anything))(column):
+                raise ValueError(f"[published] holds {column!r:.100}; it must hold tables")
             if unknown := column.keys() - SCORES.keys() - {"at"}:
                 known = ", ".join(["at", *SCORES])
                 raise ValueError(f"[published] has {min(unknown)!r}; known: {known}")
             for score in column.keys() - {"at"}:
                 for method, value in column[score].items():
-                    if not isinstance(value, int | float):
-                        raise ValueError(f"[published] {score} of {method} is {value!r}, no number")
+                    if not finite(value):
+                        raise ValueError(
+                            f"[published] {score} of {method} is {value!r:.100}, no number"
+                        )
         return cls(settings, columns)
 
     def value(self, job: Job, score: str) -> float | None:

@@ -1,6 +1,5 @@
 """The runs that a folder holds. What cannot be read is told in a sentence, the rest is shown."""
 
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +7,8 @@ from typing import Any
 
 from fedapps.config import label_of
 from fedapps.engines.jobs import Job
+from fedapps.files import parse_json
 from fedapps.results.kinds import CONFIG, FAILURE, ROUND, SUMMARY
-
-DIGITS = 100  # of a whole number; no run has longer ones, and no float holds those of 310
 
 
 def read_runs(folder: Path) -> tuple[list[Job], list[str]]:
@@ -43,8 +41,8 @@ def rounds_of(job: Job) -> list[dict[str, Any]]:
     rounds: list[dict[str, Any]] = []
     for line in file.read_text("utf-8", "replace").splitlines() if file.is_file() else []:
         try:
-            report = json.loads(line, parse_int=_whole)
-        except (ValueError, RecursionError):
+            report = parse_json(line)
+        except ValueError:
             break
         if not ROUND(report):
             break
@@ -66,19 +64,13 @@ def _read(folder: Path) -> Job:
             raise ValueError(f"no {name}; no run, or one that was never evaluated")
     try:
         config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        summary = json.loads((folder / "summary.json").read_text("utf-8"), parse_int=_whole)
+        summary = parse_json((folder / "summary.json").read_text("utf-8"))
     except (ValueError, RecursionError) as error:  # errors of TOML, JSON and UTF-8 are the former
         raise ValueError(f"damaged: {error}") from error
     if not CONFIG(config) or not (FAILURE(summary) or SUMMARY(summary)):
         raise ValueError("no run of fedapps")
     method = label_of(folder, config["method"])
     return Job(method, config["seed"], config, folder, summary.get("error", ""))
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits")
-    return int(digits)
 
 
 def _doubts(job: Job) -> list[str]:

@@ -2,7 +2,6 @@
 
 Accuracy, ℓ_per and prediction entropy against the step, for one novel client or the mean of all."""
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Context, RecordDict
-from safetensors.numpy import load_file
 
 import partitions
 from clients.adaptation import Adapting
 from clients.base import lr_factor
 from fedapps.clientapp import make_client
-from fedapps.config import Config, defaults, override, settings
+from fedapps.config import Config, saved_configuration, settings
 from fedapps.engines.grid import simulated_node
-from fedapps.files import best_round
+from fedapps.files import best_round, read_arrays
 from fedapps.methods import METHODS
 
 if TYPE_CHECKING:
@@ -67,13 +65,11 @@ def trace(
 
 def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
     """Traces of one novel client of a run's folder, or of all of them."""
-    content = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-    known = defaults()
-    config = override(known, {key: value for key, value in content.items() if key in known})
+    config = saved_configuration(folder)
     novel = np.flatnonzero(partitions.federation(config).novel).tolist()
     if client is not None and client not in novel:
         raise ValueError(f"client {client} is not novel; novel are {novel}")
-    arrays = load_file(folder / "model.safetensors")
+    arrays = read_arrays(folder)
     who = novel if client is None else [client]
     return [trace(config, arrays, i, steps, best_round(folder)) for i in who]
 

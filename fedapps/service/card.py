@@ -2,13 +2,24 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
 import partitions
 from fedapps.config import Config
-from fedapps.files import MODEL, write_text
+from fedapps.files import MODEL, parse_json, read_json, write_text
+from fedapps.results.kinds import (
+    count,
+    either,
+    finite,
+    list_of,
+    maybe,
+    positive,
+    record,
+    text,
+    whole,
+)
 from partitions.datasets import Info, Moment
 
 FILE = "serving.json"
@@ -58,11 +69,28 @@ class Card:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The card that `text` or `line` wrote."""
-        told = json.loads(text)
+        """The card that `text` or `line` wrote. Raises ValueError for anything else."""
+        told = parse_json(text)
+        if not KIND(told) or told.keys() - {field.name for field in fields(cls)}:
+            raise ValueError("its values are not those of a run's card")
         classes, shape = told["classes"], tuple(told["shape"])
         names = map(str, range(classes)) if isinstance(classes, int) else classes
-        return cls(**(told | {"classes": tuple(names), "shape": shape}))
+        moments = {k: tuple(told[k]) for k in ("mean", "std") if isinstance(told.get(k), list)}
+        return cls(**(told | moments | {"classes": tuple(names), "shape": shape}))
+
+
+KIND = record(
+    {
+        **dict.fromkeys(("method", "dataset", "model"), text),
+        "shape": list_of(count),
+        "classes": either(count, list_of(text)),
+        "scale": positive,
+    },
+    mean=maybe(either(finite, list_of(finite))),
+    std=maybe(either(positive, list_of(positive))),
+    num_types=whole,
+    run=text,
+)
 
 
 def make_card(config: Config) -> Card:
@@ -99,7 +127,12 @@ def read_card(folder: Path) -> Card:
     for name in (FILE, MODEL):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}; name the folder of a run that evaluated")
-    told = json.loads((folder / FILE).read_text("utf-8"))
+    told = read_json(folder / FILE)
+    if not isinstance(told, dict):
+        raise ValueError(f"{folder / FILE} is damaged: it holds no table")
     parts = [(folder / name).read_bytes() for name in (MODEL, "config.toml")]
     digest = hashlib.sha256(b"".join(parts)).hexdigest()[:16]
-    return Card.parse(json.dumps(told | {"run": digest}))
+    try:
+        return Card.parse(json.dumps(told | {"run": digest}))
+    except ValueError as error:
+        raise ValueError(f"{folder / FILE} is damaged: {error}") from error

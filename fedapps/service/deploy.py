@@ -221,10 +221,16 @@ def plan(folder: Path, nodes: int, *, tls: bool, host: str, data: Path | None) -
     """A deployment of `nodes` nodes on free ports. `data` holds a folder for each node, as
     ``fedapps data --export`` writes them.
 
-    Raises ValueError for a number of nodes below 1 or other than that of folders."""
+    Raises ValueError for a number of nodes below 1 or other than that of folders, and for a folder
+    whose name no node configuration can hold."""
     folders = sorted(str(f.resolve()) for f in data.iterdir() if f.is_dir()) if data else []
     if nodes < 1 or (data and len(folders) != nodes):
         raise ValueError(f"--nodes is {nodes}; {data or folder} has folders for {len(folders)}")
+    for place in (str(folder.resolve()), *folders):
+        if not place.isprintable() or set(place) & set('"\\'):
+            raise ValueError(
+                f"{place!r} has a quote, a backslash or a line's end; rename the folder"
+            )
     ports: list[int] = []
     while len(ports) <= nodes:
         if (port := free_port()) not in ports:

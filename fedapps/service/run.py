@@ -1,6 +1,5 @@
 """A finished run: what it is, and the model that a later client gets from it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from fedapps.bridge import reply_to
 from fedapps.clientapp import build_client, method_model
 from fedapps.config import Config, accepted, construct, override, saved_configuration
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import best_round
+from fedapps.files import best_round, opening, read_json
 from fedapps.methods import METHODS
 from fedapps.results.folder import read_former
+from fedapps.results.kinds import FAILURE, SUMMARY
 from fedapps.service.card import Card, read_card
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
@@ -43,10 +43,10 @@ class Run:
         self.config: Config = saved_configuration(self.folder)
         self.card: Card = read_card(self.folder)
         self.method = self.card.method
-        summary = self.folder / "summary.json"
-        self.summary: dict[str, Any] = (
-            json.loads(summary.read_text("utf-8")) if summary.is_file() else {}
-        )
+        file = self.folder / "summary.json"
+        self.summary: dict[str, Any] = read_json(file) if file.is_file() else {}
+        if file.is_file() and not (SUMMARY(self.summary) or FAILURE(self.summary)):
+            raise ValueError(f"{file} is damaged: it is no run's summary")
 
     @property
     def novel(self) -> str:
@@ -74,6 +74,10 @@ class Run:
         self.check_novel()
         if not inputs.share.novel:
             raise ValueError("this is a training client's folder; its own node serves it")
+        with opening(self.folder):
+            return self._serve(inputs, epsilon)
+
+    def _serve(self, inputs: Inputs, epsilon: float | None) -> Served:
         found: list[Served] = []
         errors: list[ValueError] = []
         config = self.config if epsilon is None else self._private(epsilon)

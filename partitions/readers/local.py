@@ -117,6 +117,8 @@ def _arrays(path: Path, whole: bool) -> Raw:
     for ending in ("", *(f"_{name}" for name in (TRAIN[0], TEST[0]))):
         if f"x{ending}" in arrays:
             x, y = arrays[f"x{ending}"], arrays.get(f"y{ending}")
+            if x.ndim == 0 or (y is not None and y.ndim == 0):
+                raise ValueError(f"{path}: x{ending} and y{ending} must have a row for each sample")
             y = np.full(len(x), UNLABELED) if y is None else y.reshape(len(y), -1)[:, 0]
             columns = {} if ending else {
                 name: a for name, a in arrays.items()
@@ -188,8 +190,8 @@ def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndar
 def joined(parts: list[Raw], source: Path | str) -> Raw:
     """Parts of one dataset; labels that are texts become numbers, in alphabetical order."""
     for part in parts:
-        if len(part.x) != len(part.y):
-            raise ValueError(f"{source}: {len(part.x)} inputs, but {len(part.y)} labels")
+        if part.y.shape != part.x.shape[:1]:
+            raise ValueError(f"{source}: {len(part.x)} inputs, but {part.y.size} labels")
         if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
             raise ValueError(f"{source}: training and test inputs differ in shape or type")
     raw = concatenate(parts)

@@ -350,3 +350,14 @@ def test_predictions_are_no_formulas():
     served = Served(card, nn.Identity(), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), inputs, {})
     rows = [row[:2] for row in csv.reader(io.StringIO(served.predictions()))]
     assert rows == [["sample", "class"], ["'-1+2", "'=cmd()"], ["a", "bee"]]
+
+
+@pytest.mark.parametrize("name", ['a" allow="os:abort', "a\nb", "a\\"])
+def test_a_folders_name_sets_nothing_of_a_node(name, tmp_path):
+    """Neither that of the deployment nor that of a node's data."""
+    (tmp_path / "data" / name).mkdir(parents=True)
+    for folder, data in ((tmp_path / name, None), (tmp_path / "fed", tmp_path / "data")):
+        words = ["deploy", folder, "--nodes", 1, *(["--data", data] if data else [])]
+        code, said = called(*words)
+        assert code == 2 and "rename the folder" in said
+        assert not folder.exists()
