@@ -14,6 +14,7 @@ from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import make_jobs, run_jobs
 from fedapps.serverapp import run
+from partitions import trust
 
 
 class Slope(nn.Module):
@@ -112,6 +113,7 @@ def test_a_cohort_gives_what_clients_in_turn_give(method, stacks, monkeypatch):
 @pytest.mark.parametrize("kind", ["Frozen", "Tied"])
 @pytest.mark.filterwarnings("error:clients train one by one")
 def test_frozen_parameters_stay_and_tied_ones_are_one(method, kind, monkeypatch):
+    monkeypatch.setenv(trust.VARIABLE, f"odd:{kind}")
     alone, _ = results(method, 1, model=f"odd:{kind}")
     done = watched(monkeypatch)
     together, _ = results(method, 3, model=f"odd:{kind}")

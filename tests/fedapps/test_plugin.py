@@ -172,7 +172,7 @@ def test_a_users_network_tells_what_is_not_generated(method):
     arrays = found[0].arrays
     (level,) = (a for name, a in arrays.items() if name.endswith("level"))
     assert level.shape == () and level != 0
-    generated = getattr(found[0], "base", found[0]).targets.shapes()
+    generated = getattr(found[0], "trainer", found[0]).targets.shapes()
     assert not any("first." in name or name.endswith("level") for name in generated)
 
 

@@ -121,7 +121,7 @@ def test_settings_of_serving_are_checked(key, value):
 
 
 def test_a_card_of_very_many_classes_fits_a_setting():
-    card = Card("fedavg", "omniglot", "mlp", (1, 28, 28), tuple("abc"), 255.0, [0.5], [0.25])
+    card = Card("fedavg", "omniglot", "mlp", (1, 28, 28), tuple("abc"), 255.0, (0.5,), (0.25,))
     many = replace(card, classes=tuple(f"character {i}" for i in range(1623)))
     assert Card.parse(card.line()) == Card.parse(card.text()) == card
     assert len(many.line()) < LONGEST
