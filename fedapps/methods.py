@@ -70,8 +70,8 @@ class Method:
     the kinds of differential privacy that it can keep: "local" where a train reply is the trained
     model under the names that were sent, "central" where the server takes the users' plain mean
     too. `effort` is a round's time in rounds of FedAvg, roughly: of runs side by side the longest
-    begin first. `settings` are the defaults of its configuration section beyond those of its own
-    constructors; of the package's methods they stand in pyproject."""
+    begin first. `settings` are the defaults of its configuration section beyond those that its
+    classes declare; of the package's methods they stand in pyproject."""
 
     strategy: type[PersonalizedStrategy]
     client: type[Client]

@@ -65,13 +65,11 @@ class Interval:
 class Setting:
     """A default with its meaning and its range: an interval of numbers or a choice of texts.
 
-    The default decides the type. `listed` marks a text that holds several values, separated by
-    commas."""
+    The default decides the type."""
 
     default: Value
     meaning: str
     values: str | tuple[str, ...] = ""
-    listed: bool = False
 
     def __get__(self, instance: object, owner: type | None = None) -> Value:
         """The default, where an object has no value of its own."""
@@ -83,8 +81,6 @@ class Setting:
         kind = type(self.default)
         if kind is float and type(value) is int and abs(value) < 10**300:
             value = float(value)
-        if self.listed and type(value) in (int, float):
-            value = str(value)  # a list of one number
         if type(value) is not kind:
             raise ValueError(f"{key} is {value!r:.200}; it must be {KINDS[kind]}")
         if isinstance(self.values, tuple):
@@ -102,12 +98,10 @@ class Setting:
         return value
 
 
-def setting(
-    default: T, meaning: str, values: str | tuple[str, ...] = "", *, listed: bool = False
-) -> T:
+def setting(default: T, meaning: str, values: str | tuple[str, ...] = "") -> T:
     """Declare a setting in a class's body, see `Setting`. Raises ValueError if the default lies
     outside of its own range."""
-    declared = Setting(default, meaning, values, listed)
+    declared = Setting(default, meaning, values)
     declared.checked(meaning, default)
     return declared  # type: ignore[return-value]  # on the class it reads as its default
 
@@ -167,6 +161,5 @@ def _signature(cls: type[Configured]) -> inspect.Signature:
     settings = [
         inspect.Parameter(name, keyword, default=s.default, annotation=type(s.default))
         for name, s in cls.declared.items()
-        if name not in taken
     ]
     return inspect.Signature(sorted([*named, *settings], key=lambda p: p.kind))

@@ -39,13 +39,6 @@ from strategies.wrapped import check_wrapped
 OF_NO_MODEL = ("round", "magnitudes", "privacy", "token")  # of a strategy's state
 AT_ONCE = 100  # clients that tell what they have in mind, or get it back, in one exchange
 
-FRACTION_TRAIN = setting(1.0, "share of the training clients sampled in a round", "(0, 1]")
-MIN_VALID_REPLIES = setting(1, "fewer valid replies in a round stop the run", SOME)
-MAX_UPDATE_NORM = setting(
-    0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
-)
-BOUND = setting(False, "report the terms of ODPFL-HN's generalization bound")
-
 
 class PersonalizedStrategy(Configured, Strategy):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
@@ -83,7 +76,7 @@ class PersonalizedStrategy(Configured, Strategy):
     in_place = False  # True: `aggregate` changes entries of the arrays that it gets
     reports_last = False  # True: the last round is reported, be it the best on validation or not
 
-    fraction_train = FRACTION_TRAIN
+    fraction_train = setting(1.0, "share of the training clients sampled in a round", "(0, 1]")
     fraction_evaluate = setting(
         1.0, "share of all clients sampled for an evaluation; 0: none", "[0, 1]"
     )
@@ -97,10 +90,12 @@ class PersonalizedStrategy(Configured, Strategy):
     on_client_failure = setting(
         "skip", "skip a failing client's reply or stop the run", ("skip", "stop")
     )
-    min_valid_replies = MIN_VALID_REPLIES
-    max_update_norm = MAX_UPDATE_NORM
+    min_valid_replies = setting(1, "fewer valid replies in a round stop the run", SOME)
+    max_update_norm = setting(
+        0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
+    )
     mean_over = setting("clients", "what accuracies are means over", ("clients", "samples"))
-    bound = BOUND
+    bound = setting(False, "report the terms of ODPFL-HN's generalization bound")
     lr_decay = setting(1.0, "all learning rates × this in every lr-decay-rounds rounds", "(0, 1]")
     lr_decay_rounds = setting(10, "rounds of that decay, which is smooth", "[1, 10000000]")
     start_timeout = setting(3600.0, "seconds for a client's first answer, with its data", SECONDS)
