@@ -11,11 +11,12 @@ import numpy as np
 
 import partitions
 from clients.arrays import from_record
-from fedapps.clientapp import app, make_client, with_public
-from fedapps.config import Config, defaults, override
+from fedapps.clientapp import app, make_client
 from fedapps.engines.jobs import run_in_process
-from fedapps.results.models import Watched, label_shares
+from fedapps.node.building import with_public
 from fedapps.serverapp import run
+from fedapps.service.models import Watched, label_shares
+from fedapps.settings.config import Config, defaults, override
 
 
 def mix_and_match(config: Config) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 import psutil
 
-from fedapps.config import Config, defaults
+from fedapps.settings.config import Config, defaults
 
 METHODS = ("fedavg", "scaffold", "fedper", "pfedhn", "fedtta", "fedembed")
 REGISTERED = (100, 1000, 10_000)

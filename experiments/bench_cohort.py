@@ -5,7 +5,7 @@ On a GPU if there is one: a cohort pays there alone."""
 import numpy as np
 
 from experiments.bench_clients import later_rounds
-from fedapps.config import Config, defaults
+from fedapps.settings.config import Config, defaults
 
 ROUNDS, REPEATS = 8, 5
 TRAINING = {"mlp": "0.10", "lenet": "0.20", "convnet": ""}  # networks, and the bar of each

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapps.config import Config, defaults
+from fedapps.settings.config import Config, defaults
 
 CLIENTS, ACTORS, IMAGES, REPEATS = 100, 4, 60_000, 3
 LIMIT = 1500  # MB of the four processes together
@@ -21,7 +21,7 @@ Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, seconds or MB
 
 FIRST_BATCH = f"""
 import fedapps.clientapp, partitions
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 federation = partitions.federation(defaults() | {{"dataset": "mnist", "num-clients": {CLIENTS}}})
 train = federation.share(0).train
 train[list(range(min(64, len(train))))]

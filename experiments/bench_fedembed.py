@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from experiments.bench_clients import apart
-from fedapps.config import Config, defaults
+from fedapps.settings.config import Config, defaults
 
 ROUNDS, SAMPLED = 4, 100
 REGISTERED = (900, 9000)
@@ -37,9 +37,10 @@ def _measure(config: Config) -> tuple[float, float, float]:
     import torch
 
     from clients.arrays import to_record
-    from fedapps.clientapp import app, method_model
-    from fedapps.config import construct
+    from fedapps.clientapp import app
     from fedapps.engines.grid import InProcessGrid
+    from fedapps.node.building import method_model
+    from fedapps.settings.config import construct
     from partitions import task
     from strategies.fedembed import FedEmbed
 

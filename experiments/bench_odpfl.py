@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedapps.clientapp import app
-from fedapps.config import Config, defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
+from fedapps.settings.config import Config, defaults
 
 ROUNDS, REPEATS = 3, 3
 PARTS = {"query.encode": "encode", "train": "train", "train.backprop": "backprop"}

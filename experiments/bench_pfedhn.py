@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 import partitions
 from clients.models import build_model
 from experiments.bench_odpfl import rounds
-from fedapps.config import Config, defaults
+from fedapps.settings.config import Config, defaults
 from strategies.hypernetwork import Hypernetwork
 
 CLIENTS, STEPS, BATCH, ROUNDS, REPEATS = 10, 50, 64, 6, 5

@@ -33,8 +33,8 @@ from experiments import (
     bench_pfedhn,
     by_hand,
 )
-from fedapps.config import Config, defaults
 from fedapps.engines.jobs import make_jobs, run_jobs
+from fedapps.settings.config import Config, defaults
 
 ROUNDS, REPEATS = 4, 5
 Rows = list[tuple[str, float, str, str]]  # what, ratio, bar, in seconds

@@ -27,8 +27,8 @@ from experiments.analysis import (
     sem,
     total_variation,
 )
-from fedapps.clientapp import with_public
-from fedapps.config import Config, defaults, override, parse_override, read_experiment
+from fedapps.node.building import with_public
+from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
 
 matplotlib.use("Agg")
 cli = typer.Typer(help="Hypernetworks' figures.", no_args_is_help=True, add_completion=False)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedapps.config import defaults, project_dir
 from fedapps.engines.jobs import run_in_process
 from fedapps.methods import METHODS
+from fedapps.settings.config import defaults, project_dir
 
 FOLDER = Path(__file__).parents[1] / "docs" / "methods"
 RESULTS = Path(__file__).parents[1] / "docs" / "results.md"

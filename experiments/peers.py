@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import partitions
 from clients.models import build_model
 from experiments import by_hand
-from fedapps.config import Config, defaults
+from fedapps.settings.config import Config, defaults
 
 CLIENTS, SAMPLED, LR = 100, 10, 0.1
 ROUNDS = {"mlp": 12, "convnet": 3}  # an MLP takes a tenth of a second for one

@@ -13,8 +13,8 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from fedapps.config import Config
 from fedapps.results.checkpoint import state_bytes
+from fedapps.settings.config import Config
 from partitions import references
 from strategies.base import PersonalizedStrategy
 from strategies.round import Stop

@@ -18,7 +18,7 @@ from flwr.common import (
 
 from clients.arrays import to_record
 from clients.base import NAMES
-from fedapps.bridge import identity, unpack
+from fedapps.node.bridge import identity, unpack
 
 
 def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:

@@ -17,11 +17,11 @@ from clients.base import Client, Criterion
 from clients.models.head import headed
 from clients.models.roles import check_tied
 from clients.preference import GlobalClient
-from fedapps.bridge import answer, identity
-from fedapps.config import Config, accepted, check_method, construct, defaults, override
-from fedapps.config import settings as of_method
-from fedapps.ledger import guarded
 from fedapps.methods import METHODS
+from fedapps.node.bridge import answer, identity
+from fedapps.node.ledger import guarded
+from fedapps.settings.config import Config, accepted, check_method, construct, defaults, override
+from fedapps.settings.config import settings as of_method
 from partitions import trust
 from partitions.datasets import Info
 from partitions.items import from_items, from_tensors

@@ -11,15 +11,19 @@ from flwr.app import ConfigRecord, Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
-from torch import nn
 
-import partitions
 from clients.arrays import Arrays, to_record
 from clients.models import sized
 from clients.privacy import EVERYTHING
 from fedapps.callbacks import make_callbacks
-from fedapps.clientapp import client_models, method_model
-from fedapps.config import (
+from fedapps.engines.nodes import Hosts, engine_of
+from fedapps.files import PRIVACY, best_round, locked, write_text
+from fedapps.methods import METHODS
+from fedapps.node.building import client_models, network, shared_arrays
+from fedapps.results.checkpoint import State, newest_checkpoint
+from fedapps.results.folder import read_former, read_memories
+from fedapps.results.recorder import Recorder
+from fedapps.settings.config import (
     Config,
     accepted,
     check_method,
@@ -28,15 +32,8 @@ from fedapps.config import (
     override,
     settings,
 )
-from fedapps.engines.nodes import Hosts, engine_of
-from fedapps.files import PRIVACY, best_round, locked, write_text
-from fedapps.methods import METHODS
-from fedapps.results.checkpoint import State, newest_checkpoint
-from fedapps.results.folder import read_former, read_memories
-from fedapps.results.recorder import Recorder
 from partitions import trust
 from partitions.federation import novel_shots
-from partitions.settings import taken
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy, checked
 
@@ -105,7 +102,7 @@ def _carry_out(grid: Grid, config: Config, engine: str, privacy: Privacy | None)
     base = str(config["model"])
     shared = shared_arrays(config, method, only or base)
     sizes = {name: shared_arrays(config, method, name) for name in client_models(config)}
-    networks = {name: _network(config, method, name or only or base)[0] for name in sizes or [""]}
+    networks = {name: network(config, method, name or only or base)[0] for name in sizes or [""]}
     takes = accepted(entry.strategy)
     output = str(config["output-dir"])
     callbacks = make_callbacks(config)
@@ -204,18 +201,6 @@ def _former(config: Config) -> tuple[State | None, dict[int, Arrays], State | No
         return None, {}, None
     folder = Path(str(config["from-dir"]))
     return read_former(folder), read_memories(folder), None
-
-
-def shared_arrays(config: Config, method: str, model: str) -> Arrays:
-    """The initial arrays of the method's network around `model` that are not personal."""
-    _, initial = _network(config, method, model)
-    shared, known = METHODS[method].client.shared, settings(config, method)
-    return shared(initial, **{name: known[name] for name in taken(shared) if name in known})
-
-
-def _network(config: Config, method: str, model: str) -> tuple[nn.Module, Arrays]:
-    """The method's network around `model`, and its initial arrays."""
-    return method_model(method, config | {"model": model}, partitions.task(config))
 
 
 def check_privacy(config: Config, method: str) -> Privacy | None:

@@ -4,7 +4,7 @@ import json
 
 import tomli_w
 
-from fedapps.config import defaults, folder_name, variant
+from fedapps.settings.config import defaults, folder_name, variant
 
 
 def leave(folder, label, seed, novel, *, train=(0.5, 0.5), last=None, curve=(), **settings):

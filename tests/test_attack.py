@@ -10,12 +10,12 @@ from hostile import MALFORMED, SAID, due_cause
 from tiny import NEEDS, answering
 
 from clients.arrays import from_record
-from fedapps.bridge import answer
 from fedapps.clientapp import make_client
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
+from fedapps.node.bridge import answer
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 
 SMALL = {"num-clients": 8, "train-fraction": 0.875, "local-steps": 1}
 HOSTILE = 3  # of seven training clients; one more never says properly who it is

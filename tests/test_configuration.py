@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from fedapps.config import accepted, defaults, override, parse_override, settings
 from fedapps.methods import METHODS
+from fedapps.settings.config import accepted, defaults, override, parse_override, settings
 from partitions.settings import taken
 from strategies.privacy import Privacy
 

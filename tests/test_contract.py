@@ -13,12 +13,13 @@ from tiny import NEEDS, WEE
 
 import partitions
 from clients.arrays import from_record, to_record
-from fedapps.bridge import answer
-from fedapps.clientapp import app, make_client, method_model, with_public
-from fedapps.config import defaults
+from fedapps.clientapp import app, make_client
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
+from fedapps.node.bridge import answer
+from fedapps.node.building import method_model, with_public
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from strategies.base import PersonalizedStrategy
 
 SCORES = ("accuracy", "loss", "sem")  # how keys end whose values labels decide

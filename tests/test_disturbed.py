@@ -11,9 +11,9 @@ from hostile import MALFORMED, due_cause
 
 from clients.arrays import from_record
 from fedapps.clientapp import app
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid, refusal
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 
 FAILING, MALFORMING = 0.3, 0.1  # shares of the replies
 SEEDS = range(5)

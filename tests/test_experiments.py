@@ -4,10 +4,17 @@ import itertools
 
 import pytest
 
-from fedapps.config import combinations, defaults, experiments, override, read_experiment, variant
+from fedapps.commands.tuning import Search
 from fedapps.results.published import SCORES, Published
 from fedapps.serverapp import check_run
-from fedapps.tuning import Search
+from fedapps.settings.config import (
+    combinations,
+    defaults,
+    experiments,
+    override,
+    read_experiment,
+    variant,
+)
 
 
 @pytest.mark.parametrize("name", sorted(experiments()))

@@ -17,14 +17,15 @@ import fedapps
 import partitions
 from clients.arrays import from_record
 from clients.models.roles import roles_of
-from fedapps.clientapp import app, method_model
-from fedapps.config import defaults
+from fedapps.clientapp import app
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, simulated
 from fedapps.engines.jobs import _client_app
 from fedapps.engines.ray_grid import Actors, RayGrid
 from fedapps.methods import METHODS
+from fedapps.node.building import method_model
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from partitions import trust
 from strategies.base import PersonalizedStrategy
 

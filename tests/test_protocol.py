@@ -13,9 +13,10 @@ import partitions
 from clients.arrays import to_record
 from clients.base import Client
 from clients.sgd import batches
-from fedapps.clientapp import app, method_model
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
+from fedapps.node.building import method_model
 from fedapps.serverapp import run
 from strategies.afl import AFL
 from strategies.fedavg import FedAvg

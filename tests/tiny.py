@@ -14,10 +14,10 @@ from safetensors.numpy import load_file
 
 from clients.arrays import Arrays
 from fedapps.clientapp import app
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from partitions.shares import Samples, Share
 from strategies.replies import Node, Update
 

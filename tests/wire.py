@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import partitions
-from fedapps.clientapp import method_model, with_public
+from fedapps.node.building import method_model, with_public
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 UP, DOWN = "from client", "from server"

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from fedapps.config import Value, project_dir
+from fedapps.settings.config import Value, project_dir
 from partitions.references import OURS
 
 COMMANDS = Path(sys.executable).parent  # of the running environment, activated or not

@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedapps.config import Config, Value, folder_name, variant
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
@@ -25,6 +24,7 @@ from fedapps.files import locked
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import FOLDER as CHECKPOINTS
 from fedapps.results.recorder import write_configuration
+from fedapps.settings.config import Config, Value, folder_name, variant
 from partitions.datasets import own_path
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from fedapps.config import effective
 from fedapps.engines.jobs import Job
 from fedapps.results.comparison import LEVEL, Comparison, Line, caption, number, order
 from fedapps.results.published import SCORES
 from fedapps.results.table import Results
+from fedapps.settings.config import effective
 
 SHOTS = "novel-shots"
 

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from clients.arrays import Arrays
-from fedapps.config import Config, differences
 from fedapps.files import write_bytes
+from fedapps.settings.config import Config, differences
 
 FORMAT = "1"
 FOLDER = "checkpoints"

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.config import effective
 from fedapps.console import spreadsheet_cell
 from fedapps.engines.jobs import Job
 from fedapps.results.published import SCORES, Published
 from fedapps.results.table import Results, epsilon, lost_replies, terms_of_privacy
+from fedapps.settings.config import effective
 
 ROUNDS = ("best", "last")
 F1 = ("f1", "f1-users")

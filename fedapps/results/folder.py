@@ -14,8 +14,6 @@ import numpy as np
 import partitions
 from clients.arrays import Arrays
 from clients.base import RUN_TOKEN
-from fedapps.clientapp import with_public
-from fedapps.config import Config
 from fedapps.files import (
     HANDOUT,
     MODEL,
@@ -27,8 +25,10 @@ from fedapps.files import (
     write_arrays,
 )
 from fedapps.methods import METHODS
+from fedapps.node.building import with_public
 from fedapps.results import kinds
 from fedapps.results.checkpoint import State, read_state, state_bytes
+from fedapps.settings.config import Config
 from partitions.federation import DEALT
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"

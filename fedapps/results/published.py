@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedapps.config import Value, effective
 from fedapps.engines.jobs import Job
 from fedapps.results.kinds import anything, finite, table
+from fedapps.settings.config import Value, effective
 
 SCORES = {
     "train": "training clients",

@@ -16,13 +16,13 @@ import tomli_w
 from flwr.common.logger import log
 
 from clients.arrays import Arrays
-from fedapps.config import Config
 from fedapps.files import PRIVACY, Writer, append_text, aside, write_files, write_text
 from fedapps.methods import METHODS
 from fedapps.results import checkpoint
 from fedapps.results import folder as folders
+from fedapps.results.card import make_card, write_card
 from fedapps.results.checkpoint import State
-from fedapps.service.card import make_card, write_card
+from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
 
 FORMAT = "1"  # of what a run leaves; docs/run-folder.md tells it

@@ -10,7 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedapps.config import defaults
 from fedapps.engines.jobs import Job
 from fedapps.files import write_text
 from fedapps.results.across import SHOTS, several, side_by_side
@@ -18,6 +17,7 @@ from fedapps.results.comparison import compare
 from fedapps.results.plot import ROLES
 from fedapps.results.runs import rounds_of, versions_of
 from fedapps.results.table import results
+from fedapps.settings.config import defaults
 
 NAME = "report.html"
 OF_THE_RUN = {"method", "seed", "output-dir", "versions"}  # settings that the page shows elsewhere

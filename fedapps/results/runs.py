@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedapps.config import label_of
 from fedapps.engines.jobs import Job
 from fedapps.files import parse_json
 from fedapps.results.kinds import CONFIG, FAILURE, ROUND, SUMMARY
+from fedapps.settings.config import label_of
 
 
 def read_runs(folder: Path) -> tuple[list[Job], list[str]]:

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from fedapps.console import visible
 from fedapps.engines.jobs import Job
-from fedapps.engines.sweep import seconds_left
 from fedapps.methods import METHODS
+from fedapps.results.sweep import seconds_left
 
 NOT_SERVED = "cannot without labels"
 FAILED = "failed"

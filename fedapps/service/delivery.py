@@ -14,7 +14,7 @@ from clients.arrays import model_arrays
 from clients.tent import entropy
 from fedapps.console import spreadsheet_cell
 from fedapps.files import MODEL, write_arrays, write_text
-from fedapps.service.card import Card
+from fedapps.results.card import Card
 from fedapps.service.inputs import Inputs
 from partitions.datasets import Moment
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedapps.service.card import Card
+from fedapps.results.card import Card
 from partitions.readers.local import read_local
 from partitions.readers.raw import UNLABELED
 from partitions.shares import META, Samples, Share

@@ -9,8 +9,8 @@ from pathlib import Path
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from clients.base import RUN_TOKEN, Client
-from fedapps.bridge import load_state, unpack
-from fedapps.service.card import Card
+from fedapps.node.bridge import load_state, unpack
+from fedapps.results.card import Card
 from fedapps.service.delivery import REPORT, Served
 from fedapps.service.inputs import Inputs, read_inputs
 

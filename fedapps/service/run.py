@@ -13,18 +13,18 @@ from torch import Tensor
 
 from clients.arrays import to_record
 from clients.base import Client
-from fedapps.bridge import reply_to
-from fedapps.clientapp import build_client, method_model
-from fedapps.config import Config, accepted, construct, override, saved_configuration
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import best_round, opening, read_json
 from fedapps.methods import METHODS
+from fedapps.node.bridge import reply_to
+from fedapps.node.building import build_client, method_model
+from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
 from fedapps.results.kinds import FAILURE, SUMMARY
-from fedapps.service.card import Card, read_card
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
 from fedapps.service.node import CLIENT, acknowledged, served_by
+from fedapps.settings.config import Config, accepted, construct, override, saved_configuration
 from partitions import trust
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node

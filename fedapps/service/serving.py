@@ -11,8 +11,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from clients.arrays import Arrays
-from fedapps.config import Config
 from fedapps.service.run import Run, hand_out, opened
+from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 

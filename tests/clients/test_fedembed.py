@@ -10,7 +10,7 @@ from clients.fedembed import FedEmbedClient, distances, triplet_step
 from clients.models import build_model
 from clients.models.preference import EmbeddingNet, PreferenceNet
 from clients.preference import GlobalClient, GlobalPlusClient
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 
 CONFIG = defaults() | {"partition": "preference", "num-clients": 20, "train-fraction": 1.0}
 DIM = 8

@@ -11,10 +11,11 @@ from clients.fedmd import FedMDClient, HeteroTENTClient
 from clients.heterofedtta import HeteroFedTTAClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable
-from fedapps.clientapp import app, client_model, with_public
-from fedapps.config import defaults
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
+from fedapps.node.building import client_model, with_public
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from partitions import federation
 from partitions.datasets import Info
 from partitions.shares import Samples, Share

@@ -14,7 +14,7 @@ from clients.fedala import FedALAClient
 from clients.fedbabu import FedBABUClient
 from clients.mixing import learnt, one_pass, top_layers
 from clients.models import build_model
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 
 
 class Squared(DittoClient):

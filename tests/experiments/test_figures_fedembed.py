@@ -1,7 +1,7 @@
 import numpy as np
 
 from experiments.figures_fedembed import by_prevalence, cli, own_kind, trained
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 
 from typer.testing import CliRunner  # isort: skip
 

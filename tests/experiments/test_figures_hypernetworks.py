@@ -13,10 +13,10 @@ from experiments.analysis import (
     total_variation,
 )
 from experiments.figures_hypernetworks import by_distance, cli
-from fedapps.config import defaults
 from fedapps.engines.jobs import run_in_process
 from fedapps.files import read_arrays
-from fedapps.results.models import descriptors, label_shares
+from fedapps.service.models import descriptors, label_shares
+from fedapps.settings.config import defaults
 
 from typer.testing import CliRunner  # isort: skip
 

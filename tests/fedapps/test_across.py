@@ -5,7 +5,7 @@ from dataclasses import replace
 from left import leave
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
+from fedapps.commands.main import cli
 from fedapps.results.across import SHOTS, cell, several, side_by_side
 from fedapps.results.comparison import Line, compare
 from fedapps.results.published import Published

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from clients.arrays import from_record, to_record
 from clients.base import Client
-from fedapps.bridge import answer
+from fedapps.node.bridge import answer
 
 
 class Data:

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from fedapps.cli import LISTS, cli, defaults
+from fedapps.commands.main import LISTS, cli, defaults
 from fedapps.methods import METHODS
 
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]

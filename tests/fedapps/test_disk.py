@@ -14,11 +14,11 @@ from tiny import SMALL, forked, left
 from typer.testing import CliRunner
 
 from fedapps import files
-from fedapps.bridge import STATE
-from fedapps.cli import cli
 from fedapps.clientapp import app
+from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.files import append_text, aside, write_files
+from fedapps.node.bridge import STATE
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.serverapp import run
 from partitions import federation

@@ -9,8 +9,8 @@ import pytest
 from tiny import federate
 
 from experiments.method_pages import FOLDER, logs, measured, page, settings
-from fedapps.config import defaults
 from fedapps.methods import METHODS
+from fedapps.settings.config import defaults
 
 ROOT = Path(__file__).parents[2]
 KEYS = set(re.findall(r"`([^`]+)`", (ROOT / "docs" / "run-folder.md").read_text("utf-8")))

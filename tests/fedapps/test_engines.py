@@ -16,11 +16,11 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import flower_runs, make_jobs, run_jobs
 from fedapps.engines.superlink import SuperLink, free_port
 from fedapps.results.folder import read_memories
+from fedapps.settings.config import defaults
 from strategies.pfedhn import PFedHN
 
 SMALL = {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 2}

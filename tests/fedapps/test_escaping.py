@@ -11,14 +11,14 @@ import tomli_w
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
-from fedapps.config import defaults
+from fedapps.commands.main import cli
 from fedapps.engines.jobs import Job
 from fedapps.results.comparison import Comparison, Line, as_csv
 from fedapps.results.formats import as_latex, as_markdown
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import Display, Results, rich_table
+from fedapps.settings.config import defaults
 
 MARKUP = {
     "script": "<script>hit()</script>",

@@ -8,7 +8,6 @@ import pytest
 
 import partitions
 from fedapps import files
-from fedapps.config import defaults
 from fedapps.files import aside, write_files
 from fedapps.results import folder as folders
 from fedapps.results.checkpoint import (
@@ -26,6 +25,7 @@ from fedapps.results.folder import (
     read_memories,
     write_memories,
 )
+from fedapps.settings.config import defaults
 
 ARRAYS, HANDOUT = {"w": np.arange(3.0)}, {"3/w": np.ones((2, 1))}
 KEPT = {"v": {"7": np.array([1, 2])}, "seen": {4, 2}, "rounds": [1, 2.5, "a"]}

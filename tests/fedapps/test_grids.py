@@ -6,9 +6,9 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
-from fedapps.config import Experiment, combinations, parse_experiment, read_experiment
+from fedapps.commands.main import cli
 from fedapps.results.runs import read_runs
+from fedapps.settings.config import Experiment, combinations, parse_experiment, read_experiment
 
 SMALL = ["num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedapps.config import defaults
 from fedapps.engines import cluster, jobs
 from fedapps.engines import household as house
 from fedapps.engines.household import MEMBER, household
+from fedapps.settings.config import defaults
 
 # Starts a member in a session of its own, says who it is, and sleeps.
 MOTHER = f"""

@@ -16,7 +16,7 @@ import pytest
 from tiny import TASTES, forked, left
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
+from fedapps.commands.main import cli
 
 KILLS = int(os.environ.get("FEDAPPS_KILLS", "2"))
 SHORT = KILLS <= 2

@@ -20,13 +20,14 @@ import partitions
 from clients import privacy
 from clients.arrays import from_record, to_record
 from clients.privacy import NOISE
-from fedapps import ledger
 from fedapps.clientapp import app, host
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.nodes import ASK, TABLE, pack
-from fedapps.ledger import policy_of
-from fedapps.serverapp import run, shared_arrays
+from fedapps.node import ledger
+from fedapps.node.building import shared_arrays
+from fedapps.node.ledger import policy_of
+from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from partitions.inspect import export
 from strategies.accountant import local_epsilon, local_loss
 from strategies.fedavg import FedAvg

@@ -11,8 +11,8 @@ from PIL import Image
 from tiny import federate
 
 from clients.models import build_model
-from fedapps.config import defaults, override, own_settings, settings, variant
 from fedapps.engines.jobs import make_jobs
+from fedapps.settings.config import defaults, override, own_settings, settings, variant
 from partitions import federation, trust
 from partitions.datasets import configured, described
 

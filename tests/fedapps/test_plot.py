@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import partitions
-from fedapps.cli import cli
-from fedapps.config import defaults, saved_configuration
+from fedapps.commands.main import cli
 from fedapps.engines.jobs import run_in_process
 from fedapps.files import write_arrays
-from fedapps.results.models import confusion, embeddings, predictions
 from fedapps.results.plot import clients, curves, matrix, save, swept
 from fedapps.results.runs import read_runs
+from fedapps.service.models import confusion, embeddings, predictions
+from fedapps.settings.config import defaults, saved_configuration
 
 
 def fedapps(*arguments, code=0):

@@ -8,7 +8,7 @@ import pytest
 from tiny import federate
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
+from fedapps.commands.main import cli
 from fedapps.results.comparison import compare, shown
 from fedapps.results.report import run_data
 from fedapps.results.runs import read_runs

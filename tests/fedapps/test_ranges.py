@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
-from fedapps.config import LISTS, defaults, override
-from fedapps.ranges import declared
+from fedapps.commands.main import cli
+from fedapps.settings.config import LISTS, defaults, override
+from fedapps.settings.ranges import declared
 from partitions.settings import Interval
 
 SETTINGS = {key: declared(key, value) for key, value in defaults().items()}

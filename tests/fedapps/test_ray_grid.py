@@ -17,13 +17,14 @@ from tiny import SMALL, left
 
 import partitions
 from clients.arrays import from_record, to_record
-from fedapps.clientapp import app, method_model
+from fedapps.clientapp import app
 from fedapps.engines import ray_grid
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.grid import InProcessGrid, named, simulated
 from fedapps.engines.jobs import _client_app
 from fedapps.engines.mailboxes import MEMORY, Mailboxes
 from fedapps.engines.ray_grid import AHEAD, Actors, Answer, Batch, RayGrid, Task
+from fedapps.node.building import method_model
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from strategies.base import PersonalizedStrategy

@@ -5,8 +5,8 @@ import json
 import pytest
 from tiny import federate, update
 
-from fedapps.config import defaults
 from fedapps.results.recorder import Recorder
+from fedapps.settings.config import defaults
 
 
 class Told:

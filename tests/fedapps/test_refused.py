@@ -13,25 +13,25 @@ from tiny import SMALL, share
 from typer.testing import CliRunner
 
 from clients.base import Client
-from fedapps import cli as commands
-from fedapps import config as configuration
 from fedapps.callbacks import TensorBoard
 from fedapps.clientapp import _answer_simulated, app, make_client
-from fedapps.config import defaults, run_configuration
+from fedapps.commands import main as commands
+from fedapps.commands.tuning import _validation
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import Job, run_jobs
-from fedapps.engines.sweep import begun_jobs
 from fedapps.files import MODEL, read_arrays
 from fedapps.results import plot
+from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
+from fedapps.results.sweep import begun_jobs
 from fedapps.serverapp import check_run, main
 from fedapps.service import onnx
-from fedapps.service.card import Card, make_card, read_card
 from fedapps.service.certificates import _place
 from fedapps.service.inputs import read_inputs, unlabeled
 from fedapps.service.node import inputs_of
 from fedapps.service.serving import serve_once
-from fedapps.tuning import _validation
+from fedapps.settings import config as configuration
+from fedapps.settings.config import defaults, run_configuration
 from partitions import federation
 from partitions.inspect import export
 

@@ -6,11 +6,11 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
-from fedapps.config import defaults
+from fedapps.commands.main import cli
 from fedapps.results.report import NAME, run_data, write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
+from fedapps.settings.config import defaults
 
 COUNTS = {"megabytes_per_client_round": {"down": 1.0, "up": 2.0}, "seconds": 3.0, "rounds": 2}
 

@@ -9,7 +9,7 @@ import pytest
 from left import leave
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
+from fedapps.commands.main import cli
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
 

@@ -13,13 +13,13 @@ import pytest
 from tiny import NEEDS, WEE, left
 
 from fedapps.clientapp import app
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint, read_state, state_bytes, write_state
 from fedapps.results.folder import read_memories
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from strategies.base import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}

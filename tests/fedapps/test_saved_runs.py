@@ -3,7 +3,7 @@
 import json
 import shutil
 
-from fedapps.cli import cli
+from fedapps.commands.main import cli
 
 from typer.testing import CliRunner  # isort: skip
 

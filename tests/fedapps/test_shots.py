@@ -19,9 +19,9 @@ from clients.fedtta import FedTTAClient
 from clients.models.adaptable import Adaptable, Adaptation
 from clients.perfedavg import PerFedAvgClient
 from clients.pfedme import PFedMeClient
-from fedapps.clientapp import with_public
-from fedapps.config import former_name
 from fedapps.methods import METHODS
+from fedapps.node.building import with_public
+from fedapps.settings.config import former_name
 from partitions.seeds import drawing
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",

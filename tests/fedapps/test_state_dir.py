@@ -13,12 +13,12 @@ from tiny import NEEDS, WEE, Watched, federate, left
 import fedapps
 import partitions
 from fedapps.clientapp import app
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid, simulated
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from fedapps.service.run import opened
 from fedapps.service.serving import serve_once
+from fedapps.settings.config import defaults
 from partitions.inspect import export
 from strategies.base import PersonalizedStrategy
 

@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from tiny import SMALL, federate, forked
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
+from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import make_jobs, run_jobs
 from fedapps.files import locked

@@ -6,10 +6,10 @@ import pytest
 from tiny import SMALL
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
-from fedapps.config import differences
+from fedapps.commands.main import cli
 from fedapps.engines.jobs import Job, make_jobs, run_jobs
-from fedapps.engines.sweep import finished, seconds_left
+from fedapps.results.sweep import finished, seconds_left
+from fedapps.settings.config import differences
 from strategies.fedavg import FedAvg
 
 RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]

@@ -7,9 +7,9 @@ import re
 import pytest
 from rich.console import Console
 
-from fedapps.config import defaults
 from fedapps.engines.jobs import Job
 from fedapps.results.table import Display, results
+from fedapps.settings.config import defaults
 
 
 def job(folder, seed, method="fedavg", *, train, novel, scale=1, **summary):

@@ -5,18 +5,18 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from fedapps.cli import cli
 from fedapps.clientapp import app
+from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.plot import save
-from fedapps.results.traces import Trace, draw, told, trace, traces
 from fedapps.serverapp import run
+from fedapps.service.traces import Trace, draw, told, trace, traces
 from partitions import federation
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    from fedapps.config import defaults
+    from fedapps.settings.config import defaults
 
     folder = tmp_path_factory.mktemp("run")
     config = defaults() | {"method": "fedtta++", "num-clients": 6, "rounds": 2, "local-steps": 3}

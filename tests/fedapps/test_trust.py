@@ -23,14 +23,14 @@ from typer.testing import CliRunner
 import fedapps
 from clients.models import build_model
 from fedapps.callbacks import make_callbacks
-from fedapps.cli import cli
 from fedapps.clientapp import app, make_client
-from fedapps.config import defaults, override
+from fedapps.commands.main import cli
 from fedapps.engines.grid import respond
 from fedapps.engines.jobs import run_in_process
 from fedapps.plugin import client_app
-from fedapps.service.card import Card
+from fedapps.results.card import Card
 from fedapps.service.delivery import Served
+from fedapps.settings.config import defaults, override
 from partitions import federation, trust
 from partitions.datasets import load
 from partitions.registry import partition

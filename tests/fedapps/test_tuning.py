@@ -10,11 +10,11 @@ import tomli_w
 from typer.testing import CliRunner
 
 from clients.base import Client
-from fedapps.cli import cli
-from fedapps.config import defaults, read_experiment, variant
+from fedapps.commands.main import cli
+from fedapps.commands.tuning import Outcome, Search, Tuning, best, drawn
 from fedapps.engines import jobs
 from fedapps.results.recorder import FORMAT
-from fedapps.tuning import Outcome, Search, Tuning, best, drawn
+from fedapps.settings.config import defaults, read_experiment, variant
 
 EXPERIMENT = """
 methods = ["fedavg", "tent"]
@@ -109,7 +109,7 @@ def test_a_killed_trial_does_not_count(experiment, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedapps.tune_cli.run_jobs", killed)
+        patch.setattr("fedapps.commands.tune.run_jobs", killed)
         assert "the same command goes on" in fedapps(*arguments, code=130)
     fedapps(*arguments)
     assert len(trials(output)) == 2

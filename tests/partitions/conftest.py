@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions import Federation
 from partitions.datasets import Dataset, Info
 

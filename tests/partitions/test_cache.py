@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import forked
 
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions import Federation, cache, datasets, deals
 from partitions.deals import Deal
 from partitions.readers.raw import Raw
@@ -231,7 +231,7 @@ def test_few_deals_are_kept(tmp_path, monkeypatch):
 PROGRAM = """
 import sys
 import fedapps.clientapp
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions import federation
 federation(defaults()).share(0)
 slow = {"dp_accounting", "flwr_datasets", "matplotlib", "ray", "scipy.stats"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions import cross
 from partitions.cross import CrossFederation
 from partitions.datasets import Dataset, Info

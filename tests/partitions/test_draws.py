@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import partitions
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions.chosen import task
 from partitions.class_fraction import ClassFractionPartitioner
 from partitions.coarse import CoarsePartitioner

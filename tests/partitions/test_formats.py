@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from fedapps.clientapp import app
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from partitions import datasets, features, federation
 from partitions.cross import CrossFederation, translated
 from partitions.readers.femnist import read_femnist

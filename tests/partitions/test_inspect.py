@@ -3,7 +3,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedapps.data_cli import app
+from fedapps.commands.data import app
 from partitions import inspect
 from partitions.shares import Share
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 import partitions
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions.readers.local import read_local
 from partitions.readers.raw import UNLABELED
 

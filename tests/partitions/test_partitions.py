@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions import Federation
 from partitions.datasets import info
 from partitions.shares import Samples, Share

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import partitions
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions import preference
 from partitions.preference import PreferencePartitioner, apportion
 from partitions.shares import Share

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions import datasets, features, federation, references, trust
 from partitions.class_fraction import ClassFractionPartitioner
 from partitions.cross import translated

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 from clients.arrays import from_record, to_record
 from clients.base import OFFERS
-from fedapps.bridge import answer
 from fedapps.engines.grid import InProcessGrid
+from fedapps.node.bridge import answer
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import FedAvg, weighted_mean
 

@@ -6,8 +6,8 @@ from tiny import Watched
 
 from clients.arrays import from_record
 from fedapps.clientapp import app
-from fedapps.config import defaults
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from strategies.fedembed import FedEmbed
 from strategies.preference import CentralAdam, PFedKM, Schedule
 from strategies.replies import Node, Update

@@ -12,9 +12,9 @@ from clients.arrays import from_record, model_arrays, prefixed
 from clients.fedma import FedMAClient
 from clients.models import build_model
 from clients.models.resize import resize
-from fedapps.bridge import answer
 from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
+from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 from strategies.fedma import FedMA
 from strategies.replies import Node, Update

@@ -6,8 +6,8 @@ from tiny import federate, states, update
 
 from clients.arrays import from_record, group
 from clients.pfedme import PFedMeClient
-from fedapps.config import defaults
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from strategies.fedembed import FedEmbed
 from strategies.fedrep import FedRep
 from strategies.pfedme import PFedMe

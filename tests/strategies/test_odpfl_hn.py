@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from clients.arrays import from_record, group, model_arrays, to_record
 from clients.models import build_model
 from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient
-from fedapps.bridge import answer
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
+from fedapps.node.bridge import answer
+from fedapps.settings.config import defaults
 from partitions.datasets import Info
 from strategies.odpfl_hn import ODPFLHN
 from strategies.pfedhn import PFedHN

@@ -11,9 +11,9 @@ from clients.arrays import from_record, group, to_record
 from clients.models import build_model
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from fedapps.clientapp import app
-from fedapps.config import defaults
 from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
+from fedapps.settings.config import defaults
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
 
@@ -160,7 +160,7 @@ def test_clients_join_and_leave_and_find_their_own_embedding():
             seen.append({c: v.detach().clone() for c, v in self.embeddings.items()})
             return result
 
-    from fedapps.clientapp import method_model
+    from fedapps.node.building import method_model
     from partitions.datasets import info
 
     _, initial = method_model("pfedhn", config, info("digits"))

@@ -10,7 +10,7 @@ from tiny import at_once, federate, share, update
 from clients.domain import half
 from clients.models import build_model
 from clients.pfl import PFLClient, PFLSampledClient
-from fedapps.config import defaults
+from fedapps.settings.config import defaults
 from partitions.shares import Samples
 from strategies import pfl
 from strategies.distances import a_distances

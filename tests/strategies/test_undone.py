@@ -5,9 +5,9 @@ import pytest
 from tiny import SMALL, answering
 
 from clients.arrays import from_record, to_record
-from fedapps.bridge import answer
 from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
+from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 from strategies import magnitude
 

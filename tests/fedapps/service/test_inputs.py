@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedapps.service.card import Card
+from fedapps.results.card import Card
 from fedapps.service.delivery import Personal
 from fedapps.service.inputs import read_inputs, unlabeled
 from partitions.datasets import Info

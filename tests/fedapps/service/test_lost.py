@@ -7,9 +7,9 @@ import signal
 import pytest
 from tiny import left, wait
 
-from fedapps.config import defaults
 from fedapps.engines.jobs import run_in_process
 from fedapps.service.deploy import NAME, SUPERLINK, Deployment, plan
+from fedapps.settings.config import defaults
 
 SMALL = defaults() | {
     "num-clients": 3,

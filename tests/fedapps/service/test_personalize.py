@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import fedapps
 import partitions
 from clients.models import build_model
-from fedapps.cli import cli
-from fedapps.config import defaults
+from fedapps.commands.main import cli
 from fedapps.engines.jobs import run_in_process
 from fedapps.methods import METHODS
 from fedapps.service.inputs import read_inputs
+from fedapps.settings.config import defaults
 from partitions.inspect import export
 
 SMALL = defaults() | {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 1}

@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 
 import fedapps
 import partitions
-from fedapps.cli import cli
 from fedapps.clientapp import app
-from fedapps.config import defaults
+from fedapps.commands.main import cli
 from fedapps.engines.flwr import Flwr
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import run_in_process
-from fedapps.service.card import LONGEST, Card
+from fedapps.results.card import LONGEST, Card
 from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
 from fedapps.service.run import opened
 from fedapps.service.serving import check_serving, serve_once
+from fedapps.settings.config import defaults
 from partitions.inspect import export
 
 SMALL = defaults() | {"num-clients": 4, "train-fraction": 0.75, "rounds": 2, "local-steps": 3}

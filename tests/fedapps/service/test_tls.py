@@ -9,10 +9,10 @@ from tiny import wait
 
 import fedapps
 import partitions
-from fedapps.config import defaults
 from fedapps.engines.flwr import COMMANDS
 from fedapps.service.certificates import make_node_key
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
+from fedapps.settings.config import defaults
 from partitions.inspect import export
 from partitions.shares import Share
 

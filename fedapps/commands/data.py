@@ -8,8 +8,8 @@ import typer
 from rich.logging import RichHandler
 from rich.table import Table
 
-from fedapps.config import Config, defaults, override, parse_override
 from fedapps.console import make_console, say_error, visible
+from fedapps.settings.config import Config, defaults, override, parse_override
 from partitions import trust
 
 app = typer.Typer(pretty_exceptions_enable=False)

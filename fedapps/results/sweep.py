@@ -4,7 +4,11 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedapps.config import (
+from fedapps.engines.jobs import Job
+from fedapps.files import read_json
+from fedapps.results.checkpoint import FOLDER as CHECKPOINTS
+from fedapps.results.recorder import FORMAT
+from fedapps.settings.config import (
     Config,
     defaults,
     differences,
@@ -12,10 +16,6 @@ from fedapps.config import (
     override,
     run_configuration,
 )
-from fedapps.engines.jobs import Job
-from fedapps.files import read_json
-from fedapps.results.checkpoint import FOLDER as CHECKPOINTS
-from fedapps.results.recorder import FORMAT
 
 
 def keep_finished(jobs: Sequence[Job]) -> None:

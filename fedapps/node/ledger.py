@@ -32,9 +32,9 @@ from clients.privacy import (
     promised_multiplier,
     settings_of,
 )
-from fedapps.bridge import is_simulated
-from fedapps.config import CIRCUMSTANCES
 from fedapps.files import locked, write_arrays
+from fedapps.node.bridge import is_simulated
+from fedapps.settings.config import CIRCUMSTANCES
 from strategies.accountant import local_epsilon, local_loss
 
 LEDGER, ANSWER = "privacy", "privacy.answer"  # keys of the node's state, of a file's metadata

@@ -14,10 +14,10 @@ import partitions
 from clients.adaptation import Adapting
 from clients.base import lr_factor
 from fedapps.clientapp import make_client
-from fedapps.config import Config, saved_configuration, settings
 from fedapps.engines.grid import simulated_node
 from fedapps.files import best_round, read_arrays
 from fedapps.methods import METHODS
+from fedapps.settings.config import Config, saved_configuration, settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

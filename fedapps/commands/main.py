@@ -13,8 +13,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedapps import data_cli, plot_cli, ranges, table_cli, tune_cli
-from fedapps.config import (
+from fedapps.commands import data, plot, serving, table, tune
+from fedapps.console import Allowed, make_console, say, say_error
+from fedapps.engines.cluster import check_address
+from fedapps.engines.jobs import ENGINES, Job, check_engine, chosen, make_jobs, run_jobs
+from fedapps.files import check_writable, opening, write_text
+from fedapps.methods import METHODS
+from fedapps.results.checkpoint import newest_checkpoint
+from fedapps.results.folder import check_former, check_unseen
+from fedapps.results.published import Published
+from fedapps.results.report import write_report
+from fedapps.results.runs import read_runs
+from fedapps.results.sweep import begun_jobs, finished, keep_finished
+from fedapps.results.table import Display, results_table
+from fedapps.settings import ranges
+from fedapps.settings.config import (
     Config,
     Experiment,
     check_method,
@@ -29,19 +42,6 @@ from fedapps.config import (
     saved_configuration,
     saved_runs,
 )
-from fedapps.console import Allowed, make_console, say, say_error
-from fedapps.engines.cluster import check_address
-from fedapps.engines.jobs import ENGINES, Job, check_engine, chosen, make_jobs, run_jobs
-from fedapps.engines.sweep import begun_jobs, finished, keep_finished
-from fedapps.files import check_writable, opening, write_text
-from fedapps.methods import METHODS
-from fedapps.results.checkpoint import newest_checkpoint
-from fedapps.results.folder import check_former, check_unseen
-from fedapps.results.published import Published
-from fedapps.results.report import write_report
-from fedapps.results.runs import read_runs
-from fedapps.results.table import Display, results_table
-from fedapps.service import commands as service
 
 MOST_JOBS = 1024
 MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
@@ -65,11 +65,11 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-cli.add_typer(data_cli.app)
-cli.command()(table_cli.table)
-cli.add_typer(service.app)
-cli.command()(plot_cli.plot)
-cli.command("tune")(tune_cli.command)
+cli.add_typer(data.app)
+cli.command()(table.table)
+cli.add_typer(serving.app)
+cli.command()(plot.plot)
+cli.command("tune")(tune.command)
 
 
 @cli.command()
@@ -243,8 +243,9 @@ def check(config: Config) -> None:
     from flwr.app import Context, RecordDict
 
     from clients.models import sized
-    from fedapps.clientapp import client_models, make_client, method_model
+    from fedapps.clientapp import make_client
     from fedapps.engines.grid import simulated_node
+    from fedapps.node.building import client_models, method_model
     from fedapps.serverapp import check_privacy, check_run, check_shots
     from partitions import task
 
@@ -399,7 +400,7 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _experiments() -> list[dict[str, Any]]:
-    from fedapps.config import experiments
+    from fedapps.settings.config import experiments
 
     return [
         {"name": name, "line": file.read_text("utf-8").partition("\n")[0].lstrip("# ")}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Self
 
 import partitions
-from fedapps.config import Config
 from fedapps.files import MODEL, parse_json, read_json, write_text
 from fedapps.results.kinds import (
     count,
@@ -20,6 +19,7 @@ from fedapps.results.kinds import (
     text,
     whole,
 )
+from fedapps.settings.config import Config
 from partitions.datasets import Info, Moment
 
 FILE = "serving.json"

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
-from fedapps.config import Config, Value, override, variant
 from fedapps.engines.jobs import Job, make_jobs
-from fedapps.engines.sweep import keep_finished
 from fedapps.files import write_text
+from fedapps.results.sweep import keep_finished
+from fedapps.settings.config import Config, Value, override, variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,8 +216,8 @@ def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
 def write(outcomes: Sequence[Outcome], config: Config, seeds: Sequence[int], output: Path) -> None:
     """best.toml, an experiment of every method at its best, with novel clients; trials.csv; and
     trials.pdf."""
-    from fedapps.config import defaults
     from fedapps.results.plot import save
+    from fedapps.settings.config import defaults
 
     known = defaults() | BLIND | {"method": config["method"]}
     changed = {k: v for k, v in config.items() if v != known[k] and k != "output-dir"}

@@ -77,7 +77,7 @@ def _single(jobs: Sequence[Job], name: str) -> Job:
 def _of_a_model(
     kind: str, folder: Path, client: int | None, steps: int, attribute: str
 ) -> "Figure":
-    from fedapps.results import models, traces
+    from fedapps.service import models, traces
 
     with opening(folder):
         if kind == "confusion":

@@ -12,15 +12,16 @@ from flwr.app import Context, Message, RecordDict
 import partitions
 from clients.arrays import Arrays, from_record, group
 from clients.base import Client
-from fedapps.bridge import load_state
-from fedapps.clientapp import app, make_client, with_public
-from fedapps.config import Config, saved_configuration
+from fedapps.clientapp import app, make_client
 from fedapps.engines.grid import InProcessGrid, simulated_node
 from fedapps.files import read_arrays
 from fedapps.methods import METHODS
+from fedapps.node.bridge import load_state
+from fedapps.node.building import with_public
 from fedapps.results.folder import check_former
 from fedapps.results.plot import matrix
 from fedapps.serverapp import run
+from fedapps.settings.config import Config, saved_configuration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

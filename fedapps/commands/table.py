@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fedapps.config import read_experiment
 from fedapps.console import make_console, say, say_error
 from fedapps.results.across import SHOTS, several, side_by_side
 from fedapps.results.comparison import as_csv, compare, shown, swept
@@ -13,6 +12,7 @@ from fedapps.results.formats import as_latex, as_markdown
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
 from fedapps.results.table import rich_table
+from fedapps.settings.config import read_experiment
 
 FORMATS = ("rich", "markdown", "csv", "latex")
 

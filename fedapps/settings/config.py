@@ -12,8 +12,8 @@ from typing import Any
 
 from flwr.common.config import flatten_dict
 
-from fedapps import ranges
 from fedapps.methods import METHODS, Method
+from fedapps.settings import ranges
 from partitions import references, trust
 from partitions.references import Value, is_reference
 from partitions.settings import taken
@@ -24,7 +24,7 @@ NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dat
 
 def project_dir() -> Path:
     """The folder that holds the Flower app's pyproject.toml: a checkout or the installed copy."""
-    for folder in (Path(__file__).parents[1], Path(__file__).parent):
+    for folder in (Path(__file__).parents[2], Path(__file__).parents[1]):
         if (folder / "pyproject.toml").is_file():
             return folder
     raise FileNotFoundError("the package has lost its pyproject.toml; reinstall fedapps")
@@ -150,7 +150,7 @@ def label_of(folder: Path, method: str) -> str:
 
 def experiments() -> dict[str, Path]:
     """The shipped experiments, ``<paper>/<table>`` → file."""
-    root = Path(__file__).parents[1] / "experiments"
+    root = Path(__file__).parents[2] / "experiments"
     return {str(f.relative_to(root).with_suffix("")): f for f in sorted(root.rglob("*.toml"))}
 
 
@@ -163,7 +163,7 @@ class Experiment:
     methods: str = ""  # separated by commas, as the seeds are
     seeds: str = ""
     published: Any = None  # its [published] tables, see `fedapps.results.published`
-    search: Any = None  # its [search] table, see `fedapps.tuning`
+    search: Any = None  # its [search] table, see `fedapps.commands.tuning`
     source: str = ""  # the file's text
 
     def __or__(self, other: "Experiment") -> "Experiment":

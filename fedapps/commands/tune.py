@@ -7,11 +7,17 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedapps.config import Experiment, defaults, override, parse_experiment, read_experiment
+from fedapps.commands.tuning import Search, Tuning, best
 from fedapps.console import make_console, say, say_error
 from fedapps.engines.jobs import ENGINES, Job, check_engine, run_jobs
 from fedapps.results.table import Display
-from fedapps.tuning import Search, Tuning, best
+from fedapps.settings.config import (
+    Experiment,
+    defaults,
+    override,
+    parse_experiment,
+    read_experiment,
+)
 
 
 def command(

@@ -1,0 +1,1 @@
+"""The `fedapps` command: one file a command."""
