@@ -1,4 +1,4 @@
-"""What pFedHN's and ODPFL-HN's figures show, from the folders of finished runs."""
+"""What the figures have in common: saved runs, simulated clients, distances between clients."""
 
 import json
 import tempfile
@@ -7,16 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
 
 import partitions
 from clients.arrays import from_record
+from clients.base import Client
 from fedapps.clientapp import app, make_client
 from fedapps.engines.jobs import run_in_process
 from fedapps.node.building import with_public
 from fedapps.serverapp import run
 from fedapps.service.models import Watched, label_shares
-from fedapps.settings.config import Config, defaults, override
+from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
+
+matplotlib.use("Agg")
 
 
 def mix_and_match(config: Config) -> np.ndarray:
@@ -25,11 +30,17 @@ def mix_and_match(config: Config) -> np.ndarray:
     run(grid, config, "in-process")
     sent, rows = grid.sent, []
     for node in sorted(sent):
-        one = make_client(grid.contexts[node], "pfedhn-pc")
-        for record in grid.contexts[node].state.array_records.values():
-            one.state = from_record(record)
-        rows.append([one.score(sent[other], {})[2]["accuracy"] for other in sorted(sent)])
+        client = client_of(grid.contexts[node], "pfedhn-pc")
+        rows.append([client.score(sent[other], {})[2]["accuracy"] for other in sorted(sent)])
     return np.array(rows)
+
+
+def client_of(context: Any, method: str) -> Client:
+    """A simulated client with the state that it has kept, which only a simulation can read."""
+    client = make_client(context, method)
+    for record in context.state.array_records.values():
+        client.state = from_record(record)
+    return client
 
 
 def nearest(config: Config, distance: Callable[[np.ndarray, np.ndarray], float]) -> np.ndarray:
@@ -62,8 +73,16 @@ def later(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def configuration(folder: Path) -> Config:
     """A run's configuration."""
-    found = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-    return override(defaults(), {key: v for key, v in found.items() if key != "versions"})
+    saved = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    return override(defaults(), {key: v for key, v in saved.items() if key != "versions"})
+
+
+def configured(config: Config, arguments: list[str] | None) -> Config:
+    """`config` with the keys of an experiment's file and of key=value arguments."""
+    for argument in arguments or []:
+        changes = read_experiment(argument).settings if argument.endswith(".toml") else None
+        config = override(config, changes or dict([parse_override(argument)]))
+    return config
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -74,3 +93,10 @@ def read(folder: Path) -> dict[str, Any]:
 def sem(values: np.ndarray) -> float:
     """Standard error of the mean; 0 of a single value."""
     return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+
+
+def save(figure: Any, out: Path, dpi: int = 90) -> None:
+    """Write the figure and close it."""
+    figure.tight_layout()
+    figure.savefig(out, dpi=dpi, pil_kwargs={"optimize": True})
+    plt.close(figure)

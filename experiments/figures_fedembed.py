@@ -1,27 +1,23 @@
 """FedEmbed's figures and its table by prevalence: ``python -m experiments.figures_fedembed …``.
 
-``voices OUT.png``, ``prevalence RUN``, and ``embeddings OUT.png
-[EXPERIMENT.toml] key=value …``, where RUN is the folder of one method's run. The last one trains
-twice in process, with and without the type head, and looks into the users' states: a simulation's
-experimenter may do that, nobody else can."""
+``voices OUT.png``, ``prevalence RUN``, where RUN is the folder of one method's run, and
+``embeddings OUT.png [EXPERIMENT.toml] key=value …``. The last one trains twice in process, with and
+without the type head, and reads the users' states, which only a simulation can."""
 
-import json
 import logging
-import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib
 import numpy as np
 import typer
 from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
+from experiments.analysis import client_of, configured, read, save
+from fedapps.settings.config import Config, defaults, override
 
-matplotlib.use("Agg")
 cli = typer.Typer(help="FedEmbed's figures.", no_args_is_help=True, add_completion=False)
 
 
@@ -39,7 +35,7 @@ def voices(out: Path, shown: int = 6) -> None:
         axis.set_title(f"voice {number}: {voice.pitch:.0f} Hz", fontsize=9)
     figure.supxlabel("seconds")
     figure.supylabel("kHz")
-    save(figure, out)
+    save(figure, out, dpi=60)
 
 
 @cli.command()
@@ -57,79 +53,57 @@ def embeddings(
     out: Path,
     arguments: Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")] = None,
 ) -> None:
-    """t-SNE of the users' embeddings, trained with and without the type head, and how often one's
-    neighbours are of one's own sub-population: ``fedembed.assignment=type`` and others show what
-    the type head does where no triplet loss parts them."""
+    """t-SNE of the users' embeddings, trained with and without the type head, and the share of a
+    user's neighbours that are of the same sub-population. Where no triplet loss separates the
+    embeddings, as with ``fedembed.assignment=type``, this shows the effect of the type head."""
     from sklearn.manifold import TSNE
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     config = override(defaults(), {"method": "fedembed", "partition": "preference"})
-    for argument in arguments or []:
-        changes = read_experiment(argument).settings if argument.endswith(".toml") else None
-        config = override(config, changes or dict([parse_override(argument)]))
+    config = configured(config, arguments)
     figure, axes = plt.subplots(1, 2, figsize=(9, 4))
     for axis, head in zip(axes, (True, False), strict=True):
         v, kinds = trained(config | {"fedembed.type-head": head})
         flat = TSNE(random_state=0, perplexity=min(30, len(v) - 1)).fit_transform(v)
         axis.scatter(*flat.T, c=kinds, cmap="tab20", s=6)
-        told = f"{'with' if head else 'without'} type head, {own_kind(v, kinds):.2f} of own kind"
-        print(told)
-        axis.set_title(told)
+        title = f"{'with' if head else 'without'} type head, {own_kind(v, kinds):.2f} of own kind"
+        print(title)
+        axis.set_title(title)
         axis.set(xticks=[], yticks=[])
-    save(figure, out)
-
-
-def read(run: Path) -> dict[str, Any]:
-    """A run's summary with its configuration under ``config``."""
-    summary = json.loads((run / "summary.json").read_text("utf-8"))
-    return summary | {"config": tomllib.loads((run / "config.toml").read_text("utf-8"))}
+    save(figure, out, dpi=60)
 
 
 def by_prevalence(summary: dict[str, Any]) -> dict[float, list[float]]:
     """F1 of the sub-populations by their share of the users, rounded to whole percents."""
     users = [user["sub_population"] for user in summary["per_client"].values()]
-    found = defaultdict(list)
+    scores = defaultdict(list)
     for kind in sorted(set(users)):
         share = round(users.count(kind) / len(users), 2)
-        found[share].append(summary["train"][f"f1_{kind}"])
-    return dict(found)
+        scores[share].append(summary["train"][f"f1_{kind}"])
+    return dict(scores)
 
 
 def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings (users, d) of all users after a run, and their sub-populations (users,)."""
-    from clients.arrays import from_record
     from clients.fedembed import FedEmbedClient
-    from fedapps.clientapp import app, make_client
+    from fedapps.clientapp import app
     from fedapps.engines.grid import InProcessGrid
     from fedapps.serverapp import run
 
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
     run(grid, config, "in-process")
-    v, kinds = [], []
-    for context in grid.contexts.values():
-        client = make_client(context, "fedembed")
-        assert isinstance(client, FedEmbedClient)
-        for record in context.state.array_records.values():
-            client.state = from_record(record)
-        v.append(client.embedding())
-        kinds.append(client.share.attributes["sub-population"])
-    return np.stack(v), np.array(kinds)
+    clients = [client_of(context, "fedembed") for context in grid.contexts.values()]
+    v = [client.embedding() for client in clients if isinstance(client, FedEmbedClient)]
+    return np.stack(v), np.array([client.share.attributes["sub-population"] for client in clients])
 
 
 def own_kind(v: np.ndarray, kinds: np.ndarray, k: int = 10) -> float:
-    """The mean share of users of one's own sub-population among the k nearest embeddings."""
+    """The mean share of users of the same sub-population among the k nearest embeddings."""
     from sklearn.neighbors import NearestNeighbors
 
     neighbours = NearestNeighbors(n_neighbors=min(k, len(v) - 1)).fit(v)
     _, others = neighbours.kneighbors()
     return float((kinds[others] == kinds[:, None]).mean())
-
-
-def save(figure: Any, out: Path) -> None:
-    """Write the figure and close it."""
-    figure.tight_layout()
-    figure.savefig(out, dpi=60, pil_kwargs={"optimize": True})
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """pFedHN's and ODPFL-HN's figures: ``python -m experiments.figures_hypernetworks …``.
 
-RUN is the folder of one method's finished run. ``mix OUT [EXPERIMENT] key=value …`` (pFedHN's
-Figure 3; trains in process and looks into the clients' states, as only a simulation's experimenter
-may), ``gap OUT RUN …`` and ``scatter OUT RUN …`` (pFedHN's Figures 2 and 7), ``shift OUT RUN …``,
-``corruption OUT RUN …`` (ODPFL-HN's Figure 3) and ``privacy OUT RUN`` (its Figures 4 and 5), which
-evaluate saved models anew. Maps of embeddings are ``fedapps plot RUN embeddings``."""
+RUN is the folder of one method's finished run.
+
+- pFedHN's Figure 3: ``mix OUT [EXPERIMENT] key=value …``, which trains in process and reads the
+  clients' states
+- pFedHN's Figures 2 and 7: ``gap OUT RUN …`` and ``scatter OUT RUN …``
+- ODPFL-HN's Figure 3: ``shift OUT RUN …`` and ``corruption OUT RUN …``
+- ODPFL-HN's Figures 4 and 5: ``privacy OUT RUN``, which evaluates saved models again
+
+``fedapps plot RUN embeddings`` draws maps of embeddings."""
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import matplotlib
 import numpy as np
 import typer
 from matplotlib import pyplot as plt
@@ -19,18 +22,19 @@ from matplotlib import pyplot as plt
 import partitions
 from experiments.analysis import (
     configuration,
+    configured,
     kullback_leibler,
     later,
     mix_and_match,
     nearest,
     read,
+    save,
     sem,
     total_variation,
 )
 from fedapps.node.building import with_public
-from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
+from fedapps.settings.config import defaults, override
 
-matplotlib.use("Agg")
 cli = typer.Typer(help="Hypernetworks' figures.", no_args_is_help=True, add_completion=False)
 Distance = Callable[[np.ndarray, np.ndarray], float]  # of two label distributions
 Keys = Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")]
@@ -51,7 +55,7 @@ def mix(out: Path, arguments: Keys = None) -> None:
 
 @cli.command()
 def gap(out: Path, runs: list[Path]) -> None:
-    """Accuracy of novel less that of training clients against the mean total variation distance
+    """The accuracy gap between novel and training clients against the mean total variation distance
     of a novel client to the nearest training client; one line per method, one run per point."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
@@ -60,8 +64,8 @@ def gap(out: Path, runs: list[Path]) -> None:
         difference = summary["novel"]["accuracy"] - summary["train"]["accuracy"]
         points.setdefault(str(config["method"]), []).append((distance, 100 * difference))
     figure, axis = plt.subplots(figsize=(5, 4))
-    for method, found in points.items():
-        axis.plot(*np.array(sorted(found)).T, marker="o", label=method)
+    for method, values in points.items():
+        axis.plot(*np.array(sorted(values)).T, marker="o", label=method)
     axis.set(xlabel="total variation distance", ylabel="accuracy gap in points")
     axis.legend()
     save(figure, out)
@@ -72,8 +76,8 @@ def scatter(out: Path, runs: list[Path]) -> None:
     """Accuracy of every novel client against its total variation distance to the nearest training
     client, a dot each (pFedHN's Figure 7); one colour per method."""
     figure, axis = plt.subplots(figsize=(5, 4))
-    for method, found in by_distance(runs, total_variation).items():
-        axis.plot(*np.array(found).T, ".", label=method)
+    for method, values in by_distance(runs, total_variation).items():
+        axis.plot(*np.array(values).T, ".", label=method)
     axis.set(xlabel="total variation distance", ylabel="accuracy in %")
     axis.legend()
     save(figure, out)
@@ -84,8 +88,8 @@ def shift(out: Path, runs: list[Path], bins: int = 6) -> None:
     """Accuracy of novel clients against the KL divergence to the nearest training client, the
     mean ± standard error of equally many clients a point; one line per method."""
     figure, axis = plt.subplots(figsize=(5, 4))
-    for method, found in by_distance(runs, kullback_leibler).items():
-        parts = np.array_split(np.array(sorted(found)), min(bins, len(found)))
+    for method, values in by_distance(runs, kullback_leibler).items():
+        parts = np.array_split(np.array(sorted(values)), min(bins, len(values)))
         x, y = np.array([part.mean(0) for part in parts]).T
         axis.errorbar(x, y, [sem(part[:, 1]) for part in parts], marker="o", label=method)
     axis.set(xlabel="KL divergence to the nearest training client", ylabel="accuracy in %")
@@ -103,11 +107,11 @@ def corruption(
     for axis, (kind, values, label) in zip(axes, sides, strict=True):
         for folder in runs:
             base = {"partition.base": configuration(folder)["partition"], "partition": "corrupted"}
-            told = [
+            scores = [
                 later(folder, **base, **{f"partition.{kind}": float(value)})["novel"]
                 for value in values.split(",")
             ]
-            y, error = zip(*((100 * t["accuracy"], 100 * t["sem"]) for t in told), strict=True)
+            y, error = zip(*((100 * t["accuracy"], 100 * t["sem"]) for t in scores), strict=True)
             method = str(configuration(folder)["method"])
             axis.errorbar([*map(float, values.split(","))], y, error, marker="o", label=method)
         axis.set(xlabel=f"{kind}, {label}")
@@ -131,8 +135,8 @@ def privacy(
         for count in map(int, counts.split(",")):
             private = {"descriptor-epsilon": epsilon, "descriptor-delta": delta}
             keys = {"encode-samples": count} | private
-            told = later(run, **{f"odpfl-hn.{key}": value for key, value in keys.items()})["novel"]
-            points.append((count, 100 * told["accuracy"], 100 * told["sem"]))
+            score = later(run, **{f"odpfl-hn.{key}": value for key, value in keys.items()})["novel"]
+            points.append((count, 100 * score["accuracy"], 100 * score["sem"]))
             print(f"ε {epsilon or np.inf}: {count} samples, {points[-1][1]:.2f} %")
         x, y, error = zip(*points, strict=True)
         axis.errorbar(x, y, error, marker="o", label=f"ε = {epsilon}" if epsilon else "not private")
@@ -142,8 +146,8 @@ def privacy(
 
 
 def by_distance(runs: list[Path], distance: Distance) -> dict[str, list[tuple[float, float]]]:
-    """Of each method's novel clients, the distance to the nearest training client's labels, and
-    the accuracy in %."""
+    """By method: each novel client's distance to the nearest training client's labels, and its
+    accuracy in %."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
         summary, config = read(folder), configuration(folder)
@@ -153,21 +157,6 @@ def by_distance(runs: list[Path], distance: Distance) -> dict[str, list[tuple[fl
             accuracy = summary["per_client"][str(client)]["accuracy"]
             points.setdefault(str(config["method"]), []).append((float(far), 100 * accuracy))
     return points
-
-
-def configured(config: Config, arguments: list[str] | None) -> Config:
-    """`config` with the keys of an experiment's file and of key=value arguments."""
-    for argument in arguments or []:
-        changes = read_experiment(argument).settings if argument.endswith(".toml") else None
-        config = override(config, changes or dict([parse_override(argument)]))
-    return config
-
-
-def save(figure: Any, out: Path) -> None:
-    """Write the figure and close it."""
-    figure.tight_layout()
-    figure.savefig(out, dpi=90)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

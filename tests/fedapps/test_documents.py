@@ -1,4 +1,4 @@
-"""What is documented is what is there: methods' pages, keys of a run's files."""
+"""The documentation covers what exists: the methods' pages, the keys of a run's files."""
 
 import json
 import re
@@ -8,43 +8,53 @@ from pathlib import Path
 import pytest
 from tiny import federate
 
-from experiments.method_pages import FOLDER, logs, measured, page, settings
+from experiments import method_pages
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 
-ROOT = Path(__file__).parents[2]
-KEYS = set(re.findall(r"`([^`]+)`", (ROOT / "docs" / "run-folder.md").read_text("utf-8")))
+PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+ROLES = ("train", "novel")
+LOGGED = {"afl": "mixture-max", "fedtta++": "evaluation/novel-adapt-steps", "fedembed": "nothing"}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_methods_page_has_its_settings(method):
-    """`python -m experiments.method_pages` writes the pages anew."""
-    there = (FOLDER / f"{method}.md").read_text("utf-8")
-    assert section(there, "Settings") == section(page(method, []), "Settings")
-    own = {key.partition(".")[2] for key in defaults() if key.rpartition(".")[0] == method}
-    assert {key for key, _, _ in settings(method)} == own
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Every method's page as `python -m experiments.method_pages` writes it, with the logged keys
+    of a few methods."""
+    folder, logs = tmp_path_factory.mktemp("docs") / "methods", method_pages.logs
+    with pytest.MonkeyPatch.context() as patch:
+        some = {"fedavg", "global", *LOGGED}
+        patch.setattr(method_pages, "logs", lambda name: logs(name) if name in some else [])
+        method_pages.main(folder)
+    return {file.stem: file.read_text("utf-8") for file in folder.iterdir()}
 
 
-def section(text, title):
-    """A page's text under a heading."""
-    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def section(page, title):
+    """The text of a page under a heading."""
+    return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_pages_tell_defaults_comments_and_measurements():
-    assert ("mu", "0.001", "weight of the proximal term") in list(settings("fedprox"))
-    tables = [text for text in measured("tent") if text.startswith("**FedTTA's protocol, MNIST")]
-    assert tables
-    assert all("| tent |" in table for table in tables)
+def test_every_method_has_a_page_with_its_paper_and_settings(pages):
+    assert pages.keys() == {"README", *METHODS}
+    for name, method in METHODS.items():
+        assert f"| [`{name}`]({name}.md) | {method.line} | {method.paper} |" in pages["README"]
+        assert f"Paper: {method.paper}.\n" in pages[name]
+        keys = re.findall(r"^\| `([\w-]+)` \|", section(pages[name], "Settings"), re.M)
+        assert keys == [k.rpartition(".")[2] for k in defaults() if k.rpartition(".")[0] == name]
+        for half in (method.strategy, method.client):
+            assert f"`{half.__name__}` in [`{half.__module__.replace('.', '/')}.py`]" in pages[name]
 
 
-@pytest.mark.parametrize("method", ["afl", "fedtta++", "fedembed"])
-def test_a_page_tells_what_a_run_logs(method):
-    there = section((FOLDER / f"{method}.md").read_text("utf-8"), "What it logs")
-    told = set(re.findall(r"`([^`]+)`", there))
-    assert told <= set(logs(method))
-    assert {"afl": "mixture-max", "fedtta++": "evaluation/novel-adapt-steps"}.get(method) in {
-        *told, None
-    }  # fmt: skip
+def test_pages_have_ranges_choices_measurements_and_logged_keys(pages):
+    rows = section(pages["fedprox"], "Settings"), section(pages["fedembed"], "Settings")
+    assert "| `mu` | `0.001` | [0, 1000000] | μ, weight of the proximal term |" in rows[0]
+    assert '| `heads` | `"client"` | "client", "server" |' in rows[1]
+    tables = section(pages["tent"], "Measured, beside published").split("\n\n**")
+    protocol = next(text for text in tables if text.startswith("FedTTA's protocol, MNIST**"))
+    assert "\n| tent |" in protocol and "fedavg" not in protocol
+    for method, key in LOGGED.items():
+        assert key in section(pages[method], "What it logs")
+        assert "`loss`" not in section(pages[method], "What it logs")
 
 
 @pytest.mark.parametrize(
@@ -68,12 +78,11 @@ def test_every_key_of_a_runs_files_is_documented(changes, tmp_path):
     federate(**changes, **{"output-dir": str(tmp_path)})
     summary = json.loads((tmp_path / "summary.json").read_text())
     lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    keys = {*summary, *(key for line in lines for key in line)}
-    keys |= {key for line in lines for key in line.get("evaluation", {})}
-    roles = [summary[role] or {} for role in ("train", "novel")]
-    keys |= {key.replace("_", "-") for told in roles for key in told}
-    keys |= {key for client in summary["per_client"].values() for key in client}
-    plain = {re.sub(r"(?<=-)\d+$", "…", re.sub(r"^(train|novel)[-_]", "", key)) for key in keys}
-    assert plain - KEYS == set()
+    tables = [summary, *lines, *(line.get("evaluation", {}) for line in lines)]
+    tables += [{k.replace("_", "-"): v for k, v in (summary[r] or {}).items()} for r in ROLES]
+    tables += summary["per_client"].values()
+    keys = {re.sub(r"^(train|novel)[-_]", "", key) for table in tables for key in table}
+    documented = set(re.findall(r"`([^`]+)`", PAGE))
+    assert {re.sub(r"(?<=-)\d+$", "…", key) for key in keys} <= documented
     written = tomllib.loads((tmp_path / "config.toml").read_text())
     assert written.keys() - {"versions"} <= defaults().keys()

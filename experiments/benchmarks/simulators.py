@@ -1,17 +1,16 @@
-"""FedAvg in other simulators, as a person who reads their pages sets it up:
-``python -m experiments.peers NAME``, which prints seconds of every round as JSON.
+"""FedAvg in other simulators, set up as their documentation says.
 
-The work is the same everywhere: MNIST dealt in shards to 100 clients, ten of them train in a round,
-one pass over their shuffled samples, SGD; no evaluation, one thread. The simulators are no
-dependencies of this package: `experiments.bench_peers` runs each in an environment of its own."""
+All do the same work: MNIST in shards, 100 clients of whom ten train in a round, one pass over their
+shuffled samples, SGD, no evaluation, one thread. The other simulators are no dependencies of this
+package: ``python -m experiments.benchmarks.simulators NAME`` measures one in an environment of its
+own and prints the seconds of every round as JSON. `rows` starts it for each of them."""
 
 import json
 import random
+import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,18 +22,21 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import partitions
 from clients.models import build_model
-from experiments import by_hand
+from experiments.benchmarks import hand_written
+from experiments.benchmarks.measure import NEVER, Row, round_seconds, train
 from fedapps.settings.config import Config, defaults
 
 CLIENTS, SAMPLED, LR = 100, 10, 0.1
 ROUNDS = {"mlp": 12, "convnet": 3}  # an MLP takes a tenth of a second for one
+REPEATS, TIMEOUT = 5, 1800
+PACKAGES = {"fluke": "fluke-fl==0.8.1", "FedLab": "fedlab==1.3.0", "pfl-research": "pfl==0.6.0"}
 WORKS = (("mlp", 64), ("mlp", 10), ("convnet", 64), ("convnet", 10))  # networks, batch sizes
 Work = tuple[str, int]
 Shares = list[tuple[Tensor, Tensor]]  # x (n, 1, 28, 28), y (n,) of every client
 
 
 def protocol(work: Work) -> Config:
-    """The work as a configuration of ours."""
+    """The work as a configuration of this package."""
     model, batch = work
     return defaults() | {
         "method": "fedavg",
@@ -48,7 +50,7 @@ def protocol(work: Work) -> Config:
         "batch-size": batch,
         "lr": LR,
         "model": model,
-        "evaluate-every": 10**6,
+        "evaluate-every": NEVER,
         "checkpoint-every": 0,
     }
 
@@ -66,7 +68,7 @@ def between(starts: list[float]) -> list[float]:
 def loop(work: Work, shares: Shares) -> list[float]:
     """FedAvg by hand."""
     clock = [time.perf_counter()]
-    for _ in by_hand.rounds(
+    for _ in hand_written.fedavg(
         network(work),
         lambda: random.sample(shares, SAMPLED),
         lambda n: torch.randperm(n).split(work[1]),
@@ -77,26 +79,9 @@ def loop(work: Work, shares: Shares) -> list[float]:
     return between(clock)
 
 
-def ours(engine: str) -> Callable[[Work, Shares], list[float]]:
+def fedapps(engine: str) -> Callable[[Work, Shares], list[float]]:
     """This package on one of its engines, by its own clock."""
-
-    def measured(work: Work, shares: Shares) -> list[float]:
-        from fedapps.engines.jobs import make_jobs, run_jobs
-
-        reports: list[dict[str, Any]] = []
-        with tempfile.TemporaryDirectory() as folder:
-            jobs = make_jobs(protocol(work), ["fedavg"], [0], Path(folder))
-            run_jobs(
-                jobs, engine, follow=lambda jobs: reports.extend(r for j in jobs for r in j.news())
-            )
-            if jobs[0].error:
-                raise RuntimeError(jobs[0].error)
-        return [
-            sum(s for phase, s in report["phases"].items() if phase != "evaluate")
-            for report in reports
-        ]
-
-    return measured
+    return lambda work, shares: [round_seconds(report) for report in train(protocol(work), engine)]
 
 
 def flower(work: Work, shares: Shares) -> list[float]:
@@ -110,19 +95,19 @@ def flower(work: Work, shares: Shares) -> list[float]:
     client, server, clock = ClientApp(), ServerApp(), []
 
     @client.train()
-    def train(message: Message, context: Any) -> Message:
+    def fit(message: Message, context: Any) -> Message:
         torch.set_num_threads(1)
         number = int(context.node_config["partition-id"])
         x, y = partitions.federation(protocol(work)).share(number).train[:]
         model = network(work)
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        for one, label in DataLoader(TensorDataset(x, y), work[1], shuffle=True):
+        for inputs, labels in DataLoader(TensorDataset(x, y), work[1], shuffle=True):
             optimizer.zero_grad()
-            F.cross_entropy(model(one), label).backward()
+            F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
-        told = MetricRecord({"num-examples": len(y)})
-        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told})
+        metrics = MetricRecord({"num-examples": len(y)})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         return Message(content, reply_to=message)
 
     class Timed(FedAvg):
@@ -205,8 +190,8 @@ def fedlab(work: Work, shares: Shares) -> list[float]:
 
 
 def pfl(work: Work, shares: Shares) -> list[float]:
-    """pfl-research: its FederatedAveraging on its simulated backend, users' data as tensors, which
-    are shuffled when a user is drawn: its batches are slices of them as they lie."""
+    """pfl-research: its FederatedAveraging on its simulated backend. Its batches are slices of a
+    user's tensors, so these are shuffled when a user is sampled."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -240,12 +225,12 @@ def pfl(work: Work, shares: Shares) -> list[float]:
             clock.append(time.perf_counter())
             return False, Metrics()
 
-    def drawn(user: int) -> Any:
+    def dataset_of(user: int) -> Any:
         order = torch.randperm(len(shares[user][1]))
         return Dataset(raw_data=[part[order] for part in shares[user]], user_id=user)
 
     users = list(range(CLIENTS))
-    dataset = FederatedDataset(drawn, get_user_sampler("random", users))
+    dataset = FederatedDataset(dataset_of, get_user_sampler("random", users))
     net = Net()
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     FederatedAveraging().run(
@@ -258,11 +243,11 @@ def pfl(work: Work, shares: Shares) -> list[float]:
     return between(clock)
 
 
-CONTESTANTS: dict[str, Callable[[Work, Shares], list[float]]] = {
+SIMULATORS: dict[str, Callable[[Work, Shares], list[float]]] = {
     "hand-written loop": loop,
-    "fedapps, in process": ours("in-process"),
-    "fedapps, ray": ours("ray"),
-    "fedapps, flower": ours("flower"),
+    "fedapps, in process": fedapps("in-process"),
+    "fedapps, ray": fedapps("ray"),
+    "fedapps, flower": fedapps("flower"),
     "Flower": flower,
     "fluke": fluke,
     "FedLab": fedlab,
@@ -276,13 +261,43 @@ def data(work: Work) -> Shares:
     return [federation.share(i).train[:] for i in range(CLIENTS)]
 
 
+def measure(name: str) -> np.ndarray:
+    """Seconds of a round (works,) without the first one, in a process of its own."""
+    package = PACKAGES.get(name)
+    command = ["uv", "run", "-q", "--with", package, "python"] if package else [sys.executable]
+    done = subprocess.run(
+        [*command, "-m", "experiments.benchmarks.simulators", name],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+    seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    return np.array([np.mean(rounds[1:]) for rounds in seconds])
+
+
+def rows(names: tuple[str, ...] = tuple(SIMULATORS), repeats: int = REPEATS) -> list[Row]:
+    """Every simulator's round over that of the hand-written loop; medians of repeats in turn."""
+    runs = [{name: measure(name) for name in names} for _ in range(repeats)]
+    measured = {name: np.array([run[name] for run in runs]) for name in names}
+    base = measured["hand-written loop"]
+    table = []
+    for number, (model, batch) in enumerate(WORKS):
+        for name, seconds in measured.items():
+            ratio = float(np.median(seconds[:, number] / base[:, number]))
+            took = f"{np.median(seconds[:, number]):.2f} / {np.median(base[:, number]):.2f} a round"
+            table.append(Row(f"{model}, batches of {batch}: {name}", ratio, "", took))
+    return table
+
+
 def main(name: str) -> None:
-    """Measure one contestant on every work, in this process."""
-    if name not in CONTESTANTS:
-        raise SystemExit(f"unknown {name!r}; known: {', '.join(CONTESTANTS)}")
+    """Measure one simulator on every work, in this process."""
+    if name not in SIMULATORS:
+        raise SystemExit(f"unknown {name!r}; known: {', '.join(SIMULATORS)}")
     torch.set_num_threads(1)
-    seconds = [CONTESTANTS[name](work, data(work)) for work in WORKS]
-    print(json.dumps(seconds))
+    print(json.dumps([SIMULATORS[name](work, data(work)) for work in WORKS]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Speed and memory as ratios; not part of the wheel."""

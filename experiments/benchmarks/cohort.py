@@ -1,0 +1,46 @@
+"""A cohort of clients in one stack of networks, over the same clients in turn.
+
+Uses a GPU if there is one; on a CPU a cohort gains nothing."""
+
+from statistics import median
+
+from experiments.benchmarks.measure import NEVER, Row, round_seconds, train
+from fedapps.settings.config import Config, defaults
+
+ROUNDS, REPEATS = 8, 5
+LIMITS = {"mlp": "0.10", "lenet": "0.20", "convnet": ""}  # by network, for the clients' part
+
+
+def protocol(model: str) -> Config:
+    """FedAvg in FedTTA's federation: 50 clients train, 20 steps of 64 samples each."""
+    return defaults() | {
+        "model": model,
+        "dataset": "mnist",
+        "num-clients": 100,
+        "rounds": ROUNDS,
+        "evaluate-every": NEVER,
+        "checkpoint-every": 0,
+        "lr": 0.1,
+    }
+
+
+def measure(config: Config) -> dict[str, float]:
+    """Seconds of a later round, and of its clients' part."""
+    later = train(config)[1:]
+    return {
+        "round": median(map(round_seconds, later)),
+        "clients": median(report["phases"]["clients"] for report in later),
+    }
+
+
+def rows(models: tuple[str, ...] = tuple(LIMITS), cohort: int = 50) -> list[Row]:
+    """A cohort's round over one of clients in turn; medians of alternating runs."""
+    table = []
+    for model in models:
+        config = protocol(model)
+        pairs = [(measure(config | {"cohort": cohort}), measure(config)) for _ in range(REPEATS)]
+        for part, limit in (("round", ""), ("clients", LIMITS[model])):
+            one, other = (median(pair[i][part] for pair in pairs) for i in (0, 1))
+            what = f"{model}: {part} of a cohort / in turn"
+            table.append(Row(what, one / other, limit, f"{one:.3f} / {other:.3f}"))
+    return table

@@ -1,0 +1,69 @@
+"""FedAvg and pFedHN written by hand: tensors in memory and a loop, which others are compared to."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
+
+from strategies.hypernetwork import Hypernetwork
+
+Shares = Sequence[tuple[Tensor, Tensor]]  # x (n, *shape), y (n,) of clients
+
+
+def fedavg(
+    model: nn.Module,
+    sample: Callable[[], Shares],
+    batches: Callable[[int], Sequence[Tensor]],
+    lr: float,
+    rounds: int,
+) -> Iterator[int]:
+    """Yields after every round, which trains the clients that `sample` returns; `batches` gives the
+    rows of the mini-batches of n samples."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    server = [p.detach().clone() for p in model.parameters()]
+    for number in range(rounds):
+        mean = [torch.zeros_like(p) for p in server]
+        clients = sample()
+        for x, y in clients:
+            with torch.no_grad():
+                for p, w in zip(model.parameters(), server, strict=True):
+                    p.copy_(w)
+            for rows in batches(len(y)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for total, p in zip(mean, model.parameters(), strict=True):
+                    total.add_(p, alpha=1 / len(clients))
+        server = mean
+        yield number
+
+
+def pfedhn(model: nn.Module, clients: Shares, rounds: int, steps: int, batch: int) -> None:
+    """Each round trains one client: φ and v generate θ, SGD moves it, Δθ goes back."""
+    parameters = list(model.parameters())
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    dim = 1 + len(clients) // 4
+    hypernetwork, embeddings = Hypernetwork(shapes, dim), nn.Embedding(len(clients), dim)
+    learnt = [*hypernetwork.parameters(), *embeddings.parameters()]
+    server = torch.optim.SGD(learnt, 0.01, momentum=0.9, weight_decay=1e-3)
+    for number in range(rounds):
+        client = number % len(clients)
+        x, y = clients[client]
+        generated = [a[0] for a in hypernetwork(embeddings(torch.tensor([client]))).values()]
+        with torch.no_grad():
+            for parameter, value in zip(parameters, generated, strict=True):
+                parameter.copy_(value)
+        local = torch.optim.SGD(parameters, 0.005, momentum=0.9, weight_decay=5e-5)
+        for _ in range(steps):
+            rows = torch.randint(len(y), (batch,))
+            local.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            local.step()
+        difference = [g.detach() - p.detach() for g, p in zip(generated, parameters, strict=True)]
+        server.zero_grad()
+        torch.autograd.backward(generated, difference)
+        clip_grad_norm_(learnt, 50)
+        server.step()

@@ -1,0 +1,142 @@
+"""Cost of FedTTA's step, of a pFedHN round, and of ODPFL-HN's three exchanges."""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import partitions
+from clients.base import Client
+from clients.fedtta import FedTTAClient
+from clients.models import build_model
+from experiments.benchmarks import hand_written
+from experiments.benchmarks.measure import NEVER, Row, compare, seconds, time_rounds
+from fedapps.settings.config import Config, defaults
+from partitions.datasets import Info
+from partitions.shares import Samples, Share
+
+SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 64
+FEDTTA_STEPS, FEDTTA_REPEATS = 100, 15
+PFEDHN_CLIENTS, PFEDHN_STEPS = 10, 50
+ROUNDS, REPEATS = 4, 5
+PARTS = {"query.encode": "encode", "train": "train", "train.backprop": "backprop"}
+
+
+def fedtta_clients() -> tuple[Client, Client]:
+    """A FedTTA client and a FedAvg client, with MNIST's shape and network."""
+    x = torch.rand(700, *SHAPE, generator=torch.Generator().manual_seed(0))
+    data = Samples(x, torch.arange(700) % CLASSES, torch.arange(700), scale=1.0)
+    share = Share(data, data, None, data, novel=False)
+    options: dict[str, Any] = {"local_steps": FEDTTA_STEPS, "batch_size": BATCH}
+    base, info = build_model("mlp", SHAPE, CLASSES, 0), Info("mnist", SHAPE, CLASSES, "")
+    plain = Client(build_model("mlp", SHAPE, CLASSES, 0), share, **options)
+    return FedTTAClient(FedTTAClient.built(base, info), share, lr=0.3, **options), plain
+
+
+def step_seconds(client: Client) -> float:
+    """Processor time of a step; a busy machine disturbs it little."""
+    client.load(client.initial)
+    started = time.process_time()
+    client.fit_locally({"server-round": 1})
+    return (time.process_time() - started) / FEDTTA_STEPS
+
+
+def step_operations(client: Client) -> float:
+    """Floating-point operations of a step, of matrix products only."""
+    client.load(client.initial)
+    with FlopCounterMode(display=False) as counter:
+        client.fit_locally({"server-round": 1})
+    return counter.get_total_flops() / FEDTTA_STEPS
+
+
+def fedtta() -> list[Row]:
+    """A FedTTA step over an SGD step of the same network: the best of alternating repeats."""
+    clients = fedtta_clients()
+    for client in clients:
+        step_seconds(client)  # warm-up
+    pairs = [[step_seconds(client) for client in clients] for _ in range(FEDTTA_REPEATS)]
+    meta, sgd = np.min(pairs, axis=0)
+    many, few = map(step_operations, clients)
+    took = f"{meta * 1e3:.2f} / {sgd * 1e3:.2f} ms of processor time"
+    counted = f"{many / 1e6:.0f} / {few / 1e6:.0f} million"
+    return [
+        Row("FedTTA step / SGD step of the same network", float(meta / sgd), "3.5", took),
+        Row("the same, floating-point operations", many / few, "", counted),
+    ]
+
+
+def pfedhn_protocol(file: Path) -> Config:
+    """Ten training clients, one in a round; `file` gets random images of CIFAR's shape."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (5000, 32, 32, 3), dtype=np.uint8)
+    np.savez(file, x=x, y=rng.integers(0, CLASSES, len(x)))
+    return defaults() | {
+        "dataset": str(file),
+        "partition": "iid",
+        "model": "lenet",
+        "num-clients": PFEDHN_CLIENTS,
+        "train-fraction": 1.0,
+        "fraction-train": 1 / PFEDHN_CLIENTS,
+        "local-steps": PFEDHN_STEPS,
+        "batch-size": BATCH,
+        "evaluate-every": NEVER,
+    }
+
+
+def pfedhn_loop(config: Config, rounds: int) -> float:
+    """Seconds of a round of the hand-written loop."""
+    federation = partitions.federation(config)
+    data = [federation.share(i).train[:] for i in range(federation.num_clients)]
+
+    def work() -> None:
+        model = build_model("lenet", federation.info.shape, CLASSES, 0)
+        hand_written.pfedhn(model, data, rounds, PFEDHN_STEPS, BATCH)
+
+    return seconds(work) / rounds
+
+
+def pfedhn() -> list[Row]:
+    """A round in process over one of the loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = pfedhn_protocol(Path(folder) / "noise.npz")
+        pfedhn_loop(config, 1)  # warm-up
+        return [
+            compare(
+                f"pFedHN, {PFEDHN_STEPS} steps of LeNet / hand-written loop",
+                "1.15",
+                lambda: time_rounds(config, "pfedhn", ROUNDS)[0],
+                lambda: pfedhn_loop(config, ROUNDS),
+                repeats=REPEATS,
+            )
+        ]
+
+
+def odpfl_hn_protocol() -> Config:
+    """FedTTA's protocol on MNIST, a fifth of the training clients in a round."""
+    return defaults() | {
+        "dataset": "mnist",
+        "num-clients": 100,
+        "fraction-train": 0.2,
+        "odpfl-hn.descriptor-dim": 32,
+        "evaluate-every": NEVER,
+    }
+
+
+def odpfl_hn() -> list[Row]:
+    """An ODPFL-HN round, and each part of it, over a FedAvg round; medians."""
+    config, fedavg, parts = odpfl_hn_protocol(), [], []
+    for _ in range(REPEATS):
+        fedavg.append(time_rounds(config, "fedavg", ROUNDS)[0])
+        whole, clients = time_rounds(config, "odpfl-hn", ROUNDS)
+        took = {name: clients[key] for key, name in PARTS.items()}
+        parts.append(took | {"server": whole - sum(took.values())})
+    base = float(np.median(fedavg))
+    medians = {name: float(np.median([part[name] for part in parts])) for name in parts[0]}
+    return [
+        Row(f"ODPFL-HN {name} / FedAvg round", took / base, "", f"{took:.2f} / {base:.2f}")
+        for name, took in {"round": sum(medians.values()), **medians}.items()
+    ]

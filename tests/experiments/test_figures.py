@@ -1,0 +1,133 @@
+import json
+
+import numpy as np
+import pytest
+from tiny import federate
+
+import partitions
+from experiments import analysis, figures_fedembed, figures_hypernetworks
+from experiments.analysis import configuration, kullback_leibler, nearest, total_variation
+from fedapps.engines.jobs import run_in_process
+from fedapps.files import read_arrays
+from fedapps.service.models import descriptors, label_shares
+from fedapps.settings.config import defaults
+
+from typer.testing import CliRunner  # isort: skip
+
+TINY = {"num-clients": 6, "local-steps": 2, "rounds": 2, "evaluate-every": 1}
+TINY |= {f"{method}.hidden-dim": 8 for method in ("pfedhn", "pfedhn-pc", "odpfl-hn")}
+KEYS = [f"{key}={value}" for key, value in TINY.items()]
+USERS = {"num-clients": 10, "train-fraction": 1.0, "rounds": 1}
+USERS |= {"fedembed.embedding-dim": 8, "fedembed.local-epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folders of finished runs: ODPFL-HN, pFedHN with novel rounds."""
+    folders = {}
+    changes = {"odpfl-hn": {"odpfl-hn.encoder": "ds-sphere"}, "pfedhn": {"novel-rounds": 1}}
+    for method, keys in changes.items():
+        folders[method] = tmp_path_factory.mktemp(method)
+        keys |= {"method": method, "output-dir": str(folders[method])}
+        run_in_process(defaults() | TINY | keys)
+    return folders
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_distances_of_label_distributions():
+    """TV((½, ½), (1, 0)) = ½; KL((½, ½), (¼, ¾)) = ½ ln 2 + ½ ln ⅔; KL(p, p) = 0."""
+    half, one, quarter = np.array([0.5, 0.5]), np.array([1.0, 0.0]), np.array([0.25, 0.75])
+    assert total_variation(half, one) == 0.5
+    assert kullback_leibler(half, quarter) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
+    assert kullback_leibler(quarter, quarter) == 0
+    assert 0 < kullback_leibler(half, one) < 10
+
+
+def test_each_novel_client_has_its_distance_and_its_accuracy(saved):
+    config = configuration(saved["pfedhn"])
+    p, distances = label_shares(config), nearest(config, total_variation)
+    np.testing.assert_allclose(p.sum(1), [1] * 6)
+    assert (p > 0).sum(1).max() == 2  # two classes a client
+    novel = np.flatnonzero(partitions.federation(config).novel)
+    expected = [min(total_variation(p[i], p[j]) for j in set(range(6)) - {*novel}) for i in novel]
+    np.testing.assert_allclose(distances, expected)
+    clients = summary(saved["pfedhn"])["per_client"]
+    accuracies = [100 * clients[str(i)]["accuracy"] for i in novel]
+    points = figures_hypernetworks.by_distance([saved["pfedhn"]], total_variation)
+    assert points == {"pfedhn": [*zip(distances, accuracies, strict=True)]}
+
+
+def test_a_saved_run_that_is_evaluated_again_has_the_same_results(saved):
+    before, after = summary(saved["odpfl-hn"]), analysis.later(saved["odpfl-hn"])
+    assert [after[key] for key in ("novel", "per_client")] == [
+        before[key] for key in ("novel", "per_client")
+    ]
+
+
+@pytest.mark.parametrize("method", ["odpfl-hn", "pfedhn"])
+def test_every_client_has_a_descriptor(saved, method):
+    vectors = descriptors(configuration(saved[method]), read_arrays(saved[method]))
+    assert sorted(vectors) == list(range(6))
+    assert len({v.shape for v in vectors.values()}) == 1
+
+
+def test_the_diagonal_of_mix_and_match_is_the_runs_own_accuracy():
+    keys = TINY | {"method": "pfedhn-pc", "train-fraction": 1.0, "evaluate-every": 2}
+    matrix = analysis.mix_and_match(defaults() | keys)
+    metrics = federate(**keys)[0].evaluate_metrics_clientapp[2]
+    assert matrix.shape == (6, 6)
+    assert matrix.diagonal().mean() == pytest.approx(metrics["train-accuracy"])
+
+
+def test_prevalence_groups_sub_populations_of_one_share(tmp_path):
+    """3 of 5 users are 60 %, the others 20 % each."""
+    clients = {str(i): {"sub_population": kind} for i, kind in enumerate([0, 0, 0, 1, 2])}
+    found = {"per_client": clients, "train": {"f1_0": 0.9, "f1_1": 0.5, "f1_2": 0.7}}
+    assert figures_fedembed.by_prevalence(found) == {0.6: [0.9], 0.2: [0.5, 0.7]}
+    (tmp_path / "summary.json").write_text(json.dumps(found))
+    output = CliRunner().invoke(figures_fedembed.cli, ["prevalence", str(tmp_path)]).output
+    assert "60 %" in output and "0.900" in output
+
+
+def test_embeddings_are_those_that_the_users_keep():
+    config = {"method": "fedembed", "partition": "preference", "fraction-train": 0.5}
+    v, kinds = figures_fedembed.trained(defaults() | USERS | config | {"num-clients": 20})
+    assert v.shape == (20, 8) == np.unique(v, axis=0).shape
+    assert sorted(kinds) == sorted([*range(10)] * 2)
+
+
+def test_neighbours_of_the_same_kind():
+    """On a line at 0, 1, 10, 11 of kinds a, a, b, a with one neighbour each: 1, 1, 0, 0."""
+    v = np.array([[0.0], [1.0], [10.0], [11.0]])
+    assert figures_fedembed.own_kind(v, np.array([0, 0, 1, 0]), k=1) == 0.5
+    assert figures_fedembed.own_kind(v, np.zeros(4)) == 1
+
+
+FIGURES = {
+    "mix": (figures_hypernetworks, [*KEYS], ""),
+    "gap": (figures_hypernetworks, ["pfedhn"], ""),
+    "scatter": (figures_hypernetworks, ["pfedhn", "odpfl-hn"], ""),
+    "shift": (figures_hypernetworks, ["odpfl-hn"], ""),
+    "corruption": (figures_hypernetworks, ["odpfl-hn", "--blurs=0,1", "--angles=0,30"], ""),
+    "privacy": (
+        figures_hypernetworks,
+        ["odpfl-hn", "--counts=5,20", "--epsilons=1,0"],
+        "ε inf: 20",
+    ),
+    "embeddings": (figures_fedembed, [f"{k}={v}" for k, v in USERS.items()], "without type head, "),
+    "voices": (figures_fedembed, [], ""),
+}
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", [*list(FIGURES)[:-1], pytest.param("voices", marks=SLOW)])
+def test_every_figure_is_drawn(saved, tmp_path, name):
+    module, words, printed = FIGURES[name]
+    file, arguments = tmp_path / "figure.png", [str(saved.get(word, word)) for word in words]
+    done = CliRunner().invoke(module.cli, [name, str(file), *arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert file.stat().st_size > 1000
+    assert printed in done.output
