@@ -24,7 +24,7 @@ def clients() -> tuple[Client, Client]:
     options: dict[str, Any] = {"local_steps": STEPS, "batch_size": BATCH}
     base, info = build_model("mlp", SHAPE, CLASSES, 0), Info("mnist", SHAPE, CLASSES, "")
     plain = Client(build_model("mlp", SHAPE, CLASSES, 0), share, **options)
-    return plain, FedTTAClient(FedTTAClient.built(base, info), share, lr=0.3, **options)
+    return plain, FedTTAClient(FedTTAClient.build_network(base, info), share, lr=0.3, **options)
 
 
 def step_seconds() -> tuple[float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 
 import partitions
 from clients.arrays import Arrays
-from clients.base import RUN_TOKEN
+from clients.protocol import RUN_TOKEN, StateUse
 from fedapps.clientapp import with_public
 from fedapps.config import Config
 from fedapps.files import (
@@ -100,7 +100,7 @@ def read_memories(run: Path) -> dict[int, Arrays]:
 def check_former(run: Path, method: str) -> None:
     """Raise ValueError unless the folder holds all that the method's predictions need."""
     read_former(run)
-    if METHODS[method].client.needs_state == "predictions" and not (run / CLIENTS).is_dir():
+    if METHODS[method].client.needs_state == StateUse.PREDICTIONS and not (run / CLIENTS).is_dir():
         raise ValueError(
             f"{run} holds no {CLIENTS}/: what {method}'s clients keep to themselves is missing, "
             "and without it their predictions would be wrong. Run it to its end in a simulation"
