@@ -24,8 +24,8 @@ from fedapps.ledger import guarded
 from fedapps.methods import METHODS, Method
 from fedapps.service import node as service
 from partitions import trust
+from partitions.base import DEFAULT_PUBLIC, novel_shots
 from partitions.datasets import DATASETS, Info
-from partitions.federation import DEFAULT_PUBLIC, novel_shots
 from partitions.references import is_reference, options
 from partitions.seeds import drawing, seed_of
 from partitions.shares import Share

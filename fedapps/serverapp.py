@@ -36,7 +36,7 @@ from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_former, read_memories
 from fedapps.results.recorder import Recorder
 from partitions import trust
-from partitions.federation import novel_shots
+from partitions.base import novel_shots
 from partitions.settings import taken
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy, checked

@@ -29,10 +29,10 @@ from fedapps.files import (
 from fedapps.methods import METHODS
 from fedapps.results import kinds
 from fedapps.results.checkpoint import State, read_state, state_bytes
-from partitions.federation import DEALT
+from partitions.base import PARTITION_KEYS
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
-DEALS = (*DEALT, "dataset", "data-seed")
+DEALS = (*PARTITION_KEYS, "dataset", "data-seed")
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
