@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
+from clients.protocol import StateUse
 from partitions.settings import SHARE, setting
 
 
 class APFLClient(Client):
     """`mixing` is α_i at the start, learnt if `learn`. Told: the sum of both losses."""
 
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
 
     mixing = setting(0.5, "α at the start: the personal model's part of the mixture", SHARE)
     learn = setting(True, "whether α is learnt, or stays")

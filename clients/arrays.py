@@ -117,6 +117,30 @@ def model_arrays(model: nn.Module) -> Arrays:
     return to_numpy(model.state_dict())
 
 
+def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
+    """Set all arrays of the model, from `arrays` or else from `fallback`.
+
+    Of a tied parameter's names the first one counts. Raises ValueError for an array that the model
+    lacks, for one that is missing and for one of another shape."""
+    target = model.state_dict()
+    if unknown := arrays.keys() - target.keys():
+        raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {list(target)}")
+    places: set[int] = set()
+    with torch.no_grad():
+        for name, tensor in target.items():
+            if tensor.data_ptr() in places:
+                continue
+            places.add(tensor.data_ptr())
+            source = arrays.get(name, fallback.get(name))
+            if source is None:
+                raise ValueError(f"no value for the model's array {name!r}")
+            if source.shape != tuple(tensor.shape):
+                raise ValueError(
+                    f"array {name!r} has shape {source.shape}, the model {tuple(tensor.shape)}"
+                )
+            tensor.copy_(torch.from_numpy(np.asarray(source)))
+
+
 def is_statistic(name: str, array: np.ndarray) -> bool:
     """Whether the array is averaged and never trained: a normalisation layer's running statistic,
     or an array of whole numbers or truth values."""

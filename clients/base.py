@@ -1,8 +1,8 @@
-"""The client that every method starts from: names, state, local SGD, scoring.
+"""The client that every method starts from: FedAvg's (McMahan et al., AISTATS 2017, Algorithm 1,
+ClientUpdate). A method overrides one or two of `personal`, `loss`, `train`, `receive`, `predict`.
 
-Flower's ``NumPyClient`` contract at the rim, named arrays inside. A method overrides one or two
-of `personal`, `loss`, `train` and `score`; the class as it stands is FedAvg's client
-(McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate)."""
+Beside it stand local SGD (`clients.sgd`), scoring (`clients.scoring`) and the messages to Flower's
+NumPyClient (`clients.messages`)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,60 +10,53 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.client import NumPyClient
 from flwr.common import NDArrays
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
-from clients.cohort import fit
-from clients.domain import half
-from clients.sgd import batches, only
+from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed
+from clients.cohort import run_sgd
+from clients.domain import domain_gradient
+from clients.messages import Config, Metrics, names_metric, with_names
+from clients.protocol import LR_FACTOR, FewShot, StateUse
+from clients.scoring import score_parts
+from clients.sgd import batches, train_only
 from partitions.datasets import Info
-from partitions.readers.raw import UNLABELED
 from partitions.seeds import SEED, seed_of, seed_torch
 from partitions.settings import COUNT, MOMENTUM, RATE, SOME, Configured, setting, taken
-from partitions.shares import SUB_POPULATION, Samples, Share
+from partitions.shares import Share
 
-Config = dict[str, Any]
-Metrics = dict[str, Any]
 Criterion = Callable[[Tensor, Tensor], Tensor]
-NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
-LR_FACTOR = "lr-factor"  # config key: what the round's learning rates are to those given
-OFFERS = "fedapps"  # key of its answer to "query": what it can do, in words; only ours tell it
-RUN_TOKEN = "run-token"  # config key: the run whose state the client goes on from
-KEEP, RECALL = "query.keep", "train.recall"  # of a simulation's clients alone
-DOMAIN = "query.domain"  # of runs that report the bound's terms
-
-
-def lr_factor(decay: float, every: int, round_: int) -> float:
-    """What the rates of a round, from 1, are to those given: × `decay` in `every` rounds."""
-    return decay ** (max(round_ - 1, 0) / every)
 
 
 class Client(Configured, NumPyClient):
     """One client with its model and its share of the data.
 
     `client` is its id, `initial` the arrays that the model starts from (default: its present ones),
-    `model_name` what the server is told of the network. Raises ValueError for a setting out of its
-    range, and for a device that is not there."""
+    `model_name` the network's name for the server. Raises ValueError for a setting out of its range
+    and for a device that is missing."""
 
-    personal: tuple[str, ...] = ()  # prefixes of the model's names that never leave the client
-    rates: tuple[str, ...] = ("lr",)  # its attributes that are learning rates: they may decay
-    needs_state = ""  # what its state is for: "training" alone, or its "predictions" as well
-    needs_head = False  # True: the network's last linear layer must be named `head`
-    needs_public = False  # True: learns from public samples, which no client owns
-    few_shot = "tuned"  # how a novel client learns from a few labels: "tuned", in "rounds", by its
-    # "descriptor"; "": not
-    stacked: tuple[str, ...] = ()  # attributes, lists of tensors, that `loss` reads; a class that
-    # has a `loss` and no such line trains in no cohort
-    parted: tuple[str, ...] = ()  # prefixes of names that it trains apart, beside the personal ones
-    exchanges: tuple[str, ...] = ()  # further messages it answers, e.g. ("query.encode",)
-    offers: tuple[str, ...] = ()  # what else strategies may require, e.g. ("personal-head",)
-    remembers: tuple[str, ...] = ()  # those beside train messages after which its state is kept
-    lasting: tuple[str, ...] = ()  # prefixes of its state's names that outlive the run
+    # Prefixes of the model's names: what never leaves the client, and what else is trained
+    # separately from the rest.
+    personal: tuple[str, ...] = ()
+    separate: tuple[str, ...] = ()
+    # Attributes, lists of tensors, that `loss` reads. A class with a `loss` and without this line
+    # trains in no cohort.
+    stacked: tuple[str, ...] = ()
+    rates: tuple[str, ...] = ("lr",)  # attributes that are learning rates, which may decay
+    few_shot: FewShot = FewShot.TUNED
+    needs_head = False  # the network's last linear layer must be named `head`
+    needs_public = False  # learns from public samples, which belong to no client
+    # Further messages, e.g. ("query.encode",), and what else strategies may require of it.
+    exchanges: tuple[str, ...] = ()
+    offers: tuple[str, ...] = ()
+    needs_state: StateUse = StateUse.NONE
+    # Messages, beside train messages, after which the state is stored; prefixes of the state's
+    # names that are kept across runs.
+    saves_state_after: tuple[str, ...] = ()
+    state_across_runs: tuple[str, ...] = ()
 
     lr = setting(0.3, "learning rate of local SGD", RATE)
     momentum = setting(0.0, "momentum of local SGD, fresh in each round", MOMENTUM)
@@ -90,15 +83,17 @@ class Client(Configured, NumPyClient):
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device is 'cuda', but no CUDA device is visible")
-        self.model, self.share = _on(self.device, model), share
-        self.model_name = model_name  # the model's name, told to the server
-        self.client = client
+        first = next(model.parameters(), None)
+        if first is None or first.device != torch.device(self.device):
+            model = model.to(self.device)  # slow, even where nothing moves
+        self.model, self.share = model, share
+        self.client, self.model_name = client, model_name
         self.initial = model_arrays(model) if initial is None else initial
-        self._rates: dict[str, float] = {}  # the learning rates as they were given
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
-        self.state: Arrays = {}
-        self.adapted: Metrics = {}  # what the last prediction's adaptation tells of itself
+        self.state: Arrays = {}  # kept between rounds
+        self.adapted: Metrics = {}  # metrics of the last prediction's adaptation
         self.stages: dict[str, Tensor] = {}  # its logits (n, C) at earlier stages, by name
+        self._given_rates: dict[str, float] = {}  # learning rates before decay
 
     # What a method overrides
 
@@ -108,30 +103,30 @@ class Client(Configured, NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
-    def stands_apart(cls, name: str) -> bool:
-        """Whether the model's array `name` is personal, or trained apart from the rest."""
-        return cls.is_personal(name) or name.startswith(cls.parted)
+    def is_separate(cls, name: str) -> bool:
+        """Whether the model's array `name` is personal, or trained separately from the rest."""
+        return cls.is_personal(name) or name.startswith(cls.separate)
 
     @classmethod
     def shared(cls, initial: Arrays, /, *args: Any, **settings: Any) -> Arrays:
-        """What of the whole network's initial arrays the server starts from: all but the personal
-        ones. An override may take settings of the method by keyword."""
+        """The part of the network's initial arrays that the server starts from: all but the
+        personal ones. An override may take settings of the method by keyword."""
         return {name: a for name, a in initial.items() if not cls.is_personal(name)}
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *args: Any, **settings: Any) -> nn.Module:
         """The method's whole network around the target network `model`; by default just that.
 
-        An override may take settings of the method by keyword. Called with torch's seed set, so
-        that server and clients start from the same arrays."""
+        An override may take settings of the method by keyword. Torch's seed is set before the
+        call, so server and clients start from the same arrays."""
         return model
 
     @classmethod
-    def built(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
-        """`build` with what it takes of `settings`, and of the defaults that the class declares.
+    def build_network(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
+        """`build` with those of `settings`, and of the declared defaults, that it takes.
 
         Raises ValueError for a setting out of its range."""
-        known = {name: one.default for name, one in cls.declared.items()} | settings
+        known = {name: declared.default for name, declared in cls.declared.items()} | settings
         cls.check(**{name: value for name, value in settings.items() if name in cls.declared})
         return cls.build(model, info, **{n: known[n] for n in taken(cls.build) if n in known})
 
@@ -146,120 +141,71 @@ class Client(Configured, NumPyClient):
         return self.arrays(), len(self.share.train), {"loss": loss}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """Make the model ready to predict by what the server sent to score or to serve it."""
+        """Make the model ready to predict, from the arrays that the server sent."""
         self.load(arrays)
         self.model.eval()
 
     def tune(self, config: Config) -> None:
-        """Learn from the few labeled samples of a novel client, its `share.train`, before it is
-        scored: by the steps of a round on the cross entropy, of the parameters that are `tuned`."""
+        """Train on the few labeled samples of a novel client, its `share.train`, before scoring.
+
+        It takes the steps of a round on the cross entropy, of the parameters that `is_tuned`."""
         rows = self.rows(config, "shots")
-        with only(self.model, self.is_tuned) as parameters:
+        with train_only(self.model, self.is_tuned) as parameters:
             loss = partial(Client.loss, self)
             self.fit_locally(config, rows=rows, loss=loss, parameters=parameters)
         self.model.eval()
 
     def is_tuned(self, name: str) -> bool:
-        """Whether a novel client's few labels move the model's parameter `name`."""
+        """Whether a novel client's few labels train the model's parameter `name`."""
         return True
 
     def predict(self, x: Tensor) -> Tensor:
-        """Adapt to the inputs x (n, *shape), then their logits (n, classes); no labels in reach."""
+        """Logits (n, classes) for the inputs x (n, *shape), after adaptation to them if any."""
         with torch.no_grad():
             return self.model(x)
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """A copy of the target network as it stood when it predicted x, in evaluation mode."""
+        """A copy of the target network that made the prediction for x, in evaluation mode."""
         return deepcopy(self.model).eval()
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
         """Loss, sample count and accuracies of the model on validation, test or novel data.
 
-        A novel client is scored on everything it holds, but for what it has learnt from. Unlabeled
-        samples get predictions but count in no accuracy."""
+        A novel client is scored on all its data except the samples that it has trained on."""
         self.receive(arrays, config)
-        if self.share.shots and self.few_shot == "tuned" and len(self.share.train):
+        if self.share.shots and self.few_shot == FewShot.TUNED and len(self.share.train):
             self.tune(config)
-        metrics: Metrics = {}
-        if self.share.novel:
-            loss, labeled = self._score("accuracy", self.share.everything, metrics)
-        else:
-            loss, labeled = self._score("accuracy", self.share.validation, metrics)
-            if self.share.test is not None:
-                _, tested = self._score("test-accuracy", self.share.test, metrics)
-                metrics["test-accuracy-examples"] = tested
-            if config.get("bound"):
-                fitted: Metrics = {}
-                _, trained = self._score("accuracy", self.share.train, fitted)
-                metrics["training-error"] = 1 - fitted["accuracy"]
-                metrics["training-error-examples"] = trained
-        return loss, labeled, metrics
+        return score_parts(self, bool(config.get("bound")))
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
-        """What its owner gets: the personal network, and its logits (n, C) for all inputs here."""
+        """The personal network, and its logits (n, C) for all the client's inputs."""
         self.begin("evaluate", config)
         self.receive(arrays, config)
         x, _ = self.share.everything.to(self.device)[:]
         logits = self.predict(x)
         return self.personal_model(x), logits
 
-    def properties(self) -> Config:
-        """What the client tells of itself when the server asks who it is."""
-        return {
-            "client": self.client,
-            "novel": self.share.novel,
-            "num-examples": len(self.share.everything if self.share.novel else self.share.train),
-            "model": self.model_name,
-            "input-size": math.prod(self.share.everything.x.shape[1:]),
-        }
-
     def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """Its half of the linear classifiers ``weights`` that tell its inputs from others'; its
-        label is the config's ``side``. See `clients.domain`."""
+        """Its part in training domain classifiers ``weights``, under the label ``side``."""
         samples = self.share.everything if self.share.novel else self.share.train
         weights = torch.from_numpy(arrays["weights"])
         seed = seed_of(self.seed, "domain", self.client)
-        return half(samples.to(self.device), weights, float(config["side"]), seed), {}
-
-    def keep(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """All that it keeps between rounds, for the checkpoint of a simulation."""
-        return self.state, {}
-
-    def recall(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """Take back what `keep` told."""
-        self.state = dict(arrays)
-        return {}, {}
+        return domain_gradient(samples.to(self.device), weights, float(config["side"]), seed), {}
 
     # What methods call
 
     def load(self, arrays: Arrays) -> None:
-        """Set the whole model: shared arrays as sent, personal ones from state, else initial.
+        """Set the whole model: arrays as sent, else personal ones from the state, else initial.
 
         Raises ValueError for an array that the model lacks or whose shape differs."""
-        personal = group(self.state, "personal")
-        target = self.model.state_dict()
-        if unknown := arrays.keys() - target.keys():
-            raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {list(target)}")
-        with torch.no_grad():
-            places: set[int] = set()  # of a tied parameter's names the first one counts
-            for name, tensor in target.items():
-                if tensor.data_ptr() in places:
-                    continue
-                places.add(tensor.data_ptr())
-                source = arrays.get(name, personal.get(name, self.initial.get(name)))
-                if source is None:
-                    raise ValueError(f"no value for the model's array {name!r}")
-                if source.shape != tuple(tensor.shape):
-                    raise ValueError(
-                        f"array {name!r} has shape {source.shape}, the model {tuple(tensor.shape)}"
-                    )
-                tensor.copy_(torch.from_numpy(np.asarray(source)))
+        load_arrays(self.model, arrays, self.initial | group(self.state, "personal"))
 
     def arrays(self) -> Arrays:
         """The shared arrays of the model; the personal ones go to the state."""
-        own = to_numpy(self.model.state_dict())
-        self.state |= prefixed("personal", {n: a for n, a in own.items() if self.is_personal(n)})
-        return {n: a for n, a in own.items() if not self.is_personal(n)}
+        arrays = model_arrays(self.model)
+        personal = {n: a for n, a in arrays.items() if self.is_personal(n)}
+        self.state |= prefixed("personal", personal)
+        return {n: a for n, a in arrays.items() if n not in personal}
 
     def rows(
         self, config: Config, purpose: str = "batches", epochs: int | None = None
@@ -279,16 +225,10 @@ class Client(Configured, NumPyClient):
             short=self.short_batches,
         )
 
-    def slow(self, factor: float) -> None:
-        """Set its learning rates to `factor` times those that it was given."""
-        self._rates = self._rates or {name: getattr(self, name) for name in self.rates}
-        for name, rate in self._rates.items():
-            setattr(self, name, factor * rate)
-
     def fit_locally(self, config: Config, **options: Any) -> float:
         """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
 
-        `options` replace what `sgd` is called with: parameters, samples, rows, loss, lr, …"""
+        `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
         self.model.train()
         settings: dict[str, Any] = {
             "parameters": self.model.parameters(),
@@ -302,76 +242,42 @@ class Client(Configured, NumPyClient):
         settings["parameters"] = list(settings["parameters"])
         if "rows" not in settings:
             settings["rows"] = self.rows(config)
-        return fit(self, settings)
-
-    def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
-        """Put the accuracy of `samples` under `key`; returns mean loss and labeled count.
-
-        Under "accuracy" also what the adaptation tells, and the accuracies of its stages."""
-        if not len(samples):
-            return 0.0, 0
-        x, y = samples.to(self.device)[:]
-        logits = self.predict(x)
-        labeled = y != UNLABELED
-        stages = self.stages if key == "accuracy" else {}
-        metrics |= self.adapted if key == "accuracy" else {}
-        count = int(labeled.sum())
-        if not count:
-            return 0.0, 0
-        for name, z in stages.items():
-            metrics[f"{name}-accuracy"] = float((z.argmax(1) == y)[labeled].float().mean())
-        logits, y = logits[labeled], y[labeled]
-        predicted = logits.argmax(1)
-        metrics[key] = float((predicted == y).float().mean())
-        if SUB_POPULATION in self.share.attributes:  # TN, FP, FN, TP of a user with a taste
-            metrics["counts"] = torch.bincount(2 * y + predicted, minlength=4).tolist()
-            metrics[SUB_POPULATION] = int(self.share.attributes[SUB_POPULATION])
-        return float(F.cross_entropy(logits, y)), count
+        return run_sgd(self, settings)
 
     # Flower's contract
 
     def get_properties(self, config: Config) -> Config:
         """The client's identity, role and sample count."""
-        return self.properties()
+        return {
+            "client": self.client,
+            "novel": self.share.novel,
+            "num-examples": len(self.share.everything if self.share.novel else self.share.train),
+            "model": self.model_name,
+            "input-size": math.prod(self.share.everything.x.shape[1:]),
+        }
 
     def get_parameters(self, config: Config) -> NDArrays:
         """The initial shared arrays, in the model's order."""
         return [a for n, a in self.initial.items() if not self.is_personal(n)]
 
     def fit(self, parameters: NDArrays, config: Config) -> tuple[NDArrays, int, Metrics]:
-        """Train on named arrays; names travel in `config` and in the metrics."""
+        """`train` on named arrays; the names travel in `config` and in the metrics."""
         self.begin("train", config)
-        reply, n, metrics = self.train(self._named(parameters, config), config)
-        return list(reply.values()), n, metrics | self._names(reply, config)
+        default = [name for name in self.initial if not self.is_personal(name)]
+        reply, n, metrics = self.train(with_names(parameters, config, default), config)
+        return list(reply.values()), n, metrics | names_metric(reply, config)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
-        """Score the model that the named arrays make."""
+        """`score` of named arrays."""
         self.begin("evaluate", config)
-        return self.score(self._named(parameters, config), config)
+        default = [name for name in self.initial if not self.is_personal(name)]
+        return self.score(with_names(parameters, config, default), config)
 
     def begin(self, purpose: str, config: Config) -> None:
-        """The round's learning rates, and what dropout and noise draw: the call alone decides it,
-        though they use torch's global generator."""
-        self.slow(float(config.get(LR_FACTOR, 1.0)))
+        """Set the round's learning rates, and seed torch's global generator for dropout and noise:
+        the call alone decides its draws."""
+        self._given_rates = self._given_rates or {n: getattr(self, n) for n in self.rates}
+        for name, rate in self._given_rates.items():
+            setattr(self, name, float(config.get(LR_FACTOR, 1.0)) * rate)
         seed = seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         seed_torch(seed)
-
-    def _named(self, parameters: NDArrays, config: Config) -> Arrays:
-        """Pair the list with ``config["names"]``; without it the model's own order holds."""
-        if NAMES in config:
-            names = [name for name in str(config[NAMES]).split("\n") if name]
-        else:
-            names = [name for name in self.initial if not self.is_personal(name)]
-        if len(names) != len(parameters):
-            raise ValueError(f"{len(parameters)} arrays for {len(names)} names: {names}")
-        return dict(zip(names, parameters, strict=True))
-
-    @staticmethod
-    def _names(arrays: Arrays, config: Config) -> Metrics:
-        return {NAMES: "\n".join(arrays)} if NAMES in config else {}
-
-
-def _on(device: str, model: nn.Module) -> nn.Module:
-    """The model on the device; ``to`` would walk through all of it where it is there already."""
-    one = next(model.parameters(), None)
-    return model if one is not None and one.device == torch.device(device) else model.to(device)

@@ -48,7 +48,7 @@ def in_cohort() -> bool:
     return _member.get() is not None
 
 
-def fit(client: Client, settings: Settings) -> float:
+def run_sgd(client: Client, settings: Settings) -> float:
     """`sgd` with the settings: together with the cohort's other clients, if there is one and the
     method allows it."""
     member = _member.get()

@@ -5,13 +5,14 @@ paper: both models take the common local steps, on mini-batches of their own."""
 
 from clients.arrays import Arrays, group, model_arrays, prefixed
 from clients.base import Client, Config, Metrics
+from clients.protocol import StateUse
 from partitions.settings import WEIGHT, setting
 
 
 class DittoClient(Client):
     """`penalty` is λ. v_i is kept as ``own/…`` between rounds; novel clients are scored with w."""
 
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
 
     penalty = setting(0.1, "λ, weight of the distance between personal and global model", WEIGHT)
 

@@ -11,7 +11,7 @@ from clients.arrays import Arrays, to_numpy
 from partitions.shares import Samples
 
 
-def half(samples: Samples, weights: Tensor, side: float, seed: int) -> Arrays:
+def domain_gradient(samples: Samples, weights: Tensor, side: float, seed: int) -> Arrays:
     """`gradient` (p, f + 1) of the mean logistic loss on one half of the inputs, and `error` (p,),
     the share that is misclassified of the other half, for p classifiers of f inputs and a bias.
 

@@ -16,6 +16,7 @@ from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
 from clients.models.fedadg import Aligned
 from clients.optimizers import SGD
+from clients.protocol import StateUse
 from clients.sgd import mini_batches
 from partitions.datasets import Info
 from partitions.settings import RATE, WIDTH, setting
@@ -28,7 +29,7 @@ class FedADGClient(Client):
     needs_head = True
     personal = ("discriminator.",)
     rates = ("lr", "adversarial_lr")
-    needs_state = "training"
+    needs_state = StateUse.TRAINING
 
     alignment = setting(0.15, "weight of the adversarial loss beside the cross entropy", "[0, 1)")
     adversarial_lr = setting(0.01, "learning rate of discriminator and generator", RATE)

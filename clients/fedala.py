@@ -9,6 +9,7 @@ import torch
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.mixing import Tensors, learnt, top_layers
+from clients.protocol import StateUse
 from partitions.settings import RATE, SOME, setting
 
 MOST = 100  # passes that learn W_i at first
@@ -17,7 +18,8 @@ MOST = 100  # passes that learn W_i at first
 class FedALAClient(Client):
     """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of the data."""
 
-    rates, needs_state = ("lr", "mixing_lr"), "predictions"
+    rates = ("lr", "mixing_lr")
+    needs_state = StateUse.PREDICTIONS
 
     mixing_lr = setting(1.0, "η, learning rate of the mixture's weights", RATE)
     mixing_share = setting(0.8, "share of the local mini-batches that they are learnt on", "(0, 1]")

@@ -7,14 +7,15 @@ clients without labels get the body under the random head."""
 from clients.arrays import Arrays
 from clients.base import Config, Metrics
 from clients.fedper import FedPerClient
-from clients.sgd import only
+from clients.protocol import StateUse
+from clients.sgd import train_only
 from partitions.settings import COUNT, setting
 
 
 class FedBABUClient(FedPerClient):
     """Personalizes `part` of the network in `tune_epochs` passes at the local lr."""
 
-    needs_state = ""
+    needs_state = StateUse.NONE
 
     tune_epochs = setting(5, "passes over the training data that personalize, when scored", COUNT)
     part = setting("all", "parameters that they tune", ("all", "head", "body"))
@@ -22,7 +23,7 @@ class FedBABUClient(FedPerClient):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of the body alone."""
         self.load(arrays)
-        with only(self.model, lambda name: not self.is_personal(name)) as body:
+        with train_only(self.model, lambda name: not self.is_personal(name)) as body:
             loss = self.fit_locally(config, parameters=body)
         return self.arrays(), len(self.share.train), {"loss": loss}
 
@@ -36,7 +37,7 @@ class FedBABUClient(FedPerClient):
         """The passes that personalize, also on a novel client's few labeled samples."""
         if self.tune_epochs:
             rows = self.rows(config, "tune", epochs=self.tune_epochs)
-            with only(self.model, self.is_tuned) as parameters:
+            with train_only(self.model, self.is_tuned) as parameters:
                 self.fit_locally(config, rows=rows, parameters=parameters)
             self.model.eval()
 

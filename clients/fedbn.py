@@ -7,6 +7,7 @@ their own, and the paper gives them none: not served."""
 from torch import Tensor, nn
 
 from clients.base import Client
+from clients.protocol import StateUse
 from partitions.datasets import Info
 
 OWN = "own_norm"  # part of the names of what stays
@@ -27,7 +28,7 @@ class Own(nn.Module):
 class FedBNClient(Client):
     """FedAvg's client but for the layers named ``own_norm``."""
 
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
 
     @classmethod
     def is_personal(cls, name: str) -> bool:

@@ -135,20 +135,20 @@ class FedEmbedClient(GlobalPlusClient):
         loss, n, metrics = super().score(arrays, config)
         return loss, n, metrics | {"head": self.k}
 
-    def properties(self) -> Config:
-        """Volunteers tell the sub-population that they are prototypical of."""
-        told = super().properties()
+    def get_properties(self, config: Config) -> Config:
+        """Also the sub-population that a volunteer is prototypical of."""
+        properties = super().get_properties(config)
         group_of_volunteers = int(self.share.attributes[RANK]) // self.prototypical_users
         k = self.preferred + group_of_volunteers * self.model.types
         if self.assignment == "prototype" and not self.share.novel and k < len(self.model.heads):
-            told["prototype"] = k
-        return told
+            properties["prototype"] = k
+        return properties
 
     # Further messages
 
     def prototype(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """A volunteer's embedding. Raises ValueError if the user did not volunteer."""
-        if "prototype" not in self.properties():
+        if "prototype" not in self.get_properties(config):
             raise ValueError("this user is not a prototypical one: its embedding stays here")
         return {"prototype": self.embedding().copy()}, {}
 

@@ -6,7 +6,7 @@ from clients.arrays import Arrays, group
 from clients.base import Client, Config, Metrics
 from clients.models.resize import resize
 from clients.models.roles import roles_of
-from clients.sgd import only
+from clients.sgd import train_only
 from partitions.datasets import Info
 
 
@@ -39,7 +39,7 @@ class FedMAClient(Client):
         self.load(frozen | upper)
         self.begin(f"dropout above {len(frozen)} arrays", config)
         rows = self.rows(config, f"retrain above {len(frozen)} arrays")
-        with only(self.model, upper.__contains__) as trained:
+        with train_only(self.model, upper.__contains__) as trained:
             loss = self.fit_locally(config, rows=rows, parameters=trained)
         reply = self.arrays()
         return {name: reply[name] for name in upper}, {"loss": loss}

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from clients.adaptation import KL_DIRECTION, divergence
 from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
+from clients.protocol import StateUse
 from clients.sgd import batches
 from clients.tent import NORMALISATION, TENTClient, batch_statistics
 from partitions.seeds import drawing, seed_of
@@ -36,7 +37,7 @@ class FedMDClient(Client):
 
     personal = ("",)
     offers = ("public-logits",)
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
     needs_public = True
 
     digest_epochs = setting(1, "passes over the public set in a round", SOME)
@@ -55,11 +56,12 @@ class FedMDClient(Client):
         self.dtype = "float16" if self.float16 else "float32"
         self.public: Tensor = self.share.public[:][0]  # D_p (m, *shape)
 
-    def properties(self) -> Config:
+    def get_properties(self, config: Config) -> Config:
         """Also the shape of its logits on the public set."""
         with torch.no_grad():
             classes = batch_statistics(self.model, False)(self.public[:1].to(self.device)).shape[1]
-        return super().properties() | {"public-samples": len(self.public), "classes": classes}
+        properties = super().get_properties(config)
+        return properties | {"public-samples": len(self.public), "classes": classes}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Digest, revisit, communicate; returns logits alone."""

@@ -1,6 +1,7 @@
 """FedPer (Arivazhagan et al., 2019): a shared body, and a head that stays on the client."""
 
 from clients.base import Client
+from clients.protocol import StateUse
 from partitions.settings import setting
 
 HEADS = setting("client", "who holds personal heads", ("client", "server"))
@@ -16,4 +17,4 @@ class FedPerClient(Client):
         """A novel client trains a head of its own under the shared body."""
         return self.is_personal(name)
 
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS

@@ -7,7 +7,7 @@ would need labels to train a head: not served."""
 from clients.arrays import Arrays, model_arrays
 from clients.base import Config, Metrics
 from clients.fedper import HEADS, FedPerClient
-from clients.sgd import only
+from clients.sgd import train_only
 from partitions.settings import COUNT, setting
 
 
@@ -29,9 +29,9 @@ class FedRepClient(FedPerClient):
         self.load(arrays)
         if self.head_epochs:
             rows = self.rows(config, "head", epochs=self.head_epochs)
-            with only(self.model, self.is_personal) as head:
+            with train_only(self.model, self.is_personal) as head:
                 self.fit_locally(config, rows=rows, parameters=head)
-        with only(self.model, lambda name: not self.is_personal(name)) as body:
+        with train_only(self.model, lambda name: not self.is_personal(name)) as body:
             loss = self.fit_locally(config, parameters=body)
         held = any(self.is_personal(name) for name in arrays)
         reply = model_arrays(self.model) if held else self.arrays()
@@ -41,6 +41,6 @@ class FedRepClient(FedPerClient):
         """A novel client's head, in its `head_epochs` passes over the few labeled samples."""
         if self.head_epochs:
             rows = self.rows(config, "shots", epochs=self.head_epochs)
-            with only(self.model, self.is_tuned) as head:
+            with train_only(self.model, self.is_tuned) as head:
                 self.fit_locally(config, rows=rows, parameters=head)
         self.model.eval()

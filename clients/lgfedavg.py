@@ -6,6 +6,7 @@ state, and never leaves."""
 
 from clients.arrays import Arrays, group, prefixed
 from clients.base import Client, Config, Metrics
+from clients.protocol import StateUse
 
 HEAD = "head."
 OWN_BODIES = "own-bodies"  # key of a train message's config: the second phase has begun
@@ -15,9 +16,9 @@ class LGFedAvgClient(Client):
     """Replies with the whole model in the first phase, with the head alone in the second."""
 
     offers = ("personal-body",)
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
     needs_head = True
-    parted = (HEAD,)
+    separate = (HEAD,)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The server's head on the client's own body, once it has one."""

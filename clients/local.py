@@ -1,10 +1,11 @@
 """Local training: every client alone, nothing is shared."""
 
 from clients.base import Client
+from clients.protocol import StateUse
 
 
 class LocalClient(Client):
     """The whole model is personal."""
 
     personal = ("",)
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS

@@ -20,7 +20,8 @@ from clients.base import Client, Config, Metrics
 from clients.models.encoders import ENCODERS, Described, build_encoder
 from clients.optimizers import SGD
 from clients.privacy import DP_GENERATOR, generator, noised
-from clients.sgd import only
+from clients.protocol import StateUse
+from clients.sgd import train_only
 from partitions.datasets import Info
 from partitions.seeds import seed_of
 from partitions.settings import COUNT, RATE, SOME, WEIGHT, setting
@@ -48,9 +49,13 @@ class ODPFLHNClient(Client):
     who does not know the run's seed."""
 
     exchanges = ("query.encode", "train.backprop")
-    remembers: tuple[str, ...] = ("query.encode",)
-    lasting = ("answer/", "sigma/", "spent")  # a novel client's budget is one for all runs
-    needs_state = "training"  # of a private novel client: its answers, and what they spent
+    saves_state_after: tuple[str, ...] = ("query.encode",)
+    state_across_runs = (
+        "answer/",
+        "sigma/",
+        "spent",
+    )  # a novel client's budget is one for all runs
+    needs_state = StateUse.TRAINING  # of a private novel client: its answers, and what they spent
     rates = ("lr", "encoder_local_lr")
 
     encoder: Any = setting("ds", "set encoder; private: ds-sphere", tuple(ENCODERS))
@@ -169,7 +174,7 @@ class ODPFLHNClient(Client):
         self._refuse("trained model")
         names = [name for name in arrays if name != DESCRIPTOR]
         self.load({name: arrays[name] for name in names})
-        with only(self.model, lambda name: name.startswith("target.")) as parameters:
+        with train_only(self.model, lambda name: name.startswith("target.")) as parameters:
             loss = self.fit_locally(config, parameters=parameters)
         metrics: Metrics = {"loss": loss}
         if DESCRIPTOR in arrays:

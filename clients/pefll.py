@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from clients.models.head import head_of
 from clients.odpfl_hn import ODPFLHNClient
+from clients.protocol import FewShot, StateUse
 from partitions.datasets import Info
 from partitions.shares import Samples
 
@@ -24,10 +25,10 @@ class PeFLLClient(ODPFLHNClient):
 
     lr, momentum, weight_decay = 0.002, 0.9, 0.00005  # as in the authors' code; 2 λ_θ
     local_steps, batch_size, encoder = 50, 32, "mean"
-    few_shot = "descriptor"
+    few_shot = FewShot.DESCRIPTOR
     needs_head = True
-    remembers = ()
-    needs_state = ""
+    saves_state_after = ()
+    needs_state = StateUse.NONE
 
     @classmethod
     def build(

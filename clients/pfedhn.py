@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
+from clients.protocol import FewShot, StateUse
 from partitions.readers.raw import UNLABELED
 from partitions.settings import ROUNDS, setting
 from partitions.shares import Share
@@ -26,7 +27,7 @@ class PFedHNClient(Client):
     scored on the samples that they do not train on."""
 
     exchanges = ("query.describe",)
-    few_shot = "rounds"  # in which a novel client's v_i is learnt
+    few_shot = FewShot.ROUNDS  # in which a novel client's v_i is learnt
 
     lr = 0.005  # this and the next two as published
     momentum = 0.9
@@ -63,7 +64,7 @@ class PFedHNPCClient(PFedHNClient):
 
     needs_head = True
     personal = ("head.",)
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
 
     local_classes = setting(False, "one output for each class that the client has samples of")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.optimizers import SGD
+from clients.protocol import StateUse
 from clients.sgd import mini_batches
 from partitions.settings import POSITIVE, SOME, setting
 
@@ -23,7 +24,7 @@ class PFedMeClient(Client):
 
     offers = ("near-model",)
     rates = ("lr", "personal_lr")
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
 
     lr = 0.05  # 0.005, as published, moves w too little in tens of rounds
     penalty = setting(15.0, "λ, pull of the local to the personal model", "(0, 1000000]")

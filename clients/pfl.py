@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from clients.arrays import Arrays, prefixed, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.models.ensemble import Ensemble
+from clients.protocol import FewShot, StateUse
 from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
 from partitions.settings import setting
-from partitions.shares import Samples
 
 BASE = setting("fedper", "whose personal models novel clients get", ("fedper", "pfedhn"))
 HEAD = "head."
@@ -25,11 +25,11 @@ HEAD = "head."
 class PFLClient(Client):
     """Over `base` = "fedper" the head stays here until it is asked for."""
 
-    few_shot = ""  # a novel client has others' models, none of its own
+    few_shot = FewShot.NONE  # a novel client has others' models, none of its own
 
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
     needs_head = True
-    parted = (HEAD,)
+    separate = (HEAD,)
     exchanges = ("query.export", "query.domain")
 
     base = BASE
@@ -101,16 +101,17 @@ class PFLSampledClient(PFLClient):
             arrays = {name: a for name, a in arrays.items() if name.startswith(start)}
         return super().serve(arrays, config)
 
-    def _score(self, key: str, samples: Samples, metrics: Metrics) -> tuple[float, int]:
-        """Mean loss and accuracy over the models, rather than of the mean logits."""
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """Of a novel client the mean loss and accuracy over the models, not of the mean logits."""
         if not self.share.novel:
-            return super()._score(key, samples, metrics)
-        x, y = samples.to(self.device)[:]
+            return super().score(arrays, config)
+        self.receive(arrays, config)
+        x, y = self.share.everything.to(self.device)[:]
         labeled = y != UNLABELED
         count = int(labeled.sum())
         if not count:
-            return 0.0, 0
+            return 0.0, 0, {}
         logits = self.each(x)[:, labeled]
-        metrics[key] = float((logits.argmax(2) == y[labeled]).float().mean())
-        losses = [float(F.cross_entropy(one, y[labeled])) for one in logits]
-        return sum(losses) / len(losses), count
+        losses = [float(F.cross_entropy(z, y[labeled])) for z in logits]
+        accuracy = float((logits.argmax(2) == y[labeled]).float().mean())
+        return sum(losses) / len(losses), count, {"accuracy": accuracy}

@@ -17,6 +17,7 @@ from clients.base import Client, Config, Metrics
 from clients.models import build_model
 from clients.models.preference import EmbeddingNet
 from clients.optimizers import Adam
+from clients.protocol import FewShot, StateUse
 from partitions.datasets import Info
 from partitions.seeds import seed_of
 from partitions.settings import RATE, WIDTH, setting
@@ -39,7 +40,7 @@ def enclose(
 class GlobalClient(Client):
     """One head for all users, no embedding."""
 
-    few_shot = ""  # users' labels are tastes
+    few_shot = FewShot.NONE  # users' labels are tastes
     lr = 0.001  # of local Adam
     local_epochs = 5
     batch_size = 20
@@ -110,7 +111,7 @@ class GlobalPlusClient(GlobalClient):
     """One head for all users, conditioned on a personal embedding v_u that never leaves."""
 
     personal: tuple[str, ...] = (EMBEDDING,)
-    needs_state = "predictions"
+    needs_state = StateUse.PREDICTIONS
 
     rates: tuple[str, ...] = ("lr", "embedding_lr")
 

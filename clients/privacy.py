@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.arrays import Arrays, as_type, from_record, to_record
-from clients.base import OFFERS
+from clients.protocol import OFFERS
 from partitions.seeds import seed_of
 from partitions.settings import setting
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from clients.arrays import Arrays, group, is_statistic, prefixed, to_tensors
 from clients.base import Client, Config, Metrics
+from clients.protocol import StateUse
 
 
 class ScaffoldClient(Client):
     """Local SGD corrected by c − c_i. Plain SGD only: option II divides by K·η_l."""
 
-    needs_state = "training"
+    needs_state = StateUse.TRAINING
 
     lr = 0.1  # η_l
 

@@ -87,7 +87,7 @@ def sgd(
 
 
 @contextmanager
-def only(model: nn.Module, chosen: Callable[[str], bool]) -> Iterator[list[nn.Parameter]]:
+def train_only(model: nn.Module, chosen: Callable[[str], bool]) -> Iterator[list[nn.Parameter]]:
     """Within the context only the parameters of the chosen names require gradients.
 
     Yields them in the model's order; the others are frozen, and thawed at the end."""

@@ -18,8 +18,8 @@ from fedapps.node.ledger import guarded
 from fedapps.service import node as service
 from fedapps.settings.config import Config, check_method, completed
 from partitions import trust
+from partitions.base import novel_shots
 from partitions.datasets import DATASETS, Info
-from partitions.federation import novel_shots
 from partitions.references import is_reference
 from partitions.seeds import seed_of
 from partitions.shares import Share

@@ -17,7 +17,7 @@ from flwr.common import (
 )
 
 from clients.arrays import to_record
-from clients.base import NAMES
+from clients.protocol import NAMES
 from fedapps.node.bridge import identity, unpack
 
 

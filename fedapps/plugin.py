@@ -186,6 +186,6 @@ def _network(
         if client.needs_head:
             base = headed(base, type(base).__name__, shape, classes)
         info = Info("own", shape, classes, "")
-        whole = client.built(base, info, **of_method(config, method))
-        built = check_tied(whole, client.stands_apart, method)
+        whole = client.build_network(base, info, **of_method(config, method))
+        built = check_tied(whole, client.is_separate, method)
     return built, model_arrays(built)

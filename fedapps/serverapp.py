@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result
 from clients.arrays import Arrays, to_record
 from clients.models import sized
 from clients.privacy import EVERYTHING
+from clients.protocol import FewShot
 from fedapps.callbacks import make_callbacks
 from fedapps.engines.nodes import Hosts, engine_of
 from fedapps.files import PRIVACY, best_round, locked, write_text
@@ -33,7 +34,7 @@ from fedapps.settings.config import (
     settings,
 )
 from partitions import trust
-from partitions.federation import novel_shots
+from partitions.base import novel_shots
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy, checked
 
@@ -152,7 +153,7 @@ def _carry_out(grid: Grid, config: Config, engine: str, privacy: Privacy | None)
 def _serves_novel(config: Config, method: str) -> bool:
     """Whether novel clients get a model, be it from the labels that they show."""
     entry = METHODS[method]
-    rounds = entry.client.few_shot == "rounds" and config["novel-rounds"]
+    rounds = entry.client.few_shot == FewShot.ROUNDS and config["novel-rounds"]
     return bool(entry.novel or config["novel-shots"] or rounds)
 
 
@@ -230,7 +231,7 @@ def check_shots(config: Config, method: str) -> None:
     if shots and not way:
         able = ", ".join(name for name, entry in METHODS.items() if entry.client.few_shot)
         raise ValueError(f"{method} cannot learn from novel-shots; able: {able}")
-    if shots and way == "rounds" and not settings(config, method)["novel_rounds"]:
+    if shots and way == FewShot.ROUNDS and not settings(config, method)["novel_rounds"]:
         raise ValueError(
             f"{method} learns from novel-shots in rounds of their own; set novel-rounds, as to 20"
         )

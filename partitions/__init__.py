@@ -1,6 +1,53 @@
 """Which samples belong to which client."""
 
-from partitions.chosen import federation, task
-from partitions.federation import Federation
+from functools import cache, lru_cache
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-__all__ = ["Federation", "federation", "task"]
+if TYPE_CHECKING:
+    from partitions.base import Federation
+    from partitions.datasets import Info
+    from partitions.registry import Config
+
+KEYS = ("dataset", "data-dir", "image-size", "partition", "num-clients", "train-fraction",
+        "standardize", "seed", "novel-shots")  # fmt: skip
+RUN_SEED = -1  # data-seed: the run's seed
+FEDERATIONS = {  # rules with a kind of federation of their own
+    "preference": "partitions.users:PreferenceFederation",
+    "cross-dataset": "partitions.cross:CrossFederation",
+}
+
+
+def federation(config: "Config") -> "Federation":
+    """The federation that `config` describes, one object per process for equal settings.
+
+    Its seed is ``data-seed``, so that runs of several seeds can share one split; -1: ``seed``."""
+    relevant = {key: config[key] for key in _relevant(tuple(config))}
+    data_seed = int(config["data-seed"])
+    if data_seed < RUN_SEED:
+        raise ValueError(f"data-seed is {data_seed}; it must be at least 0, or -1 for the seed")
+    if data_seed != RUN_SEED:
+        relevant["seed"] = data_seed
+    return _federation(tuple(relevant.items()))
+
+
+@lru_cache(maxsize=8)
+def _relevant(keys: tuple[str, ...]) -> list[str]:
+    """The keys that a federation depends on."""
+    return sorted(k for k in keys if k in KEYS or k.startswith("partition.") or ":" in k)
+
+
+def task(config: "Config") -> "Info":
+    """The network's task: the dataset's, or the one that the partition makes of it."""
+    from partitions.datasets import described, preference_info
+
+    info = described(config)
+    return preference_info(info) if config["partition"] == "preference" else info
+
+
+@cache
+def _federation(items: tuple[tuple[str, str | int | float | bool], ...]) -> "Federation":
+    config = dict(items)
+    kind = FEDERATIONS.get(str(config["partition"]), "partitions.base:Federation")
+    made: Federation = resolve_name(kind)(config)
+    return made

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
-from safetensors.torch import load_file
 
 from partitions.readers.raw import Raw
 
@@ -101,6 +100,8 @@ def _store(raw: Raw, target: Path) -> None:
 
 def _mapped(target: Path) -> Raw:
     """The stored arrays, mapped copy-on-write: nobody writes, so processes share their pages."""
+    from safetensors.torch import load_file
+
     arrays = {name: tensor.numpy() for name, tensor in load_file(target / DATA).items()}
     meta = json.loads((target / META).read_text("utf-8"))
     columns = {

@@ -5,12 +5,14 @@ hold fewer samples: section 7."""
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from partitions.seeds import seed_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Change(Protocol):
@@ -19,21 +21,21 @@ class Change(Protocol):
     def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
         """Those of its rows that the client keeps."""
 
-    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+    def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Its changed inputs (n, *shape), as stored; None if they stay as they are."""
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """What was done to the client."""
 
 
-def rotate(x: Tensor, degrees: float) -> Tensor:
+def rotate(x: "Tensor", degrees: float) -> "Tensor":
     """Images (n, C, H, W) rotated counterclockwise about their centre, bilinear, zeros outside."""
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     return functional.rotate(x, degrees, interpolation=InterpolationMode.BILINEAR)
 
 
-def blur(x: Tensor, width: float) -> Tensor:
+def blur(x: "Tensor", width: float) -> "Tensor":
     """Images (n, C, H, W) under a Gaussian of deviation `width` pixels, cut off beyond 3·width."""
     from torchvision.transforms.v2 import functional
 
@@ -55,7 +57,7 @@ class Rotation:
         """All of them."""
         return rows
 
-    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+    def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Rotated by the client's angle."""
         return rotate(x, float(self.angles[client]))
 
@@ -76,7 +78,7 @@ class Corruption:
         """All of them."""
         return rows
 
-    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+    def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Corrupted if the client is novel."""
         if not self._novel[client] or not (self._width or self._degrees):
             return None
@@ -104,7 +106,7 @@ class Subsampling:
         generator = np.random.default_rng(seed_of(self._seed, "subsample", client))
         return generator.permutation(rows)[: max(1, round(self._fraction * len(rows)))]
 
-    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+    def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """As they are."""
         return None
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partitions.base import Federation, novel_shots
 from partitions.datasets import Dataset, Info, configured, described
-from partitions.federation import Federation, novel_shots
 from partitions.registry import BASES, Config
 from partitions.seeds import seed_of
 from partitions.shares import Share

@@ -1,137 +1,53 @@
 """name → dataset as tensors, loaded once per process.
 
-A name may also be the path of own data (`partitions.readers.local`), itself or in ``data-dir``,
-or ``module:NAME``: an `Info`, or a function that returns inputs and labels. Of own data the shape
-and the classes are those that were found.
+A name may also be the path of a user's own data (`partitions.readers.local`), itself or in
+``data-dir``, or ``module:NAME``: an `Info`, or a function that returns inputs and labels.
 
 Datasets come from ``data-dir`` (or $FEDAPPS_DATA_DIR) in their official files or in the
 `datasets` library's form, else from the Hugging Face hub. They are converted once and
 memory-mapped from a cache folder, so that all processes of a machine share one copy."""
 
 import os
-import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from inspect import isfunction
 from pathlib import Path
-from typing import Any, get_args
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from partitions import references
 from partitions.cache import cached, fingerprint
-from partitions.readers import hub, idx
-from partitions.readers.cifar import cifar
-from partitions.readers.federated_vision import federated_vision
-from partitions.readers.femnist import CLASSES as CHARACTERS
-from partitions.readers.femnist import read_femnist
-from partitions.readers.local import inputs_of, joined, read_local
-from partitions.readers.omniglot import read_omniglot
+from partitions.catalog import DATASETS, Info, Moment
 from partitions.readers.raw import UNLABELED, Raw
-from partitions.readers.stl10 import read_stl10
-from partitions.readers.yahoo import CLASSES as TOPICS
-from partitions.readers.yahoo import read_yahoo
-from partitions.voices import VERSION as MADE
-from partitions.voices import generate
 
-Moment = float | tuple[float, ...]  # a mean or a deviation: one number, or one for each channel
+if TYPE_CHECKING:
+    from torch import Tensor
 
+__all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "info", "load"]
 
-@dataclass(frozen=True)
-class Info:
-    """What is known of a dataset without reading it. `shape` is that of one input."""
-
-    name: str
-    shape: tuple[int, ...]
-    num_classes: int
-    line: str
-    hub: str = ""  # canonical name on the hub
-    read: Callable[[Path], Raw | None] | None = field(default=None, compare=False, repr=False)
-    make: Callable[[], Raw] | None = field(default=None, compare=False, repr=False)  # without files
-    scale: float = 255.0  # largest value of an input as stored
-    classes: tuple[str, ...] = ()  # names, as far as they are known without the files
-    columns: tuple[str, ...] = ()  # natural columns
-    num_types: int = 0  # kinds of inputs that users may prefer, if labels are users' tastes
-    files: str = ""  # the official files, for people
-    mean: Moment = 0.0  # of inputs in [0, 1] by channel, where customary constants are known …
-    std: Moment = 0.0  # … and the deviation; 0: they are not
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Inputs x (n, *shape) as stored and labels y (n,) int64; rows < `num_train` are the
-    official training split. `classes` names the labels; equal `key`s, equal content."""
+    official training split. `classes` names the labels; equal `key`s mean equal content."""
 
     info: Info
-    x: Tensor
-    y: Tensor
+    x: "Tensor"
+    y: "Tensor"
     num_train: int
     columns: dict[str, np.ndarray]
     classes: tuple[str, ...] = ()
     key: str = ""
 
 
-def _digits() -> Raw:
-    from sklearn.datasets import load_digits
-
-    images = load_digits()
-    x = images.images.astype(np.uint8)[:, None]
-    return Raw(x, images.target, 1437)  # no official split: the last fifth is for tests (ours)
-
-
-_IDX = "{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
-_CLOTHING = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
-_OBJECTS = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
-_ANIMALS = (*("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"),)
-DATASETS = {
-    entry.name: entry
-    for entry in (
-        Info("digits", (1, 8, 8), 10, "1 797 digits of scikit-learn, embedded", scale=16.0,
-             classes=tuple(string.digits), make=_digits),
-        Info("mnist", (1, 28, 28), 10, "70 000 digits", "ylecun/mnist", idx.read_mnist,
-             classes=tuple(string.digits), files=_IDX, mean=0.1307, std=0.3081),
-        Info("fashion-mnist", (1, 28, 28), 10, "70 000 pieces of clothing",
-             "zalando-datasets/fashion_mnist", idx.read_mnist, classes=_CLOTHING, files=_IDX),
-        Info("cifar10", (3, 32, 32), 10, "60 000 photographs", "uoft-cs/cifar10", cifar(10),
-             classes=_OBJECTS, files="cifar-10-batches-py/ or cifar-10-python.tar.gz",
-             mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
-        Info("cifar100", (3, 32, 32), 100, "60 000 photographs, 20 superclasses",
-             "uoft-cs/cifar100", cifar(100), columns=("coarse",),
-             files="cifar-100-python/ or cifar-100-python.tar.gz",
-             mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)),
-        Info("femnist", (1, 28, 28), 62, "characters by writer (LEAF)", "flwrlabs/femnist",
-             read_femnist, classes=CHARACTERS, columns=("writer",),
-             files="LEAF's {train,test}/*.json, or emnist-byclass-*-ubyte[.gz] without writers",
-             mean=0.1307, std=0.3081),
-        Info("omniglot", (1, 28, 28), 1623, "1 623 characters of 50 alphabets",
-             read=read_omniglot, columns=("alphabet",),
-             files="images_background/ and images_evaluation/, or their .zip"),
-        Info("stl10", (3, 96, 96), 10, "13 000 photographs, CIFAR-10-like classes",
-             read=read_stl10, classes=_ANIMALS, files="stl10_binary/ or stl10_binary.tar.gz"),
-        Info("inaturalist", (1280,), 1203, "MobileNetV2 features of species by place",
-             read=federated_vision("cell"), scale=1.0, columns=("cell",),
-             files="federated_train*.csv, test.csv, iNaturalist 2017's images and json"),
-        Info("landmarks", (1280,), 2028, "MobileNetV2 features of landmarks by author",
-             read=federated_vision("author"), scale=1.0, columns=("author",),
-             files="federated_train.csv, test.csv, Landmarks v2's images"),
-        Info("yahoo-answers", (768,), 10, "BERT features of questions and answers",
-             "community-datasets/yahoo_answers_topics", read_yahoo, scale=1.0, classes=TOPICS,
-             files="train.csv and test.csv"),
-        Info("voices", (1, 200, 375), 20, "synthesised speech, 20 voices, spectrograms (FedEmbed)",
-             make=partial(generate, 200, 375, 20, 150)),
-        Info("voices-small", (1, 40, 75), 20, "voices at a fifth of the resolution",
-             make=partial(generate, 40, 75, 20, 60)),
-    )
-}  # fmt: skip
+def preference_info(info: Info) -> Info:
+    """The binary task of users who prefer one type each: the dataset's classes are the types."""
+    return replace(info, num_classes=2, num_types=info.num_classes)
 
 
 def described(config: Mapping[str, Any], key: str = "dataset") -> Info:
@@ -183,7 +99,7 @@ def source(name: str, data_dir: str = "") -> str:
     entry = _entry(name)
     if entry is None:
         return str(own_path(name, data_dir) or name)
-    if entry.make is not None:
+    if entry.make:
         return "synthesised"
     folder = Path(root) / entry.name
     return str(folder) if root and folder.is_dir() else f"hub {entry.hub or '(no copy)'}"
@@ -213,6 +129,8 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     size = given.pop("image_size", 0)
     path = own_path(name, root)
     if path is not None:
+        from partitions.readers.local import read_local
+
         key = f"own-{fingerprint(path)}-{size}"
         raw = cached(key, lambda: read_local(path, size))
     elif references.is_reference(name):
@@ -240,6 +158,8 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
 
 def _made(name: str, options: dict[str, Any]) -> Raw:
     """What the function ``module:NAME`` returns: a `Raw`, or inputs and labels."""
+    from partitions.readers.local import inputs_of, joined
+
     function = references.load(name)
     if not _makes_data(function):
         raise ValueError(
@@ -259,6 +179,8 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
 
 def _makes_data(function: Any) -> bool:
     """Whether it is a function that is annotated to return a `Raw`, or a pair of arrays."""
+    from torch import Tensor
+
     made = references.returned(function) if isfunction(function) else None
     arrays = [references.of_kind(one, np.ndarray, Tensor) for one in get_args(made)]
     pair = references.of_kind(made, tuple) and arrays == [True, True]
@@ -269,10 +191,12 @@ def _makes_data(function: Any) -> bool:
 def _load(name: str, root: str) -> Dataset:
     entry = _entry(name)
     assert entry is not None
-    if entry.make is not None:
-        made = references.source_code(name) if references.is_reference(name) else MADE
+    if make := _function(entry.make):
+        from partitions.voices import VERSION
+
+        made = references.source_code(name) if references.is_reference(name) else VERSION
         key = f"{name}-made-{made}"
-        return _checked(entry, cached(key, entry.make), "synthesis", key)
+        return _checked(entry, cached(key, make), "synthesis", key)
     folder = Path(root) / entry.name
     if root and folder.is_dir():
         key = f"{name}-{fingerprint(folder)}"
@@ -282,8 +206,18 @@ def _load(name: str, root: str) -> Dataset:
     return _checked(entry, cached(key, lambda: _from_hub(entry, root)), entry.hub, key)
 
 
+def _function(named: Callable[..., Result] | str) -> Callable[..., Result] | None:
+    """The function of an `Info`, imported if it is given by its name; None if there is none."""
+    if isinstance(named, str):
+        return resolve_name(named) if named else None
+    return named
+
+
 def _from_folder(entry: Info, folder: Path) -> Raw:
-    raw = entry.read(folder) if entry.read else None
+    from partitions.readers import hub
+
+    read = _function(entry.read)
+    raw = read(folder) if read else None
     raw = raw or hub.read_folder(folder, entry.shape, entry.columns)
     if raw is None:
         raise ValueError(
@@ -294,6 +228,8 @@ def _from_folder(entry: Info, folder: Path) -> Raw:
 
 
 def _from_hub(entry: Info, root: str) -> Raw:
+    from partitions.readers import hub
+
     try:
         if not entry.hub:
             raise FileNotFoundError("the hub has no canonical copy")
@@ -324,6 +260,8 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
         raise ValueError(
             f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}"
         )
+    import torch
+
     x, y = torch.from_numpy(np.ascontiguousarray(raw.x)), torch.from_numpy(raw.y.astype(np.int64))
     classes = raw.classes or entry.classes
     return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key)

@@ -8,8 +8,8 @@ import datasets as hf
 import numpy as np
 import scipy  # its modules load where they are used
 
+from partitions.base import Federation
 from partitions.datasets import Dataset, load, reread, source
-from partitions.federation import Federation
 from partitions.partitioner import RowsPartitioner
 
 if TYPE_CHECKING:

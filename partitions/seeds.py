@@ -4,8 +4,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from partitions.settings import WHOLE, setting
 
 SEED = setting(0, "seed of the split, the model, the sampling and every batch", WHOLE)
@@ -23,6 +21,8 @@ def seed_torch(seed: int) -> None:
 
     (`torch.manual_seed` takes down its caller's stack for each kind of device that has not begun:
     a millisecond a call.)"""
+    import torch
+
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -32,6 +32,8 @@ def seed_torch(seed: int) -> None:
 def drawing(seed: int) -> Iterator[None]:
     """Within it `seed` decides what is drawn; after it the CPU's generator goes on as if nothing
     had been."""
+    import torch
+
     before = torch.get_rng_state()
     seed_torch(seed)
     try:

@@ -1,13 +1,11 @@
 """Users with tastes: shares of a dataset under the preference partition."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from partitions.datasets import Dataset, Info, configured
-from partitions.federation import Federation, novel_shots
+from partitions.base import Federation, novel_shots
+from partitions.datasets import Dataset, Info, configured, preference_info
 from partitions.registry import Config, partition
 from partitions.shares import SUB_POPULATION, PreferredSamples, Share
 
@@ -71,8 +69,3 @@ class PreferenceFederation(Federation):
         """Mean and deviation of the training split's inputs, over all pixels."""
         x = self.dataset.x[: self.dataset.num_train].double() / self.dataset.info.scale
         return float(x.mean()), float(x.std())
-
-
-def preference_info(info: Info) -> Info:
-    """What a network sees of the dataset: a binary task over inputs of `num_types` types."""
-    return replace(info, num_classes=2, num_types=info.num_classes)

@@ -144,3 +144,13 @@ def generate(bins: int, frames: int, count: int, utterances: int, seed: int = 0)
             pooled = level.reshape(bins, BINS // bins, frames).mean(1)
             x[v * utterances + u, 0] = np.round((pooled - FLOOR) * 255 / -FLOOR)
     return Raw(x, np.repeat(np.arange(count), utterances), count * utterances)
+
+
+def full_size() -> Raw:
+    """The dataset "voices": 150 utterances of each of 20 voices."""
+    return generate(200, 375, 20, 150)
+
+
+def small_size() -> Raw:
+    """The dataset "voices-small": 60 utterances, a fifth of the resolution."""
+    return generate(40, 75, 20, 60)

@@ -22,9 +22,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.arrays import Arrays, from_record, num_bytes, settled, to_record
-from clients.base import KEEP, LR_FACTOR, RECALL, RUN_TOKEN, lr_factor
 from clients.optimizers import Optimizer
 from clients.privacy import EVERYTHING
+from clients.protocol import LR_FACTOR, RESTORE_STATE, RUN_TOKEN, SAVE_STATE, lr_factor
 from partitions.seeds import SEED, seed_of
 from partitions.settings import COUNT, SECONDS, SOME, Configured, setting
 from strategies.distances import a_distances
@@ -583,7 +583,7 @@ class PersonalizedStrategy(Configured, Strategy):
         self.now.dropped += self.roster.refused
         known = [node for node in self.nodes if node.client in self.memories]
         for some in _parts(known):
-            self.exchange(RECALL, {node: self.memories.pop(node.client) for node in some})
+            self.exchange(RESTORE_STATE, {node: self.memories.pop(node.client) for node in some})
             self.now.bytes = {"down": 0, "up": 0}  # nothing of it is the round's
 
     def ask_memories(self) -> Iterator[tuple[int, Arrays]]:
@@ -592,7 +592,7 @@ class PersonalizedStrategy(Configured, Strategy):
 
         Raises RuntimeError if one of them does not answer."""
         for some in _parts(self.nodes):
-            replies = self.exchange(KEEP, {node: {} for node in some})
+            replies = self.exchange(SAVE_STATE, {node: {} for node in some})
             if len(replies) < len(some):
                 raise RuntimeError(f"{len(replies)} of {len(some)} clients told what they keep")
             yield from ((update.node.client, update.arrays) for update in replies if update.arrays)
@@ -681,7 +681,7 @@ class PersonalizedStrategy(Configured, Strategy):
 
         Where participants are secret all stay, since what is usual would tell of them; those are
         clipped in any case."""
-        if self._hides or kind == KEEP or not any(update.arrays for update in updates):
+        if self._hides or kind == SAVE_STATE or not any(update.arrays for update in updates):
             return updates
         limit = self._magnitudes.limit(kind, [far[update.node] for update in updates])
         most = self.max_update_norm if kind == "train" else 0.0

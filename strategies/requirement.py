@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from clients.base import OFFERS
+from clients.protocol import OFFERS
 
 
 @dataclass(frozen=True)

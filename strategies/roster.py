@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from clients.base import OFFERS
+from clients.protocol import OFFERS
 from strategies.replies import LACKS, Node, raised, reason_of
 from strategies.requirement import Requirement
 from strategies.told import told, typed

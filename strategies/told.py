@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clients.base import OFFERS
+from clients.protocol import OFFERS
 
 LARGEST = 1e12
 MOST = 100  # values of a reply

@@ -1,10 +1,9 @@
-"""Client encoders g(·; γ): inputs (n, *shape), in whatever order → their descriptor (d,).
+"""Client encoders g(·; γ): a set of inputs (n, *shape) → its descriptor (d,).
 
 Amosy et al., On-Demand Unlabeled Personalized Federated Learning: section 4 and supplement C.
 Images go through convolutions like the target network's; other inputs, and images whose target
-network has none, through fully connected layers of 500. Where the text leaves open how the pooled
-units of all layers make one descriptor: they are concatenated, two fully connected layers follow.
-"""
+network has none, through fully connected layers of 500. Ours, as the text leaves it open: the
+pooled units of all layers are concatenated, and two fully connected layers follow."""
 
 import itertools
 from collections.abc import Callable
@@ -20,18 +19,17 @@ Shape = tuple[int, ...]
 
 
 class Encoder(nn.Module):
-    """What all encoders are: forward gives the descriptor (d,) of inputs x (n, *shape), by a last
-    linear layer `out`."""
+    """The base of all encoders; the last linear layer `out` gives the descriptor (d,)."""
 
     out: nn.Linear
 
     def sensitivity(self, n: int) -> float:
-        """Δ: the most that replacing one of n inputs moves the descriptor, in Euclidean norm.
+        """Δ: the largest change of the descriptor, in Euclidean norm, by replacing one of n inputs.
 
         Raises ValueError where no bound is known."""
         raise ValueError(
             f"encoder {NAMES[type(self)]!r} has no bounded sensitivity, so it cannot be made "
-            f"private; with descriptor-epsilon use encoder 'ds-sphere'"
+            "private; with descriptor-epsilon use encoder 'ds-sphere'"
         )
 
 
@@ -220,7 +218,7 @@ class Described(nn.Module):
 
 
 def _convolutions(target: nn.Module, shape: Shape) -> nn.ModuleList:
-    """New convolutions of the sizes of the target network's, the first for inputs of `shape`."""
+    """New convolutions as large as the target network's, the first one for inputs of `shape`."""
     of_target = [m for m in target.modules() if isinstance(m, nn.Conv2d)]
     channels = [shape[0], *(m.in_channels for m in of_target[1:])]
     return nn.ModuleList(
@@ -235,7 +233,7 @@ def _pool(x: Tensor) -> Tensor:
 
 
 def _sizes(convolutions: nn.ModuleList, shape: Shape) -> list[int]:
-    """Values per sample after each convolution and its pooling; without any those of the input."""
+    """Values per sample after each pooled convolution; the input's if there is none."""
     sizes, x = [], torch.zeros(1, *shape)
     with torch.no_grad():
         for convolution in convolutions:

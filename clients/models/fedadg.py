@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.models.head import take_head
+from clients.models.head import HeadedNetwork, take_head
 
 
 class Generator(nn.Module):
@@ -35,7 +35,7 @@ class Discriminator(nn.Module):
         return self.output(hidden).sigmoid().squeeze(1)
 
 
-class Aligned(nn.Module):
+class Aligned(HeadedNetwork):
     """The target network with a feature layer of `width`, a generator and a discriminator."""
 
     def __init__(self, model: nn.Module, num_classes: int, width: int, noise_dim: int) -> None:
@@ -50,10 +50,6 @@ class Aligned(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """h = F(x), (n, d) ≥ 0."""
         return F.relu(self.feature(self.body(x)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
 
     def predictor(self) -> list[nn.Parameter]:
         """The parameters of feature extractor and classifier."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.models.head import take_head
+from clients.models.head import HeadedNetwork, take_head
 
 
 def widen(model: nn.Module, width: int) -> None:
@@ -18,7 +18,7 @@ def widen(model: nn.Module, width: int) -> None:
     setattr(model.get_submodule(parent), own, nn.Linear(last.in_features, 2 * width))
 
 
-class Stochastic(nn.Module):
+class Stochastic(HeadedNetwork):
     """z ~ N(m(x), s(x)²) on top of the target network's features, then its head.
 
     Mean and deviation come from a linear layer on the features ("added") or are the features
@@ -61,7 +61,3 @@ class Stochastic(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """z (n, d) for the inputs x (n, *shape)."""
         return self.sample(*self.distribution(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))

@@ -1,7 +1,21 @@
-"""A target network and its head apart, for networks that put something between them."""
+"""Networks of the form ``head(features(x))``, and how others get that form."""
 
 import torch
 from torch import Tensor, nn
+
+
+class HeadedNetwork(nn.Module):
+    """A network whose last linear layer is named `head`; a subclass says what its features are."""
+
+    head: nn.Linear
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, d) before the head; x (n, *shape)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        return self.head(self.features(x))
 
 
 def head_of(model: nn.Module) -> nn.Linear:
@@ -13,16 +27,15 @@ def head_of(model: nn.Module) -> nn.Linear:
 
 
 def take_head(model: nn.Module) -> nn.Linear:
-    """Take the last linear layer off ``head(features(x))``: from now on the model gives features.
-
-    Raises ValueError if it has no linear `head`."""
+    """Remove the head of ``head(features(x))``: the model then gives features. ValueError as
+    `head_of`."""
     head = head_of(model)
     model.head = nn.Identity()
     return head
 
 
-class Headed(nn.Module):
-    """A foreign network as ``head(features(x))``: `body` is all of it but its last linear layer.
+class ForeignNetwork(HeadedNetwork):
+    """A network from outside the package: `body` is all of it except the last linear layer.
 
     Images of one channel are repeated to the `channels` that it takes."""
 
@@ -31,16 +44,12 @@ class Headed(nn.Module):
         self.body, self.head, self.channels = body, head, channels
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations before the head."""
+        """What `body` gives."""
         return self.body(x.expand(-1, self.channels, -1, -1) if self.channels else x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
 
 
 def headed(network: nn.Module, name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """`network` if it is ``head(features(x))``, else its last linear layer made the head.
+    """`network` itself if it has a linear `head`; else its last linear layer becomes the head.
 
     Raises ValueError if it has none of `num_classes` outputs, or cannot take inputs of `shape`."""
     if not isinstance(network, nn.Module):
@@ -53,7 +62,7 @@ def headed(network: nn.Module, name: str, shape: tuple[int, ...], num_classes: i
         place, head = linear[-1]
         network.set_submodule(place, nn.Identity())
         grey = bool(convolutions) and shape[:1] == (1,)
-        network = Headed(network, head, convolutions[0].in_channels if grey else 0)
+        network = ForeignNetwork(network, head, convolutions[0].in_channels if grey else 0)
     training = network.training
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The papers' target networks. Each is ``head(features(x))``, its last linear layer `head`."""
+"""The papers' target networks, each with its last linear layer as `head`."""
 
 import itertools
 
@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clients.models.head import HeadedNetwork
+
 Shape = tuple[int, ...]
 
 
-class MLP(nn.Module):
+class MLP(HeadedNetwork):
     """in-200-200-C with ReLU (FedTTA, MNIST); inputs of any shape are flattened."""
 
     def __init__(self, shape: Shape, num_classes: int, hidden: tuple[int, ...] = (200, 200)):
@@ -19,18 +21,14 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, hidden) before the head."""
+        """Activations (n, hidden)."""
         x = x.flatten(1)
         for layer in self.layers:
             x = F.relu(layer(x))
         return x
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
 
-
-class ConvNet(nn.Module):
+class ConvNet(HeadedNetwork):
     """conv 5×5 a → maxpool 2 → conv 5×5 b → maxpool 2 → `fc` (512) → C (McMahan et al.).
 
     Convolutions keep the size (padding 2), so images from 4×4 on fit."""
@@ -39,20 +37,16 @@ class ConvNet(nn.Module):
         self, shape: Shape, num_classes: int, widths: tuple[int, int] = (32, 64), fc: int = 512
     ) -> None:
         super().__init__()
-        channels, height, width = _image(shape, "convnet", 4)
+        channels, height, width = image_shape(shape, "convnet", 4)
         self.conv1 = nn.Conv2d(channels, widths[0], 5, padding=2)
         self.conv2 = nn.Conv2d(widths[0], widths[1], 5, padding=2)
         self.fc = nn.Linear(widths[1] * (height // 4) * (width // 4), fc)
         self.head = nn.Linear(fc, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, fc) before the head."""
+        """Activations (n, fc)."""
         x = convolved(x, self.conv1, self.conv2)
         return F.relu(self.fc(x.flatten(1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
 
 
 class ConvNetBN(ConvNet):
@@ -63,20 +57,20 @@ class ConvNetBN(ConvNet):
         self.norm1, self.norm2 = (nn.BatchNorm2d(width) for width in widths)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, 512) before the head."""
+        """Activations (n, 512)."""
         first = nn.Sequential(self.conv1, self.norm1)
         second = nn.Sequential(self.conv2, self.norm2)
         return F.relu(self.fc(convolved(x, first, second).flatten(1)))
 
 
-class LeNet(nn.Module):
+class LeNet(HeadedNetwork):
     """conv 5×5 k → maxpool 2 → conv 5×5 2k → maxpool 2 → fc 120 → fc 84 → C (pFedHN).
 
     No padding: images must have at least 16×16 pixels."""
 
     def __init__(self, shape: Shape, num_classes: int, k: int = 16):
         super().__init__()
-        channels, height, width = _image(shape, "lenet", 16)
+        channels, height, width = image_shape(shape, "lenet", 16)
         self.conv1 = nn.Conv2d(channels, k, 5)
         self.conv2 = nn.Conv2d(k, 2 * k, 5)
         rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -85,16 +79,12 @@ class LeNet(nn.Module):
         self.head = nn.Linear(84, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, 84) before the head."""
+        """Activations (n, 84)."""
         x = convolved(x, self.conv1, self.conv2)
         return F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
 
-
-class OmniglotLeNet(nn.Module):
+class OmniglotLeNet(HeadedNetwork):
     """Four 3×3 convolutions 16/32/64/64, each with maxpool 2 while there is room → fc 84 → C
     (pFedHN names the layers, not their sizes)."""
 
@@ -102,7 +92,7 @@ class OmniglotLeNet(nn.Module):
         self, shape: Shape, num_classes: int, widths: tuple[int, ...] = (16, 32, 64, 64)
     ) -> None:
         super().__init__()
-        channels, height, width = _image(shape, "omniglot-lenet", 8)
+        channels, height, width = image_shape(shape, "omniglot-lenet", 8)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise((channels, *widths))
         )
@@ -113,18 +103,14 @@ class OmniglotLeNet(nn.Module):
         self.head = nn.Linear(84, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, 84) before the head."""
+        """Activations (n, 84)."""
         for convolution in self.convolutions:
             x = F.relu(convolution(x))
             x = F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x
         return F.relu(self.fc(x.flatten(1)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
 
-
-class FeatureMLP(nn.Module):
+class FeatureMLP(HeadedNetwork):
     """fc 500 → fc 500 → dropout 0.2 → C on precomputed features (ODPFL-HN)."""
 
     def __init__(self, shape: Shape, num_classes: int, hidden: int = 500, dropout: float = 0.2):
@@ -135,18 +121,14 @@ class FeatureMLP(nn.Module):
         self.head = nn.Linear(hidden, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, 500) before the head."""
+        """Activations (n, 500)."""
         return self.dropout(self.body.features(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
 
 
 def convolved(x: Tensor, *layers: nn.Module) -> Tensor:
     """ReLU(maxpool 2(layer(x))) of one convolution after the other.
 
-    On a CPU with the channels last in memory: lenet takes a third less time so."""
+    On a CPU the channels are last in memory: lenet then takes a third less time."""
     if x.device.type == "cpu":
         x = x.contiguous(memory_format=torch.channels_last)
     for layer in layers:
@@ -154,7 +136,9 @@ def convolved(x: Tensor, *layers: nn.Module) -> Tensor:
     return x
 
 
-def _image(shape: Shape, name: str, smallest: int) -> Shape:
+def image_shape(shape: Shape, name: str, smallest: int) -> Shape:
+    """The shape. Raises ValueError unless it is that of images with at least `smallest` pixels a
+    side."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ValueError(
             f"model {name!r} needs images of at least {smallest}×{smallest} pixels, "

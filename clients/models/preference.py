@@ -1,4 +1,4 @@
-"""FedEmbed's networks (FedEmbed, section 3; layer sizes ours, the paper's are lost).
+"""FedEmbed's networks (FedEmbed, section 3; the layer sizes are ours, the paper gives none).
 
 `PreferenceNet` is the encoder with one head; `EmbeddingNet` puts a personal embedding v_u, K
 sub-population heads, the global head and the type head around any such encoder."""
@@ -7,25 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.models.networks import convolved
+from clients.models.head import HeadedNetwork
+from clients.models.networks import convolved, image_shape
 
-SMALLEST = 4
 GRID = 7  # the fully connected layer sees at most GRID × GRID positions
 
 
-class PreferenceNet(nn.Module):
+class PreferenceNet(HeadedNetwork):
     """conv 5×5 16 → maxpool 2 → conv 5×5 32 → maxpool 2 → fc 128 → C, ReLU.
 
     Larger maps than 7×7, those of spectrograms, are max-pooled to it before the fc layer."""
 
     def __init__(self, shape: tuple[int, ...], num_classes: int):
         super().__init__()
-        if len(shape) != 3 or min(shape[1:]) < SMALLEST:
-            raise ValueError(
-                f"model 'preference-net' needs images of at least {SMALLEST}×{SMALLEST} pixels, "
-                f"not inputs of shape {shape}"
-            )
-        channels, height, width = shape
+        channels, height, width = image_shape(shape, "preference-net", 4)
         self.conv1 = nn.Conv2d(channels, 16, 5, padding=2)
         self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
         self.grid = (min(height // 4, GRID), min(width // 4, GRID))
@@ -33,24 +28,20 @@ class PreferenceNet(nn.Module):
         self.head = nn.Linear(128, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Activations (n, 128) before the head; x (n, C, H, W)."""
+        """Activations (n, 128)."""
         x = convolved(x, self.conv1, self.conv2)
         if x.shape[-2:] != self.grid:
             x = F.adaptive_max_pool2d(x, self.grid)
         return F.relu(self.fc(x.flatten(1)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C)."""
-        return self.head(self.features(x))
-
 
 class EmbeddingNet(nn.Module):
     """Θ_e, K binary heads Θ_1…Θ_K, global head Θ_g, type head Θ_t and v_u of `dim` entries.
 
-    `encoder` takes one channel more than the inputs, diag(v_u), and its `head` is dropped; with
-    `dim` 0 it takes the inputs alone. A single head that stays with its user is named `own`
-    instead of ``heads.0``. `num_types` 0 means no type head, and without embedding there is no
-    global head. Raises ValueError if diag(v_u) does not fit the image."""
+    `encoder` has one input channel more than the images, diag(v_u), and loses its `head`; with
+    `dim` 0 it has the images' channels. A single head that stays on the client is named `own`
+    instead of ``heads.0``. There is no type head for `num_types` 0, and no global head without an
+    embedding. Raises ValueError if diag(v_u) does not fit the image."""
 
     def __init__(
         self,
@@ -79,7 +70,7 @@ class EmbeddingNet(nn.Module):
         self.type_head = nn.Linear(width, num_types) if num_types else None
 
     def features(self, x: Tensor) -> Tensor:
-        """Flattened features (n, width) of x (n, C, H, W), v_u still to be appended."""
+        """Features (n, width) of x (n, C, H, W), without v_u."""
         if self.embedding is not None:
             channel = x.new_zeros(x.shape[-2:])
             channel[: self.dim, : self.dim] = torch.diag(self.embedding)
@@ -87,13 +78,13 @@ class EmbeddingNet(nn.Module):
         return self.encoder.features(x)  # type: ignore[operator]
 
     def conditioned(self, features: Tensor) -> Tensor:
-        """Features with v_u appended: what enters every head."""
+        """Features with v_u appended: the input of every head."""
         if self.embedding is None:
             return features
         return torch.cat([features, self.embedding.expand(len(features), -1)], 1)
 
     def head(self, k: int) -> nn.Module:
-        """The user's head: its own one, or that of sub-population k."""
+        """The client's own head, or the head of sub-population k."""
         return self.heads[k] if self.own is None else self.own
 
     def forward(self, x: Tensor, k: int = 0) -> Tensor:

@@ -1,44 +1,60 @@
-"""name → target network, fitted to the shape of the dataset's inputs."""
+"""name → target network, fitted to the shape of the dataset's inputs.
+
+The table can be read without torch; a network's class is imported when it is built."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from clients.models.head import headed
-from clients.models.networks import MLP, ConvNet, ConvNetBN, FeatureMLP, LeNet, OmniglotLeNet
-from clients.models.preference import PreferenceNet
 from partitions.references import VARIADIC, Table, called, makes
 from partitions.seeds import drawing
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
 class Model:
-    """A registered network: built by ``build(shape, num_classes)``."""
+    """A registered network: ``build(shape, num_classes, **options)``; `build` is a function, a
+    class or its ``module:NAME``."""
 
-    build: Callable[..., nn.Module]
+    build: "Callable[..., nn.Module] | str"
     line: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _network(name: str, line: str, **options: Any) -> Model:
+    return Model(f"clients.models.{name}", line, options)
 
 
 NETWORKS = {
-    "mlp": Model(MLP, "784-200-200-C, ReLU; any input (FedTTA)"),
-    "softmax": Model(partial(MLP, hidden=()), "no hidden layer: softmax regression; any input"),
-    "mlp-small": Model(partial(MLP, hidden=(100,)), "one hidden layer of 100 (pFedHN, MNIST)"),
-    "mlp-big": Model(partial(MLP, hidden=(400, 400)), "two hidden layers of 400"),
-    "convnet": Model(ConvNet, "two 5×5 convolutions 32/64, fc 512 (FedTTA)"),
-    "convnet-2048": Model(partial(ConvNet, fc=2048), "convnet with fc 2048 (FedTTA, FEMNIST)"),
-    "convnet-small": Model(partial(ConvNet, widths=(16, 32)), "16/32 (HeteroFedTTA)"),
-    "convnet-big": Model(partial(ConvNet, widths=(64, 128)), "64/128 (HeteroFedTTA)"),
-    "convnet-bn": Model(ConvNetBN, "convnet with batch normalisation (FedBN)"),
-    "lenet": Model(LeNet, "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"),
-    "lenet-small": Model(partial(LeNet, k=8), "8/16 (pFedHN, size S)"),
-    "lenet-big": Model(partial(LeNet, k=32), "32/64 (pFedHN, size L)"),
-    "omniglot-lenet": Model(OmniglotLeNet, "four 3×3 convolutions, fc 84 (pFedHN, Omniglot)"),
-    "feature-mlp": Model(FeatureMLP, "two layers of 500, dropout, on features (ODPFL-HN)"),
-    "preference-net": Model(PreferenceNet, "two 5×5 convolutions 16/32, fc 128 (FedEmbed)"),
+    "mlp": _network("networks:MLP", "784-200-200-C, ReLU; any input (FedTTA)"),
+    "softmax": _network(
+        "networks:MLP", "no hidden layer: softmax regression; any input", hidden=()
+    ),
+    "mlp-small": _network("networks:MLP", "one hidden layer of 100 (pFedHN, MNIST)", hidden=(100,)),
+    "mlp-big": _network("networks:MLP", "two hidden layers of 400", hidden=(400, 400)),
+    "convnet": _network("networks:ConvNet", "two 5×5 convolutions 32/64, fc 512 (FedTTA)"),
+    "convnet-2048": _network("networks:ConvNet", "convnet with fc 2048 (FedTTA, FEMNIST)", fc=2048),
+    "convnet-small": _network("networks:ConvNet", "16/32 (HeteroFedTTA)", widths=(16, 32)),
+    "convnet-big": _network("networks:ConvNet", "64/128 (HeteroFedTTA)", widths=(64, 128)),
+    "convnet-bn": _network("networks:ConvNetBN", "convnet with batch normalisation (FedBN)"),
+    "lenet": _network(
+        "networks:LeNet", "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"
+    ),
+    "lenet-small": _network("networks:LeNet", "8/16 (pFedHN, size S)", k=8),
+    "lenet-big": _network("networks:LeNet", "32/64 (pFedHN, size L)", k=32),
+    "omniglot-lenet": _network(
+        "networks:OmniglotLeNet", "four 3×3 convolutions, fc 84 (pFedHN, Omniglot)"
+    ),
+    "feature-mlp": _network(
+        "networks:FeatureMLP", "two layers of 500, dropout, on features (ODPFL-HN)"
+    ),
+    "preference-net": _network(
+        "preference:PreferenceNet", "two 5×5 convolutions 16/32, fc 128 (FedEmbed)"
+    ),
 }
 
 
@@ -49,17 +65,24 @@ def sized(model: str, size: str) -> str:
 
 def build_model(
     name: str, shape: tuple[int, ...], num_classes: int, seed: int, **options: Any
-) -> nn.Module:
+) -> "nn.Module":
     """The network `name` for inputs of `shape`, initialised by `seed` alone; `options` are the
-    settings of a referenced one.
+    settings of a network from outside the package.
 
     Raises ValueError for an unknown name or a shape that the network cannot take."""
+    model = MODELS[name]
+    build = resolve_name(model.build) if isinstance(model.build, str) else model.build
     with drawing(seed):
-        return MODELS[name].build(tuple(shape), num_classes, **options)
+        network: nn.Module = build(tuple(shape), num_classes, **model.options, **options)
+        return network
 
 
 def _adopted(name: str, build: Any) -> Model:
-    """What ``module:NAME`` builds, given `num_classes` and, if it takes it, `shape`."""
+    """The network of ``module:NAME``, which gets `num_classes` and, if it takes it, `shape`."""
+    from torch import nn
+
+    from clients.models.head import headed
+
     if isinstance(build, Model):
         return build
     if not makes(build, nn.Module):
@@ -68,7 +91,7 @@ def _adopted(name: str, build: Any) -> Model:
             "function annotated to return one (-> torch.nn.Module)"
         )
 
-    def made(shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
+    def made(shape: tuple[int, ...], num_classes: int, **options: Any) -> "nn.Module":
         kinds = [p.kind for p in inspect.signature(build).parameters.values()]
         passed = {"num_classes": num_classes} if VARIADIC[1] in kinds else {}
         given = {"shape": shape, "num_classes": num_classes}

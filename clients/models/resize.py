@@ -1,4 +1,4 @@
-"""Layers as wide as the arrays that they are to hold."""
+"""Layers resized to given arrays."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,8 @@ from torch import nn
 
 
 def resize(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Give the parameters of linear and convolutional layers the shapes of the arrays of their
-    names; the contents of those that change are left open.
+    """Give the parameters of linear and convolutional layers the shapes of the arrays with their
+    names; the entries of changed parameters are undefined.
 
     Raises ValueError where the number of dimensions or a convolution's kernel differs."""
     for prefix, module in model.named_modules():

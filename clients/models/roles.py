@@ -1,4 +1,4 @@
-"""Which of a network's arrays training moves, and which not."""
+"""Which of a network's arrays are trained."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ def roles_of(model: nn.Module) -> Roles:
 
 
 def check_tied(model: nn.Module, stays: Callable[[str], bool], method: str) -> nn.Module:
-    """The model. Raises ValueError if one parameter is both in the part that `stays` and in the
-    rest, which the method treats differently."""
+    """The model. Raises ValueError if one parameter has a name in the part that `stays` on the
+    client and another name in the rest."""
     for name, same in roles_of(model).tied.items():
         if stays(name) != stays(same):
             raise ValueError(

@@ -34,7 +34,7 @@ def fedtta_clients() -> tuple[Client, Client]:
     options: dict[str, Any] = {"local_steps": FEDTTA_STEPS, "batch_size": BATCH}
     base, info = build_model("mlp", SHAPE, CLASSES, 0), Info("mnist", SHAPE, CLASSES, "")
     plain = Client(build_model("mlp", SHAPE, CLASSES, 0), share, **options)
-    return FedTTAClient(FedTTAClient.built(base, info), share, lr=0.3, **options), plain
+    return FedTTAClient(FedTTAClient.build_network(base, info), share, lr=0.3, **options), plain
 
 
 def step_seconds(client: Client) -> float:

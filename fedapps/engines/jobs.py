@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clients.protocol import FewShot
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
@@ -60,7 +61,7 @@ class Job:
     @property
     def total(self) -> int:
         """Rounds that it will have, those in which labeled novel clients learn with them."""
-        novel = METHODS[str(self.config["method"])].client.few_shot == "rounds"
+        novel = METHODS[str(self.config["method"])].client.few_shot == FewShot.ROUNDS
         return int(self.config["rounds"]) + novel * int(self.config["novel-rounds"])
 
     def news(self) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import DOMAIN, KEEP, NAMES, OFFERS, RECALL, RUN_TOKEN, Client
+from clients.base import Client
+from clients.messages import answer_exchange
+from clients.protocol import DOMAIN, NAMES, OFFERS, RESTORE_STATE, RUN_TOKEN, SAVE_STATE
 from fedapps.files import write_arrays
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
@@ -41,7 +43,7 @@ def reply_to(message: Message, context: Context, make: Make) -> Message:
     """Let the client that `make` builds for the method at hand answer the message.
 
     The method is the message's ``method``, else the run's. The client's state is loaded before
-    and stored after ``train`` messages and those it `remembers`, so that evaluation changes
+    and stored after ``train`` messages and those in `saves_state_after`, so evaluation changes
     nothing; it is also written to the node's ``state-dir``, if it has one, under the ``run-token``
     of the message. That happens before the reply leaves."""
     config, arrays = unpack(message.content)
@@ -66,18 +68,21 @@ def reply_to(message: Message, context: Context, make: Make) -> Message:
     elif action not in (*client.exchanges, *_common(context)):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
-        client.begin(action, config)
-        named, metrics = getattr(client, action.partition(".")[2])(arrays, config)
+        named, metrics = answer_exchange(client, action, arrays, config)
         reply["arrays"] = to_record(named)
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
-    if action.startswith("train") or action in client.remembers:
-        _store_state(context, method, client, token, must=action in client.remembers)
+    if action.startswith("train") or action in client.saves_state_after:
+        _store_state(context, method, client, token, must=action in client.saves_state_after)
     return Message(reply, reply_to=message)
 
 
 def _common(context: Context) -> tuple[str, ...]:
     """The exchanges that every method's client answers in this run."""
-    return (KEEP, RECALL, DOMAIN) if context.run_config.get("bound") else (KEEP, RECALL)
+    return (
+        (SAVE_STATE, RESTORE_STATE, DOMAIN)
+        if context.run_config.get("bound")
+        else (SAVE_STATE, RESTORE_STATE)
+    )
 
 
 def identity(context: Context) -> int:
@@ -113,8 +118,8 @@ def _state_file(context: Context, method: str, client: Client) -> Path | None:
 def load_state(context: Context, method: str, client: Client, token: str = "") -> Arrays:
     """What the client of the method at hand kept on this node; that of other methods is dropped.
 
-    Of a file that a run of another `token` wrote only what is `lasting` is taken; one that tells
-    none is anybody's."""
+    Of a file that a run of another `token` wrote only `state_across_runs` is taken; a file without
+    a token belongs to every run."""
     for key in [k for k in context.state if k.startswith(STATE) and k != STATE + method]:
         del context.state[key]  # a run's methods follow each other; the last one's state is done
     if STATE + method in context.state:
@@ -129,7 +134,9 @@ def load_state(context: Context, method: str, client: Client, token: str = "") -
     state = load_file(file)
     if token in ("", writer):
         return state
-    return {name: array for name, array in state.items() if name.startswith(client.lasting)}
+    return {
+        name: array for name, array in state.items() if name.startswith(client.state_across_runs)
+    }
 
 
 def _store_state(context: Context, method: str, client: Client, token: str, *, must: bool) -> None:

@@ -98,7 +98,7 @@ def _method_model(
     base = build_model(str(known["model"]), info.shape, info.num_classes, seed, **dict(own))
     with drawing(seed):
         client = METHODS[method].client
-        model = check_tied(client.built(base, info, **known), client.stands_apart, method)
+        model = check_tied(client.build_network(base, info, **known), client.is_separate, method)
     return model, model_arrays(model)
 
 

@@ -23,7 +23,6 @@ from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 
 from clients.arrays import Arrays, from_record, to_record
-from clients.base import RUN_TOKEN
 from clients.privacy import (
     COVERS,
     EVERYTHING,
@@ -32,6 +31,7 @@ from clients.privacy import (
     promised_multiplier,
     settings_of,
 )
+from clients.protocol import RUN_TOKEN
 from fedapps.files import locked, write_arrays
 from fedapps.node.bridge import is_simulated
 from fedapps.settings.config import CIRCUMSTANCES

@@ -13,7 +13,7 @@ import numpy as np
 
 import partitions
 from clients.arrays import Arrays
-from clients.base import RUN_TOKEN
+from clients.protocol import RUN_TOKEN, StateUse
 from fedapps.files import (
     HANDOUT,
     MODEL,
@@ -29,10 +29,10 @@ from fedapps.node.building import with_public
 from fedapps.results import kinds
 from fedapps.results.checkpoint import State, read_state, state_bytes
 from fedapps.settings.config import Config
-from partitions.federation import DEALT
+from partitions.base import PARTITION_KEYS
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
-DEALS = (*DEALT, "dataset", "data-seed")
+DEALS = (*PARTITION_KEYS, "dataset", "data-seed")
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
@@ -100,7 +100,7 @@ def read_memories(run: Path) -> dict[int, Arrays]:
 def check_former(run: Path, method: str) -> None:
     """Raise ValueError unless the folder holds all that the method's predictions need."""
     read_former(run)
-    if METHODS[method].client.needs_state == "predictions" and not (run / CLIENTS).is_dir():
+    if METHODS[method].client.needs_state == StateUse.PREDICTIONS and not (run / CLIENTS).is_dir():
         raise ValueError(
             f"{run} holds no {CLIENTS}/: what {method}'s clients keep to themselves is missing, "
             "and without it their predictions would be wrong. Run it to its end in a simulation"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
-from clients.base import RUN_TOKEN, Client
+from clients.base import Client
+from clients.protocol import RUN_TOKEN
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
 from fedapps.service.delivery import REPORT, Served

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 
 import partitions
 from clients.adaptation import Adapting
-from clients.base import lr_factor
+from clients.protocol import LR_FACTOR, lr_factor
 from fedapps.clientapp import make_client
 from fedapps.engines.grid import simulated_node
 from fedapps.files import best_round, read_arrays
@@ -53,7 +53,8 @@ def trace(
     one = make_client(Context(0, 0, node, RecordDict(), config), method)
     assert isinstance(one, Adapting)
     told = settings(config, method)
-    one.slow(lr_factor(told["lr_decay"], told["lr_decay_rounds"], round_))
+    factor = lr_factor(told["lr_decay"], told["lr_decay_rounds"], round_)
+    one.begin("evaluate", {LR_FACTOR: factor})
     one.load(arrays)
     x, y = one.share.everything.to(one.device)[:]
     rows = [

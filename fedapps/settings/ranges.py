@@ -9,7 +9,7 @@ from dataclasses import replace
 from clients.base import Client
 from clients.privacy import COVERS, GENERATORS
 from fedapps.methods import METHODS
-from partitions.federation import STANDARDIZE
+from partitions.base import STANDARDIZE
 from partitions.settings import COUNT, ROUNDS, SECONDS, SOME, WEIGHT, Setting, Value
 from strategies.fedavg import FedAvg
 from strategies.privacy import MODES

@@ -11,37 +11,42 @@ import numpy as np
 from partitions.readers.raw import Raw, files_of, is_official
 
 
-def cifar(number: int) -> Callable[[Path], Raw | None]:
-    """A reader of CIFAR-`number`; of CIFAR-100 with the superclass names in column "coarse"."""
+def read_cifar10(folder: Path) -> Raw | None:
+    """Images (n, 3, 32, 32) of CIFAR-10."""
+    return _read(folder, 10)
 
-    def read(folder: Path) -> Raw | None:
-        from torchvision import datasets
 
-        table = {10: datasets.CIFAR10, 100: datasets.CIFAR100}[number]
-        get = files_of(folder, table.base_folder, table.filename, table.train_list[0][0])
-        if get is None:
-            return None
-        meta = _verified(get, table.meta["filename"], table.meta["md5"], folder)
-        files = [*table.train_list, *table.test_list]
-        batches = [_verified(get, name, md5, folder) for name, md5 in files]
-        fine = "fine_labels" if number == 100 else "labels"
-        x = [
-            _images(batch, fine, f"{folder}: {name}")
-            for batch, (name, _) in zip(batches, files, strict=True)
-        ]
-        columns = {}
-        if number == 100:
-            coarse = np.concatenate([batch["coarse_labels"] for batch in batches])
-            columns["coarse"] = np.array(meta["coarse_label_names"])[coarse]
-        return Raw(
-            np.concatenate(x),
-            np.concatenate([np.asarray(batch[fine], np.int64) for batch in batches]),
-            sum(len(images) for images in x[: len(table.train_list)]),
-            columns,
-            tuple(meta[table.meta["key"]]),
-        )
+def read_cifar100(folder: Path) -> Raw | None:
+    """Images (n, 3, 32, 32) of CIFAR-100; column "coarse" names their superclasses."""
+    return _read(folder, 100)
 
-    return read
+
+def _read(folder: Path, number: int) -> Raw | None:
+    from torchvision import datasets
+
+    table = {10: datasets.CIFAR10, 100: datasets.CIFAR100}[number]
+    get = files_of(folder, table.base_folder, table.filename, table.train_list[0][0])
+    if get is None:
+        return None
+    meta = _verified(get, table.meta["filename"], table.meta["md5"], folder)
+    files = [*table.train_list, *table.test_list]
+    batches = [_verified(get, name, md5, folder) for name, md5 in files]
+    fine = "fine_labels" if number == 100 else "labels"
+    x = [
+        _images(batch, fine, f"{folder}: {name}")
+        for batch, (name, _) in zip(batches, files, strict=True)
+    ]
+    columns = {}
+    if number == 100:
+        coarse = np.concatenate([batch["coarse_labels"] for batch in batches])
+        columns["coarse"] = np.array(meta["coarse_label_names"])[coarse]
+    return Raw(
+        np.concatenate(x),
+        np.concatenate([np.asarray(batch[fine], np.int64) for batch in batches]),
+        sum(len(images) for images in x[: len(table.train_list)]),
+        columns,
+        tuple(meta[table.meta["key"]]),
+    )
 
 
 def _verified(get: Callable[[str], bytes], name: str, md5: str, folder: Path) -> dict:

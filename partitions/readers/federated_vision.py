@@ -7,7 +7,7 @@ features (ODPFL-HN, section 6.4); test rows belong to no user."""
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,31 +20,36 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def federated_vision(column: str) -> Callable[[Path], Raw | None]:
-    """A reader that calls the users `column`."""
+def read_inaturalist(folder: Path) -> Raw | None:
+    """Features (n, 1280); the users are geographic cells."""
+    return _read(folder, "cell")
 
-    def read(folder: Path) -> Raw | None:
-        found = sorted(folder.rglob("federated_train*.csv"))
-        if not found:
-            return None
-        if len(found) > 1:
-            raise ValueError(f"{folder} has several splits, keep one: {', '.join(map(str, found))}")
-        test = found[0].parent / "test.csv"
-        rows = _rows(found[0])
-        num_train = len(rows)
-        rows += _rows(test) if test.is_file() else []
-        paths = _paths(folder)
-        missing = [row["image_id"] for row in rows if row["image_id"] not in paths]
-        if missing:
-            raise ValueError(
-                f"{found[0]}: no image of {len(missing)} ids below {folder}, such as {missing[0]}"
-            )
-        x = mobilenet_v2(_images([paths[r["image_id"]] for r in rows]), len(rows), folder.parent)
-        users = np.array([row.get("user_id", "") for row in rows])
-        y = np.array([int(row["class"]) for row in rows])
-        return Raw(x, y, num_train, {column: users})
 
-    return read
+def read_landmarks(folder: Path) -> Raw | None:
+    """Features (n, 1280); the users are authors."""
+    return _read(folder, "author")
+
+
+def _read(folder: Path, column: str) -> Raw | None:
+    found = sorted(folder.rglob("federated_train*.csv"))
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ValueError(f"{folder} has several splits, keep one: {', '.join(map(str, found))}")
+    test = found[0].parent / "test.csv"
+    rows = _rows(found[0])
+    num_train = len(rows)
+    rows += _rows(test) if test.is_file() else []
+    paths = _paths(folder)
+    missing = [row["image_id"] for row in rows if row["image_id"] not in paths]
+    if missing:
+        raise ValueError(
+            f"{found[0]}: no image of {len(missing)} ids below {folder}, such as {missing[0]}"
+        )
+    x = mobilenet_v2(_images([paths[r["image_id"]] for r in rows]), len(rows), folder.parent)
+    users = np.array([row.get("user_id", "") for row in rows])
+    y = np.array([int(row["class"]) for row in rows])
+    return Raw(x, y, num_train, {column: users})
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -4,15 +4,13 @@ LEAF's images are dark on light, as published; EMNIST's are stored transposed an
 and come without writers."""
 
 import json
-import string
 from pathlib import Path
 
 import numpy as np
 
+from partitions.catalog import CHARACTERS
 from partitions.readers.idx import read_pairs
 from partitions.readers.raw import Raw, concatenate
-
-CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
 
 def read_femnist(folder: Path) -> Raw | None:
@@ -31,7 +29,7 @@ def read_femnist(folder: Path) -> Raw | None:
     if raw is None:
         return None
     x = np.ascontiguousarray(255 - raw.x.transpose(0, 1, 3, 2))
-    return Raw(x, raw.y, raw.num_train, classes=CLASSES)
+    return Raw(x, raw.y, raw.num_train, classes=CHARACTERS)
 
 
 def _leaf(path: Path, train: bool) -> Raw:
@@ -45,7 +43,7 @@ def _leaf(path: Path, train: bool) -> Raw:
         raise ValueError(f"{path} is truncated or not LEAF's: {error}") from error
     if x.shape != (len(y), 784) or (len(y) and not 0 <= x.min() <= x.max() <= 1):
         raise ValueError(f"{path}: inputs of shape {x.shape} for {len(y)} labels")
-    if len(y) and not 0 <= y.min() <= y.max() < len(CLASSES):
-        raise ValueError(f"{path}: labels {y.min()}…{y.max()} lie outside 0…{len(CLASSES) - 1}")
+    if len(y) and not 0 <= y.min() <= y.max() < len(CHARACTERS):
+        raise ValueError(f"{path}: labels {y.min()}…{y.max()} lie outside 0…{len(CHARACTERS) - 1}")
     images = np.round(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
-    return Raw(images, y, len(y) if train else 0, {"writer": writers}, CLASSES)
+    return Raw(images, y, len(y) if train else 0, {"writer": writers}, CHARACTERS)

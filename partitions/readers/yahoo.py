@@ -7,14 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from partitions.catalog import TOPICS
 from partitions.features import bert
 from partitions.readers.raw import Raw
-
-CLASSES = (
-    *("Society & Culture", "Science & Mathematics", "Health", "Education & Reference"),
-    *("Computers & Internet", "Sports", "Business & Finance", "Entertainment & Music"),
-    *("Family & Relationships", "Politics & Government"),
-)
 
 
 def read_yahoo(folder: Path) -> Raw | None:
@@ -30,10 +25,10 @@ def read_yahoo(folder: Path) -> Raw | None:
             raise ValueError(f"{place} has no file {path.name}")
         with path.open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.reader(file), start=1):
-                if len(row) != 4 or row[0] not in map(str, range(1, len(CLASSES) + 1)):
+                if len(row) != 4 or row[0] not in map(str, range(1, len(TOPICS) + 1)):
                     raise ValueError(f"{path}, row {number}: no class 1…10 and three texts")
                 labels.append(int(row[0]) - 1)
                 texts.append(" ".join(part for part in row[1:] if part))
         counts.append(len(labels))
     x = bert(texts, folder.parent)
-    return Raw(x, np.array(labels), counts[0], classes=CLASSES)
+    return Raw(x, np.array(labels), counts[0], classes=TOPICS)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clients.base import NAMES, Client, lr_factor
-from clients.domain import half
+from clients.base import Client
+from clients.domain import domain_gradient
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
+from clients.protocol import NAMES, FewShot, lr_factor
 from clients.sgd import batches, mini_batches
 from partitions.items import from_items
 from partitions.readers.raw import UNLABELED
@@ -176,8 +177,8 @@ def test_each_number_is_that_of_its_own_rows():
     assert "training-error" not in trained.score(FIRST, {})[2]
     _, n, metrics = novel.score(FIRST, {"bound": True})
     assert n == 9 and metrics == {"accuracy": pytest.approx(4 / 9)}
-    assert [one.properties()["num-examples"] for one in (trained, novel)] == [4, 9]
-    assert trained.properties()["input-size"] == 1
+    assert [one.get_properties({})["num-examples"] for one in (trained, novel)] == [4, 9]
+    assert trained.get_properties({})["input-size"] == 1
     assert trained.train(FIRST, {})[1] == 4
     assert trained.serve(FIRST, {})[1][:, 0].tolist() == list(range(1, 10))
 
@@ -191,7 +192,7 @@ def test_the_domain_classifier_sees_what_the_client_trains_on():
         every = one.share.everything
         seed = seed_of(5, "domain", 2)
         shown = replace(every, index=every.index[rows])
-        expected = half(shown, torch.from_numpy(weights), 1.0, seed)
+        expected = domain_gradient(shown, torch.from_numpy(weights), 1.0, seed)
         assert all(np.array_equal(told[name], expected[name]) for name in expected)
 
 
@@ -289,7 +290,7 @@ def test_a_novel_client_tunes_on_its_shots_by_plain_cross_entropy():
     np.testing.assert_allclose(one.model.body.weight.detach(), expected, rtol=1e-5)
 
     class Else(Client):
-        few_shot = "rounds"
+        few_shot = FewShot.ROUNDS
 
     other = client(Else, share=labeled, batch_size=1)
     other.score(ZERO, config)

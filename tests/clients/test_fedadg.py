@@ -18,7 +18,7 @@ PARTS = ("body", "feature", "head", "generator", "discriminator")
 def build():
     torch.manual_seed(0)
     base = build_model("mlp-small", INFO.shape, 2, 0)
-    return FedADGClient.built(base, INFO, feature_dim=6, noise_dim=3)
+    return FedADGClient.build_network(base, INFO, feature_dim=6, noise_dim=3)
 
 
 def make(cls=FedADGClient, **settings):
@@ -156,4 +156,4 @@ def test_settings_out_of_range(setting, word):
     with pytest.raises(ValueError, match=word):
         make(**setting)
     with pytest.raises(ValueError, match="feature-dim is 0"):
-        FedADGClient.built(build_model("mlp-small", INFO.shape, 2, 0), INFO, feature_dim=0)
+        FedADGClient.build_network(build_model("mlp-small", INFO.shape, 2, 0), INFO, feature_dim=0)

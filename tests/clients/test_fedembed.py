@@ -23,7 +23,7 @@ def client(cls=FedEmbedClient, number=0, build=None, **options):
     build = {} if cls is GlobalClient else {"embedding_dim": DIM} | (build or {})
     if "assignment" in options:
         build["assignment"] = options["assignment"]
-    net = cls.built(None, info, model="preference-net", seed=0, **build)
+    net = cls.build_network(None, info, model="preference-net", seed=0, **build)
     options = {"lr": 0.001, "local_epochs": 5, "batch_size": 20} | options
     return cls(net, federation.share(number), client=number, seed=7, **options)
 
@@ -250,9 +250,9 @@ def test_every_positive_sample_pulls_once_and_from_another_types_prototype():
 
 def test_a_novel_user_does_not_volunteer():
     one = client()
-    assert one.properties()["prototype"] == 3
+    assert one.get_properties({})["prototype"] == 3
     one.share = replace(one.share, novel=True)
-    assert "prototype" not in one.properties()
+    assert "prototype" not in one.get_properties({})
 
 
 def test_a_pass_tells_the_loss_of_the_users_head_and_learns_the_samples_types():
@@ -301,7 +301,7 @@ def test_volunteers_are_the_first_users_of_each_sub_population():
     for number in range(20):
         one = client(number=number)
         kind, rank = (one.share.attributes[key] for key in ("sub-population", "rank"))
-        told[kind, rank] = one.properties().get("prototype")
+        told[kind, rank] = one.get_properties({}).get("prototype")
         if rank:
             with pytest.raises(ValueError, match="not a prototypical one"):
                 one.prototype({}, {})
@@ -315,7 +315,7 @@ def test_more_sub_populations_than_types():
     told = set()
     for number in range(20):
         one = client(number=number, build={"sub_populations": 20})
-        told.add(one.properties()["prototype"])
+        told.add(one.get_properties({})["prototype"])
     assert told == set(range(20))
     with pytest.raises(ValueError, match="at least the 10 types"):
         client(build={"sub_populations": 5})

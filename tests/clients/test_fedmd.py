@@ -40,7 +40,7 @@ def share(n=12, public=10, novel=False, seed=0):
 
 def client(cls=FedMDClient, model="mlp-small", **options):
     data = {key: options.pop(key) for key in ("n", "public", "novel") if key in options}
-    net = cls.built(build_model(model, (3,), 4, seed=0), INFO)
+    net = cls.build_network(build_model(model, (3,), 4, seed=0), INFO)
     return cls(net, share(**data), local_steps=2, batch_size=4, **options)
 
 
@@ -267,7 +267,7 @@ def test_an_initialization_of_its_own():
 def test_adaptation_networks_by_size():
     """Table 3: 32, 64 and 128 units for small, medium and big."""
     for name, width in (("convnet-small", 32), ("convnet", 64), ("convnet-big", 128)):
-        net = HeteroFedTTAClient.built(build_model(name, (1, 8, 8), 10, 0), INFO)
+        net = HeteroFedTTAClient.build_network(build_model(name, (1, 8, 8), 10, 0), INFO)
         assert net.adaptation[0].out_features == width
 
 

@@ -14,7 +14,7 @@ INFO = Info("tiny", (1, 2, 2), 2, "")
 
 
 def make(**settings):
-    model = FedSRClient.built(build_model("mlp-small", INFO.shape, 2, 0), INFO)
+    model = FedSRClient.build_network(build_model("mlp-small", INFO.shape, 2, 0), INFO)
     x, y = torch.randn(5, 1, 2, 2, generator=torch.manual_seed(0)), torch.arange(5) % 2
     return FedSRClient(model, share(x, y), **settings), x, y
 
@@ -110,7 +110,7 @@ def test_a_widened_layer_gives_mean_and_deviation():
     """784-200-400: the deviation is softplus of what ReLU leaves, at least softplus(0) = ln 2."""
     info = Info("tiny", (1, 28, 28), 10, "")
     base = build_model("mlp", info.shape, 10, 0)
-    net = FedSRClient.built(base, info, representation="widened")
+    net = FedSRClient.build_network(base, info, representation="widened")
     assert [tuple(p.shape) for p in net.body.parameters()] == [
         (200, 784), (200,), (400, 200), (400,),
     ]  # fmt: skip
@@ -120,7 +120,9 @@ def test_a_widened_layer_gives_mean_and_deviation():
     assert mean.min() == 0 and scale.min().item() == pytest.approx(math.log(2))
     assert mean.max() > 0 and scale.max() > 0.7
     with pytest.raises(ValueError, match=r"'wide'.*widened"):
-        FedSRClient.built(build_model("mlp", info.shape, 10, 0), info, representation="wide")
+        FedSRClient.build_network(
+            build_model("mlp", info.shape, 10, 0), info, representation="wide"
+        )
 
 
 def test_settings_out_of_range():

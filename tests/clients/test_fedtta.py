@@ -166,10 +166,10 @@ def test_the_two_networks_have_draws_of_their_own():
     """g's first weights are not f's first draws, scaled by the two layers' widths."""
     info = Info("test", (4,), 4, "")
     base = build_model("mlp", (4,), 4, seed=0)
-    model = FedTTAClient.built(base, info, seed=0)
+    model = FedTTAClient.build_network(base, info, seed=0)
     f, g = model.base.layers[0].weight.flatten(), model.adaptation[0].weight.flatten()
     assert abs(np.corrcoef(f[:128].detach(), g.detach())[0, 1]) < 0.5
-    other = FedTTAClient.built(base, info, seed=1)
+    other = FedTTAClient.build_network(base, info, seed=1)
     assert not torch.equal(other.adaptation[0].weight, model.adaptation[0].weight)
 
 

@@ -37,7 +37,7 @@ SIZES = {"num_clients": 20, "train_fraction": 0.5}
 def client(encoder="ds", novel=False, double=False, n=9, **options):
     torch.manual_seed(0)
     target = build_model("mlp-small", (6,), 3, 0)
-    model = ODPFLHNClient.built(target, INFO, encoder=encoder, descriptor_dim=DIM, **SIZES)
+    model = ODPFLHNClient.build_network(target, INFO, encoder=encoder, descriptor_dim=DIM, **SIZES)
     if double:
         model.double()
         model.encoder.register_forward_pre_hook(lambda _, x: (x[0].double(),))
@@ -137,7 +137,7 @@ def test_a_descriptor_has_a_quarter_of_the_training_clients_entries_rounded_up(
 ):
     """⌈27/4⌉, ⌈10/4⌉, ⌈4/4⌉."""
     target = build_model("mlp-small", (6,), 3, 0)
-    model = ODPFLHNClient.built(target, INFO, num_clients=clients, train_fraction=fraction)
+    model = ODPFLHNClient.build_network(target, INFO, num_clients=clients, train_fraction=fraction)
     assert model.encoder.out.out_features == dim
 
 

@@ -19,7 +19,9 @@ SIZES = {"num_clients": 20, "train_fraction": 0.5}
 def client(shape, x, y, dim=2, **settings):
     torch.manual_seed(0)
     target = build_model("mlp-small" if len(shape) == 1 else "convnet-small", shape, 3, 0)
-    model = PeFLLClient.built(target, Info("tiny", shape, 3, ""), descriptor_dim=dim, **SIZES)
+    model = PeFLLClient.build_network(
+        target, Info("tiny", shape, 3, ""), descriptor_dim=dim, **SIZES
+    )
     return PeFLLClient(model, share(x, y), client=3, **settings)
 
 
@@ -106,5 +108,5 @@ def test_a_descriptor_has_one_entry_more_than_a_quarter_of_the_training_clients(
     info, net = Info("tiny", (2,), 3, ""), build_model("mlp-small", (2,), 3, 0)
     for fraction, ours, theirs in ((0.8, 3, 2), (0.7, 2, 2)):
         told = {"num_clients": 10, "train_fraction": fraction}
-        assert PeFLLClient.built(net, info, **told).encoder.out.out_features == ours
-        assert ODPFLHNClient.built(net, info, **told).encoder.out.out_features == theirs
+        assert PeFLLClient.build_network(net, info, **told).encoder.out.out_features == ours
+        assert ODPFLHNClient.build_network(net, info, **told).encoder.out.out_features == theirs

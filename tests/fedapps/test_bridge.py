@@ -21,12 +21,12 @@ class Counts(Client):
     """Keeps how often it was called, and tells the count as it found it."""
 
     exchanges = ("query.look", "query.note", "train.more")
-    remembers = ("query.note",)
-    lasting = ("worth",)
+    saves_state_after = ("query.note",)
+    state_across_runs = ("worth",)
 
     def __init__(self):
         self.client, self.share, self.initial, self.state = 5, Data(), {}, {}
-        self.rates, self._rates, self.lr, self.device = ("lr",), {}, 0.8, "cpu"
+        self.rates, self._given_rates, self.lr, self.device = ("lr",), {}, 0.8, "cpu"
         self.seed = 0
 
     def count(self):
@@ -34,7 +34,7 @@ class Counts(Client):
         self.state["calls"] = np.array(found + 1)
         return {"found": found, "lr": self.lr}
 
-    def properties(self):
+    def get_properties(self, config):
         return {"client": -1, "novel": False} | self.count()
 
     def hold(self, config):

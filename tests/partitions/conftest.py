@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedapps.settings.config import defaults
-from partitions import Federation
+from partitions.base import Federation
 from partitions.datasets import Dataset, Info
 
 torch.set_num_threads(1)

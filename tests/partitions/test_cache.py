@@ -12,7 +12,8 @@ import torch
 from tiny import forked
 
 from fedapps.settings.config import defaults
-from partitions import Federation, cache, datasets, deals
+from partitions import cache, datasets, deals
+from partitions.base import Federation
 from partitions.deals import Deal
 from partitions.readers.raw import Raw
 

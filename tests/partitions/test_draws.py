@@ -9,7 +9,7 @@ import torch
 
 import partitions
 from fedapps.settings.config import defaults
-from partitions.chosen import task
+from partitions import task
 from partitions.class_fraction import ClassFractionPartitioner
 from partitions.coarse import CoarsePartitioner
 from partitions.dirichlet import DirichletPartitioner, _draw
@@ -88,7 +88,7 @@ def test_no_two_draws_of_a_federation_share_a_generator(toy, divide, monkeypatch
         told.append(words)
         return seed_of(*words)
 
-    for name in ("federation", "registry", "changes"):
+    for name in ("base", "registry", "changes"):
         monkeypatch.setattr(sys.modules[f"partitions.{name}"], "seed_of", noted)
     fed = divide(toy(np.arange(600) % 4, 500), partition="subsampled", partition_base=base,
                  num_clients=4, seed=3, novel_shots=1)  # fmt: skip

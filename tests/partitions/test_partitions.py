@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapps.settings.config import defaults
-from partitions import Federation
+from partitions.base import Federation
 from partitions.datasets import info
 from partitions.shares import Samples, Share
 

@@ -15,15 +15,15 @@ from PIL import Image
 
 from fedapps.settings.config import defaults
 from partitions import datasets, features, federation, references, trust
+from partitions.base import novel_shots
 from partitions.class_fraction import ClassFractionPartitioner
 from partitions.cross import translated
-from partitions.federation import novel_shots
 from partitions.items import from_items, from_tensors, item_of
 from partitions.natural import NaturalPartitioner
 from partitions.preference import PreferencePartitioner
 from partitions.readers import hub, yahoo
-from partitions.readers.cifar import _images, cifar
-from partitions.readers.federated_vision import federated_vision
+from partitions.readers.cifar import _images, read_cifar10
+from partitions.readers.federated_vision import read_landmarks
 from partitions.readers.femnist import read_femnist
 from partitions.readers.idx import read_idx, read_mnist
 from partitions.readers.local import read_local
@@ -126,8 +126,8 @@ def test_data_without_a_class_in_common(toy):
 @pytest.mark.parametrize(
     "read",
     [
-        cifar(10),
-        federated_vision("author"),
+        read_cifar10,
+        read_landmarks,
         read_femnist,
         read_mnist,
         read_omniglot,
@@ -218,7 +218,7 @@ def test_drawings_are_read_from_archives_too(tmp_path):
 
 
 def test_photographs_of_users_that_are_not_whole(tmp_path, monkeypatch):
-    read, table = federated_vision("author"), tmp_path / "federated_train.csv"
+    read, table = read_landmarks, tmp_path / "federated_train.csv"
     monkeypatch.setattr("partitions.readers.federated_vision.mobilenet_v2", lambda x, *_: list(x))
     table.write_text("image_id,class,user_id\nabc,1,me\n,2,me\n")
     with pytest.raises(ValueError, match=r"federated_train\.csv, line 3: no image_id and class"):

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from clients.arrays import from_record, to_record
-from clients.base import OFFERS
+from clients.protocol import OFFERS
 from fedapps.engines.grid import InProcessGrid
 from strategies import AFL, FedAvg, FedRep
 from strategies.roster import unlogged

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 from clients.arrays import from_record, to_record
-from clients.base import OFFERS
+from clients.protocol import OFFERS
 from fedapps.engines.grid import InProcessGrid
 from fedapps.node.bridge import answer
 from strategies.base import PersonalizedStrategy

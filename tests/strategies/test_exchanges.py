@@ -8,7 +8,7 @@ import pytest
 from tiny import TASTES, federate, left
 
 from clients.arrays import from_record
-from clients.base import KEEP
+from clients.protocol import SAVE_STATE
 from fedapps.engines.grid import InProcessGrid
 from strategies.base import PersonalizedStrategy
 from strategies.fedembed import FedEmbed
@@ -24,7 +24,7 @@ class Counted(InProcessGrid):
 
     def send_and_receive(self, messages, *, timeout=None):
         sent = list(messages)
-        self.asked += sorted({message.metadata.message_type for message in sent} - {KEEP})
+        self.asked += sorted({message.metadata.message_type for message in sent} - {SAVE_STATE})
         return super().send_and_receive(sent, timeout=timeout)
 
 

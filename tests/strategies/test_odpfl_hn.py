@@ -36,7 +36,7 @@ def model():
     """In float64; inputs come as float32 and are converted exactly."""
     torch.manual_seed(0)
     target = build_model("mlp-small", (6,), 3, 0)
-    built = ODPFLHNClient.built(
+    built = ODPFLHNClient.build_network(
         target, INFO, encoder="ds", descriptor_dim=4, num_clients=20, train_fraction=0.5
     ).double()
     for part in (built.target, built.encoder):

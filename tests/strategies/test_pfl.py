@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import at_once, federate, share, update
 
-from clients.domain import half
+from clients.domain import domain_gradient
 from clients.models import build_model
 from clients.pfl import PFLClient, PFLSampledClient
 from fedapps.settings.config import defaults
@@ -35,10 +35,10 @@ def test_the_gradient_of_half_a_classifier():
     is (σ(1) − 1)·(1, 1); the held-out input is classified right for 1, wrong for 0."""
     one = samples(torch.tensor([[1.5], [1.5]]))
     w = torch.tensor([[2.0, -1.0]])
-    found = half(one, w, 1.0, 0)
+    found = domain_gradient(one, w, 1.0, 0)
     expected = 1 / (1 + np.exp(-1)) - 1
     np.testing.assert_allclose(found["gradient"], [[expected, expected]], rtol=1e-6)
-    assert (found["error"], half(one, w, 0.0, 0)["error"]) == ([0.0], [1.0])
+    assert (found["error"], domain_gradient(one, w, 0.0, 0)["error"]) == ([0.0], [1.0])
 
 
 def test_half_a_classifier_learns_from_three_of_five_inputs_and_errs_on_the_others():
@@ -53,7 +53,7 @@ def test_half_a_classifier_learns_from_three_of_five_inputs_and_errs_on_the_othe
         slope = 1 / (1 + np.exp(-(w[:, :1] * fit + w[:, 1:]))) - side
         expected = np.stack([(slope * fit).mean(1), slope.mean(1)], 1)
         one = samples(torch.tensor(x, dtype=torch.float32)[:, None])
-        found = half(one, torch.tensor(w, dtype=torch.float32), float(side), 2)
+        found = domain_gradient(one, torch.tensor(w, dtype=torch.float32), float(side), 2)
         np.testing.assert_allclose(found["gradient"], expected, rtol=1e-5)
         assert found["error"].tolist() == ([1.0, 0.5] if side == 0 else [0.0, 0.5])
 
@@ -70,7 +70,12 @@ def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
         assert action == "query.domain"
         return [
             Update(
-                n, half(data[n.client], torch.from_numpy(a["weights"]), config["side"], n.id), 1, {}
+                n,
+                domain_gradient(
+                    data[n.client], torch.from_numpy(a["weights"]), config["side"], n.id
+                ),
+                1,
+                {},
             )
             for n, a in payloads.items()
         ]
@@ -103,7 +108,8 @@ def test_nearest_offers_the_model_of_the_client_with_the_like_inputs(near):
             return [update(n.client, {"w": np.full(1, n.client)}) for n in payloads]
         weights = {n: torch.from_numpy(a["weights"]) for n, a in payloads.items()}
         return [
-            Update(n, half(data[n.client], w, config["side"], 0), 1, {}) for n, w in weights.items()
+            Update(n, domain_gradient(data[n.client], w, config["side"], 0), 1, {})
+            for n, w in weights.items()
         ]
 
     strategy.exchange, strategy.exchanges = exchange, at_once(exchange)

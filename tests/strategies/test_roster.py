@@ -3,7 +3,7 @@
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import OFFERS
+from clients.protocol import OFFERS
 from fedapps.engines.grid import InProcessGrid
 from strategies.roster import Roster
 

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 from clients.arrays import from_record, to_record
-from clients.base import KEEP, OFFERS, RECALL
+from clients.protocol import OFFERS, RESTORE_STATE, SAVE_STATE
 from fedapps.engines.grid import InProcessGrid
 from partitions.seeds import seed_of
 from strategies import base
@@ -58,12 +58,12 @@ def society(novel=(), bad=()):
         arrays = from_record(message.content["arrays"])
         return reply(message, {n: 2 * a for n, a in arrays.items()}, {})
 
-    @client_app.train(RECALL.partition(".")[2])
+    @client_app.train(RESTORE_STATE.partition(".")[2])
     def recall(message, context):
-        heard.append((RECALL, context.node_id))
+        heard.append((RESTORE_STATE, context.node_id))
         return reply(message, {}, {})
 
-    @client_app.query(KEEP.partition(".")[2])
+    @client_app.query(SAVE_STATE.partition(".")[2])
     def keep(message, context):
         own = {"kept": np.full(1, context.node_id)} if context.node_id > 1 else {}
         return reply(message, own, {})
@@ -176,7 +176,7 @@ def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
         assert report["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6 * 2 / 3})
         assert report["dropped"] == {"names": 1}
         assert "evaluation-dropped" not in report
-    assert asked(heard, RECALL) == [2]
+    assert asked(heard, RESTORE_STATE) == [2]
 
 
 class Noting(InProcessGrid):
@@ -202,7 +202,7 @@ def test_what_clients_have_in_mind_comes_and_goes_by_parts(monkeypatch):
     strategy.start(grid, to_record(START), num_rounds=1)
     told = [(client, own["kept"].tolist()) for client, own in strategy.ask_memories()]
     assert told == [(2, [2]), (3, [3])]
-    for kind in (RECALL, KEEP):
+    for kind in (RESTORE_STATE, SAVE_STATE):
         own = [one for one in grid.exchanges if one[0][0] == kind]
         assert own == [[(kind, 1), (kind, 2)], [(kind, 3)]]
     assert reports[0]["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6})
@@ -236,7 +236,7 @@ def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
     silent = strategy.grid.client_app
 
     def app(message, context):
-        if message.metadata.message_type == KEEP and context.node_id == 3:
+        if message.metadata.message_type == SAVE_STATE and context.node_id == 3:
             raise ValueError("not now")
         return silent(message, context)
 

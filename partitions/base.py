@@ -11,7 +11,12 @@ from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
 DEFAULT_PUBLIC = -1  # of public samples: 5000, at most a sixth of the data
-DEALT = ("partition", "num-clients", "train-fraction", "seed")  # keys that decide who holds what
+PARTITION_KEYS = (
+    "partition",
+    "num-clients",
+    "train-fraction",
+    "seed",
+)  # keys that decide who holds what
 STANDARDIZE = ("none", "channels", "training-clients")
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
@@ -51,7 +56,7 @@ class Federation:
                 f"samples of {self.info.name}"
             )
         self._parts = self._pools()
-        own = {k: v for k, v in config.items() if k in DEALT or k.startswith("partition.")}
+        own = {k: v for k, v in config.items() if k in PARTITION_KEYS or k.startswith("partition.")}
         if references.is_reference(rule := str(config["partition"])):
             own |= {"code": references.source_code(rule), **references.options(config, rule)}
         own["partition.public-samples"] = hidden

@@ -1,0 +1,53 @@
+"""Between Flower's messages and a client's methods: lists of arrays get their names back."""
+
+from typing import Any, Protocol
+
+from flwr.common import NDArrays
+
+from clients.arrays import Arrays
+from clients.protocol import NAMES, RESTORE_STATE, SAVE_STATE
+
+Config = dict[str, Any]
+Metrics = dict[str, Any]
+
+
+class Client(Protocol):
+    """What an exchange needs of `clients.base.Client`."""
+
+    state: Arrays
+
+    def begin(self, purpose: str, config: Config) -> None:
+        """Prepare for the message."""
+
+
+def with_names(parameters: NDArrays, config: Config, default: list[str]) -> Arrays:
+    """The arrays under the names in ``config["names"]``, or under the `default` ones.
+
+    Raises ValueError if the numbers of arrays and names differ."""
+    names = default
+    if NAMES in config:
+        names = [name for name in str(config[NAMES]).split("\n") if name]
+    if len(names) != len(parameters):
+        raise ValueError(f"{len(parameters)} arrays for {len(names)} names: {names}")
+    return dict(zip(names, parameters, strict=True))
+
+
+def names_metric(arrays: Arrays, config: Config) -> Metrics:
+    """The arrays' names as a metric, if the message named its arrays as well."""
+    return {NAMES: "\n".join(arrays)} if NAMES in config else {}
+
+
+def answer_exchange(
+    client: Client, action: str, arrays: Arrays, config: Config
+) -> tuple[Arrays, Metrics]:
+    """The client's answer to a message beside "query", "train" and "evaluate".
+
+    The method that the message's type names gives it: `encode` answers ``query.encode``."""
+    client.begin(action, config)
+    if action == SAVE_STATE:  # for the checkpoint of a simulation
+        return client.state, {}
+    if action == RESTORE_STATE:
+        client.state = dict(arrays)
+        return {}, {}
+    reply: tuple[Arrays, Metrics] = getattr(client, action.partition(".")[2])(arrays, config)
+    return reply

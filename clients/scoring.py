@@ -1,0 +1,66 @@
+"""Loss and accuracy of a client's predictions for its samples."""
+
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.messages import Metrics
+from partitions.readers.raw import UNLABELED
+from partitions.shares import SUB_POPULATION, Samples, Share
+
+
+class Client(Protocol):
+    """What scoring needs of `clients.base.Client`."""
+
+    share: Share
+    device: str
+    adapted: Metrics
+    stages: dict[str, Tensor]
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, classes)."""
+
+
+def score_parts(client: Client, bound: bool) -> tuple[float, int, Metrics]:
+    """Loss, labeled count and metrics of a novel client's data, or of validation and test data.
+
+    With `bound` also the error on the training data, a term of the generalization bound."""
+    share = client.share
+    if share.novel:
+        return score_samples(client, share.everything, "accuracy")
+    loss, labeled, metrics = score_samples(client, share.validation, "accuracy")
+    if share.test is not None:
+        _, tested, accuracy = score_samples(client, share.test, "test-accuracy")
+        metrics |= accuracy | {"test-accuracy-examples": tested}
+    if bound:
+        _, trained, fitted = score_samples(client, share.train, "accuracy")
+        metrics |= {
+            "training-error": 1 - fitted["accuracy"],
+            "training-error-examples": trained,
+        }
+    return loss, labeled, metrics
+
+
+def score_samples(client: Client, samples: Samples, key: str) -> tuple[float, int, Metrics]:
+    """Mean loss, labeled count and accuracy (under `key`); unlabeled samples do not count.
+
+    "accuracy" comes with the adaptation's metrics and with the accuracies of its stages."""
+    if not len(samples):
+        return 0.0, 0, {}
+    x, y = samples.to(client.device)[:]
+    logits = client.predict(x)
+    labeled = y != UNLABELED
+    count = int(labeled.sum())
+    metrics = dict(client.adapted) if key == "accuracy" else {}
+    if not count:
+        return 0.0, 0, metrics
+    for name, z in client.stages.items() if key == "accuracy" else ():
+        metrics[f"{name}-accuracy"] = float((z.argmax(1) == y)[labeled].float().mean())
+    logits, y = logits[labeled], y[labeled]
+    predicted = logits.argmax(1)
+    metrics[key] = float((predicted == y).float().mean())
+    if SUB_POPULATION in client.share.attributes:  # TN, FP, FN, TP of a user with a preference
+        metrics["counts"] = (2 * y + predicted).bincount(minlength=4).tolist()
+        metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
+    return float(F.cross_entropy(logits, y)), count, metrics
