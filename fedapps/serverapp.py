@@ -133,7 +133,7 @@ def _carry_out(grid: Grid, config: Config, engine: str, privacy: Privacy | None)
         evaluate_novel=bool(config["evaluate-novel"] and _serves_novel(config, method)),
         on_round=on_round,
         former=former,
-        memories=memories,
+        client_states=memories,
         saved_rounds=best_round(Path(str(config["from-dir"]))) if config["from-dir"] else 0,
         privacy=privacy,
         only_model=only,

@@ -14,8 +14,7 @@ from clients.arrays import Arrays
 from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
-from strategies.replies import Update
-from strategies.requirement import Requirement
+from strategies.replies import Requirement, Update
 
 
 def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
@@ -34,7 +33,7 @@ class AFL(PersonalizedStrategy):
         "afl",
         "tell `risk`, their loss at the weights that they were sent",
         metrics=("risk",),
-        otherwise="the unweighted mean of the clients' models",
+        fallback="the unweighted mean of the clients' models",
     )
 
     mixture_lr = setting(0.001, "γ_λ, learning rate of the clients' mixture weights", RATE)

@@ -13,7 +13,7 @@ from torch import nn
 
 from clients.arrays import Arrays, to_numpy
 from clients.optimizers import Adam
-from strategies.replies import agreed
+from strategies.replies import most_common
 from strategies.round import Request
 
 Exchanges = Callable[..., list[Callable[[], list[Any]]]]  # a strategy's `exchanges`
@@ -27,7 +27,7 @@ def a_distances(exchanges: Exchanges, novel: Nodes, training: Nodes) -> np.ndarr
     """d (novel, training), each in [0, 2]; NaN for a pair of which a client did not answer.
 
     The number of values of an input is what most clients tell as their property ``input-size``."""
-    agreement = agreed([*novel, *training], "input-size")
+    agreement = most_common([*novel, *training], "input-size")
     if agreement is None:
         return np.full((len(novel), len(training)), np.nan)
     width = agreement[0]

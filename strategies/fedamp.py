@@ -11,8 +11,7 @@ from clients.arrays import Arrays, group, is_statistic, prefixed
 from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 
 
 class FedAMP(PersonalizedStrategy):

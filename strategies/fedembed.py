@@ -28,8 +28,7 @@ from strategies import som
 from strategies.fedavg import mean
 from strategies.heads import HeldHeads
 from strategies.preference import CentralAdam, Mapped
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 
 EXCHANGES = {  # by assignment: what leaves users beside their updates
     "prototype": "embeddings and sub-populations of prototypical users",

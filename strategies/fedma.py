@@ -19,8 +19,7 @@ from partitions.settings import WEIGHT, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.matching import chain, layer_arrays, match, neurons, spread, take, width
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 
 
 class FedMA(PersonalizedStrategy):

@@ -9,8 +9,7 @@ import numpy as np
 from clients.arrays import Arrays
 from clients.fedmd import FLOAT16
 from strategies.base import PersonalizedStrategy
-from strategies.replies import Update, agreed
-from strategies.requirement import Requirement
+from strategies.replies import Requirement, Update, most_common
 
 CLASSES, SAMPLES = "classes", "public-samples"  # what a client tells of its logits
 
@@ -46,7 +45,7 @@ class FedMD(PersonalizedStrategy):
 
     def expected(self, sent: Arrays) -> Arrays | None:
         """Logits (m, C) for each set, m and C as most training clients told them."""
-        shape = agreed(self.training_nodes(), SAMPLES, CLASSES)
+        shape = most_common(self.training_nodes(), SAMPLES, CLASSES)
         if shape is None:
             raise RuntimeError("no client told the shape of its public logits; FedMD needs its own")
         return dict.fromkeys(self.sets, np.empty(shape, self.dtype))

@@ -5,8 +5,7 @@ The heads stay with their clients, or the server holds them (see `strategies.hea
 from clients.arrays import Arrays
 from strategies.fedavg import FedAvg
 from strategies.heads import HeldHeads
-from strategies.replies import Update
-from strategies.requirement import Requirement
+from strategies.replies import Requirement, Update
 
 
 class FedRep(HeldHeads, FedAvg):
@@ -16,7 +15,7 @@ class FedRep(HeldHeads, FedAvg):
         "fedrep",
         "train their head first and keep it",
         offers=("personal-head",),
-        otherwise="FedAvg",
+        fallback="FedAvg",
     )
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:

@@ -5,8 +5,7 @@ The paper prints the plain mean; its authors' code weighs the clients by their s
 from clients.arrays import Arrays
 from partitions.settings import setting
 from strategies.fedavg import FedAvg
-from strategies.replies import Update
-from strategies.requirement import Requirement
+from strategies.replies import Requirement, Update
 
 BASE = "base."  # names of ψ on the wire
 
@@ -18,7 +17,7 @@ class FedTTA(FedAvg):
         "fedtta",
         "meta-learn, and adapt their model without labels",
         offers=("adaptation",),
-        otherwise="the mean of the clients' models, unweighted or by samples",
+        fallback="the mean of the clients' models, unweighted or by samples",
     )
     weighting = setting("uniform", "how clients weigh in the server's mean", ("uniform", "samples"))
 

@@ -13,8 +13,7 @@ from clients.arrays import Arrays
 from clients.lgfedavg import HEAD, OWN_BODIES
 from partitions.settings import ROUNDS, setting
 from strategies.fedavg import FedAvg
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 
 
 class LGFedAvg(FedAvg):
@@ -46,7 +45,7 @@ class LGFedAvg(FedAvg):
         if not any(name.startswith(HEAD) for name in arrays):
             raise ValueError(
                 f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}; "
-                f"use `{LGFedAvg.requires.way}`"
+                f"use `{LGFedAvg.requires.usage}`"
             )
         return arrays
 
@@ -66,8 +65,9 @@ class LGFedAvg(FedAvg):
             return sent
         return {name: a for name, a in sent.items() if name.startswith(HEAD)}
 
-    def _round_settings(self, later: int = 0) -> dict[str, Any]:
-        return super()._round_settings(later) | {OWN_BODIES: self.own_bodies}
+    def message_config(self, later: int = 0) -> dict[str, Any]:
+        """With the phase."""
+        return super().message_config(later) | {OWN_BODIES: self.own_bodies}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The weighted mean of what the clients share."""

@@ -29,8 +29,7 @@ from strategies.fedavg import mean
 from strategies.moments import Moments
 from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.privacy import TEST_SETTING
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 from strategies.round import Request
 
 TARGET, ENCODER = "target.", "encoder."
@@ -115,7 +114,7 @@ class ODPFLHN(PFedHN):
         if not target or OUTPUT not in encoder:
             raise ValueError(
                 f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}; "
-                f"use `{type(self).requires.way}`"
+                f"use `{type(self).requires.usage}`"
             )
         untaught = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
         if self.training == "two-phase" and untaught:
@@ -233,7 +232,7 @@ class ODPFLHN(PFedHN):
         upcoming = self.upcoming() if self.now.evaluated else []
         read, read_ahead = self.exchanges(
             self._encode([node for node in nodes if node not in asked], gamma),
-            self._encode(upcoming, gamma, self._round_settings(later=1)),
+            self._encode(upcoming, gamma, self.message_config(later=1)),
         )
         self._ahead = set(upcoming), read_ahead
         return sorted([*found, *read()], key=lambda update: update.node)
@@ -250,7 +249,7 @@ class ODPFLHN(PFedHN):
         following = self.round + 1
         if following > self.num_rounds or self._free(following) or self.privacy is not None:
             return []
-        return self._draw("sample", self.training_nodes(), self.fraction_train, later=1)
+        return self.draw("sample", self.training_nodes(), self.fraction_train, later=1)
 
     def embedding(self, client: int) -> Tensor:
         """The client's descriptor, centred and scaled, or its free embedding."""

@@ -25,8 +25,7 @@ from partitions.seeds import drawing, seed_of
 from partitions.settings import MOMENTUM, RATE, WEIGHT, WIDTH, setting
 from strategies.base import PersonalizedStrategy
 from strategies.hypernetwork import Hypernetwork
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 from strategies.targets import Targets
 
 DESCRIPTOR = "descriptor"
@@ -123,15 +122,16 @@ class PFedHN(PersonalizedStrategy):
                 if v.shape == (self.embedding_dim,):
                     self._remember(node.client, torch.from_numpy(v))
                 else:
-                    self._drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
+                    self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
         return [node for node in nodes if node.client in self.embeddings]
 
     def _knows(self, node: Node) -> bool:
         """Whether there is a target network for the node; it is refused if not."""
-        if known := self.targets.has(node):
-            return known
-        self._drop(node, "model", f"its network {node.properties.get('model')!r} is not known")
-        return False
+        known = self.targets.has(node)
+        if not known:
+            detail = f"its network {node.properties.get('model')!r} is not known"
+            self.messenger.drop(node, "model", detail)
+        return known
 
     def observe(self, nodes: Sequence[Node]) -> None:
         """Take note of a training round's descriptors before models are generated from them."""

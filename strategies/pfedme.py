@@ -10,8 +10,7 @@ from clients.pfedme import HEAD, OWN
 from partitions.settings import POSITIVE, setting
 from strategies.fedavg import FedAvg, mean_statistics
 from strategies.heads import HeldHeads
-from strategies.replies import Update
-from strategies.requirement import Requirement
+from strategies.replies import Requirement, Update
 
 
 class PFedMe(HeldHeads, FedAvg):
@@ -23,7 +22,7 @@ class PFedMe(HeldHeads, FedAvg):
         "pfedme",
         "keep a personal model near the server's",
         offers=("near-model",),
-        otherwise="(1 - beta) w + beta times the unweighted mean of the clients' models",
+        fallback="(1 - beta) w + beta times the unweighted mean of the clients' models",
     )
 
     server_beta = setting(1.0, "β; more than 1 extrapolates the mean of the clients", POSITIVE)

@@ -18,8 +18,7 @@ from strategies.base import PersonalizedStrategy
 from strategies.distances import a_distances
 from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 
 OF_PFEDHN = ("embedding_dim", "hidden_dim", "hidden_layers", "server_lr", "server_momentum")
 
@@ -33,7 +32,7 @@ class PFL(PersonalizedStrategy):
         "pfl-ensemble",
         "answer `query.export`, which hands out their personal models",
         offers=("query.export",),
-        otherwise="its base with nothing personal: FedAvg, or PFedHN",
+        fallback="its base with nothing personal: FedAvg, or PFedHN",
     )
 
     base = BASE
@@ -132,7 +131,7 @@ class PFLNearest(PFL):
         "pfl-nearest",
         "answer `query.export` and `query.domain`, which compares inputs",
         offers=("query.export", "query.domain"),
-        otherwise="its base with nothing personal: FedAvg, or PFedHN",
+        fallback="its base with nothing personal: FedAvg, or PFedHN",
     )
 
     def __init__(self, **options: Any) -> None:

@@ -18,8 +18,7 @@ from partitions.settings import POSITIVE, setting
 from strategies import som
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 
 
 class CentralAdam(PersonalizedStrategy):
@@ -102,7 +101,7 @@ class PFedKM(Mapped, CentralAdam):
         "pfedkm",
         "train a network whose head is `heads.0.…`",
         groups=(HEAD,),
-        otherwise="CentralAdam",
+        fallback="CentralAdam",
         source="fedapps run --methods {}",
     )
     kept = ("gradients", "cluster")

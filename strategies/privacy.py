@@ -156,7 +156,7 @@ class Privacy:
             self.not_covered.append(what)
             self._tell()
 
-    def toss(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
+    def sample(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
         """Each node by a secret coin of its own, perhaps none; None where coins hide nothing."""
         if self.mode != "central" or self.rate == 1:
             return None

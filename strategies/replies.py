@@ -1,28 +1,36 @@
-"""Nodes and their replies, which are not trusted: each is read, checked, and refused by cause."""
+"""Nodes, what a strategy requires of their clients, and the checks on their replies.
 
-from collections import Counter
+Replies are not trusted. Each is read, compared with what is expected, and refused with its cause:
+an error, malformed values, missing or unknown names, wrong shapes or dtypes, NaN or infinity, or a
+size that no training reaches. See `strategies.reply_metrics` for the numbers in a reply."""
+
+import math
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
 
-from clients.arrays import Arrays, from_record
-from strategies.magnitude import finite
-from strategies.requirement import Requirement
-from strategies.told import numbers, told, typed, weight
+from clients.arrays import Arrays, as_type, from_record
+from clients.protocol import OFFERS
+from strategies.reply_metrics import checked_values, checked_weight, foreign_numbers, raw_values
 
 EXAMPLES = "num-examples"
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
-IMPLAUSIBLE = 100  # times the usual number of samples; no honest client comes near it
+MAX_WEIGHT_RATIO = 100  # of a sample count to the usual one; larger ones are implausible
+ABSURD = 1000.0  # ratio of a reply's distance from what was sent to the usual distance
+LARGEST = 1e18  # of distances; beyond it squares overflow in float32
+REMEMBERED = 200  # distances of former replies
 
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """A node and the client that lives on it, `foreign` if it is none of ours. Nodes sort by client
-    id."""
+    """A node and its client. `foreign`: the client is not of this package. Nodes sort by client."""
 
     client: int
     id: int
@@ -33,14 +41,67 @@ class Node:
 
 @dataclass(frozen=True)
 class Update:
-    """A valid reply: the node's arrays, its sample count, and what it tells, be it under names that
-    we know or, if the node is foreign, under names of its `own`."""
+    """A valid reply: arrays, sample count, metrics, and the metrics of a foreign client."""
 
     node: Node
     arrays: Arrays
     num_examples: float
     metrics: dict[str, Any]
-    own: Mapping[str, float | list[float]] = field(default_factory=dict)
+    foreign_metrics: Mapping[str, float | list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a strategy needs of clients beyond training and scoring, as those of `method` have it.
+
+    `behaviour` completes "clients that …". A client lists its `offers` in its answer to ``query``,
+    the exchanges that it answers among them; a train reply holds the `metrics` and arrays whose
+    names start with the `groups`. `fallback` is what a lenient strategy computes with clients that
+    lack something; "": it cannot be lenient. `source` is the call that makes such clients."""
+
+    method: str
+    behaviour: str
+    offers: tuple[str, ...] = ()
+    fallback: str = ""
+    metrics: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    source: str = "fedapps.client_app('{}')"
+
+    @property
+    def usage(self) -> str:
+        """The call that makes such clients."""
+        return self.source.format(self.method)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the clients answer more than training and evaluation messages."""
+        return any("." in offer for offer in self.offers)
+
+    def is_offered(self, properties: Mapping[str, Any]) -> bool:
+        """Whether a client with these properties offers all that is needed."""
+        return set(self.offers) <= set(str(properties.get(OFFERS, "")).split())
+
+    def is_met(self, arrays: Iterable[str], metrics: Iterable[str]) -> bool:
+        """Whether a train reply with these names of arrays and metrics holds what is needed."""
+        names = list(arrays)
+        return set(self.metrics) <= set(metrics) and all(
+            any(name.startswith(group) for name in names) for group in self.groups
+        )
+
+    def sentence(self, strategy: str) -> str:
+        """What `strategy` needs, and the way out."""
+        more = f", or pass lenient=True: it is then {self.fallback}" if self.fallback else ""
+        return f"{strategy} needs clients that {self.behaviour}; use `{self.usage}`{more}"
+
+    def relax(self, strategy: str) -> None:
+        """Log what a lenient `strategy` computes. Raises ValueError if it cannot be lenient."""
+        if not self.fallback:
+            raise ValueError(
+                f"{strategy} cannot be lenient; it needs clients that {self.behaviour}: "
+                f"use `{self.usage}`"
+            )
+        words = "%s is lenient: with clients that do not %s it is %s"
+        log(WARNING, words, strategy, self.behaviour, self.fallback)
 
 
 def read_reply(
@@ -53,75 +114,145 @@ def read_reply(
 ) -> tuple[Update | None, str, str]:
     """A reply as an update, or None with the cause and the detail of its refusal.
 
-    It weighs what it tells as `weighted_by`. A train reply must hold what is required. Floats of
-    another width are cast to that of `like`."""
+    Its weight is its metric `weighted_by`; that of a train reply is positive. With `like`, floats
+    of another width are cast to that of `like`."""
     if reply.has_error():
-        return None, "error", reason_of(reply)
+        return None, "error", error_of(reply)
     try:
         arrays: Arrays = {}
         for record in reply.content.values():
             if isinstance(record, ArrayRecord):
                 arrays |= from_record(record)
-        said = told(reply.content)
-        own = numbers(said) if node.foreign else {}
+        raw = raw_values(reply.content)
         needed = requires.metrics if requires is not None else ()
-        metrics = typed({n: v for n, v in said.items() if n in needed} if node.foreign else said)
-        own.pop(weighted_by, None)
-        num_examples = weight(metrics.pop(weighted_by, said.get(weighted_by, 0)), weighted_by)
-        if weighted_by == EXAMPLES:
-            # nobody weighs more than by the samples that it told when it came
+        readable = {n: v for n, v in raw.items() if n in needed} if node.foreign else raw
+        metrics = checked_values(readable)
+        foreign = foreign_numbers(raw) if node.foreign else {}
+        foreign.pop(weighted_by, None)
+        weight = metrics.pop(weighted_by, raw.get(weighted_by, 0))
+        num_examples = checked_weight(weight, weighted_by)
+        if weighted_by == EXAMPLES:  # at most the count that the client gave when it joined
             num_examples = min(num_examples, node.properties.get(EXAMPLES, num_examples))
         if train and not num_examples:
             raise ValueError(f"{weighted_by} is 0 or missing; a client trains on some samples")
-    except Exception as error:  # whatever a stranger's bytes provoke costs that reply alone
+    except Exception as error:  # whatever a client's bytes raise costs that reply alone
         return None, "malformed", f"{type(error).__name__}: {error}"
-    if train and requires is not None and not requires.replied(arrays, said):
-        return None, LACKS, f"the client does not {requires.do}"
-    if like is not None:
-        if arrays.keys() != like.keys():
-            return None, "names", f"{sorted(arrays.keys() ^ like.keys())} missing or unknown"
-        for name, array in arrays.items():
-            if array.shape != like[name].shape:
-                return None, "shape", f"{name} is {array.shape}, expected {like[name].shape}"
-            if array.dtype.kind == like[name].dtype.kind == "f":
-                with np.errstate(over="ignore"):  # it is looked for below
-                    arrays[name] = array.astype(like[name].dtype, copy=False)
-            elif array.dtype != like[name].dtype:
-                return None, "dtype", f"{name} is {array.dtype}, expected {like[name].dtype}"
+    if train and requires is not None and not requires.is_met(arrays, raw):
+        return None, LACKS, f"the client does not {requires.behaviour}"
+    if like is not None and (wrong := _mismatch(arrays, like)):
+        return None, *wrong
     for name, array in arrays.items():
         if not finite(array):
             return None, "not-finite", f"{name} holds NaN or infinity"
-    return Update(node, arrays, num_examples, metrics, own), "", ""
+    return Update(node, arrays, num_examples, metrics, foreign), "", ""
 
 
-def weighed(updates: list[Update], nodes: Sequence[Node]) -> list[Update]:
-    """The updates; who tells implausibly many samples counts as having the usual number: the lower
-    median of what the nodes told when they came, or of these replies where they told nothing.
+def _mismatch(arrays: Arrays, like: Arrays) -> tuple[str, str] | None:
+    """Cause and detail of what differs from `like`; casts floats in place."""
+    if arrays.keys() != like.keys():
+        return "names", f"{sorted(arrays.keys() ^ like.keys())} missing or unknown"
+    for name, array in arrays.items():
+        if array.shape != like[name].shape:
+            return "shape", f"{name} is {array.shape}, expected {like[name].shape}"
+        if array.dtype.kind == like[name].dtype.kind == "f":
+            with np.errstate(over="ignore"):  # infinity is refused later
+                arrays[name] = array.astype(like[name].dtype, copy=False)
+        elif array.dtype != like[name].dtype:
+            return "dtype", f"{name} is {array.dtype}, expected {like[name].dtype}"
+    return None
 
-    A client within the bound may lie still; `strategies.robust` counts clients, not samples."""
-    told = [n.properties["num-examples"] for n in nodes if "num-examples" in n.properties]
-    counts = sorted(told or [update.num_examples for update in updates])
+
+def bound_weights(updates: list[Update], nodes: Sequence[Node]) -> list[Update]:
+    """The updates; an implausibly large sample count is replaced by the usual one.
+
+    The usual count is the lower median of the `nodes`' counts when they joined, or of these
+    replies. A client can still lie within the bound; `strategies.robust` ignores counts."""
+    joined = [n.properties[EXAMPLES] for n in nodes if EXAMPLES in n.properties]
+    counts = sorted(joined or [update.num_examples for update in updates])
     usual = max(1, counts[(len(counts) - 1) // 2]) if counts else 1
-    most = IMPLAUSIBLE * usual
+    most = MAX_WEIGHT_RATIO * usual
     return [u if u.num_examples <= most else replace(u, num_examples=usual) for u in updates]
 
 
-def reason_of(reply: Message) -> str:
-    """Why the client failed, in one line: engines send whole tracebacks, the cause last."""
+def error_of(reply: Message) -> str:
+    """The error in one line: engines send whole tracebacks, the cause last."""
     lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip()]
     return lines[-1][:500] if lines else f"error {reply.error.code}"
 
 
-def raised(reply: Message) -> bool:
-    """Whether the node's app runs but raised: ours answers ``query`` in any case."""
+def has_raised(reply: Message) -> bool:
+    """Whether the node's app ran and raised. The apps of this package always answer ``query``."""
     return reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
-def agreed(nodes: Iterable[Node], *properties: str) -> tuple[Any, ...] | None:
-    """The values of `properties` that most of the nodes told (ties: the least); None if nobody."""
-    told = Counter(
-        tuple(node.properties[one] for one in properties)
+def most_common(nodes: Iterable[Node], *properties: str) -> tuple[Any, ...] | None:
+    """The most frequent values of `properties` (ties: the least); None if no node has them all."""
+    counts = Counter(
+        tuple(node.properties[name] for name in properties)
         for node in nodes
-        if all(one in node.properties for one in properties)
+        if all(name in node.properties for name in properties)
     )
-    return min(told, key=lambda values: (-told[values], values)) if told else None
+    return min(counts, key=lambda values: (-counts[values], values)) if counts else None
+
+
+# Sizes of updates
+
+
+def distance(arrays: Arrays, start: Arrays) -> float:
+    """‖y − x‖ over all arrays y; x is 0 where `start` lacks one of the same shape."""
+    total = 0.0
+    with np.errstate(over="ignore"):  # infinity is a valid distance
+        for name, y in arrays.items():
+            wide = y if y.dtype in (np.float32, np.float64) else y.astype(np.float64)
+            x = start.get(name)
+            change = wide if x is None or x.shape != y.shape else wide - x
+            total += float(np.vdot(change, change))
+    return math.sqrt(total)
+
+
+def scaled(arrays: Arrays, start: Arrays, factor: float) -> Arrays:
+    """x + factor (y − x) for all arrays y, with the x of `distance`, in the dtypes of y."""
+    result: Arrays = {}
+    for name, y in arrays.items():
+        x = start.get(name)
+        x = np.zeros_like(y) if x is None or x.shape != y.shape else x
+        result[name] = as_type(x + factor * (y.astype(float) - x), y.dtype)
+    return result
+
+
+def finite(state: Any) -> bool:
+    """Whether all numbers in nested dicts, lists, tuples and sets of arrays are finite."""
+    if isinstance(state, Mapping):
+        return all(map(finite, state.values()))
+    if isinstance(state, list | tuple | set):
+        return all(map(finite, state))
+    if isinstance(state, np.ndarray) and state.dtype.kind == "f":
+        # a finite sum of squares, in half of the time, spares the check of each number
+        return math.isfinite(np.vdot(state, state)) or bool(np.isfinite(state).all())
+    return not isinstance(state, float) or math.isfinite(state)
+
+
+class Magnitudes:
+    """The distances of former replies, by kind of message."""
+
+    def __init__(self) -> None:
+        self._usual: dict[str, deque[float]] = {}
+
+    def state(self) -> dict[str, list[float]]:
+        """The distances, by kind of message."""
+        return {kind: list(usual) for kind, usual in self._usual.items()}
+
+    def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Continue from a `state`."""
+        self._usual = {kind: deque(usual, maxlen=REMEMBERED) for kind, usual in state.items()}
+
+    def limit(self, kind: str, distances: Sequence[float]) -> float:
+        """The largest plausible distance; those of `distances` within it are then remembered.
+
+        It is ABSURD times the lower median of these and the former distances, which counts as 1
+        if it is less: one bad reply of two does not raise the limit."""
+        usual = self._usual.setdefault(kind, deque(maxlen=REMEMBERED))
+        known = sorted([*usual, *distances])
+        limit = min(ABSURD * max(1.0, known[(len(known) - 1) // 2]), LARGEST)
+        usual.extend(value for value in distances if value <= limit)
+        return limit

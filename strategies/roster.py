@@ -1,11 +1,11 @@
-"""Who is there: nodes come and go while a run goes on, and each is asked who it is when it comes.
+"""The roster: nodes join and leave during a run; each is asked for its identity when it joins.
 
-Only our own clients are believed, who say so in their answer; any other node is a training client
-of its node id, whatever it answers, which has to show what the strategy requires.
+Only clients of this package are believed; their answer holds OFFERS. Any other node is a training
+client of its node id, whatever it answers, and its replies must show what the strategy requires.
 
-A client id belongs to the node that told it first, for as long as that is there. A node that comes
-back under another id, role or model, or takes a client's id under another role or model, is refused
-from then on; one that tells what no honest client tells, or whose id is taken, waits."""
+A client id belongs to the first node that gave it, while that node is present. A node that returns
+with another id, role or model, or gives a client's id with another role or model, is banned. A node
+whose answer is malformed, or whose client id is taken, is refused for the time being."""
 
 import time
 from collections import Counter
@@ -19,21 +19,19 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from clients.protocol import OFFERS
-from strategies.replies import LACKS, Node, raised, reason_of
-from strategies.requirement import Requirement
-from strategies.told import told, typed
+from strategies.replies import LACKS, Node, Requirement, error_of, has_raised
+from strategies.reply_metrics import checked_values, raw_values
 
 POLL_SECONDS = 0.5
 
 
 class Roster:
-    """The connected nodes, at least `least` of them, waited for at most `wait` seconds.
+    """The connected nodes: waits at most `wait` seconds for `least` of them.
 
-    Those there at the start have `start_timeout` seconds to answer, if that is longer than what
-    later ones have. With `only_model` it is cut to the clients whose network has that name.
-    Clients that offer less than what `requires` says are refused. Unless it may `ask`, nobody is
-    known. `refused` counts by cause the nodes that the last look at the roster refused for the
-    first time."""
+    Nodes present at the start have `start_timeout` seconds to answer, if that is longer than the
+    timeout of later ones. With `only_model` the roster is limited to clients whose network has that
+    name. Clients that do not offer what `requires` says are refused. Unless `ask`, all nodes are
+    foreign. `refused` counts by cause the nodes that the last call of `present` newly refused."""
 
     def __init__(
         self,
@@ -48,42 +46,42 @@ class Roster:
     ) -> None:
         self.least, self.wait, self.only_model = least, wait, only_model
         self.ask, self.requires, self.strategy = ask, requires, strategy
-        self._patience = start_timeout  # until all that are there at the start have been asked
+        self._start_timeout = start_timeout  # 0 once the first nodes were asked
         self.refused: Counter[str] = Counter()
-        self._present: dict[int, Node] = {}  # by node id, as each said when it came
-        self._nodes: dict[int, Node] = {}  # by node id, as each said when it first came
-        self._clients: dict[int, Node] = {}  # by client id, the first node that told it
-        self._reasons: dict[int, str] = {}  # why a node is refused at present, by its id
+        self._present: dict[int, Node] = {}  # by node id
+        self._nodes: dict[int, Node] = {}  # by node id, with its first identity
+        self._clients: dict[int, Node] = {}  # by client id, the first node that gave it
+        self._reasons: dict[int, str] = {}  # of refusals that hold at present, by node id
         self._banned: set[int] = set()
 
     def present(self, grid: Grid, config: Mapping[str, Any], timeout: float) -> list[Node]:
-        """The nodes that are there now, by client id; new ones get `config` with the question.
+        """The nodes that are present, by client id; new ones are asked, with this `config`.
 
-        Nodes that are refused count among those that are waited for, so that one bad client does
-        not keep the others; those do not that the grid leaves out itself, as its `refused` tells if
-        it has one. Raises RuntimeError if too few answer, or none acceptably."""
+        Refused nodes count towards `least`, so that one bad client does not block the others. Nodes
+        that the grid itself leaves out, its `refused` if it has that, do not count. Raises
+        RuntimeError if too few nodes answer, or none is accepted."""
         self.refused = Counter()
-        timeout, self._patience = max(timeout, self._patience), 0.0
+        timeout, self._start_timeout = max(timeout, self._start_timeout), 0.0
         deadline = time.monotonic() + self.wait
         while True:
             ids = set(grid.get_node_ids())
             self._present = {i: node for i, node in self._present.items() if i in ids}
-            self._ask(sorted(ids - self._present.keys() - self._banned), grid, config, timeout)
+            self._query(sorted(ids - self._present.keys() - self._banned), grid, config, timeout)
             nodes = self._holders()
-            others = [reason for i, reason in self._reasons.items() if i in ids]
-            if nodes and len(nodes) + len(others) >= self.least:
+            reasons = [reason for i, reason in self._reasons.items() if i in ids]
+            if nodes and len(nodes) + len(reasons) >= self.least:
                 break
-            if others and not nodes:
-                if self.requires is not None and others[0] == self._needed():
-                    raise RuntimeError(others[0])
-                raise RuntimeError(f"no client could start; the first said: {others[0]}")
+            if reasons and not nodes:
+                if self.requires is not None and reasons[0] == self._needed():
+                    raise RuntimeError(reasons[0])
+                raise RuntimeError(f"no client could start; the first said: {reasons[0]}")
             if time.monotonic() > deadline:
                 left_out: Mapping[int, str] = getattr(grid, "refused", {})
                 refused = "; ".join(f"node {i} is refused: {why}" for i, why in left_out.items())
                 raise RuntimeError(
                     f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; "
                     + (refused or "start more SuperNodes or lower num-clients")
-                    + (f"; one said: {others[0]}" if others else "")
+                    + (f"; one said: {reasons[0]}" if reasons else "")
                 )
             time.sleep(POLL_SECONDS)
         if self.only_model:
@@ -91,7 +89,7 @@ class Roster:
         return nodes
 
     def _holders(self) -> list[Node]:
-        """The nodes by client id, one of each: the first that told it, if it is there."""
+        """One node for each client: the first that gave the client id, if it is present."""
         holders: dict[int, Node] = {}
         first = {node.client: node.id for node in self._clients.values()}
         for node in sorted(self._present.values(), key=lambda node: node.id != first[node.client]):
@@ -102,10 +100,10 @@ class Roster:
                 self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
         return sorted(holders.values())
 
-    def _ask(
+    def _query(
         self, node_ids: Sequence[int], grid: Grid, config: Mapping[str, Any], timeout: float
     ) -> None:
-        """Query new nodes; one that is not ours is a training client of its node id."""
+        """Ask new nodes for their identity; admit or refuse those that answer."""
         if not node_ids:
             return
         if not self.ask:
@@ -120,38 +118,38 @@ class Roster:
         with unlogged("No query function registered"):
             replies = list(grid.send_and_receive(messages, timeout=timeout))
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-        found: list[Node] = []
-        nameless: list[Node] = []  # come last: who tells an id goes before whom it is given
+        nodes = []
         for reply in replies:
             node_id = asked.pop(reply.metadata.reply_to_message_id, None)
-            if node_id is None:
-                continue
-            if reply.has_error():
-                if raised(reply):
-                    nameless.append(Node(node_id, node_id, foreign=True))
-                else:
-                    self._refuse(node_id, "error", reason_of(reply))
-                continue
-            if OFFERS not in told(reply.content):
-                nameless.append(Node(node_id, node_id, foreign=True))
-                continue
-            try:
-                said = typed(told(reply.content))
-            except Exception as error:  # whatever a stranger tells costs that node alone
-                self._refuse(node_id, "malformed", str(error))
-                continue
-            if "error" in said:
-                self._refuse(node_id, "error", said["error"])
-                continue
-            node = Node(said.get("client", node_id), node_id, said.get("novel", False), said)
-            (found if "client" in said else nameless).append(node)
-        for node in found + nameless:
+            if node_id is not None and (node := self._identified(reply, node_id)) is not None:
+                nodes.append(node)
+        # nodes that gave a client id come before those that get their node id as one
+        for node in sorted(nodes, key=lambda node: "client" not in node.properties):
             self._admit(node)
 
+    def _identified(self, reply: Message, node_id: int) -> Node | None:
+        """The node as its answer describes it; None if it is refused."""
+        if reply.has_error():
+            if has_raised(reply):
+                return Node(node_id, node_id, foreign=True)
+            self._refuse(node_id, "error", error_of(reply))
+            return None
+        raw = raw_values(reply.content)
+        if OFFERS not in raw:
+            return Node(node_id, node_id, foreign=True)
+        try:
+            values = checked_values(raw)
+        except Exception as error:  # a malformed answer costs that node alone
+            self._refuse(node_id, "malformed", str(error))
+            return None
+        if "error" in values:
+            self._refuse(node_id, "error", values["error"])
+            return None
+        return Node(values.get("client", node_id), node_id, values.get("novel", False), values)
+
     def _admit(self, node: Node) -> None:
-        """Take in a node's word, unless it or another node gave another word before, or it offers
-        too little."""
-        if self.requires is not None and not self.requires.offered(node.properties):
+        """Admit a node, unless it offers too little or contradicts an earlier identity."""
+        if self.requires is not None and not self.requires.is_offered(node.properties):
             self._refuse(node.id, LACKS, self._needed())
             return
         for before in (self._nodes.get(node.id), self._clients.get(node.client)):
@@ -167,7 +165,7 @@ class Roster:
         return "" if self.requires is None else self.requires.sentence(self.strategy)
 
     def _refuse(self, node_id: int, cause: str, reason: str) -> None:
-        """Count and log a node that is refused, once as long as the reason stays the same."""
+        """Count and log a refusal, once for each new reason."""
         if self._reasons.get(node_id) != reason:
             self._reasons[node_id] = reason
             self.refused[cause] += 1
@@ -181,15 +179,15 @@ def _identity(node: Node) -> str:
 
 @contextmanager
 def unlogged(words: str) -> Iterator[None]:
-    """Without what Flower logs with these `words`: where it simulates nodes it logs the traceback
-    of each app without a handler, which is no error."""
+    """Suppress Flower's log records with these `words`: its simulation logs a traceback for each
+    app without a query handler, which is no error."""
 
-    def wanted(record: LogRecord) -> bool:
+    def is_wanted(record: LogRecord) -> bool:
         return words not in record.getMessage()
 
     logger = getLogger("flwr")
-    logger.addFilter(wanted)
+    logger.addFilter(is_wanted)
     try:
         yield
     finally:
-        logger.removeFilter(wanted)
+        logger.removeFilter(is_wanted)

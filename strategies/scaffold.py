@@ -12,8 +12,7 @@ from clients.arrays import Arrays, group, is_statistic, prefixed
 from partitions.settings import POSITIVE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
-from strategies.replies import Node, Update
-from strategies.requirement import Requirement
+from strategies.replies import Node, Requirement, Update
 
 
 class Scaffold(PersonalizedStrategy):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord
 
 from clients.arrays import Arrays
-from strategies.requirement import Requirement
+from strategies.replies import Requirement
 
 
 def check_wrapped(
@@ -21,7 +21,7 @@ def check_wrapped(
     if keeps_arrays:
         why = "its arrays stay on the server, where no wrapper can add noise to them"
     elif requires is not None and requires.exchanges:
-        why = f"its clients {requires.do}, which no wrapper clips"
+        why = f"its clients {requires.behaviour}, which no wrapper clips"
     elif any([(name, a.shape) for name, a in (one or {}).items()] != whole for one in wire):
         why = "its clients do not get and return the very arrays that a wrapper clips them against"
     else:

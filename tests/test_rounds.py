@@ -64,7 +64,7 @@ def ours(strategy, members, sampled=((0, 1, 2), (0, 1, 2))):
         sent = strategy.broadcast(arrays, [strategy.nodes[i] for i in chosen])
         replies = []
         for node, payload in sent.items():
-            reply, n, metrics = members[node.client].train(payload, strategy._round_settings())
+            reply, n, metrics = members[node.client].train(payload, strategy.message_config())
             replies.append(update(node.client, reply, n, **metrics))
         arrays = strategy.aggregate(arrays, replies)
         found.append(arrays)

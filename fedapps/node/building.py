@@ -14,8 +14,8 @@ from clients.models import build_model, sized
 from clients.models.roles import check_tied
 from fedapps.methods import METHODS, Method
 from fedapps.settings.config import Config, construct, settings
+from partitions.base import DEFAULT_PUBLIC
 from partitions.datasets import Info
-from partitions.federation import DEFAULT_PUBLIC
 from partitions.references import options
 from partitions.seeds import drawing
 from partitions.settings import taken

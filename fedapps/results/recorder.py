@@ -153,7 +153,7 @@ class Recorder:
         """What the clients keep; they are asked once a round."""
         if self._told is None:
             folder = self.folder if self._asks else None
-            self._told = {} if folder is None else aside(strategy.ask_memories(), folder)
+            self._told = {} if folder is None else aside(strategy.client_states(), folder)
         return self._told
 
     def _keep(self, strategy: PersonalizedStrategy) -> None:

@@ -203,7 +203,7 @@ def test_a_strategy_is_what_the_page_says_or_stops(name, kinds):
         grid = Noted.of(client_app)
         with pytest.raises((RuntimeError, ValueError)) as stopped:
             strategy().start(grid, initial, ROUNDS, train_config=ConfigRecord({"epochs": 2}))
-        assert needs.way in str(stopped.value) or "use FedAvg" in str(stopped.value)
+        assert needs.usage in str(stopped.value) or "use FedAvg" in str(stopped.value)
         assert not {round_ for _, round_ in grid.sent} - {1}
         cells.append("stops")
         if name in LENIENT:
@@ -217,8 +217,8 @@ def test_a_strategy_is_what_the_page_says_or_stops(name, kinds):
                 strategy(lenient=True)
     what, more = SERVED[name][0] if name in SERVED else "", "–"
     if needs is not None:
-        what = f"needs clients that {needs.do}: `{needs.way}`"
-        more = needs.otherwise or "–"
+        what = f"needs clients that {needs.behaviour}: `{needs.usage}`"
+        more = needs.fallback or "–"
     row = f"| `{name}` | {' | '.join(cells)} | {what} | {more} |"
     assert row in PAGE.splitlines(), f"docs/plug-in.md should have the row\n{row}"
 

@@ -12,9 +12,9 @@ from clients.arrays import from_record, to_record
 from clients.protocol import OFFERS
 from fedapps.engines.grid import InProcessGrid
 from strategies import AFL, FedAvg, FedRep
+from strategies.reply_metrics import foreign_numbers
 from strategies.roster import unlogged
-from strategies.scores import own_means
-from strategies.told import numbers
+from strategies.scores import foreign_means
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -193,14 +193,14 @@ def test_numbers_of_strangers():
             "model": "m", "flag": True, "[red]": 1, "val/acc (%)": 2, "mixed": [1, "a"],
             "wide": [1e300]}  # fmt: skip
     kept = {"accuracy": 93.5, "classes": [1, 2], "client": -7, "val/acc (%)": 2}
-    assert numbers(told) == kept
-    assert len(numbers({f"n{i}": i for i in range(1001)})) == 1000
+    assert foreign_numbers(told) == kept
+    assert len(foreign_numbers({f"n{i}": i for i in range(1001)})) == 1000
 
 
 def test_own_means_are_over_those_who_told():
     """(1·2 + 3·6) / 4 = 5; of lists of different lengths there is none; without weights plain."""
     told = [{"n": 1, "a": 2.0, "b": [1]}, {"n": 3, "a": 6.0, "b": [1, 2]}, {"n": 4, "c": 7}]
     records = [RecordDict({"metrics": MetricRecord(one)}) for one in told]
-    assert dict(own_means(records, "n")) == {"a": 5.0, "c": 7.0}
+    assert dict(foreign_means(records, "n")) == {"a": 5.0, "c": 7.0}
     plain = [RecordDict({"metrics": MetricRecord(one | {"n": 0})}) for one in told]
-    assert dict(own_means(plain, "n")) == {"a": 4.0, "c": 7.0}
+    assert dict(foreign_means(plain, "n")) == {"a": 4.0, "c": 7.0}

@@ -6,7 +6,7 @@ from tiny import update
 
 from clients.arrays import as_type, settled
 from strategies.fedavg import FedAvg, mean, mean_statistics, weighted_mean
-from strategies.magnitude import scaled
+from strategies.replies import scaled
 from strategies.robust import MEANS, robust_mean
 
 NAMES = ("w", "norm.running_mean", "norm.num_batches_tracked")

@@ -140,7 +140,7 @@ def test_another_runs_last_evaluation_is_none_of_this_ones():
         told = strategy._volunteering(2)
         kept = {"kept": {"recent": told}, "arrays": strategy.arrays}
         strategy.optimizers = list
-        strategy._magnitudes.load_state = lambda _: None
+        strategy.messenger.magnitudes.load_state = lambda _: None
         strategy.load_state(state | kept)
         strategy.now = Round(3)
         reply = Update(node, {"prototype": np.zeros(2, np.float32)}, 1, {})

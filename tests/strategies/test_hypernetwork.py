@@ -47,7 +47,7 @@ def test_the_linear_hypernetwork_finds_the_clients_principal_components():
         embedding_dim=K, hidden_layers=0, bias=False, server_lr=1.0, server_momentum=0.9,
         server_weight_decay=0.0, clip_norm=0.0,
     )  # fmt: skip
-    strategy._take(to_record({"0.weight": np.zeros((1, D))}))
+    strategy.open(None, to_record({"0.weight": np.zeros((1, D))}), {})
     nodes = [Node(i, 50 + i) for i in range(N)]
     for _ in range(300):
         sent = strategy.broadcast({}, nodes)

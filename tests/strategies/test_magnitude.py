@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strategies.magnitude import Magnitudes, distance, finite, scaled
+from strategies.replies import Magnitudes, distance, finite, scaled
 
 
 def test_distance_by_hand():

@@ -62,7 +62,7 @@ def test_the_three_exchanges_are_one_step_on_the_end_to_end_gradient():
     app.evaluate()(lambda message, context: answer(message, context, make_client))
     after = from_record(strategy.start(grid, initial, 1).arrays)
 
-    twin._take(initial)
+    twin.open(None, initial, {})
     phi, gamma = dict(twin.network().named_parameters()), twin.gamma
     net, loss = model(), 0.0
     for client in range(3):

@@ -35,7 +35,7 @@ def test_the_update_descends_on_the_surrogate():
             embedding_dim=3, hidden_dim=5, hidden_layers=2, server_lr=0.1, embedding_lr=0.2,
             server_momentum=0.0, server_weight_decay=0.0, clip_norm=0.0,
         )  # fmt: skip
-        strategy._take(to_record(TEMPLATE))
+        strategy.open(None, to_record(TEMPLATE), {})
         nodes = [Node(0, 10), Node(1, 11), Node(2, 12)]
         sent = strategy.broadcast({}, nodes)
         rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_the_update_descends_on_the_surrogate():
 
 def test_a_client_without_a_reply_leaves_its_embedding_alone():
     strategy = PFedHN(embedding_dim=2, hidden_dim=4, hidden_layers=1)
-    strategy._take(to_record({n: a.astype(np.float32) for n, a in TEMPLATE.items()}))
+    strategy.open(None, to_record({n: a.astype(np.float32) for n, a in TEMPLATE.items()}), {})
     nodes = [Node(0, 10), Node(1, 11)]
     sent = strategy.broadcast({}, nodes)
     before = {client: v.detach().clone() for client, v in strategy.embeddings.items()}
@@ -78,7 +78,7 @@ def test_a_linear_step_by_hand():
         server_momentum=0.0, server_weight_decay=0.0, clip_norm=1.0, lr_decay=0.5,
         lr_decay_rounds=1,
     )  # fmt: skip
-    strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+    strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
     strategy.now, node = Round(3), Node(0, 50)
     strategy.meet([node])
     (weight,) = strategy.network().parameters()
@@ -99,7 +99,7 @@ def test_the_mean_is_over_those_who_replied_and_clipped_after_it():
         embedding_dim=1, hidden_layers=0, bias=False, server_lr=0.1, embedding_lr=0.2,
         server_momentum=0.0, server_weight_decay=0.0, clip_norm=0.9,
     )  # fmt: skip
-    strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+    strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
     nodes = [Node(i, 50 + i) for i in range(3)]
     strategy.meet(nodes)
     (weight,) = strategy.network().parameters()
@@ -121,7 +121,7 @@ def test_every_client_starts_from_an_embedding_of_its_own():
     found = []
     for order in (1, -1):
         strategy = PFedHN(hidden_layers=1, hidden_dim=2)
-        strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+        strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
         strategy.nodes = [Node(i, 50 + i, novel=i >= 8) for i in range(12)]
         strategy.meet(strategy.nodes[:2][::order])
         found.append({client: v.tolist() for client, v in strategy.embeddings.items()})
@@ -154,7 +154,7 @@ def test_novel_clients_are_scored_once_they_have_learnt_if_at_all(wanted, scored
 def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter():
     """θ = v: clients 0 and 1 get v_0 and v_1. Counters 3 of 1 sample and 10 of 6: 63 / 7 = 9."""
     strategy = PFedHN(embedding_dim=1, hidden_layers=0, bias=False)
-    strategy._take(to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}))
+    strategy.open(None, to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}), {})
     nodes = [Node(0, 50), Node(1, 51)]
     strategy.meet(nodes)
     (weight,) = strategy.network().parameters()
@@ -172,7 +172,7 @@ def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter(
 
 def test_a_fixed_descriptor_has_no_gradient_that_clipping_could_count():
     strategy = PFedHN(descriptor="class-proportions", embedding_dim=2)
-    strategy._take(to_record({"w": np.zeros(1, np.float32)}))
+    strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
     strategy._remember(0, torch.tensor([0.25, 0.75]))
     assert not strategy.embeddings[0].requires_grad
 
@@ -264,7 +264,7 @@ def test_averages_are_saved_and_no_variance_is_negative():
 def test_novel_clients_do_not_move_the_averages():
     strategy = PFedHN(embedding_dim=1, hidden_layers=0, novel_rounds=1)
     strategy._last_training_round = 1
-    strategy._take(to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}))
+    strategy.open(None, to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}), {})
     node = Node(0, 50)
     for number, expected in ((1, 4), (2, 4)):
         strategy.now = Round(number)

@@ -33,7 +33,7 @@ def test_clients_of_different_sizes_train_one_trunk():
     the mean over clients, and the head of a size only its clients' part of it."""
     plain = {"server_momentum": 0.0, "server_weight_decay": 0.0, "clip_norm": 0.0}
     strategy = PFedHN(embedding_dim=3, hidden_dim=5, hidden_layers=1, models=SIZES, **plain)
-    strategy._take(to_record(SIZES["s"]))
+    strategy.open(None, to_record(SIZES["s"]), {})
     nodes = [Node(i, 50 + i, properties={"model": m}) for i, m in enumerate(["s", "l", "s"])]
     sent = strategy.broadcast({}, nodes)
     assert [sent[node].keys() for node in nodes] == [{"w"}, {"w", "b"}, {"w"}]
@@ -54,7 +54,7 @@ def test_clients_of_different_sizes_train_one_trunk():
 
 def test_a_size_that_nobody_knows_is_refused():
     strategy = PFedHN(embedding_dim=2, models=SIZES)
-    strategy._take(to_record(SIZES["s"]))
+    strategy.open(None, to_record(SIZES["s"]), {})
     nodes = [Node(i, 50 + i, properties={"model": m}) for i, m in ((3, "s"), (4, "xl"), (5, "l"))]
     assert list(strategy.broadcast({}, nodes)) == [nodes[0], nodes[2]]
     assert strategy.now.dropped == {"model": 1}
@@ -63,7 +63,7 @@ def test_a_size_that_nobody_knows_is_refused():
 def test_fixed_descriptors_have_the_size_that_most_tell():
     """Sizes 9, 2, 2 and none: whoever comes first, those of two entries are taken."""
     strategy = PFedHN(descriptor="class-proportions", models=SIZES)
-    strategy._take(to_record(SIZES["s"]))
+    strategy.open(None, to_record(SIZES["s"]), {})
     nodes = [Node(i, 50 + i, properties={"model": "s"}) for i in range(4)]
     told = [{"descriptor": np.full(n, 1 / n, np.float32)} for n in (9, 2, 2)] + [{}]
     replies = [Update(n, arrays, 1, {}) for n, arrays in zip(nodes, told, strict=True)]

@@ -241,14 +241,14 @@ def test_users_are_drawn_one_by_one_and_not_by_the_seed():
     The seed decides them in the test setting alone."""
     nodes = [Node(i, 50 + i) for i in range(10)]
     privacy = central(dp_generator="system")
-    counts = np.array([len(privacy.toss(nodes, 1)) for _ in range(4000)])
+    counts = np.array([len(privacy.sample(nodes, 1)) for _ in range(4000)])
     assert abs(counts.mean() - 2) < 5 * (1.6 / 4000) ** 0.5
     assert 1.35 < counts.var() < 1.85
     assert abs((counts == 0).mean() - 0.107) < 5 * (0.107 * 0.893 / 4000) ** 0.5
     many = [Node(i, 50 + i) for i in range(200)]
-    assert privacy.toss(many, 1) != privacy.toss(many, 1)
-    assert central().toss(many, 1) == central().toss(many, 1) != central().toss(many, 2)
-    assert central(fraction_train=1.0).toss(nodes, 1) is None
+    assert privacy.sample(many, 1) != privacy.sample(many, 1)
+    assert central().sample(many, 1) == central().sample(many, 1) != central().sample(many, 2)
+    assert central(fraction_train=1.0).sample(nodes, 1) is None
 
 
 def test_participants_are_nobodys_business_under_central_privacy():

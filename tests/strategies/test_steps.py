@@ -11,12 +11,12 @@ from clients.arrays import from_record, to_record
 from clients.protocol import OFFERS, RESTORE_STATE, SAVE_STATE
 from fedapps.engines.grid import InProcessGrid
 from partitions.seeds import seed_of
-from strategies import base
+from strategies import hooks, messages, run_state, scores
 from strategies import round as rounds
 from strategies.fedavg import FedAvg
-from strategies.replies import Node, Update, agreed, weighed
+from strategies.replies import Node, Update, bound_weights, most_common
+from strategies.reply_metrics import raw_values
 from strategies.roster import Roster
-from strategies.told import told
 
 START = {"w": np.full(2, 100, np.float32)}
 
@@ -96,7 +96,7 @@ def test_a_share_of_three_clients_is_rounded_and_at_least_one(fraction, count):
 
 def test_every_draw_of_clients_has_a_generator_of_its_own(monkeypatch):
     noted = []
-    monkeypatch.setattr(base, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
+    monkeypatch.setattr(hooks, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
     go(FedAvg(fraction_train=0.4, fraction_evaluate=0.4, evaluate_every=1, seed=5), num_rounds=2)
     assert noted == [(5, purpose, n) for n in (1, 2) for purpose in ("sample", "evaluate")]
 
@@ -145,8 +145,10 @@ def test_what_is_measured_from_where_and_clipped():
     """Node i is √2·i from the (100, 100) that it was sent; at a norm of 2√2 they move by 1, 2, 2.
     What it doubles to (14, 14) is measured from zero, for itself, and never clipped."""
     strategy, seen = Asking(max_update_norm=2 * 2**0.5), {}
-    limit = strategy._magnitudes.limit
-    strategy._magnitudes.limit = lambda kind, far: seen.setdefault(kind, far) and limit(kind, far)
+    limit = strategy.messenger.magnitudes.limit
+    strategy.messenger.magnitudes.limit = lambda kind, far: (
+        seen.setdefault(kind, far) and limit(kind, far)
+    )
     result, _, _ = go(strategy)
     assert from_record(result.arrays)["w"].tolist() == pytest.approx([100 + 5 / 3] * 2)
     assert [update.arrays["w"].tolist() for update in strategy.doubled] == [[14, 14]] * 3
@@ -170,7 +172,7 @@ def test_a_method_may_measure_from_elsewhere():
 def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
     """Two float32 down to each of three clients, up from two; what a client had in mind is none of
     it, and is given back once. The bad reply counts with training, not with the evaluation."""
-    strategy = FedAvg(memories={2: {"own": np.ones(9, np.float32)}})
+    strategy = FedAvg(client_states={2: {"own": np.ones(9, np.float32)}})
     _, heard, reports = go(strategy, bad=[3], num_rounds=2)
     for report in reports:
         assert report["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6 * 2 / 3})
@@ -194,13 +196,13 @@ class Noting(InProcessGrid):
 
 def test_what_clients_have_in_mind_comes_and_goes_by_parts(monkeypatch):
     """Two clients at once: 1 and 2, then 3. Client 1 keeps nothing; 1 and 3 get something back."""
-    monkeypatch.setattr(base, "AT_ONCE", 2)
+    monkeypatch.setattr(run_state, "STATE_BATCH", 2)
     grid = Noting.simulation(society()[0], {}, 3)
-    strategy = FedAvg(memories={n: {"own": np.ones(9, np.float32)} for n in (1, 2, 3)})
+    strategy = FedAvg(client_states={n: {"own": np.ones(9, np.float32)} for n in (1, 2, 3)})
     reports = []
     strategy.on_round = lambda report: reports.append(dict(report))
     strategy.start(grid, to_record(START), num_rounds=1)
-    told = [(client, own["kept"].tolist()) for client, own in strategy.ask_memories()]
+    told = [(client, own["kept"].tolist()) for client, own in strategy.client_states()]
     assert told == [(2, [2]), (3, [3])]
     for kind in (RESTORE_STATE, SAVE_STATE):
         own = [one for one in grid.exchanges if one[0][0] == kind]
@@ -230,7 +232,7 @@ def test_what_was_sent_is_gone_when_replies_are_aggregated():
 
 
 def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
-    monkeypatch.setattr(base, "AT_ONCE", 2)
+    monkeypatch.setattr(run_state, "STATE_BATCH", 2)
     strategy = FedAvg()
     go(strategy)
     silent = strategy.grid.client_app
@@ -241,8 +243,8 @@ def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
         return silent(message, context)
 
     strategy.grid.client_app = app
-    with pytest.raises(RuntimeError, match=r"^0 of 1 clients told what they keep$"):
-        list(strategy.ask_memories())
+    with pytest.raises(RuntimeError, match=r"^0 of 1 clients answered with their state$"):
+        list(strategy.client_states())
 
 
 def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monkeypatch):
@@ -253,7 +255,7 @@ def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monk
         calls.append([[node.client for node in nodes] for nodes in (novel, training)])
         return np.array([[1.0, np.nan], [0.5, 1.5]])
 
-    monkeypatch.setattr(base, "a_distances", distances)
+    monkeypatch.setattr(scores, "a_distances", distances)
     result, _, _ = go(FedAvg(bound=True, evaluate_every=1), nodes=4, novel=[1, 4], num_rounds=2)
     told = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
     assert told == [0.5, 0.5]
@@ -268,7 +270,7 @@ class Ledger:
     def __init__(self):
         self.spent = []
 
-    def toss(self, nodes, round_):
+    def sample(self, nodes, round_):
         return [nodes[0], nodes[2]]
 
     def spend(self, nodes):
@@ -315,9 +317,9 @@ def nodes(*counts):
 def test_what_most_nodes_tell_and_of_ties_the_least():
     one, two = {"m": 5, "classes": 3}, {"m": 4, "classes": 9}
     some = [Node(i, 50 + i, properties=p) for i, p in enumerate((two, one, one, {"m": 1}))]
-    assert agreed(some, "m", "classes") == (5, 3)
-    assert agreed(some[:2], "m", "classes") == (4, 9)
-    assert agreed(some[3:], "m", "classes") is None
+    assert most_common(some, "m", "classes") == (5, 3)
+    assert most_common(some[:2], "m", "classes") == (4, 9)
+    assert most_common(some[3:], "m", "classes") is None
 
 
 def test_who_tells_a_hundred_times_the_usual_number_still_counts():
@@ -325,9 +327,9 @@ def test_who_tells_a_hundred_times_the_usual_number_still_counts():
     Where nobody told, the replies' own 7 and 900 have the lower median 7."""
     said = nodes(8, 2, 3)
     replies = [Update(node, {}, n, {}) for node, n in zip(said, (300, 301, 900), strict=True)]
-    assert [update.num_examples for update in weighed(replies, said)] == [300, 3, 3]
+    assert [update.num_examples for update in bound_weights(replies, said)] == [300, 3, 3]
     replies = [Update(node, {}, n, {}) for node, n in zip(nodes(0, 0), (900, 7), strict=True)]
-    assert [update.num_examples for update in weighed(replies, nodes(0, 0))] == [7, 7]
+    assert [update.num_examples for update in bound_weights(replies, nodes(0, 0))] == [7, 7]
 
 
 def test_records_are_read_together():
@@ -340,7 +342,7 @@ def test_records_are_read_together():
             "arrays": ArrayRecord(),
         }
     )
-    assert told(content) == {"model": "small", "novel": True, "client": 4, "num-examples": 2}
+    assert raw_values(content) == {"model": "small", "novel": True, "client": 4, "num-examples": 2}
 
 
 # Time and the roster
@@ -348,10 +350,10 @@ def test_records_are_read_together():
 
 def test_phases_follow_one_another(monkeypatch):
     """From 10 s on: 2 s until 12, then 3 until 15."""
-    now = rounds.Round(started=10.0, lap=10.0)
+    now = rounds.Round(started=10.0, phase_started=10.0)
     for at, phase in ((12.0, "send"), (15.0, "clients")):
         monkeypatch.setattr(rounds.time, "monotonic", lambda at=at: at)
-        now.ends(phase)
+        now.end_phase(phase)
     assert now.phases == {"send": 2.0, "clients": 3.0}
 
 
@@ -364,7 +366,7 @@ def test_a_rounds_seconds_hold_all_its_phases():
 
 def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
     """So that a round's replies do not lie in memory twice."""
-    events, read = [], base.read_reply
+    events, read = [], messages.read_reply
 
     def noted(reply, node, *given):
         events.append(("read", node.id))
@@ -375,7 +377,7 @@ def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
             events.append((message.metadata.message_type, message.metadata.dst_node_id))
             return super()._deliver(message)
 
-    monkeypatch.setattr(base, "read_reply", noted)
+    monkeypatch.setattr(messages, "read_reply", noted)
     grid = Asking.simulation(society()[0], {}, 3)
     FedAvg().start(grid, to_record(START), num_rounds=1)
     trained = [("train", 1), ("read", 1), ("train", 2), ("read", 2), ("train", 3), ("read", 3)]

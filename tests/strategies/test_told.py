@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.told import KNOWN, LARGEST, typed
+from strategies.reply_metrics import LARGEST, READERS, checked_values
 
 ANYTHING = st.one_of(
     st.floats(), st.integers(), st.text(), st.binary(), st.booleans(), st.none(),
@@ -28,7 +28,7 @@ ANYTHING = st.one_of(
     ],
 )
 def test_what_is_kept(told, kept):
-    found = typed(told)
+    found = checked_values(told)
     assert found == kept
     assert [type(value) for value in found.values()] == [type(value) for value in kept.values()]
 
@@ -57,14 +57,14 @@ def test_what_is_kept(told, kept):
 )
 def test_what_no_honest_client_tells(told):
     with pytest.raises(ValueError, match=r"must be|most is"):
-        typed(told)
+        checked_values(told)
 
 
-@given(st.dictionaries(st.one_of(st.sampled_from(sorted(KNOWN)), st.text()), ANYTHING))
+@given(st.dictionaries(st.one_of(st.sampled_from(sorted(READERS)), st.text()), ANYTHING))
 def test_nothing_else_comes_through(told):
     """Whatever is told: a ValueError, or finite numbers, true or false, short lines and counts."""
     try:
-        found = typed(told)
+        found = checked_values(told)
     except ValueError:
         return
     for name, value in found.items():
@@ -76,10 +76,10 @@ def test_nothing_else_comes_through(told):
 
 def test_bounds_belong_to_what_is_allowed():
     """A hundred values, a word of 200 characters, 0 and 1, and the largest number; no more."""
-    assert len(typed({f"own{i}": i for i in range(100)})) == 100
+    assert len(checked_values({f"own{i}": i for i in range(100)})) == 100
     kept = {"model": "m" * 200, "accuracy": 0, "test-accuracy": 1, "client": 0, "own": LARGEST}
-    assert typed(kept) == kept
-    assert typed({"own": 1.001 * LARGEST, "loss": -1.001 * LARGEST}) == {}
+    assert checked_values(kept) == kept
+    assert checked_values({"own": 1.001 * LARGEST, "loss": -1.001 * LARGEST}) == {}
     for bad in ({"model": "m" * 201}, {"accuracy": -0.01}, {"classes": 0}):
         with pytest.raises(ValueError, match="must be"):
-            typed(bad)
+            checked_values(bad)

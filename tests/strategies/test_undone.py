@@ -9,7 +9,7 @@ from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
 from fedapps.node.bridge import answer
 from fedapps.serverapp import run
-from strategies import magnitude
+from strategies import replies
 
 
 def go(method, rounds, poisoned=0):
@@ -35,8 +35,8 @@ def go(method, rounds, poisoned=0):
 def test_the_state_is_that_before_the_round(method, monkeypatch):
     """With the check of sizes off: two rounds, of which the second is undone, leave one round's
     arrays; a third goes on from them as if nothing had been, momentum included."""
-    monkeypatch.setattr(magnitude, "ABSURD", np.inf)
-    monkeypatch.setattr(magnitude, "LARGEST", np.inf)
+    monkeypatch.setattr(replies, "ABSURD", np.inf)
+    monkeypatch.setattr(replies, "LARGEST", np.inf)
     one, _ = go(method, 1)
     two, metrics = go(method, 2, poisoned=2)
     assert metrics[2]["undone"] == 1
@@ -52,6 +52,6 @@ def test_the_state_is_that_before_the_round(method, monkeypatch):
 
 def test_finite_looks_everywhere():
     good = {"a": [np.ones(2), {"b": (1.5, "text", None, 3)}], "c": {1.0, 2.0}, "d": np.array([1])}
-    assert magnitude.finite(good)
+    assert replies.finite(good)
     for bad in (np.nan, np.array([1, np.inf], np.float32), {3: [float("-inf")]}):
-        assert not magnitude.finite(good | {"e": bad})
+        assert not replies.finite(good | {"e": bad})

@@ -1,0 +1,174 @@
+"""Messages to nodes and their replies: serialised once, checked, counted in the round."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from logging import WARNING
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from clients.arrays import Arrays, num_bytes, to_record
+from clients.protocol import SAVE_STATE
+from strategies.replies import (
+    EXAMPLES,
+    Magnitudes,
+    Node,
+    Requirement,
+    Update,
+    bound_weights,
+    distance,
+    read_reply,
+    scaled,
+)
+from strategies.round import Protection, Request, Round
+
+Sent = list[tuple[Message, Node]]
+
+
+class Sender(Protocol):
+    """What a messenger reads of its strategy."""
+
+    grid: Grid
+    timeout: float
+    nodes: list[Node]
+    now: Round
+    arrays: Arrays
+    requires: Requirement | None
+    privacy: Protection | None
+    max_update_norm: float
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+
+    def reference(self, sent: Arrays) -> Arrays:
+        """As in `Hooks`."""
+
+
+class Messenger:
+    """Builds a strategy's messages and reads their replies."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.magnitudes = Magnitudes()
+        self.record: ArrayRecord | None = None  # the sender's arrays as a record, if there is one
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether the participants and their number are secret."""
+        return self._sender.privacy is not None and self._sender.privacy.hides_participants
+
+    def exchanges(
+        self, requests: Sequence[Request], config: Mapping[str, Any]
+    ) -> list[Callable[[], list[Update]]]:
+        """Send the requests together, each with this `config`; for each what reads its replies."""
+        sender, records = self._sender, dict[int, ArrayRecord]()
+        sent = [
+            self.messages(r.action, r.payloads, ConfigRecord({**config, **r.config}), records)
+            for r in requests
+        ]
+        messages = [message for pairs in sent for message, _ in pairs]
+        received = (
+            sender.grid.send_and_receive(messages, timeout=sender.timeout) if messages else []
+        )
+        replies = list(received)
+        return [
+            partial(self.receive, pairs, replies, r.like)
+            for r, pairs in zip(requests, sent, strict=True)
+        ]
+
+    def messages(
+        self,
+        action: str,
+        payloads: Mapping[Node, Arrays],
+        config: ConfigRecord,
+        records: dict[int, ArrayRecord] | None = None,
+    ) -> Sent:
+        """One message per node. Arrays that nodes share are serialised once; `records` holds them
+        by id, for other messages with the same arrays."""
+        sender, records = self._sender, {} if records is None else records
+        if self.record is not None:
+            records[id(sender.arrays)] = self.record
+        sent = []
+        for node in sorted(payloads):
+            arrays = payloads[node]
+            if id(arrays) not in records:
+                records[id(arrays)] = to_record(arrays)
+            content = RecordDict(
+                {sender.arrayrecord_key: records[id(arrays)], sender.configrecord_key: config}
+            )
+            sent.append((Message(content, dst_node_id=node.id, message_type=action), node))
+            sender.now.bytes["down"] += num_bytes(arrays.values())
+        return sent
+
+    def receive(
+        self,
+        sent: Sent,
+        replies: Iterable[Message],
+        like: Mapping[Node, Arrays],
+        train: bool = False,
+    ) -> list[Update]:
+        """The valid replies, sorted by client; the others are counted and logged."""
+        sender = self._sender
+        nodes = {message.metadata.message_id: node for message, node in sent}
+        kind = sent[0][0].metadata.message_type if sent else ""
+        starts = sender.now.payloads if kind == "train" else {}
+        updates: list[Update] = []
+        distances: dict[Node, float] = {}
+        # a grid's replies, read once, do not stay in memory
+        once: Callable[[], Iterable[Message]] = getattr(replies, "once", lambda: replies)
+        for reply in once():
+            node = nodes.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            update, cause, detail = read_reply(
+                reply, node, like.get(node), train, sender.weighted_by_key, sender.requires
+            )
+            if update is None:
+                self.drop(node, cause, detail)
+            else:
+                updates.append(update)
+                distances[node] = distance(update.arrays, sender.reference(starts.get(node, {})))
+                sender.now.bytes["up"] += num_bytes(update.arrays.values())
+        for node in nodes.values():
+            self.drop(node, "missing", f"none within {sender.timeout} s")
+        known = sender.nodes if sender.weighted_by_key == EXAMPLES else []
+        updates = bound_weights(sorted(updates, key=lambda update: update.node), known)
+        return self._plausible(kind, updates, distances)
+
+    def _plausible(
+        self, kind: str, updates: list[Update], distances: Mapping[Node, float]
+    ) -> list[Update]:
+        """The updates of plausible size; longer train updates are scaled to `max_update_norm`.
+
+        Where participants are secret all are kept, as the usual size would reveal something of
+        them; there the privacy clips every update."""
+        if (
+            self.hides_participants
+            or kind == SAVE_STATE
+            or not any(update.arrays for update in updates)
+        ):
+            return updates
+        limit = self.magnitudes.limit(kind, [distances[update.node] for update in updates])
+        max_norm = self._sender.max_update_norm if kind == "train" else 0.0
+        kept = []
+        for update in updates:
+            node, norm = update.node, distances[update.node]
+            if norm > limit:
+                self.drop(node, "absurd", f"{norm:.3g} from what was sent, > {limit:.3g}")
+            elif max_norm and norm > max_norm:
+                start = self._sender.reference(self._sender.now.payloads[node])
+                arrays = scaled(update.arrays, start, max_norm / norm)
+                kept.append(replace(update, arrays=arrays))
+                self._sender.now.clipped += 1
+            else:
+                kept.append(update)
+        return kept
+
+    def drop(self, node: Node, cause: str, detail: str) -> None:
+        """Count and log a reply that is not used."""
+        self._sender.now.dropped[cause] += 1
+        name = "a client" if self.hides_participants else f"client {node.client}"
+        log(WARNING, "%s: reply dropped, %s: %s", name, cause, detail)
