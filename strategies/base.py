@@ -16,9 +16,10 @@ from clients.arrays import Arrays
 from strategies.hooks import Aggregate, Hooks
 from strategies.loop import Loop
 from strategies.messages import Messenger
+from strategies.privacy import Privacy
 from strategies.replies import EXAMPLES, Node
 from strategies.roster import Roster
-from strategies.round import Protection, Round
+from strategies.round import Round
 from strategies.run_state import client_states
 from strategies.scores import foreign_means
 
@@ -59,7 +60,7 @@ class PersonalizedStrategy(Hooks):
         former: Mapping[str, Any] | None = None,
         client_states: Mapping[int, Arrays] | None = None,
         only_model: str = "",
-        privacy: Protection | None = None,
+        privacy: Privacy | None = None,
         saved_rounds: int = 0,
         min_train_nodes: int = 1,
         min_evaluate_nodes: int = 1,

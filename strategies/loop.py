@@ -31,7 +31,6 @@ from strategies.run_state import (
     undo_round,
 )
 from strategies.scores import Evaluation, losses, records
-from strategies.wrapped import check_wrapped
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -138,10 +137,7 @@ class Loop:
         nodes, now = strategy.sample(), strategy.now
         now.payloads = strategy.broadcast(strategy.arrays, nodes)
         if not self.flower_arrays.leads:
-            sent = now.payloads.values()
-            wire = [*sent, *map(strategy.expected, sent)]
-            name = type(strategy).__name__
-            check_wrapped(name, strategy.keeps_arrays, strategy.requires, arrays, wire)
+            self.flower_arrays.check_wrapped(arrays, now.payloads.values())
         private: dict[str, Any] = {}
         if strategy.privacy is not None:
             strategy.privacy.spend(list(now.payloads))

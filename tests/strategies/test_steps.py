@@ -4,8 +4,9 @@ import weakref
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
+from society import asked, go, society
 
 from clients.arrays import from_record, to_record
 from clients.base import KEEP, OFFERS, RECALL
@@ -15,73 +16,7 @@ from strategies import hooks, messages, run_state, scores
 from strategies import round as rounds
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Update, bound_weights, most_common
-from strategies.reply_metrics import raw_values
 from strategies.roster import Roster
-
-START = {"w": np.full(2, 100, np.float32)}
-
-
-def society(novel=(), bad=()):
-    """A ClientApp of clients that are `novel` or send nothing valid; node i adds i to all it is
-    sent, is right on 1/i of its i samples, and doubles what it is asked to. Notes what it heard."""
-    client_app = ClientApp()
-    heard = []
-
-    def reply(message, arrays, numbers):
-        content = {"arrays": to_record(arrays), "metrics": MetricRecord(numbers)}
-        return Message(RecordDict(content), reply_to=message)
-
-    @client_app.query()
-    def query(message, context):
-        said = ConfigRecord(
-            {OFFERS: "", "client": context.node_id, "novel": context.node_id in novel}
-        )
-        return Message(RecordDict({"properties": said}), reply_to=message)
-
-    @client_app.train()
-    def train(message, context):
-        heard.append(("train", context.node_id))
-        if context.node_id in bad:
-            return reply(message, {}, {"num-examples": 1})
-        arrays = from_record(message.content["arrays"])
-        moved = {n: a + np.float32(context.node_id) for n, a in arrays.items()}
-        return reply(message, moved, {"num-examples": 1})
-
-    @client_app.evaluate()
-    def evaluate(message, context):
-        i = context.node_id
-        heard.append(("evaluate", i))
-        return reply(message, {}, {"num-examples": i, "accuracy": 1 / i})
-
-    @client_app.query("double")
-    def double(message, context):
-        arrays = from_record(message.content["arrays"])
-        return reply(message, {n: 2 * a for n, a in arrays.items()}, {})
-
-    @client_app.train(RECALL.partition(".")[2])
-    def recall(message, context):
-        heard.append((RECALL, context.node_id))
-        return reply(message, {}, {})
-
-    @client_app.query(KEEP.partition(".")[2])
-    def keep(message, context):
-        own = {"kept": np.full(1, context.node_id)} if context.node_id > 1 else {}
-        return reply(message, own, {})
-
-    return client_app, heard
-
-
-def go(strategy, *, nodes=3, num_rounds=1, novel=(), bad=()):
-    """Runs the strategy; returns its result, what clients heard and each round's report."""
-    client_app, heard = society(novel, bad)
-    reports = []
-    strategy.on_round = lambda report: reports.append(dict(report))
-    grid = InProcessGrid.simulation(client_app, {}, nodes)
-    return strategy.start(grid, to_record(START), num_rounds=num_rounds), heard, reports
-
-
-def asked(heard, kind):
-    return [node for one, node in heard if one == kind]
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.5, 2), (0.1, 1), (0.4, 1)])
@@ -127,8 +62,7 @@ def test_replies_are_aggregated_by_client_in_whatever_order_they_come():
             seen.extend(update.node.client for update in updates)
             return super().aggregate(arrays, updates)
 
-    grid = Reversed.simulation(society()[0], {}, 3)
-    Seen().start(grid, to_record(START), num_rounds=1)
+    go(Seen(), grid=Reversed)
     assert seen == [1, 2, 3]
 
 
@@ -169,11 +103,15 @@ def test_a_method_may_measure_from_elsewhere():
     assert from_record(result.arrays)["w"] == pytest.approx([0.5**0.5] * 2)
 
 
+def empty(reply):
+    reply.content["arrays"] = to_record({})
+
+
 def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
     """Two float32 down to each of three clients, up from two; what a client had in mind is none of
     it, and is given back once. The bad reply counts with training, not with the evaluation."""
     strategy = FedAvg(client_states={2: {"own": np.ones(9, np.float32)}})
-    _, heard, reports = go(strategy, bad=[3], num_rounds=2)
+    _, heard, reports = go(strategy, spoil=empty, num_rounds=2)
     for report in reports:
         assert report["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6 * 2 / 3})
         assert report["dropped"] == {"names": 1}
@@ -197,15 +135,12 @@ class Noting(InProcessGrid):
 def test_what_clients_have_in_mind_comes_and_goes_by_parts(monkeypatch):
     """Two clients at once: 1 and 2, then 3. Client 1 keeps nothing; 1 and 3 get something back."""
     monkeypatch.setattr(run_state, "STATE_BATCH", 2)
-    grid = Noting.simulation(society()[0], {}, 3)
     strategy = FedAvg(client_states={n: {"own": np.ones(9, np.float32)} for n in (1, 2, 3)})
-    reports = []
-    strategy.on_round = lambda report: reports.append(dict(report))
-    strategy.start(grid, to_record(START), num_rounds=1)
+    _, _, reports = go(strategy, grid=Noting)
     told = [(client, own["kept"].tolist()) for client, own in strategy.client_states()]
     assert told == [(2, [2]), (3, [3])]
     for kind in (RECALL, KEEP):
-        own = [one for one in grid.exchanges if one[0][0] == kind]
+        own = [one for one in strategy.grid.exchanges if one[0][0] == kind]
         assert own == [[(kind, 1), (kind, 2)], [(kind, 3)]]
     assert reports[0]["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6})
 
@@ -227,7 +162,7 @@ def test_what_was_sent_is_gone_when_replies_are_aggregated():
             there.extend(self.now.payloads)
             return super().aggregate(arrays, updates)
 
-    Looking().start(Sending.simulation(society()[0], {}, 3), to_record(START), num_rounds=2)
+    go(Looking(), grid=Sending, num_rounds=2)
     assert there == [None] * 6
 
 
@@ -332,19 +267,6 @@ def test_who_tells_a_hundred_times_the_usual_number_still_counts():
     assert [update.num_examples for update in bound_weights(replies, nodes(0, 0))] == [7, 7]
 
 
-def test_records_are_read_together():
-    """All records of a reply; what is told twice is as it was told last, a measure after a word."""
-    content = RecordDict(
-        {
-            "one": ConfigRecord({"model": "small", "client": 3}),
-            "two": ConfigRecord({"novel": True}),
-            "numbers": MetricRecord({"client": 4, "num-examples": 2}),
-            "arrays": ArrayRecord(),
-        }
-    )
-    assert raw_values(content) == {"model": "small", "novel": True, "client": 4, "num-examples": 2}
-
-
 # Time and the roster
 
 
@@ -355,13 +277,6 @@ def test_phases_follow_one_another(monkeypatch):
         monkeypatch.setattr(rounds.time, "monotonic", lambda at=at: at)
         now.end_phase(phase)
     assert now.phases == {"send": 2.0, "clients": 3.0}
-
-
-def test_a_rounds_seconds_hold_all_its_phases():
-    _, _, reports = go(FedAvg())
-    phases = reports[0]["phases"]
-    assert phases.keys() == {"send", "clients", "aggregate", "evaluate"}
-    assert reports[0]["seconds"] >= sum(phases.values()) > 0
 
 
 def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
@@ -378,8 +293,7 @@ def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
             return super()._deliver(message)
 
     monkeypatch.setattr(messages, "read_reply", noted)
-    grid = Asking.simulation(society()[0], {}, 3)
-    FedAvg().start(grid, to_record(START), num_rounds=1)
+    go(FedAvg(), grid=Asking)
     trained = [("train", 1), ("read", 1), ("train", 2), ("read", 2), ("train", 3), ("read", 3)]
     assert events[3:9] == trained  # after three queries
 

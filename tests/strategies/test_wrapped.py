@@ -118,20 +118,6 @@ def test_exchanges_are_no_wrappers_business(monkeypatch):
         wrapper.start(clients(), to_record(START), num_rounds=1)
 
 
-def test_replies_can_be_gone_through_again():
-    """As a grid's list can; who goes through them once keeps none."""
-    grid = clients()
-    messages = [
-        Message(RecordDict({"arrays": to_record(START)}), node, "evaluate") for node in (1, 2)
-    ]
-    replies = grid.send_and_receive(messages)
-    assert next(iter(replies)) in list(replies)
-    assert len(list(replies)) == len(list(replies)) == 2
-    once = grid.send_and_receive(messages)
-    assert len(list(once.once())) == 2
-    assert list(once) == []
-
-
 def test_our_own_rounds_keep_no_reply_in_memory():
     grid, alive = clients(), []
     deliver, came = grid._deliver, []
