@@ -183,17 +183,18 @@ def test_the_encoder_descends_on_the_clients_mean_at_its_own_decayed_rate(clip_n
 
 def test_the_last_rounds_alone_fine_tune(monkeypatch):
     """Two of five: embeddings are free in rounds 1 to 3, phase 0; rounds 4 and 5 are phase 1, of
-    which the best round is chosen anew. End-to-end training has one phase."""
+    which the best round is chosen anew. End-to-end training has one phase. Nothing stops while
+    embeddings are free."""
     monkeypatch.setattr(PFedHN, "broadcast", lambda *_: {})
     for training, expected in (
-        ("two-phase", [(True, 0)] * 3 + [(False, 1)] * 2),
-        ("end-to-end", [(False, 0)] * 5),
+        ("two-phase", [(True, 0, False)] * 3 + [(False, 1, True)] * 2),
+        ("end-to-end", [(False, 0, True)] * 5),
     ):
         strategy, found = strategy_of(training=training, fine_tune_rounds=2), []
         for number in range(1, 6):
             strategy.now = Round(number)
             strategy.broadcast({}, [])
-            found.append((strategy.free, strategy.phase))
+            found.append((strategy.free, strategy.phase, strategy.may_stop))
         assert found == expected
 
 
@@ -220,23 +221,6 @@ def test_the_largest_noise_is_told():
     strategy.sigmas = [0.1, 0.4, 0.2]
     assert strategy.report()["dp-sigma"] == 0.4
     assert strategy.report()["dp-epsilon"] == 2.0
-
-
-def test_the_first_statistics_are_of_all_training_clients_and_of_no_other():
-    """Client 0 was sampled and told 1, client 1 is asked and tells 5, a novel one is not asked:
-    mean 3, variance 4. Client 0's descriptor 1 is then scaled to (1 − 3)/2."""
-    strategy = strategy_of(descriptor_rate=0.5)
-    nodes = [Node(0, 50), Node(1, 51), Node(9, 59, novel=True)]
-    strategy.nodes, strategy.descriptors = nodes, {0: torch.tensor([1.0])}
-
-    def meet(asked):
-        assert asked == [nodes[1]]
-        strategy.descriptors = {1: torch.tensor([5.0])}
-
-    strategy.meet = meet
-    strategy.observe(nodes[:1])
-    assert (strategy.moments.mean.item(), strategy.moments.variance.item()) == (3.0, 4.0)
-    assert strategy.embedding(0).item() == pytest.approx(-1.0)
 
 
 def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it():
@@ -268,12 +252,3 @@ def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it(
     assert strategy.broadcast({}, nodes[:2]).keys() == {nodes[0]}
     assert moments() == (5.0, pytest.approx(16 / 3))
     assert asked == [("query.encode", who) for who in ([0, 1], [2], [0, 1, 2, 9], [0, 1])]
-
-
-def test_nothing_stops_while_embeddings_are_free():
-    strategy = strategy_of(training="two-phase", fine_tune_rounds=2)
-    told = []
-    for number in (3, 4):
-        strategy.now = Round(number)
-        told.append(strategy.may_stop)
-    assert told == [False, True]

@@ -86,3 +86,25 @@ def test_what_is_no_answer_costs_that_node_alone():
     assert look(roster, grid, *everyone) == ([(3, 1)], {"malformed": 7, "error": 1})
     words[8] = {"client": 9}  # it is asked again
     assert look(roster, grid, *everyone) == ([(3, 1), (9, 9)], {})
+
+
+def test_nodes_at_the_start_have_longer_to_answer():
+    """90 s, if that is longer than the round's timeout, which later ones have."""
+    grid, _ = federation({"client": 1}, {"client": 2}, {"client": 3})
+    answers, waited = grid.send_and_receive, []
+
+    def noted(messages, timeout):
+        waited.append(timeout)
+        return answers(messages, timeout=timeout)
+
+    grid.send_and_receive = noted
+    for start_timeout in (90.0, 0.5):
+        roster = Roster(1, 0.0, "", start_timeout=start_timeout)
+        for ids in ((1,), (1, 2), (1, 2, 3)):
+            look(roster, grid, *ids)
+    assert waited == [90.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_the_roster_is_cut_to_one_network():
+    grid, _ = federation(*({"client": i, "model": "ab"[i % 2]} for i in (1, 2, 3)))
+    assert look(Roster(3, 0.0, "b"), grid, 1, 2, 3) == ([(1, 1), (3, 3)], {})

@@ -4,19 +4,16 @@ import weakref
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-from society import asked, go, society
+from society import asked, go
 
 from clients.arrays import from_record, to_record
-from clients.base import KEEP, OFFERS, RECALL
+from clients.base import KEEP, RECALL
 from fedapps.engines.grid import InProcessGrid
 from partitions.seeds import seed_of
 from strategies import hooks, messages, run_state, scores
 from strategies import round as rounds
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Update, bound_weights, most_common
-from strategies.roster import Roster
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.5, 2), (0.1, 1), (0.4, 1)])
@@ -296,38 +293,3 @@ def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
     go(FedAvg(), grid=Asking)
     trained = [("train", 1), ("read", 1), ("train", 2), ("read", 2), ("train", 3), ("read", 3)]
     assert events[3:9] == trained  # after three queries
-
-
-def test_who_is_there_at_the_start_has_longer_to_answer():
-    """90 s, if that is longer; later ones have what a round has."""
-    client_app, _ = society()
-    grid = InProcessGrid.simulation(client_app, {}, 4)
-    answers, waited = grid.send_and_receive, []
-
-    def noted(messages, timeout):
-        waited.append(timeout)
-        return answers(messages, timeout=timeout)
-
-    grid.send_and_receive = noted
-    roster = Roster(1, 0.0, "", start_timeout=90.0)
-    for ids, timeout in (([1], 5.0), ([1, 2], 5.0), ([1, 2, 3], 7.0)):
-        grid.get_node_ids = lambda ids=ids: ids
-        roster.present(grid, {}, timeout)
-    assert waited == [90.0, 5.0, 7.0]
-    waited.clear()
-    Roster(1, 0.0, "", start_timeout=1.0).present(grid, {}, 5.0)
-    assert waited == [5.0]
-
-
-def test_the_roster_is_cut_to_one_network():
-    client_app = ClientApp()
-
-    @client_app.query()
-    def query(message, context):
-        said = ConfigRecord(
-            {OFFERS: "", "client": context.node_id, "model": "ab"[context.node_id % 2]}
-        )
-        return Message(RecordDict({"properties": said}), reply_to=message)
-
-    grid = InProcessGrid.simulation(client_app, {}, 3)
-    assert [node.client for node in Roster(3, 0.0, "b").present(grid, {}, 1.0)] == [1, 3]
