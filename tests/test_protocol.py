@@ -38,7 +38,7 @@ def test_the_factor_of_a_round_by_hand():
 
 
 class Watched(InProcessGrid):
-    """What each message told of the learning rates."""
+    """Keeps the factor of the learning rates in each message."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -52,7 +52,7 @@ class Watched(InProcessGrid):
         return super()._deliver(message)
 
 
-def test_clients_are_told_the_factor_with_every_message():
+def test_every_message_holds_the_factor():
     """Training, evaluation and further exchanges; without decay the messages are as ever."""
     config = SMALL | {"method": "odpfl-hn", "lr-decay": 0.5, "lr-decay-rounds": 1}
     grid = Watched.simulation(app, config, 6)

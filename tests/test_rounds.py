@@ -272,7 +272,7 @@ def test_pfedme():
         (PFedMeClient, {"lr": 0.0, "personal_lr": 1e-9}),
     ],
 )
-def test_the_loss_that_is_told_is_the_mean_over_the_batches(cls, settings):
+def test_the_reported_loss_is_the_mean_over_the_batches(cls, settings):
     """Without a step to speak of it is L_i(w) in every batch of all the samples; the reply has
     the client's sample count."""
     for i, client in enumerate(clients(cls, **settings)):

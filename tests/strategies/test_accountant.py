@@ -41,7 +41,7 @@ def test_privacy_loss_distributions_lie_just_below_renyi(z, q, rounds, epsilon):
 
 
 def test_all_rounds_count_and_of_every_kind():
-    """One round composed instead of all, or one kind instead of both, tells less."""
+    """One round composed instead of all, or one kind instead of both, gives a smaller ε."""
     one, all_, both = (
         central_epsilon(rounds, 1e-5)
         for rounds in ({(1.0, 0.1): 1}, {(1.0, 0.1): 40}, {(1.0, 0.1): 40, (0.8, 0.2): 5})

@@ -1,4 +1,4 @@
-"""FedEmbed's server, step by step, on answers that are made up."""
+"""FedEmbed's server, step by step, on replies made by hand."""
 
 import numpy as np
 from tiny import update
@@ -131,7 +131,7 @@ def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
 
 def test_another_runs_last_evaluation_is_none_of_this_ones():
     """One that goes on from its saved model asks the volunteers before its first round; a
-    resumed one, the volunteers of whose last round have told theirs, does not."""
+    resumed one, whose last round has asked them, does not."""
     for state, times in (({}, 1), ({"round": 2, "optimizers": [], "magnitudes": {}}, 0)):
         strategy, asked = server(assignment="prototype"), []
         (node,) = strategy.nodes = [Node(0, 50, properties={"prototype": 1})]

@@ -55,7 +55,7 @@ def test_the_round_that_is_reported_has_bodies_of_their_own(tmp_path):
 
 def test_a_run_that_goes_on_is_in_the_second_phase(tmp_path):
     """Two of three clients have trained a body in the first run. In the second one the third is
-    sent all and tells the head, and the others are sent the head alone, from round 1 on."""
+    sent all and returns the head, and the others are sent the head alone, from round 1 on."""
     common = {"method": "lg-fedavg", "lg-fedavg.fedavg-rounds": 1, "fraction-train": 0.67}
     federate(**common, rounds=2, **{"output-dir": str(tmp_path)})
     config = SMALL | common | {"from-dir": str(tmp_path), "rounds": 1, "fraction-train": 1.0}

@@ -215,8 +215,8 @@ def test_with_free_embeddings_the_encoder_is_the_mean_of_the_clients(monkeypatch
     assert strategy.gamma["encoder.out.bias"].item() == 4.0
 
 
-def test_the_largest_noise_is_told():
-    """Novel clients of 40, 20 and 30 samples said σ 0.1, 0.4 and 0.2: the largest is told."""
+def test_the_largest_noise_is_reported():
+    """Novel clients of 40, 20 and 30 samples sent σ 0.1, 0.4 and 0.2: the largest is reported."""
     strategy = strategy_of(descriptor_epsilon=2.0)
     strategy.sigmas = [0.1, 0.4, 0.2]
     assert strategy.report()["dp-sigma"] == 0.4
@@ -224,8 +224,8 @@ def test_the_largest_noise_is_told():
 
 
 def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it():
-    """Rate ½. Round 1: clients 0 and 1 take part and tell 1 and 5, and 2, asked for the first
-    statistics alone, 3: mean 3, variance 8/3. Evaluation, where a novel one tells 100, changes
+    """Rate ½. Round 1: clients 0 and 1 take part and send 1 and 5, and 2, asked only for the
+    first statistics, 3: mean 3, variance 8/3. Evaluation, where a novel one tells 100, changes
     nothing. Round 2: 0 tells 7, 1 is silent: it gets no model, and its former descriptor counts
     no more; mean 3 + ½(7 − 3) = 5, variance ½(8/3 + ½·16) = 16/3."""
     strategy = strategy_of(descriptor_rate=0.5, hidden_dim=2)

@@ -71,7 +71,7 @@ def test_the_bounds_terms_are_reported():
 
 
 def test_a_distance_by_hand_for_every_pair():
-    """Two novel and three training clients. Novel ones tell the gradient −1, training ones +3: the
+    """Two novel and three training clients. Novel ones send the gradient −1, training ones +3: the
     mean is +1, and 40 steps of Adam at 0.05 against it make every weight −2. Errors 0.1 i + 0.02 j
     and 0.05 j + 0.01 i: d_ij = 2(1 − 2 · their mean). A novel client's label is 1."""
     nodes = [Node(c, 50 + c, c < 2, {"input-size": 3}) for c in range(5)]

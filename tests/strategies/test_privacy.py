@@ -1,4 +1,4 @@
-"""Differential privacy: what a client lets out, what the server adds up, what it has cost."""
+"""Differential privacy: what clients send, what the server aggregates, what is spent."""
 
 import json
 
@@ -106,7 +106,7 @@ def test_noise_is_that_of_one_client_in_one_round():
 
 
 def test_a_change_of_zeros_and_one_that_is_not_finite_leave_as_zeros():
-    """Whether a client diverged is for nobody to know; noise is added to these zeros."""
+    """A reply must not reveal that a client diverged; noise is added to these zeros."""
     for values in ([0, 0], [np.nan, 1], [np.inf, 1]):
         assert clipped({"a": np.array(values, np.float32)}, 2.0)["a"].tolist() == [0, 0]
     noise = answered({"a": np.array([np.nan, 1])}, {NOISE: 0.5}, "local")["a"]
@@ -115,7 +115,7 @@ def test_a_change_of_zeros_and_one_that_is_not_finite_leave_as_zeros():
 
 @pytest.mark.parametrize(("asked", "z"), [({}, 0.0), ({NOISE: 0.0}, 0.0), ({NOISE: 0.9}, 2.0)])
 def test_a_client_does_not_answer_a_server_that_asks_for_too_little_noise(asked, z):
-    """With z = 2 and C = 0.5 its own configuration says 1."""
+    """With z = 2 and C = 0.5 the client's configuration says 1."""
     with pytest.raises(ValueError, match="the server asked for noise of"):
         answered({"a": np.ones(1)}, asked, "local", **{"dp-noise-multiplier": z, "dp-clip": 0.5})
 
@@ -219,7 +219,7 @@ def test_users_are_drawn_one_by_one_and_not_by_the_seed():
     assert central(fraction_train=1.0).sample(nodes, 1) is None
 
 
-def test_participants_are_nobodys_business_under_central_privacy():
+def test_central_privacy_hides_the_participants():
     report = {"round": 3, "sampled": 7, "valid": 6, "dropped": {"error": 1}, "loss": 0.3,
               "seconds": 2.0, "evaluation": {}, "dp-epsilon": 1.0}  # fmt: skip
     assert central().released(report).keys() == {"round", "evaluation", "dp-epsilon"}
@@ -238,7 +238,7 @@ def test_every_round_that_was_asked_counts():
 
 
 def test_local_budget_is_that_of_the_user_who_was_asked_most_often():
-    """Users 0, 1, 1, 1 and 2 were asked, whoever answered: Σ μ² = 3 (2/4)² = 0.75."""
+    """Users 0, 1, 1, 1 and 2 were asked, whether or not they answered: Σ μ² = 3 (2/4)² = 0.75."""
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0, dp_clip=0.5)
     for asked in ([0, 1], [1], [2, 1]):
         privacy.spend([Node(i, 50 + i) for i in asked])
@@ -280,7 +280,7 @@ def test_what_was_spent_survives_a_crash_and_is_not_counted_twice():
         central(spent=told[0])
 
 
-def test_with_local_noise_every_user_counts_alike():
+def test_with_local_noise_all_users_have_the_same_weight():
     """20, 21 and 22 samples count as one each; what came is what is averaged."""
     replies = Privacy(dp="local", dp_noise_multiplier=4.0).protect(updates(3, 1.5), {}, 1)
     assert [(u.num_examples, u.arrays["a"].tolist()) for u in replies] == [(1, [1.5] * 3)] * 3

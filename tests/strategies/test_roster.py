@@ -1,4 +1,4 @@
-"""Who is who: ids, roles and models are kept, and a node that lies costs itself alone."""
+"""The roster: ids, roles and models are kept, and a node that lies is refused alone."""
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -42,8 +42,8 @@ def test_of_two_nodes_with_one_id_the_first_stays_until_it_leaves():
     assert look(roster, grid, 1, 2, 3) == ([(5, 3), (7, 1)], {"identity": 1})
 
 
-def test_a_node_without_an_id_gives_way_to_who_tells_one():
-    """Node 1 tells nothing and would be client 1, which node 2 says it is."""
+def test_a_node_without_a_client_id_gives_way_to_one_that_has_it():
+    """Node 1 gives no client id and would be client 1, which is the id that node 2 gives."""
     grid, _ = federation({}, {"client": 1}, {"client": 0})
     assert look(Roster(3, 0.0, ""), grid, 1, 2, 3) == ([(0, 3), (1, 2)], {"identity": 1})
 

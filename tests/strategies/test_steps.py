@@ -1,4 +1,4 @@
-"""The steps of a round by hand: who is drawn, what is measured from where, what is counted."""
+"""The steps of a round by hand: sampling, sizes of updates, traffic, phases, saved states."""
 
 import weakref
 
@@ -105,7 +105,7 @@ def empty(reply):
 
 
 def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
-    """Two float32 down to each of three clients, up from two; what a client had in mind is none of
+    """Two float32 down to each of three clients, up from two; a client's returned state is none of
     it, and is given back once. The bad reply counts with training, not with the evaluation."""
     strategy = FedAvg(client_states={2: {"own": np.ones(9, np.float32)}})
     _, heard, reports = go(strategy, spoil=empty, num_rounds=2)
@@ -129,7 +129,7 @@ class Noting(InProcessGrid):
         return super().send_and_receive(messages, **options)
 
 
-def test_what_clients_have_in_mind_comes_and_goes_by_parts(monkeypatch):
+def test_client_states_travel_in_batches(monkeypatch):
     """Two clients at once: 1 and 2, then 3. Client 1 keeps nothing; 1 and 3 get something back."""
     monkeypatch.setattr(run_state, "STATE_BATCH", 2)
     strategy = FedAvg(client_states={n: {"own": np.ones(9, np.float32)} for n in (1, 2, 3)})
@@ -163,7 +163,7 @@ def test_what_was_sent_is_gone_when_replies_are_aggregated():
     assert there == [None] * 6
 
 
-def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
+def test_a_client_that_does_not_send_its_state_is_an_error(monkeypatch):
     monkeypatch.setattr(run_state, "STATE_BATCH", 2)
     strategy = FedAvg()
     go(strategy)
@@ -215,7 +215,7 @@ class Ledger:
         return lambda *words: {}
 
 
-def test_a_private_round_spends_for_those_who_are_asked_and_writes_down_nobodys_score():
+def test_a_private_round_spends_for_the_asked_clients_and_writes_no_score_of_a_client():
     ledger = Ledger()
     strategy = FedAvg(privacy=ledger)
     result, heard, _ = go(strategy)
@@ -228,7 +228,7 @@ def test_a_private_round_spends_for_those_who_are_asked_and_writes_down_nobodys_
 
 
 def test_secret_participants_are_not_judged_by_what_is_usual():
-    """Where it is a secret who takes part all that came is kept, however far."""
+    """Where participants are secret all replies are kept, whatever their size."""
     strategy = FedAvg(privacy=Ledger(), max_update_norm=1e-3)
     go(strategy)
     assert strategy.now.clipped == 2
@@ -246,7 +246,7 @@ def nodes(*counts):
     ]
 
 
-def test_what_most_nodes_tell_and_of_ties_the_least():
+def test_the_most_common_properties_and_of_ties_the_least():
     one, two = {"m": 5, "classes": 3}, {"m": 4, "classes": 9}
     some = [Node(i, 50 + i, properties=p) for i, p in enumerate((two, one, one, {"m": 1}))]
     assert most_common(some, "m", "classes") == (5, 3)
@@ -254,9 +254,9 @@ def test_what_most_nodes_tell_and_of_ties_the_least():
     assert most_common(some[3:], "m", "classes") is None
 
 
-def test_who_tells_a_hundred_times_the_usual_number_still_counts():
-    """Of 2, 3 and 8 that were told at first 3 is usual: 300 samples count, 301 are taken for 3.
-    Where nobody told, the replies' own 7 and 900 have the lower median 7."""
+def test_a_hundred_times_the_usual_count_is_the_most():
+    """Of 2, 3 and 8 samples on joining 3 is usual: 300 samples count, 301 count as 3. Without any
+    such count, the 7 and 900 of the replies have the lower median 7."""
     said = nodes(8, 2, 3)
     replies = [Update(node, {}, n, {}) for node, n in zip(said, (300, 301, 900), strict=True)]
     assert [update.num_examples for update in bound_weights(replies, said)] == [300, 3, 3]

@@ -1,4 +1,4 @@
-"""Flower's privacy wrappers: around our strategies they do what they promise, or are refused."""
+"""Flower's privacy wrappers: around these strategies they work as documented, or are refused."""
 
 import weakref
 
