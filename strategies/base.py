@@ -19,9 +19,11 @@ from strategies.messages import Messenger
 from strategies.privacy import Privacy
 from strategies.replies import EXAMPLES, Node
 from strategies.roster import Roster
-from strategies.round import Round
+from strategies.round import Round, Stop
 from strategies.run_state import client_states
 from strategies.scores import foreign_means
+
+__all__ = ["PersonalizedStrategy", "Stop"]
 
 
 class PersonalizedStrategy(Hooks):
