@@ -47,7 +47,9 @@ class FedMD(PersonalizedStrategy):
         """Logits (m, C) for each set, with the most common m and C of training clients."""
         shape = most_common(self.training_nodes(), SAMPLES, CLASSES)
         if shape is None:
-            raise RuntimeError("no client told the shape of its public logits; FedMD needs its own")
+            raise RuntimeError(
+                "no client sent the shape of its public logits; FedMD needs its own clients"
+            )
         return dict.fromkeys(self.sets, np.empty(shape, self.dtype))
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:

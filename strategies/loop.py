@@ -209,7 +209,7 @@ class Loop:
         return metrics
 
     def _stop_on_failure(self) -> None:
-        """Raise RuntimeError if a client failed and that is to stop the run."""
+        """Raise RuntimeError if a client failed and `on_client_failure` is "stop"."""
         dropped = self.strategy.now.dropped
         if dropped and self.strategy.on_client_failure == "stop":
             causes = sorted(dropped) if self._secret else dict(dropped)
@@ -221,7 +221,7 @@ class Loop:
     def _stop_on_few(self, updates: list[Update]) -> None:
         """Raise RuntimeError if too few of the sampled clients replied."""
         now, least = self.strategy.now, self.strategy.min_valid_replies
-        if len(updates) >= least or not now.report["sampled"]:  # of nobody: noise alone
+        if len(updates) >= least or not now.report["sampled"]:  # a private sample may be empty
             return
         count, causes = f"{len(updates)} valid replies of {len(now.sent)}", ""
         if self._secret:

@@ -203,13 +203,10 @@ class PFedHN(PersonalizedStrategy):
         with torch.no_grad():
             nodes = self.meet(nodes)
             self.network().eval()
-            return {
-                node: model
-                for name, members in self.targets.by_network(nodes).items()
-                for node, model in self.targets.named(
-                    self.generate(members, name), members, name
-                ).items()
-            }
+            models: dict[Node, Arrays] = {}
+            for name, members in self.targets.by_network(nodes).items():
+                models |= self.targets.named(self.generate(members, name), members, name)
+            return models
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ); the graph is kept for the vector–Jacobian product."""
