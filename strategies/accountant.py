@@ -1,23 +1,22 @@
-"""ε(δ) of what users have given, by privacy loss distributions, and the noise that keeps an ε.
+"""ε(δ) of the rounds that users took part in, and the noise multiplier that keeps an ε.
 
 *Central*: a user is added or removed; with sensitivity C and noise zC, one round at sampling rate
 q is the Poisson-sampled Gaussian mechanism of multiplier z. Rounds of several (z, q) compose
 numerically (Koskela et al., AISTATS 2020; Doroshenko et al., PoPETs 2022), to an upper bound.
 *Local*: a user's update is replaced by another one; the two differ by at most 2C, so one round is
-the Gaussian mechanism with (sensitivity / deviation)² = (2 / z)². These add up over the rounds of
-a user, and what has the sum μ² is one Gaussian mechanism again (Dong et al., JRSS B 2022, μ-GDP),
-so that composing loses nothing."""
+the Gaussian mechanism with (sensitivity / deviation)² = (2 / z)² = μ². The μ² of a user's rounds
+add up to that of one Gaussian mechanism (Dong et al., JRSS B 2022, μ-GDP), without any loss."""
 
 import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-# dp_accounting is imported where it is used: it brings scipy.stats, a third of a client's start.
+# dp_accounting is imported where it is used: scipy.stats takes a third of a client's start.
 FINE, COARSE = 1e-4, 1e-3  # intervals of the discretised loss; little noise makes losses large
-LARGEST = 1e6  # of the noise multipliers that are tried
+LARGEST = 1e6  # noise multiplier that is tried
 PRECISION = 1.001  # of a noise multiplier, as a ratio
 
-Rounds = Mapping[tuple[float, float], int]  # how many there were, by (z, q)
+Rounds = Mapping[tuple[float, float], int]  # number of rounds by (z, q)
 
 
 def local_loss(z: float) -> float:
@@ -33,7 +32,7 @@ def local_epsilon(loss: float, delta: float) -> float:
 
 
 def central_epsilon(rounds: Rounds, delta: float) -> float:
-    """ε(δ) of all those rounds together."""
+    """ε(δ) of all these rounds together."""
     return _central_epsilon(tuple(sorted((k, n) for k, n in rounds.items() if n)), delta)
 
 

@@ -1,10 +1,9 @@
 """AFL, agnostic federated learning (Mohri et al., ICML 2019, Stochastic-AFL).
 
-min_w max_{λ ∈ simplex} Σ_i λ_i L_i(w): w follows the clients' steps weighted by λ, then
-λ ← Π(λ + γ_λ L(w)). Departs from the paper: a client takes several local steps a round, and with
-partial participation the sampled clients share out among themselves the weight that they hold,
-so that λ stays on the simplex while those not sampled keep theirs. Novel clients get the global
-model."""
+min_w max_{λ ∈ simplex} Σ_i λ_i L_i(w): w is the mean of the clients' models weighted by λ,
+then λ ← Π(λ + γ_λ L(w)). Departs from the paper: a client takes several local steps a round. With
+partial participation the sampled clients redistribute their total weight among themselves, and the
+others keep theirs, so λ stays on the simplex. Novel clients get the global model."""
 
 from typing import Any
 
@@ -21,7 +20,7 @@ def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
     """The point of {λ ≥ 0, Σλ = mass} nearest to v (n,) (Duchi et al., ICML 2008, Fig. 1)."""
     u = np.sort(v)[::-1]
     excess = (np.cumsum(u) - mass) / np.arange(1, len(v) + 1)
-    positive = max(1, int((u > excess).sum()))  # 1 where the mass is lost in rounding
+    positive = max(1, int((u > excess).sum()))  # 0 only by rounding
     return np.maximum(v - excess[positive - 1], 0.0)
 
 
@@ -44,16 +43,16 @@ class AFL(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """w ← Σ_S λ_i w_i / Σ_S λ_i, then λ_S ← Π(λ_S + γ_λ L_S(w)) with the mass Σ_S λ_i."""
-        self._admit()
+        self._add_newcomers()
         weights = [self.mixture[u.node.client] for u in updates]
         risks = {u.node.client: u.metrics.get("risk", np.nan) for u in updates}
-        told = [client for client, risk in risks.items() if np.isfinite(risk)]
-        before = np.array([self.mixture[client] for client in told])
-        if told:
+        known = [client for client, risk in risks.items() if np.isfinite(risk)]
+        before = np.array([self.mixture[client] for client in known])
+        if known:
             rate = self.decay * self.mixture_lr
-            ascent = before + rate * np.array([risks[client] for client in told])
+            ascent = before + rate * np.array([risks[client] for client in known])
             after = project(ascent, before.sum())
-            self.mixture |= dict(zip(told, after.tolist(), strict=True))
+            self.mixture |= dict(zip(known, after.tolist(), strict=True))
         if sum(weights) == 0:
             return arrays
         return weighted_mean([u.arrays for u in updates], weights)
@@ -65,11 +64,11 @@ class AFL(PersonalizedStrategy):
             "mixture-min": min(self.mixture.values()),
         }
 
-    def _admit(self) -> None:
-        """Training clients seen for the first time get 1/N each; the others make room."""
+    def _add_newcomers(self) -> None:
+        """New training clients get 1/N each; the weights of the others shrink accordingly."""
         clients = [node.client for node in self.training_nodes()]
         newcomers = [client for client in clients if client not in self.mixture]
         count = len(self.mixture) + len(newcomers)
-        room = len(self.mixture) / count
-        self.mixture = {client: room * weight for client, weight in self.mixture.items()}
+        shrink = len(self.mixture) / count
+        self.mixture = {client: shrink * weight for client, weight in self.mixture.items()}
         self.mixture |= dict.fromkeys(newcomers, 1 / count)

@@ -16,34 +16,30 @@ from clients.arrays import Arrays
 from strategies.hooks import Aggregate, Hooks
 from strategies.loop import Loop
 from strategies.messages import Messenger
+from strategies.privacy import Privacy
 from strategies.replies import EXAMPLES, Node
 from strategies.roster import Roster
-from strategies.round import Protection, Round
+from strategies.round import Round, Stop
 from strategies.run_state import client_states
 from strategies.scores import foreign_means
+
+__all__ = ["PersonalizedStrategy", "Stop"]
 
 
 class PersonalizedStrategy(Hooks):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
-    `fraction_train` of the training nodes is sampled each round, once `min_available_nodes` have
-    connected (waiting at most `wait` seconds; `start_timeout` for their first answers). Every
-    `evaluate_every` rounds, and after the last, `fraction_evaluate` of the nodes is evaluated;
-    novel ones only if `evaluate_novel`. A reply that is an error, lacks or invents names, has
-    wrong shapes or dtypes, or is not finite is dropped, counted and logged, and so is one that is
-    absurdly far from what was sent. With `max_update_norm` > 0 longer updates are scaled down to
-    that norm, all arrays together. With `on_client_failure` = "stop" the first invalid training
-    reply ends the run. Fewer than `min_valid_replies` valid ones always do.
+    A run waits at most `wait` seconds for `min_available_nodes`. A reply that is an error, lacks or
+    invents names, has wrong shapes or dtypes, is not finite, or is absurdly far from what was sent
+    is dropped, counted and logged.
 
     `on_round` is called with each round's report and may raise `Stop`. `privacy` protects updates
     before they are aggregated. `former` is the `state` of a former run, or just its "arrays"; the
     run continues after the round of that state, and with 0 rounds it is only evaluated.
     `client_states` are the states of that run's clients, by client id; they are sent back. With
-    `only_model` the roster is limited to clients whose network has that name. With `bound`
-    evaluations report the empirical terms of ODPFL-HN's generalization bound. Accuracies are means
-    over clients or, with `mean_over` = "samples", over their samples. The learning rates of round
-    r, counted from 0, are `lr_decay` ** (r / `lr_decay_rounds`) times those given, on clients and
-    server; r is `saved_rounds` more where `former` was trained for that many.
+    `only_model` the roster is limited to clients whose network has that name. The learning rates of
+    round r, counted from 0, are `lr_decay` ** (r / `lr_decay_rounds`) times those given, on clients
+    and server; r is `saved_rounds` more where `former` was trained for that many.
 
     `min_train_nodes` to `evaluate_metrics_aggr_fn` are those of Flower's FedAvg; they aggregate
     the metrics of foreign clients. Without `ask` no node is asked for its identity. A `lenient`
@@ -59,7 +55,7 @@ class PersonalizedStrategy(Hooks):
         former: Mapping[str, Any] | None = None,
         client_states: Mapping[int, Arrays] | None = None,
         only_model: str = "",
-        privacy: Protection | None = None,
+        privacy: Privacy | None = None,
         saved_rounds: int = 0,
         min_train_nodes: int = 1,
         min_evaluate_nodes: int = 1,

@@ -1,8 +1,8 @@
 """A-distances between clients (Ben-David et al., NeurIPS 2006) without moving their inputs.
 
-For a pair of clients a linear classifier learns to tell their inputs apart, by Adam on the mean
-of the two clients' gradients; d = 2(1 − 2 err) with its held-out error. All pairs learn side by
-side: a client gets the weights of all of its pairs in one message."""
+For each pair of clients a linear classifier learns to distinguish their inputs, by Adam on the
+mean of the two clients' gradients; d = 2(1 − 2 err) with its held-out error. All pairs learn
+together: a client gets the weights of all its pairs in one message."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from clients.arrays import Arrays, to_numpy
+from clients.arrays import Arrays
 from clients.optimizers import Adam
 from strategies.replies import most_common
 from strategies.round import Request
@@ -26,12 +26,11 @@ LR = 0.05
 def a_distances(exchanges: Exchanges, novel: Nodes, training: Nodes) -> np.ndarray:
     """d (novel, training), each in [0, 2]; NaN for a pair of which a client did not answer.
 
-    The number of values of an input is what most clients tell as their property ``input-size``."""
-    agreement = most_common([*novel, *training], "input-size")
-    if agreement is None:
+    Inputs have the size that is most common among the clients' properties ``input-size``."""
+    sizes = most_common([*novel, *training], "input-size")
+    if sizes is None:
         return np.full((len(novel), len(training)), np.nan)
-    width = agreement[0]
-    w = nn.Parameter(torch.zeros(len(novel), len(training), width + 1))
+    w = nn.Parameter(torch.zeros(len(novel), len(training), sizes[0] + 1))
     optimizer = Adam([w], LR)
     for _ in range(STEPS):
         sides = _ask(exchanges, w, novel, training, "gradient")
@@ -46,24 +45,18 @@ def _ask(
 ) -> list[np.ndarray]:
     """`what` of the novel clients (label 1) and of the training clients (label 0), for all pairs;
     NaN where a client did not answer."""
+    weights = np.asarray(w.detach().numpy())
+    by_training = np.ascontiguousarray(weights.swapaxes(0, 1))
+    requests = []
+    for nodes, rows, label in ((novel, weights, 1), (training, by_training, 0)):
+        payloads: dict[Any, Arrays] = {n: {"weights": r} for n, r in zip(nodes, rows, strict=True)}
+        like = {n: {"gradient": r, "error": r[:, 0]} for n, r in zip(nodes, rows, strict=True)}
+        requests.append(Request("query.domain", payloads, {"side": label}, like))
     shape = w.shape if what == "gradient" else w.shape[:2]
     sides = [np.full(shape, np.nan, np.float32) for _ in range(2)]
-    weights = [to_numpy({"weights": t.contiguous()})["weights"] for t in w.detach().unbind(0)]
-    other = [to_numpy({"weights": t.contiguous()})["weights"] for t in w.detach().unbind(1)]
-    requests = []
-    for nodes, sent, label in ((novel, weights, 1), (training, other, 0)):
-        payloads: dict[Any, Arrays] = {
-            node: {"weights": array} for node, array in zip(nodes, sent, strict=True)
-        }
-        like = {
-            node: {"gradient": array, "error": array[:, 0]}
-            for node, array in zip(nodes, sent, strict=True)
-        }
-        requests.append(Request("query.domain", payloads, {"side": label}, like))
-    for side, (nodes, read) in enumerate(zip((novel, training), exchanges(*requests), strict=True)):
-        rows = {node: i for i, node in enumerate(nodes)}
+    for side, nodes, read in zip(sides, (novel, training), exchanges(*requests), strict=True):
+        index = {node: i for i, node in enumerate(nodes)}
+        by_node = side if nodes is novel else side.swapaxes(0, 1)
         for update in read():
-            at = rows[update.node]
-            index = (at, slice(None)) if side == 0 else (slice(None), at)
-            sides[side][index] = update.arrays[what]
+            by_node[index[update.node]] = update.arrays[what]
     return sides

@@ -24,15 +24,15 @@ class FedAMP(PersonalizedStrategy):
     width = setting(10.0, "σ, width of squared distances between models", "(0, 1000000]")
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """What all start from; a novel client has nothing else."""
+        """The initial model, which novel clients get."""
         return prefixed("initial", arrays)
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """With the clients' models of a former run."""
+        """With the saved models of the clients."""
         return arrays | saved
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """w_i, the model that the client trained last."""
+        """w_i, the client's last trained model."""
         first = group(arrays, "initial")
         return {node: group(arrays, str(node.client)) or first for node in nodes}
 
@@ -43,14 +43,14 @@ class FedAMP(PersonalizedStrategy):
 
     def cloud(self, client: int, w: dict[int, Arrays]) -> Arrays:
         """u_i, Eq. (5), from the models w_j by client."""
-        own, others = w[client], [w[j] for j in w if j != client]
-        names = [n for n, a in own.items() if not is_statistic(n, a)]
-        d = np.array([sum(float(np.square(own[n] - o[n]).sum()) for n in names) for o in others])
+        w_i, others = w[client], [w[j] for j in w if j != client]
+        names = [n for n, a in w_i.items() if not is_statistic(n, a)]
+        d = np.array([sum(float(np.square(w_i[n] - o[n]).sum()) for n in names) for o in others])
         xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)
         xi = xi / max(1.0, xi.sum())
-        models = [{n: o[n] for n in names} for o in (own, *others)]
-        return own | weighted_mean(models, [1 - xi.sum(), *xi])
+        models = [{n: o[n] for n in names} for o in (w_i, *others)]
+        return w_i | weighted_mean(models, [1 - xi.sum(), *xi])
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """Keep what the clients trained."""
+        """Store the trained models."""
         return arrays | {f"{u.node.client}/{n}": a for u in updates for n, a in u.arrays.items()}

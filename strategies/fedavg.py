@@ -14,16 +14,16 @@ from strategies.robust import ROBUST, robust_mean
 
 
 def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
-    """Σ_i p_i w_i with p_i = n_i / Σ n, name by name, in the arrays' own dtypes and shapes.
+    """Σ_i p_i w_i with p_i = n_i / Σ n, name by name, in the arrays' dtypes and shapes.
 
-    The mean of whole numbers or truth values is the nearest one (see `clients.arrays.as_type`)."""
+    Means of integers and booleans are rounded (see `clients.arrays.as_type`)."""
     total = float(sum(weights))
     shares = [weight / total for weight in weights]
     mean = {}
     for name, first in arrays[0].items():
         out = np.zeros(first.shape, first.dtype if first.dtype.kind == "f" else np.float64)
-        for one, share in zip(arrays, shares, strict=True):
-            out += one[name] * out.dtype.type(share)
+        for client, share in zip(arrays, shares, strict=True):
+            out += client[name] * out.dtype.type(share)
         mean[name] = as_type(out, first.dtype)
     return mean
 
@@ -34,22 +34,22 @@ def mean(arrays: Sequence[Arrays]) -> Arrays:
 
 
 def mean_statistics(updates: Sequence[Update]) -> Arrays:
-    """The mean of what is no weight (see `is_statistic`), by sample counts; {} where all are."""
-    found = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
-    return weighted_mean(found, [u.num_examples for u in updates])
+    """The mean of the running statistics and counters, weighted by sample counts."""
+    statistics = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
+    return weighted_mean(statistics, [u.num_examples for u in updates])
 
 
 class FedAvg(PersonalizedStrategy):
     """w ← Σ_i (n_i / n) w_i over the round's valid replies.
 
-    `robust` replaces the mean by one that presumes `robust_fraction` of the clients to lie, and
-    counts them alike: "median", "trimmed-mean" or "krum", see `strategies.robust`."""
+    `robust` replaces the mean by one that tolerates `robust_fraction` of malicious clients and
+    ignores sample counts: "median", "trimmed-mean" or "krum", see `strategies.robust`."""
 
     robust = setting("none", "what stands in for the mean, against clients that lie", ROBUST)
     robust_fraction = setting(0.2, "share of the clients that it presumes to lie", "[0, 0.5)")
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The mean of the clients' models, weighted by their sample counts."""
+        """The mean weighted by sample counts."""
         return self.mean(arrays, updates, [u.num_examples for u in updates])
 
     def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:

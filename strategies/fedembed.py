@@ -1,18 +1,16 @@
-"""FedEmbed server (Silva et al., 2022, Algorithm 1): heads of sub-populations, and who uses which.
+"""FedEmbed server (Silva et al., 2022, Algorithm 1): heads of sub-populations, and their users.
 
-The mean change over all participants drives a central Adam. *Prototype*: the volunteers'
-embeddings, asked for anew once users have trained, travel to the users. *SOM*: the map travels;
-users return an update and a score for each node, a part of the round's users in each pass ("access
-to only one embedding at a time", section 3.3.1), and after the last one-hot (old, new) counts, by
-which new nodes take over heads. Rows of the map are kept in the order of the heads, so that no head
-ever moves. With *personal* assignment each user has a head of its own, which it keeps, or which the
-server holds with all others under the central Adam ("own personal cluster", section 4.1); one user
-of the round moves such a head, so Adam moves it on for some rounds more.
+The mean change over all participants drives a central Adam. *Prototype*: the volunteers' embeddings
+travel to the users, and are asked for again once users have trained. *SOM*: the map travels; in
+each pass a part of the round's users return an update and a score for each node ("access to only
+one embedding at a time", section 3.3.1). After the last pass all return one-hot (old, new) counts,
+by which new nodes take over heads. The map's rows keep the order of the heads, so no head moves.
+*Personal*: each user has a head ("own personal cluster", section 4.1), which it keeps, or which the
+server holds; Adam's momentum moves such a head for some rounds after its user trained.
 
-What the server learns of a user: unless the change is noised locally, its head, since the unused
-ones come back as they were sent; with a map also its embedding v, which the update pull·(v − m)
-tells exactly, and its head from the counts. Under differential privacy these assignments need
-`dp-covers` = "model-updates"."""
+What the server learns of a user: its head, since unused ones return unchanged, unless changes are
+noised locally; with a map also its embedding v, from the update pull·(v − m), and its head from the
+counts. Under differential privacy these assignments need `dp-covers` = "model-updates"."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +28,7 @@ from strategies.heads import HeldHeads
 from strategies.preference import CentralAdam, Mapped
 from strategies.replies import Node, Requirement, Update
 
-EXCHANGES = {  # by assignment: what leaves users beside their updates
+EXCHANGES = {  # by assignment: what users send beside their updates
     "prototype": "embeddings and sub-populations of prototypical users",
     "som": "every user's embedding, in its map update, and the head it chose",
 }
@@ -39,7 +37,7 @@ EXCHANGES = {  # by assignment: what leaves users beside their updates
 class FedEmbed(HeldHeads, Mapped, CentralAdam):
     """Assigns heads by `assignment`, then trains encoder and heads of the sampled users.
 
-    `heads` is where a *personal* head lives; the others' are shared, hence always here."""
+    `heads` says who holds *personal* heads; the server holds all shared ones."""
 
     head = PERSONAL_HEAD
     requires = Requirement(
@@ -63,7 +61,7 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
         self.heads: Any = np.zeros(0, np.int64)  # the head of each center
         self.positions = np.zeros((0, 2))  # of the map's nodes on its grid
         self.count = 0  # of heads
-        # Round and volunteers of the last evaluation; training and lost rounds make it out of date.
+        # round and volunteers of the last evaluation; training outdates their embeddings
         self.recent = np.zeros(0, np.int64)
 
     def initialize(self, arrays: Arrays) -> Arrays:
@@ -77,74 +75,72 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
         return super().initialize(arrays)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Another run's last evaluation is none of this one's."""
+        """The last evaluation of another run does not count."""
         super().load_state(state)
         if "round" not in state:
             self.recent = np.zeros(0, np.int64)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model, with prototypes or map for a user to find its head by."""
+        """The model, with the prototypes or the map by which a user chooses its head."""
         if self.assignment == "prototype":
             self._refresh()
-            self.recent = self._volunteering(self.round)
-        return self.models(arrays | prefixed("assignment", self._told()), nodes)
+            self.recent = self._round_and_volunteers(self.round)
+        return self.models(arrays | prefixed("assignment", self._assignment_arrays()), nodes)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model, to the users who chose a head in an exchange before."""
+        """The model, for the users that chose a head in this round's exchange."""
         if self.assignment == "prototype":
-            if not np.array_equal(self.recent, self._volunteering(self.round - 1)):
-                self._refresh()  # nobody has trained since they told it, where it is the same
-            replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
+            if not np.array_equal(self.recent, self._round_and_volunteers(self.round - 1)):
+                self._refresh()  # if equal, no volunteer has trained since it was asked
+            replies = self.exchange("train.assign", dict.fromkeys(nodes, self._assignment_arrays()))
             nodes = [reply.node for reply in replies]
         elif self.assignment == "som":
             nodes = self._organize(nodes)
         return self.models(arrays, nodes)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """One Adam step along the mean change; a user counts alike whatever its head."""
+        """One Adam step along the mean change over all users."""
         if not self.holds:
             return super().aggregate(arrays, updates)
         changes = self.mean_changes(arrays, updates)
         moved = {name: arrays[name] + change for name, change in changes.items()}
         return self.descend(arrays, mean([u.arrays for u in self.shared(updates)]) | moved)
 
-    def _told(self) -> Arrays:
-        """What users find their head by; nothing with `personal` and `type`."""
+    def _assignment_arrays(self) -> Arrays:
+        """The arrays by which users choose their head; none with `personal` and `type`."""
         if self.assignment in ("personal", "type"):
             return {}
         return {"centers": self.centers, "heads": self.heads}
 
     def _refresh(self) -> None:
-        """Prototypes: per sub-population the mean embedding of its present volunteers.
-
-        Where none of them answers the last one stays."""
+        """Prototypes: the mean embedding of each sub-population's present volunteers; the last one
+        if none of them answers."""
         volunteers = self.volunteers()
         like: dict[Node, Arrays] = {
             n: {"prototype": np.zeros(self.dim, np.float32)} for n in volunteers
         }
         replies = self.exchange("query.prototype", {n: {} for n in volunteers}, like=like)
-        told: dict[int, list[np.ndarray]] = {}
+        embeddings: dict[int, list[np.ndarray]] = {}
         for reply in replies:
-            told.setdefault(reply.node.properties["prototype"], []).append(
-                reply.arrays["prototype"]
-            )
+            kind = reply.node.properties["prototype"]
+            embeddings.setdefault(kind, []).append(reply.arrays["prototype"])
         centers = dict(zip(self.heads.tolist(), self.centers, strict=True))
-        centers |= {k: np.mean(embeddings, axis=0) for k, embeddings in told.items()}
+        centers |= {k: np.mean(vectors, axis=0) for k, vectors in embeddings.items()}
         if not centers:
             raise RuntimeError("no prototypical user answered; choose another fedembed.assignment")
         self.heads = np.array(sorted(centers))
         self.centers = np.stack([centers[k] for k in sorted(centers)])
 
     def volunteers(self) -> list[Node]:
-        """The users that are prototypical of a sub-population that has a head."""
+        """Users that are prototypical of a sub-population with a head."""
         return [
             node
             for node in self.training_nodes()
             if 0 <= node.properties.get("prototype", -1) < self.count
         ]
 
-    def _volunteering(self, round_: int) -> np.ndarray:
-        """A round, and the ids of the volunteers who are there."""
+    def _round_and_volunteers(self, round_: int) -> np.ndarray:
+        """A round and the ids of its volunteers, as `recent` holds them."""
         return np.array([round_, *(node.client for node in self.volunteers())], np.int64)
 
     def _organize(self, nodes: Sequence[Node]) -> list[Node]:
@@ -152,23 +148,23 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
         old = self.centers
         new, nodes = self._refitted(nodes)
         counts = np.zeros((len(old), len(old)), np.int64)
-        told, like = {"old": old, "new": new}, {"overlap": counts}
+        maps, like = {"old": old, "new": new}, {"overlap": counts}
         replies = self.exchange(
-            "train.assign", dict.fromkeys(nodes, told), like=dict.fromkeys(nodes, like)
+            "train.assign", dict.fromkeys(nodes, maps), like=dict.fromkeys(nodes, like)
         )
         counts = sum((reply.arrays["overlap"] for reply in replies), counts)
         order = som.successors(counts)
         self.centers, self.positions = new[order], self.positions[order]
-        if (order != np.arange(len(order))).any():  # users chose by the order before
+        if (order != np.arange(len(order))).any():  # users chose by the former order
             nodes = [reply.node for reply in replies]
-            replies = self.exchange("train.assign", dict.fromkeys(nodes, self._told()))
+            replies = self.exchange("train.assign", dict.fromkeys(nodes, self._assignment_arrays()))
         return [reply.node for reply in replies]
 
     def _refitted(self, nodes: Sequence[Node]) -> tuple[np.ndarray, list[Node]]:
         """The map (K, d) after `som_passes` federated updates, and the users who answered.
 
-        Each update is that of a part of the users; as many passes as users are Kohonen's own
-        steps, one embedding at a time. Rate and radius fall over all passes of the run."""
+        Each pass asks a part of the users; as many passes as users are Kohonen's steps. Rate and
+        radius fall over all passes of the run."""
         generator = np.random.default_rng(seed_of(self.seed, "som-passes", self.round))
         parts = np.array_split(generator.permutation(len(nodes)), min(self.som_passes, len(nodes)))
         centers, answered = self.centers, set()
@@ -176,10 +172,10 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
         for number in range(self.som_passes):
             asked = [nodes[i] for i in parts[number % len(parts)]]
             done = self.round - 1 + (number + 1) / self.som_passes
-            pull = self.schedule.pull(self.positions, done / max(self.num_rounds, 1))
-            told: Arrays = {"nodes": centers, "pull": pull.astype(np.float32)}
+            pull = self.pull(self.positions, done / max(self.num_rounds, 1))
+            sent: Arrays = {"nodes": centers, "pull": pull.astype(np.float32)}
             replies = self.exchange(
-                "query.som", dict.fromkeys(asked, told), like=dict.fromkeys(asked, like)
+                "query.som", dict.fromkeys(asked, sent), like=dict.fromkeys(asked, like)
             )
             if replies:
                 updates = [reply.arrays["update"] for reply in replies]

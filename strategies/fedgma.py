@@ -1,8 +1,8 @@
 """FedGMA, gradient-masked averaging (Tenison et al., 2022, Algorithm 1).
 
 A = |mean_i sign(Δ_i)|; mask 1 where A ≥ τ, else A; w ← w + η_g mask ⊙ mean(Δ_i), entry by entry.
-Departs from the paper: running statistics of normalisation layers are averaged. Needs no special
-client. Novel clients get the global model."""
+Departs from the paper: running statistics are averaged. Needs no special client. Novel clients
+get the global model."""
 
 import numpy as np
 

@@ -2,11 +2,11 @@
 
 One round: the clients train their networks; layer by layer the server matches their neurons,
 averages the matched ones and freezes the layer, and the clients retrain the layers above; the
-last layer is averaged. The next round starts each client from those global neurons that its own
-were matched to, so that its network keeps its size while the global one grows within bounds.
-Departs from the paper: the cost is the squared distance, not the posterior of a Beta-Bernoulli
-process; the last layer is weighted by sample counts, not by class; a client that was not in the
-last round starts from the neurons that most clients own. Novel clients get the global model."""
+last layer is averaged. The next round starts each client from the global neurons that its neurons
+were matched to, so its network keeps its size while the global one grows within bounds. Departs
+from the paper: the cost is the squared distance, not the posterior of a Beta-Bernoulli process; the
+last layer is weighted by sample counts, not by class; a client that was not in the last round
+starts from the neurons with the largest support. Novel clients get the global model."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -37,7 +37,7 @@ class FedMA(PersonalizedStrategy):
         super().__init__(**settings)
         self.layers: list[str] = []
         self.widths: dict[str, int] = {}  # of the clients' networks
-        self.support: dict[str, np.ndarray] = {}  # how many clients own each global neuron
+        self.support: dict[str, np.ndarray] = {}  # clients by global neuron
         self.assignments: dict[int, dict[str, np.ndarray]] = {}  # of the last round's clients
 
     def initialize(self, arrays: Arrays) -> Arrays:
@@ -48,7 +48,7 @@ class FedMA(PersonalizedStrategy):
         return arrays
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """Each client's own part of the global network, of the initial size."""
+        """Each client's part of the global network, of the initial size."""
         usual = {
             layer: np.sort(np.argsort(-self.support[layer], kind="stable")[: self.widths[layer]])
             for layer in self.layers[:-1]
@@ -57,13 +57,12 @@ class FedMA(PersonalizedStrategy):
 
     def part(self, arrays: Arrays, assignment: dict[str, np.ndarray]) -> Arrays:
         """The sub-network of the assigned global neurons."""
-        own = dict(arrays)
-        for here, following in pairwise(self.layers):
-            rows = assignment[here]
-            weight, inputs = f"{following}.weight", width(arrays, here)
-            own |= {f"{here}.{part}": own[f"{here}.{part}"][rows] for part in ("weight", "bias")}
-            own[weight] = take(own[weight], rows, inputs)
-        return own
+        network = dict(arrays)
+        for layer, following in pairwise(self.layers):
+            rows, weight = assignment[layer], f"{following}.weight"
+            network |= {n: network[n][rows] for n in (f"{layer}.weight", f"{layer}.bias")}
+            network[weight] = take(network[weight], rows, width(arrays, layer))
+        return network
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Match, freeze and retrain, layer by layer; the mean of the last one."""
@@ -71,21 +70,23 @@ class FedMA(PersonalizedStrategy):
         networks = {u.node: dict(u.arrays) for u in updates}
         self.assignments = {node.client: {} for node in networks}
         merged: Arrays = {}
-        for here, following in pairwise(self.layers):
+        for layer, following in pairwise(self.layers):
             matched = match(
-                [neurons(network, here) for network in networks.values()],
+                [neurons(network, layer) for network in networks.values()],
                 [counts[node] for node in networks],
                 new_neuron_cost=self.new_neuron_cost,
-                max_width=int(self.max_growth * self.widths[here]),
+                max_width=int(self.max_growth * self.widths[layer]),
                 sweeps=self.sweeps,
             )
-            self.support[here] = matched.support
-            merged |= layer_arrays(matched.neurons, here, next(iter(networks.values())))
+            self.support[layer] = matched.support
+            merged |= layer_arrays(matched.neurons, layer, next(iter(networks.values())))
             weight = f"{following}.weight"
-            for (node, network), own in zip(networks.items(), matched.assignments, strict=True):
-                self.assignments[node.client][here] = own
-                network[weight] = spread(network[weight], own, len(matched.neurons))
-                del network[f"{here}.weight"], network[f"{here}.bias"]
+            for (node, network), assigned in zip(
+                networks.items(), matched.assignments, strict=True
+            ):
+                self.assignments[node.client][layer] = assigned
+                network[weight] = spread(network[weight], assigned, len(matched.neurons))
+                del network[f"{layer}.weight"], network[f"{layer}.bias"]
             networks = self.retrain(merged, networks)
         last = weighted_mean(list(networks.values()), [counts[node] for node in networks])
         self.assignments = {node.client: self.assignments[node.client] for node in networks}
@@ -105,7 +106,7 @@ class FedMA(PersonalizedStrategy):
         return {reply.node: dict(reply.arrays) for reply in replies}
 
     def report(self) -> dict[str, float]:
-        """How many times wider than the clients' the hidden layers are together."""
+        """The width of all hidden layers, as a ratio to the clients'."""
         hidden = self.layers[:-1]
         wide = sum(len(self.support[layer]) for layer in hidden)
         return {"growth": wide / sum(self.widths[layer] for layer in hidden)}

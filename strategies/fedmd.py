@@ -1,6 +1,6 @@
-"""FedMD's server (Li and Wang, 2019, Algorithm 1): the mean of the clients' logits on a public set.
+"""FedMD server (Li and Wang, 2019, Algorithm 1): the mean of the clients' logits on a public set.
 
-It holds logits and no model. HeteroFedTTA (Ye et al., UPFL, Algorithm 2) has two sets of them."""
+The server holds logits and no model. HeteroFedTTA (Ye et al., UPFL, Algorithm 2) has two sets."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from clients.fedmd import FLOAT16
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Requirement, Update, most_common
 
-CLASSES, SAMPLES = "classes", "public-samples"  # what a client tells of its logits
+CLASSES, SAMPLES = "classes", "public-samples"  # properties of a client
 
 
 class FedMD(PersonalizedStrategy):
     """F(D_p) ← (1/N) Σ_i f_i(D_p); the first round's clients get no consensus.
 
-    Logits of another shape than most training clients told are dropped. They travel as float16
-    if `float16`; the mean is taken in float32."""
+    Logits whose shape is not that of most training clients are dropped. The mean is taken in
+    float32, whether or not they travel as `float16`."""
 
     holds_model = False
     sets: tuple[str, ...] = ("logits",)
@@ -36,7 +36,7 @@ class FedMD(PersonalizedStrategy):
         self.dtype = np.dtype(np.float16 if self.float16 else np.float32)
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """Nothing but logits, be it of an earlier run."""
+        """The logits of a former run, if there is one."""
         return {name: a for name, a in arrays.items() if name in self.sets}
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
@@ -44,10 +44,12 @@ class FedMD(PersonalizedStrategy):
         return super().restore(dict.fromkeys(self.sets, np.empty(0)), saved)
 
     def expected(self, sent: Arrays) -> Arrays | None:
-        """Logits (m, C) for each set, m and C as most training clients told them."""
+        """Logits (m, C) for each set, with the most common m and C of training clients."""
         shape = most_common(self.training_nodes(), SAMPLES, CLASSES)
         if shape is None:
-            raise RuntimeError("no client told the shape of its public logits; FedMD needs its own")
+            raise RuntimeError(
+                "no client sent the shape of its public logits; FedMD needs its own clients"
+            )
         return dict.fromkeys(self.sets, np.empty(shape, self.dtype))
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:

@@ -9,7 +9,7 @@ from strategies.replies import Requirement, Update
 
 
 class FedRep(HeldHeads, FedAvg):
-    """φ ← Σ_i (n_i / n) φ_i; a head that the server holds becomes what its client made of it."""
+    """φ ← Σ_i (n_i / n) φ_i; a head that the server holds becomes its client's trained one."""
 
     requires = Requirement(
         "fedrep",
@@ -19,5 +19,5 @@ class FedRep(HeldHeads, FedAvg):
     )
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The mean body, and the heads of the round's clients anew."""
+        """The mean body, and the trained heads."""
         return super().aggregate(arrays, self.shared(updates)) | self.stored(arrays, updates)

@@ -24,7 +24,7 @@ class FedTTA(FedAvg):
     def global_model(self) -> Arrays:
         """f(·; ψ), un-adapted, under the target network's names."""
         base = {n.removeprefix(BASE): a for n, a in self.arrays.items() if n.startswith(BASE)}
-        return base or super().global_model()  # of clients that do not adapt
+        return base or super().global_model()  # clients that do not adapt
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of the clients' models."""

@@ -1,10 +1,9 @@
 """Personal heads that the server holds, one for each training client, sent to it alone.
 
-The other reading of FedEmbed (Silva et al., 2022, sections 3.1 and 4.1): its users noise "all
-parameters, including unused model heads", which a client can only where the server has the heads
-of all. Here a client sees and returns its own; the server holds it as ``held/<client>/<name>``
-and reads a reply as one that leaves every other head as it is, so that central noise falls on
-all of them."""
+One reading of FedEmbed (Silva et al., 2022, sections 3.1 and 4.1), whose users noise "all
+parameters, including unused model heads": this needs a server that holds all heads. A client gets
+and returns its own head, which the server stores as ``held/<client>/<name>``. A reply counts as one
+that leaves every other head unchanged, so that central noise is added to all of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ HELD = "held/"
 
 
 class HeldHeads(PersonalizedStrategy):
-    """`heads` says who holds the heads: each "client" its own, or the "server" all of them.
+    """`heads` says who holds the heads: the "client", or the "server".
 
     A head's arrays have the prefix `head` on the wire. A client starts from the initial head."""
 
@@ -30,45 +29,43 @@ class HeldHeads(PersonalizedStrategy):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.holds = self.heads == "server"
-        self._first: Arrays = {}  # the head that a client starts from, by its names on the wire
-        self._wire: list[str] = []  # all names on the wire; Flower's clipping minds their order
+        self._initial_head: Arrays = {}  # by its names on the wire
+        self._wire: list[
+            str
+        ] = []  # all names on the wire, in the order that Flower's clipping needs
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """The arrays without the head, which every client is going to have one of."""
+        """The arrays without the head."""
         if self.holds:
             self._wire = list(arrays)
-            self._first = {n: a for n, a in arrays.items() if n.startswith(self.head)}
-        return super().initialize({n: a for n, a in arrays.items() if n not in self._first})
+            self._initial_head = {n: a for n, a in arrays.items() if n.startswith(self.head)}
+        return super().initialize({n: a for n, a in arrays.items() if n not in self._initial_head})
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """A former run's arrays, the heads of its clients among them."""
+        """The saved arrays, with the heads of the clients."""
         held = {name: a for name, a in saved.items() if name.startswith(HELD) and self.holds}
         rest = {name: a for name, a in saved.items() if name not in held}
         return super().restore(arrays, rest) | held
 
     def models(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The shared arrays for every node, with its own head if the server holds it."""
+        """The shared arrays for every node, with its head if the server holds it."""
         if not self.holds:
             return dict.fromkeys(nodes, arrays)
-        return {
-            node: {n: own[n] if n in own else arrays[n] for n in self._wire}
-            for node in nodes
-            for own in (self._own(arrays, node),)
-        }
+        models = {node: arrays | self._head_of(arrays, node) for node in nodes}
+        return {node: {n: model[n] for n in self._wire} for node, model in models.items()}
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model that each node gets."""
         return self.models(arrays, nodes)
 
     def named(self, updates: list[Update], sent: list[Arrays]) -> tuple[list[Update], list[Arrays]]:
-        """Replies and what they started from under the server's names; the first reply also
-        tells of all heads that nobody used, as they are."""
+        """Under the server's names; the first reply also gets all heads that nobody used."""
         if not self.holds or not updates:
             return updates, sent
         self.arrays = self.arrays | {
             self._name(node, name): array
             for node in self.training_nodes()
-            for name, array in self._own(self.arrays, node).items()
+            for name, array in self._head_of(self.arrays, node).items()
         }
         starts = [self._renamed(u.node, x) for u, x in zip(updates, sent, strict=True)]
         replies = [replace(u, arrays=self._renamed(u.node, u.arrays)) for u in updates]
@@ -77,8 +74,8 @@ class HeldHeads(PersonalizedStrategy):
         return replies, [starts[0] | unused, *starts[1:]]
 
     def mean_changes(self, arrays: Arrays, updates: Sequence[Update]) -> Arrays:
-        """The mean change of every head that the server holds, over all users of the round; who
-        does not use a head leaves it alone."""
+        """The mean change of every head over all users of the round; other users' heads change
+        by zero."""
         total: Arrays = {}
         for update in updates:
             for name, array in update.arrays.items():
@@ -87,10 +84,10 @@ class HeldHeads(PersonalizedStrategy):
         return total
 
     def stored(self, arrays: Arrays, updates: Sequence[Update]) -> Arrays:
-        """The heads with their users' changes, which a private run tells with noise."""
+        """The heads with their users' changes, which are noisy in a private run."""
         users = float(len(updates))
         if self.privacy is not None and self.privacy.hides_participants:
-            users = self.privacy.expected  # what its mean is over
+            users = self.privacy.expected  # the denominator of its mean
         return {
             name: arrays[name] + array.dtype.type(users) * array
             for name, array in self.mean_changes(arrays, updates).items()
@@ -105,12 +102,14 @@ class HeldHeads(PersonalizedStrategy):
             for u in updates
         ]
 
-    def _own(self, arrays: Arrays, node: Node) -> Arrays:
+    def _head_of(self, arrays: Arrays, node: Node) -> Arrays:
         """A client's head by its names on the wire."""
-        return {name: arrays.get(self._name(node, name), a) for name, a in self._first.items()}
+        initial = self._initial_head
+        return {name: arrays.get(self._name(node, name), a) for name, a in initial.items()}
 
     def _renamed(self, node: Node, arrays: Arrays) -> Arrays:
-        return {self._name(node, n) if n in self._first else n: a for n, a in arrays.items()}
+        head = self._initial_head
+        return {self._name(node, n) if n in head else n: a for n, a in arrays.items()}
 
     @staticmethod
     def _name(node: Node, name: str) -> str:

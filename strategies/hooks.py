@@ -17,8 +17,9 @@ from clients.protocol import LR_FACTOR, RUN_TOKEN, lr_factor
 from partitions.seeds import SEED, seed_of
 from partitions.settings import COUNT, SECONDS, SOME, Configured, setting
 from strategies.messages import Messenger
+from strategies.privacy import Privacy
 from strategies.replies import Node, Requirement, Update
-from strategies.round import Protection, Request, Round
+from strategies.round import Request, Round
 
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]  # as Flower's FedAvg takes it
 
@@ -60,7 +61,7 @@ class Hooks(Configured, Strategy):
     start_timeout = setting(3600.0, "seconds for a client's first answer, with its data", SECONDS)
     seed = SEED
 
-    privacy: Protection | None
+    privacy: Privacy | None
     former: Mapping[str, Any] | None  # the state to start from, until it is loaded
     saved_rounds: int  # rounds that the model to start from was trained
     min_nodes: Mapping[str, int]  # least sizes of samples, by purpose

@@ -12,13 +12,12 @@ from torch.nn.utils.parametrizations import spectral_norm
 class Hypernetwork(nn.Module):
     """h(v; φ): a fully connected trunk, then one linear head per array of the target network.
 
-    The trunk's `hidden_layers` ReLU layers end in a linear one, as the authors' code has it: the
-    heads' inputs then take either sign, and clients disturb each other less.
+    As in the authors' code the trunk ends in a linear layer after its `hidden_layers` ReLU layers:
+    the heads' inputs then have both signs, and clients interfere less.
 
-    `shapes` are the arrays to generate; the input v has `embedding_dim` entries. Arrays of several
-    target networks share the trunk under names ``<network>/<array>``. With `hidden_layers` = 0
-    there is no trunk: θ = W v + b, or θ = W v without `bias`. `spectral` normalises every linear
-    layer's largest singular value to 1."""
+    `shapes` are the arrays to generate. Several target networks share the trunk under names
+    ``<network>/<array>``. Without hidden layers θ = W v + b, or θ = W v without `bias`. `spectral`
+    normalises the largest singular value of every linear layer to 1."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class Hypernetwork(nn.Module):
         )
 
     def forward(self, v: Tensor, network: str = "") -> dict[str, Tensor]:
-        """Arrays (m, *shape) by name, for m embeddings v (m, embedding_dim); with `network` those
-        of that target network alone."""
+        """Arrays (m, *shape) by name, for m embeddings v (m, embedding_dim); with `network` only
+        those of that target network."""
         features = self.trunk(v)
         start = f"{network}/" if network else ""
         return {

@@ -1,10 +1,9 @@
 """LG-FedAvg server (Liang et al., 2020): FedAvg of the whole model, then of the head alone.
 
-Both phases are one run, and a run that goes on from one in its second phase is in it from the
-beginning. Names on the wire: up to round `fedavg_rounds` every name both ways; after it the head
-both ways, and the body of FedAvg's last model once to each client that has none yet; every message
-tells the phase. The round that is reported is one of the second phase. A novel client would need
-labels to train a body: not served."""
+Both phases are one run; a run that continues a second phase starts in it. Names on the wire: up to
+round `fedavg_rounds` every name both ways, then the head both ways, and once the body of FedAvg's
+last model to each client that has none. Every message holds the phase. The reported round is one
+of the second phase. Novel clients are not served, as they would need labels to train a body."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +27,7 @@ class LGFedAvg(FedAvg):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.started: set[int] = set()  # ids of the clients that have a body of their own
+        self.started: set[int] = set()  # clients that have a personal body
 
     @property
     def own_bodies(self) -> bool:
@@ -55,12 +54,12 @@ class LGFedAvg(FedAvg):
         return {node: head if node.client in self.started else arrays for node in nodes}
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The same; of this round's phase one round is reported."""
+        """The same; notes the phase, from which the reported round is chosen."""
         self.phase = int(self.own_bodies)
         return self.personalize(arrays, nodes)
 
     def expected(self, sent: Arrays) -> Arrays:
-        """All that was sent, in the second phase the head of it."""
+        """All that was sent; in the second phase only the head."""
         if not self.own_bodies:
             return sent
         return {name: a for name, a in sent.items() if name.startswith(HEAD)}

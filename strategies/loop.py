@@ -31,7 +31,6 @@ from strategies.run_state import (
     undo_round,
 )
 from strategies.scores import Evaluation, losses, records
-from strategies.wrapped import check_wrapped
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -138,10 +137,7 @@ class Loop:
         nodes, now = strategy.sample(), strategy.now
         now.payloads = strategy.broadcast(strategy.arrays, nodes)
         if not self.flower_arrays.leads:
-            sent = now.payloads.values()
-            wire = [*sent, *map(strategy.expected, sent)]
-            name = type(strategy).__name__
-            check_wrapped(name, strategy.keeps_arrays, strategy.requires, arrays, wire)
+            self.flower_arrays.check_wrapped(arrays, now.payloads.values())
         private: dict[str, Any] = {}
         if strategy.privacy is not None:
             strategy.privacy.spend(list(now.payloads))
@@ -213,7 +209,7 @@ class Loop:
         return metrics
 
     def _stop_on_failure(self) -> None:
-        """Raise RuntimeError if a client failed and that is to stop the run."""
+        """Raise RuntimeError if a client failed and `on_client_failure` is "stop"."""
         dropped = self.strategy.now.dropped
         if dropped and self.strategy.on_client_failure == "stop":
             causes = sorted(dropped) if self._secret else dict(dropped)
@@ -225,7 +221,7 @@ class Loop:
     def _stop_on_few(self, updates: list[Update]) -> None:
         """Raise RuntimeError if too few of the sampled clients replied."""
         now, least = self.strategy.now, self.strategy.min_valid_replies
-        if len(updates) >= least or not now.report["sampled"]:  # of nobody: noise alone
+        if len(updates) >= least or not now.report["sampled"]:  # a private sample may be empty
             return
         count, causes = f"{len(updates)} valid replies of {len(now.sent)}", ""
         if self._secret:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import scipy  # its modules load where they are used
+import scipy  # loads its modules on first use
 
 from clients.arrays import Arrays
 
 
 @dataclass(frozen=True)
 class Matched:
-    """A layer's global neurons (L, d), each client's assignment, and per neuron its support:
-    how many clients own it."""
+    """A layer's global neurons (L, d), each client's assignment, and the number of clients of
+    each neuron."""
 
     neurons: np.ndarray
     assignments: list[np.ndarray]
@@ -36,25 +36,20 @@ def chain(arrays: Arrays) -> list[str]:
             f"fedma matches linear and convolutional layers with biases; {layer!r} is none; with "
             "other networks use FedAvg"
         )
-    for here, following in pairwise(layers):
-        channels, inputs = width(arrays, here), arrays[f"{following}.weight"].shape[1]
-        flattened = is_flattening(arrays, here, following)
-        if inputs % channels or (not flattened and inputs != channels):
+    for layer, following in pairwise(layers):
+        channels, inputs = width(arrays, layer), arrays[f"{following}.weight"].shape[1]
+        dims = arrays[f"{layer}.weight"].ndim, arrays[f"{following}.weight"].ndim
+        if inputs % channels or (dims != (4, 2) and inputs != channels):  # (4, 2): flattened
             raise ValueError(
-                f"fedma matches chains of layers; {here!r} has {channels} outputs, but "
+                f"fedma matches chains of layers; {layer!r} has {channels} outputs, but "
                 f"{following!r}, which comes next, {inputs} inputs; with other networks use FedAvg"
             )
     return layers
 
 
 def width(arrays: Arrays, layer: str) -> int:
-    """How many neurons or channels the layer has."""
+    """The layer's number of neurons or channels."""
     return len(arrays[f"{layer}.bias"])
-
-
-def is_flattening(arrays: Arrays, here: str, following: str) -> bool:
-    """Whether feature maps are flattened between the two layers."""
-    return arrays[f"{here}.weight"].ndim == 4 and arrays[f"{following}.weight"].ndim == 2
 
 
 def neurons(arrays: Arrays, layer: str) -> np.ndarray:
@@ -74,7 +69,7 @@ def layer_arrays(rows: np.ndarray, layer: str, like: Arrays) -> Arrays:
 
 def spread(weight: np.ndarray, assignment: np.ndarray, inputs: int) -> np.ndarray:
     """The next layer's weight (out, in, …) on `inputs` global neurons: input l moves to
-    assignment[l], neurons that the client lacks weigh 0. Each owns a block of a flattening."""
+    assignment[l], others get 0. After a flattening each neuron has a block of inputs."""
     blocks = weight.reshape(len(weight), len(assignment), -1)
     wide = np.zeros((len(weight), inputs, blocks.shape[2]), weight.dtype)
     wide[:, assignment] = blocks
@@ -103,34 +98,34 @@ def match(
     θ_i is the mean of the neurons matched to it, with the clients' `weights`."""
     scale = float(np.mean([np.square(w).sum(1).mean() for w in clients]))
     total, mass = np.zeros((0, clients[0].shape[1])), np.zeros(0)  # Σ weight·neuron, Σ weight
-    support, found = np.zeros(0, int), list[np.ndarray]()
+    support, assignments = np.zeros(0, int), list[np.ndarray]()
     for j in list(range(len(clients))) * (1 + sweeps):
-        own, weight = clients[j], weights[j]
-        if len(found) == len(clients):  # a later pass: take the client out
-            left = found.pop(j)
-            total[left] -= weight * own
+        rows, weight = clients[j], weights[j]
+        if len(assignments) == len(clients):  # a later pass: take the client out
+            left = assignments.pop(j)
+            total[left] -= weight * rows
             mass[left] -= weight
             support[left] -= 1
             kept = support > 0
-            found = [(np.cumsum(kept) - 1)[assignment] for assignment in found]
+            assignments = [(np.cumsum(kept) - 1)[assignment] for assignment in assignments]
             total, mass, support = total[kept], mass[kept], support[kept]
-        assigned = _assign(own, total / mass[:, None], new_neuron_cost * scale, max_width)
+        assigned = _assign(rows, total / mass[:, None], new_neuron_cost * scale, max_width)
         opened = max(0, int(assigned.max()) + 1 - len(total))
         total = np.pad(total, ((0, opened), (0, 0)))
         mass, support = np.pad(mass, (0, opened)), np.pad(support, (0, opened))
-        total[assigned] += weight * own
+        total[assigned] += weight * rows
         mass[assigned] += weight
         support[assigned] += 1
-        found.insert(j, assigned)
-    return Matched(total / mass[:, None], found, support)
+        assignments.insert(j, assigned)
+    return Matched(total / mass[:, None], assignments, support)
 
 
-def _assign(own: np.ndarray, theta: np.ndarray, epsilon: float, max_width: int) -> np.ndarray:
+def _assign(rows: np.ndarray, theta: np.ndarray, epsilon: float, max_width: int) -> np.ndarray:
     """The Hungarian assignment of neurons (L_j, d) to global ones (L, d) or to new ones."""
-    fresh = min(len(own), max_width - len(theta))
-    costs = np.tile(epsilon * (1 + np.log(np.arange(1, fresh + 1))), (len(own), 1))
+    fresh = min(len(rows), max_width - len(theta))
+    costs = np.tile(epsilon * (1 + np.log(np.arange(1, fresh + 1))), (len(rows), 1))
     if len(theta):
-        costs = np.hstack([scipy.spatial.distance.cdist(own, theta, "sqeuclidean"), costs])
+        costs = np.hstack([scipy.spatial.distance.cdist(rows, theta, "sqeuclidean"), costs])
     _, columns = scipy.optimize.linear_sum_assignment(costs)
     opened = np.sort(columns[columns >= len(theta)])  # new neurons get consecutive indices
     return np.where(columns < len(theta), columns, len(theta) + np.searchsorted(opened, columns))

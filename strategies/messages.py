@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from clients.arrays import Arrays, num_bytes, to_record
 from clients.protocol import SAVE_STATE
+from strategies.privacy import Privacy
 from strategies.replies import (
     EXAMPLES,
     Magnitudes,
@@ -23,7 +24,7 @@ from strategies.replies import (
     read_reply,
     scaled,
 )
-from strategies.round import Protection, Request, Round
+from strategies.round import Request, Round
 
 Sent = list[tuple[Message, Node]]
 
@@ -37,7 +38,7 @@ class Sender(Protocol):
     now: Round
     arrays: Arrays
     requires: Requirement | None
-    privacy: Protection | None
+    privacy: Privacy | None
     max_update_norm: float
     weighted_by_key: str
     arrayrecord_key: str

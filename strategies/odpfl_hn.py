@@ -1,15 +1,13 @@
 """ODPFL-HN server (Amosy et al., On-Demand Unlabeled Personalized Federated Learning, Algorithm 1;
 supplement B.2 for two-phase training).
 
-A round exchanges three messages with each client: it encodes its inputs to e_i, trains
-w_i = f(e_i; θ), and backpropagates g_e to the encoder's γ. A novel client, which has no labels,
-encodes and gets its model; evaluation does just that. Departs from the paper: any number of
-clients a round, with the mean of their gradients; the last exchange carries γ once more, so that
-clients need not remember it. An evaluation's encoding takes the next round's along, since γ is the
-same: its exchange is saved. The target network's buffers are averaged on the server and sent along:
-a novel client has none of its own (see `strategies.targets`). A private novel client is asked once
-in a run, in the last round, since every answer spends ε; so that round is the one to be
-reported."""
+A client gets three messages in a round: it encodes its inputs to e_i, trains w_i = f(e_i; θ), and
+backpropagates g_e to the encoder's γ. A novel client, which has no labels, encodes and gets its
+model. Departs from the paper: a round has any number of clients, whose gradients are averaged; the
+last message carries γ again, so clients need not store it; buffers are averaged on the server (see
+`strategies.targets`). An evaluation's encoding also asks the next round's nodes, as γ is the same,
+which saves an exchange. Every answer of a private novel client spends ε, so it is asked once, in
+the last round, which is then the reported one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -38,17 +36,14 @@ TERMS = (
     "ε = 1, else analytic), all its answers together; not covered: training clients, the number of "
     "its samples, its score in evaluations"
 )
-OUTPUT = "encoder.out.bias"  # as long as the descriptor
+OUTPUT = "encoder.out.bias"  # has the size of the descriptor
 
 
 class ODPFLHN(PFedHN):
-    """`server_lr` is that of the hypernetwork, `encoder_lr` that of the encoder.
-
-    With `training` = "two-phase" the hypernetwork first learns with free embeddings, to which the
+    """With `training` = "two-phase" the hypernetwork first learns with free embeddings, to which
     clients fit the encoder; in the last `fine_tune_rounds` the encoder is frozen, and the
     hypernetwork is tuned on its descriptors. `descriptor_rate` > 0 centres and scales descriptors
-    by running statistics of training clients, to which a round contributes that much (see
-    `strategies.moments`). The other settings are pFedHN's."""
+    by running statistics of training clients (see `strategies.moments`)."""
 
     any_model = False  # the encoder follows the target network's convolutions
     kept = ("sigmas",)
@@ -102,10 +97,10 @@ class ODPFLHN(PFedHN):
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
         self.sigmas: list[float] = []
-        # Next round's nodes that have been asked for its descriptors, and what reads their replies.
+        # the next round's nodes that were already asked to encode, and what reads their replies
         self._ahead: tuple[set[Node], Callable[[], list[Update]]] = (set(), list)
 
-    # The strategy's contract
+    # Hooks
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The target network is the template; the encoder's arrays are γ."""
@@ -116,8 +111,8 @@ class ODPFLHN(PFedHN):
                 f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}; "
                 f"use `{type(self).requires.usage}`"
             )
-        untaught = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
-        if self.training == "two-phase" and untaught:
+        too_short = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
+        if self.training == "two-phase" and too_short:
             raise ValueError(
                 f"two-phase training of {self.num_rounds} rounds, of which fine-tune-rounds takes "
                 f"{self.fine_tune_rounds}, would never teach the encoder; set fewer"
@@ -129,7 +124,7 @@ class ODPFLHN(PFedHN):
         return self.server_arrays()
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """φ, γ, the descriptors' statistics and, of two phases, the embeddings of a former run."""
+        """Saved φ, γ, descriptors' statistics and free embeddings."""
         self.network().load_state_dict(to_tensors(group(saved, "hypernetwork")))
         encoder = group(saved, "encoder")
         with torch.no_grad():
@@ -145,7 +140,7 @@ class ODPFLHN(PFedHN):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As always, but private novel clients are only asked in the last round."""
+        """Private novel clients are only asked in the last round."""
         last = server_round == self.num_rounds
         self.evaluate_novel = self._serves_novel and (last or not self.private)
         return super().configure_evaluate(server_round, arrays, config, grid)
@@ -163,7 +158,7 @@ class ODPFLHN(PFedHN):
         }
 
     def expected(self, sent: Arrays) -> Arrays:
-        """What was sent, but for the embedding."""
+        """What was sent, without the embedding."""
         return {name: a for name, a in sent.items() if name != DESCRIPTOR}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
@@ -183,17 +178,17 @@ class ODPFLHN(PFedHN):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As always; private novel clients encoded since the round's training was reported."""
+        """Private novel clients have encoded since the round's training was reported."""
         self.now.report |= self.report()
         return super().aggregate_evaluate(server_round, replies)
 
     def report(self) -> dict[str, Any]:
-        """As pFedHN's; novel clients' privacy, and the largest σ that they said they added."""
-        told = self._promise | {"dp-sigma": max(self.sigmas)} if self.sigmas else {}
-        return super().report() | told
+        """Also novel clients' privacy, and the largest σ that they added."""
+        promise = self._promise | {"dp-sigma": max(self.sigmas)} if self.sigmas else {}
+        return super().report() | promise
 
     def optimizers(self) -> list[Optimizer]:
-        """Those of the hypernetwork and of the encoder."""
+        """Also that of the encoder."""
         return [*super().optimizers(), self._encoder_optimizer]
 
     # Descriptors
@@ -208,26 +203,26 @@ class ODPFLHN(PFedHN):
 
     @property
     def may_stop(self) -> bool:
-        """Not while embeddings are free, nor before private novel clients were served."""
+        """Not while embeddings are free."""
         return super().may_stop and not self.free
 
     def meet(self, nodes: Sequence[Node]) -> list[Node]:
-        """Let the nodes encode; returns those that did."""
-        own = [node for node in nodes if self.free and not node.novel]
+        """Let the nodes encode; returns those that did, and those with free embeddings."""
+        with_free = [node for node in nodes if self.free and not node.novel]
         self.descriptors = {}
-        for update in self._encoded([node for node in nodes if node not in own]):
+        for update in self._encoded([node for node in nodes if node not in with_free]):
             e = torch.from_numpy(update.arrays[DESCRIPTOR].copy())
             self.descriptors[update.node.client] = e.requires_grad_(self.training == "end-to-end")
             if "dp-sigma" in update.metrics:
                 self.sigmas.append(update.metrics["dp-sigma"])
-        met = {node.client for node in super().meet(own)} | self.descriptors.keys()
+        met = {node.client for node in super().meet(with_free)} | self.descriptors.keys()
         return [node for node in nodes if node.client in met]
 
     def _encoded(self, nodes: Sequence[Node]) -> list[Update]:
-        """The nodes' descriptors; in an evaluation the next round's nodes are asked for theirs."""
+        """The nodes' replies; an evaluation also asks the next round's nodes."""
         gamma = self._gamma()
         (asked, read_ahead), self._ahead = self._ahead, (set(), list)
-        found = [update for update in read_ahead() if update.node in nodes]
+        early = [update for update in read_ahead() if update.node in nodes]
         self.now.bytes["down"] += len(asked) * num_bytes(gamma.values())
         upcoming = self.upcoming() if self.now.evaluated else []
         read, read_ahead = self.exchanges(
@@ -235,7 +230,7 @@ class ODPFLHN(PFedHN):
             self._encode(upcoming, gamma, self.message_config(later=1)),
         )
         self._ahead = set(upcoming), read_ahead
-        return sorted([*found, *read()], key=lambda update: update.node)
+        return sorted([*early, *read()], key=lambda update: update.node)
 
     def _encode(
         self, nodes: Sequence[Node], gamma: Arrays, config: Mapping[str, Any] | None = None
@@ -245,7 +240,7 @@ class ODPFLHN(PFedHN):
         return Request("query.encode", payloads, config or {}, dict.fromkeys(nodes, like))
 
     def upcoming(self) -> list[Node]:
-        """The nodes of the next round, as far as it is known, that will describe themselves."""
+        """The nodes that will encode in the next round, as far as that is known."""
         following = self.round + 1
         if following > self.num_rounds or self._free(following) or self.privacy is not None:
             return []
@@ -258,27 +253,24 @@ class ODPFLHN(PFedHN):
         return super().embedding(client)
 
     def observe(self, nodes: Sequence[Node]) -> None:
-        """Descriptors' statistics; those of the first round are of all training clients."""
+        """Update the descriptors' statistics; the first ones are of all training clients."""
         if not self.moments.rate:
             return
-        round_ = {
-            n.client: self.descriptors[n.client] for n in nodes if n.client in self.descriptors
-        }
+        sampled = self.descriptors
+        observed = {c: sampled[c] for c in (n.client for n in nodes) if c in sampled}
         if not len(self.moments.mean):
-            here = dict(self.descriptors)
-            self.meet([n for n in self.training_nodes() if n.client not in here])
-            round_ |= self.descriptors
-            self.descriptors = here
-        if round_:
-            self.moments.update(torch.stack(list(round_.values())))
+            self.meet([n for n in self.training_nodes() if n.client not in sampled])
+            observed |= self.descriptors
+            self.descriptors = sampled
+        if observed:
+            self.moments.update(torch.stack(list(observed.values())))
 
     def server_arrays(self) -> Arrays:
-        """``hypernetwork/…``, ``encoder/…``, ``moments/…`` and free embeddings, memory shared."""
+        """Also ``encoder/…`` and ``moments/…``, which share memory."""
         gamma = {name: p.detach().numpy() for name, p in self.gamma.items()}
-        found = {"mean": self.moments.mean, "variance": self.moments.variance}
-        moments = {name: moment.numpy() for name, moment in found.items() if len(moment)}
-        more = prefixed("encoder", gamma) | prefixed("moments", moments)
-        return super().server_arrays() | more
+        moments = {"mean": self.moments.mean, "variance": self.moments.variance}
+        known = {name: moment.numpy() for name, moment in moments.items() if len(moment)}
+        return super().server_arrays() | prefixed("encoder", gamma) | prefixed("moments", known)
 
     def _gamma(self) -> Arrays:
         return to_numpy(self.gamma)

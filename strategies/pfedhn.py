@@ -1,11 +1,10 @@
 """pFedHN (Shamsian et al., ICML 2021, Algorithm 1): a hypernetwork generates every client's model.
 
-Driven by named arrays alone, so any Flower client takes part that trains the weights it is sent
-and returns them under the same names; a client whose properties name a ``model`` of `models` is
-sent that network's weights (section 5.2). Departs from the paper: Algorithm 1 prints the opposite
-sign of the update; the surrogate ½‖θ̃_i − h(v_i; φ)‖² fixes it as written here. Any number of
-clients a round: φ follows the mean of their gradients, each v_i its own. Trainable weights alone
-are generated; running statistics are averaged on the server, as novel clients need some, too (see
+Any Flower client can take part that trains the weights it gets and returns them under the same
+names. A client whose property ``model`` names one of `models` gets that network's weights (section
+5.2). Departs from the paper: Algorithm 1 prints the opposite sign of the update; the surrogate
+½‖θ̃_i − h(v_i; φ)‖² gives the sign here. A round has any number of clients: φ follows the mean of
+their gradients. Only trainable weights are generated; buffers are averaged on the server (see
 `strategies.targets`)."""
 
 from collections import Counter
@@ -35,15 +34,13 @@ CLASS_PROPORTIONS = Requirement("pfedhn-pc", "answer `query.describe`", offers=(
 class PFedHN(PersonalizedStrategy):
     """θ_i = h(v_i; φ); the server descends on φ and v_i by one vector–Jacobian product.
 
-    `embedding_dim` 0 means 1 + ⌊n/4⌋ for n training clients; `embedding_lr` 0 means
-    `server_lr`. Gradients are clipped jointly at norm `clip_norm` (0: never). `hidden_layers` 0
-    without `bias` is the linear hypernetwork θ_i = W v_i. With `descriptor` = "class-proportions"
-    v_i is what the client tells, and only φ is learnt. After the run's rounds come `novel_rounds`
-    in which φ is frozen and labeled novel clients learn their v_i (section 5.3). `models` are the
-    arrays of the target networks by name, where clients differ in size.
+    Gradients of φ and v_i are clipped jointly. With `descriptor` = "class-proportions" the clients
+    send v_i, and only φ is learnt. The run's rounds are followed by `novel_rounds` in which φ is
+    frozen and labeled novel clients learn their v_i (section 5.3). `models` are the arrays of the
+    target networks by name, where clients differ in size.
 
-    `network` is the target network itself, or several by name: it tells which arrays are buffers,
-    frozen or tied, which its arrays alone do not. Only needed where there are such."""
+    `network` is the target network's module, or several by name. It is needed where arrays are
+    frozen, tied, or buffers that their names do not show."""
 
     keeps_arrays = True
     any_model = True
@@ -96,14 +93,13 @@ class PFedHN(PersonalizedStrategy):
         self._generated: list[tuple[list[Node], dict[str, Tensor]]] = []  # graph kept
         self._spread: float | None = None
 
-    # Where a descriptor comes from
+    # Embeddings
 
     def meet(self, nodes: Sequence[Node]) -> list[Node]:
-        """Give every node its v_i; returns those that have one, and whose network is known.
+        """Give every node its v_i; returns the nodes that have one and whose network is known.
 
-        Learnt ones start at N(0, I) when the client is first seen; a client that left and came
-        back finds its own. Fixed ones are asked from the clients once, and have as many entries as
-        most of them told."""
+        Learnt ones start at N(0, I), and are kept when a client leaves. Fixed ones are asked for
+        once; their size is the most common one."""
         nodes = [node for node in nodes if self._knows(node)]
         new = [node for node in nodes if node.client not in self.embeddings]
         if self.descriptor == "learnt":
@@ -114,11 +110,11 @@ class PFedHN(PersonalizedStrategy):
                 self._remember(node.client, torch.randn(self._dim(), generator=generator))
         elif new:
             replies = self.exchange("query.describe", {node: {} for node in new})
-            told = {u.node: u.arrays[DESCRIPTOR] for u in replies if DESCRIPTOR in u.arrays}
-            if not self.embedding_dim and told:
-                sizes = Counter(v.size for v in told.values())
+            sent = {u.node: u.arrays[DESCRIPTOR] for u in replies if DESCRIPTOR in u.arrays}
+            if not self.embedding_dim and sent:
+                sizes = Counter(v.size for v in sent.values())
                 self.embedding_dim = max(sizes, key=lambda size: (sizes[size], -size))
-            for node, v in told.items():
+            for node, v in sent.items():
                 if v.shape == (self.embedding_dim,):
                     self._remember(node.client, torch.from_numpy(v))
                 else:
@@ -126,7 +122,7 @@ class PFedHN(PersonalizedStrategy):
         return [node for node in nodes if node.client in self.embeddings]
 
     def _knows(self, node: Node) -> bool:
-        """Whether there is a target network for the node; it is refused if not."""
+        """Whether the node's target network is known; its reply counts as dropped if not."""
         known = self.targets.has(node)
         if not known:
             detail = f"its network {node.properties.get('model')!r} is not known"
@@ -134,10 +130,10 @@ class PFedHN(PersonalizedStrategy):
         return known
 
     def observe(self, nodes: Sequence[Node]) -> None:
-        """Take note of a training round's descriptors before models are generated from them."""
+        """Called with a training round's nodes before their models are generated."""
 
     def embedding(self, client: int) -> Tensor:
-        """v_i (embedding_dim,) of a client that was met."""
+        """v_i (embedding_dim,) of a client."""
         return self.embeddings[client]
 
     def _remember(self, client: int, v: Tensor) -> None:
@@ -148,10 +144,10 @@ class PFedHN(PersonalizedStrategy):
         if learnt:
             self.optimizer.add([self.embeddings[client]], self.embedding_lr)
 
-    # The strategy's contract
+    # Hooks
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """Keep the target networks' arrays as templates of what is generated."""
+        """The target networks' arrays are templates of the generated ones."""
         self.targets = Targets(self.models or {"": arrays}, self._modules)
         return arrays
 
@@ -160,7 +156,7 @@ class PFedHN(PersonalizedStrategy):
         self.hypernetwork, self.embeddings, self._generated = None, {}, []
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """φ, the embeddings and the averaged buffers of a former run."""
+        """Saved φ, embeddings and averaged buffers."""
         v = to_tensors(group(saved, "embedding"))
         if not v:
             raise ValueError(f"the saved arrays hold no embedding; their names: {list(saved)[:5]}")
@@ -173,7 +169,7 @@ class PFedHN(PersonalizedStrategy):
 
     @property
     def may_stop(self) -> bool:
-        """Never where novel rounds are to come."""
+        """Never before novel rounds."""
         return super().may_stop and not self.novel_rounds
 
     def start(
@@ -184,7 +180,7 @@ class PFedHN(PersonalizedStrategy):
         *args: Any,
         **options: Any,
     ) -> Result:
-        """Run `num_rounds` rounds, then the novel rounds."""
+        """As the base, followed by the novel rounds."""
         self._last_training_round = num_rounds
         total = num_rounds + self.novel_rounds
         return super().start(grid, initial_arrays, total, *args, **options)
@@ -207,23 +203,22 @@ class PFedHN(PersonalizedStrategy):
         with torch.no_grad():
             nodes = self.meet(nodes)
             self.network().eval()
-            return {
-                node: model
-                for name, own in self.targets.by_network(nodes).items()
-                for node, model in self.targets.named(self.generate(own, name), own, name).items()
-            }
+            models: dict[Node, Arrays] = {}
+            for name, members in self.targets.by_network(nodes).items():
+                models |= self.targets.named(self.generate(members, name), members, name)
+            return models
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """θ_i = h(v_i; φ), with the graph kept for the vector–Jacobian product."""
+        """θ_i = h(v_i; φ); the graph is kept for the vector–Jacobian product."""
         nodes = self.meet(nodes)
         self.observe(nodes)
         self.network().train().requires_grad_(not self.frozen)
         self._generated = []
         payloads: dict[Node, Arrays] = {}
-        for name, own in self.targets.by_network(nodes).items():
-            theta = self.generate(own, name)
-            self._generated.append((own, theta))
-            payloads |= self.targets.named(theta, own, name)
+        for name, members in self.targets.by_network(nodes).items():
+            theta = self.generate(members, name)
+            self._generated.append((members, theta))
+            payloads |= self.targets.named(theta, members, name)
         self._spread = spread([theta for _, theta in self._generated])
         return payloads
 
@@ -242,7 +237,7 @@ class PFedHN(PersonalizedStrategy):
         for parameter in network.parameters():
             if parameter.grad is not None:
                 parameter.grad /= len(updates)
-        for nodes, _ in self._generated:  # without a reply no gradient, hence no momentum or decay
+        for nodes, _ in self._generated:  # no reply: no momentum or decay either
             for node in nodes:
                 if node not in replies and node.client in self.embeddings:
                     self.embeddings[node.client].grad = None
@@ -257,12 +252,12 @@ class PFedHN(PersonalizedStrategy):
         return self.server_arrays()
 
     def optimizers(self) -> list[Optimizer]:
-        """That of φ and of the embeddings, in the order in which they were met."""
+        """One for φ and the embeddings."""
         self.network()
         return [self.optimizer]
 
     def report(self) -> dict[str, float]:
-        """How far the round's generated models differ, see `spread`."""
+        """The `spread` of the round's generated models."""
         return {} if self._spread is None else {"weights-spread": self._spread}
 
     # The hypernetwork
@@ -272,7 +267,7 @@ class PFedHN(PersonalizedStrategy):
         return self.network()(torch.stack([self.embedding(n.client) for n in nodes]), model)
 
     def network(self) -> Hypernetwork:
-        """The hypernetwork; the first call initialises it by the run's seed."""
+        """The hypernetwork, initialised by the run's seed on the first call."""
         if self.hypernetwork is None:
             with drawing(seed_of(self.seed, "hypernetwork")):
                 self.hypernetwork = Hypernetwork(self.targets.shapes(), self._dim(), **self._shape)
@@ -281,12 +276,11 @@ class PFedHN(PersonalizedStrategy):
         return self.hypernetwork
 
     def server_arrays(self) -> Arrays:
-        """φ as ``hypernetwork/…``, the embeddings as ``embedding/<client>``, memory shared, and the
-        averaged ``buffer/…``."""
-        own = {n: t.detach().numpy() for n, t in self.network().state_dict().items()}
+        """``hypernetwork/…`` and ``embedding/<client>``, which share memory, and ``buffer/…``."""
+        phi = {n: t.detach().numpy() for n, t in self.network().state_dict().items()}
         v = {str(client): v.detach().numpy() for client, v in self.embeddings.items()}
         averages = prefixed("buffer", self.targets.averages())
-        return prefixed("hypernetwork", own) | prefixed("embedding", v) | averages
+        return prefixed("hypernetwork", phi) | prefixed("embedding", v) | averages
 
     def _dim(self) -> int:
         self.embedding_dim = self.embedding_dim or 1 + len(self.training_nodes()) // 4
@@ -300,10 +294,10 @@ class PFedHN(PersonalizedStrategy):
 
 
 def spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:
-    """How far generated models are apart, in their root mean squared norm: the square root of
-    Σ_i ‖w_i − w̄‖² / Σ_i ‖w_i‖², each network about its own mean. None for single clients."""
+    """The square root of Σ_i ‖w_i − w̄‖² / Σ_i ‖w_i‖² over generated models w_i, with the mean w̄ of
+    each network. None for single clients."""
     flat = [torch.cat([t.detach().reshape(len(t), -1) for t in w.values()], 1) for w in generated]
     if all(len(w) < 2 for w in flat):
         return None
-    apart = sum(float((w - w.mean(0)).square().sum()) for w in flat)
-    return float((apart / sum(float(w.square().sum()) for w in flat)) ** 0.5)
+    distances = sum(float((w - w.mean(0)).square().sum()) for w in flat)
+    return float((distances / sum(float(w.square().sum()) for w in flat)) ** 0.5)

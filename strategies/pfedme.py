@@ -1,9 +1,8 @@
 """pFedMe server (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
 
-w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics are averaged. As FedEmbed
-(Silva et al., 2022, section 4.1) describes it, what is personal are heads "regularized to minimize
-parameter difference from a global model head": with those on the server, a client's model is w with
-its own head."""
+w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics are averaged. With heads
+on the server, as FedEmbed (Silva et al., 2022, section 4.1) describes it, only the heads are
+personal, "regularized to minimize parameter difference from a global model head"."""
 
 from clients.arrays import Arrays, is_statistic, prefixed
 from clients.pfedme import HEAD, OWN
@@ -14,7 +13,7 @@ from strategies.replies import Requirement, Update
 
 
 class PFedMe(HeldHeads, FedAvg):
-    """`heads` is where the personal parts live: θ_i on its "client", or its head on the "server".
+    """`heads` says who holds the personal parts: the "client" θ_i, or the "server" the heads.
     `server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
 
     head = f"{OWN}/"
@@ -28,9 +27,9 @@ class PFedMe(HeldHeads, FedAvg):
     server_beta = setting(1.0, "β; more than 1 extrapolates the mean of the clients", POSITIVE)
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """w; clients' own heads start as its head."""
-        own = {n: a for n, a in arrays.items() if n.startswith(HEAD) and self.holds}
-        return super().initialize(arrays | prefixed(OWN, own))
+        """w; the personal heads start as its head."""
+        head = {n: a for n, a in arrays.items() if n.startswith(HEAD) and self.holds}
+        return super().initialize(arrays | prefixed(OWN, head))
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """(1 − β) w + β mean_i w_i."""

@@ -1,9 +1,8 @@
-"""Personal models for a novel client without labels: sampled, nearest, ensemble (Amosy et al.,
-section 6.2; Ye et al., section 4.1), over personal models from FedPer or pFedHN.
+"""Personal models of training clients for a novel client without labels (Amosy et al., section
+6.2; Ye et al., section 4.1), trained by FedPer or pFedHN.
 
-PFL-sampled: the accuracy of a random training client's model, in expectation. PFL-nearest: the
-model of the training client at the smallest A-distance. PFL-ensemble: the mean of all models'
-logits."""
+PFL-sampled: the expected accuracy of a random training client's model. PFL-nearest: the model of
+the training client at the smallest A-distance. PFL-ensemble: the mean of all models' logits."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Requirement, Update
 
-OF_PFEDHN = ("embedding_dim", "hidden_dim", "hidden_layers", "server_lr", "server_momentum")
+PFEDHN_SETTINGS = ("embedding_dim", "hidden_dim", "hidden_layers", "server_lr", "server_momentum")
 
 
 class PFL(PersonalizedStrategy):
@@ -51,7 +50,7 @@ class PFL(PersonalizedStrategy):
         common: dict[str, Any] = {"seed": self.seed, "saved_rounds": self.saved_rounds, **rates}
         self.trainer: PersonalizedStrategy = FedAvg(**common)
         if self.base == "pfedhn":
-            given = {name: getattr(self, name) for name in OF_PFEDHN}
+            given = {name: getattr(self, name) for name in PFEDHN_SETTINGS}
             self.trainer = PFedHN(**common, **given, network=network)
         self.keeps_arrays, self.in_place = self.trainer.keeps_arrays, self.trainer.in_place
         self._heads_stay = self.base == "fedper" and self.requires is not None
@@ -64,34 +63,23 @@ class PFL(PersonalizedStrategy):
         return self.trainer.initialize(arrays)
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """The base's."""
+        """As the base."""
         return self.trainer.restore(arrays, saved)
 
     def forget(self) -> None:
-        """What the base's `restore` makes anew."""
+        """As the base."""
         self.trainer.forget()
 
-    def state(self) -> dict[str, Any]:
-        """With what the base keeps."""
-        kept = {name: getattr(self.trainer, name) for name in self.trainer.kept}
-        return super().state() | {"base": kept}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """With what the base kept."""
-        super().load_state(state)
-        for name, value in state.get("base", {}).items():
-            setattr(self.trainer, name, value)
-
     def optimizers(self) -> list[Optimizer]:
-        """The base's."""
+        """As the base."""
         return self.trainer.optimizers()
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The base's."""
+        """As the base."""
         return self._present_trainer().broadcast(arrays, nodes)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The base's."""
+        """As the base."""
         return self._present_trainer().aggregate(arrays, updates)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
@@ -108,15 +96,15 @@ class PFL(PersonalizedStrategy):
     def personal_models(self, arrays: Arrays) -> Arrays:
         """``<client>/<name>`` of every training client that hands out its model.
 
-        Where none is there any more, those that were handed out last."""
+        Where no training client is present, those that were handed out last."""
         if not self.training_nodes():
             return self.handout
         sent = self._present_trainer().personalize(arrays, self.training_nodes())
-        found: Arrays = {}
+        models: Arrays = {}
         for update in self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole)):
-            found |= prefixed(str(update.node.client), update.arrays)
-        self.handout = found
-        return found
+            models |= prefixed(str(update.node.client), update.arrays)
+        self.handout = models
+        return models
 
     def _present_trainer(self) -> PersonalizedStrategy:
         self.trainer.nodes, self.trainer.now = self.nodes, self.now
@@ -156,7 +144,7 @@ class PFLNearest(PFL):
         offers = {}
         for node in novel:
             start = f"{self.nearest.get(node.client)}/"
-            own = {name: a for name, a in models.items() if name.startswith(start)}
-            if own:
-                offers[node] = own
+            model = {name: a for name, a in models.items() if name.startswith(start)}
+            if model:
+                offers[node] = model
         return offers

@@ -1,8 +1,8 @@
-"""Central Adam on the users' mean change, and the heads that PFedKM's clusters share.
+"""Central Adam on the users' mean change, and PFedKM, whose clusters of users share heads.
 
-The server's half of the baselines *Global* and *Global+* (FedEmbed, section 4.1) and of FedEmbed:
-per parameter the mean over all participants, applied as a gradient by Adam (Reddi et al., ICLR
-2021, FedOpt, with Adam's bias correction)."""
+Central Adam is the server of FedEmbed and of its baselines *Global* and *Global+* (section 4.1):
+Adam takes the mean change of all participants as a gradient (Reddi et al., ICLR 2021, FedOpt, with
+bias correction)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -40,20 +40,20 @@ class CentralAdam(PersonalizedStrategy):
         return arrays
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """The same over the saved arrays."""
+        """The saved arrays, with a fresh optimizer."""
         return CentralAdam.initialize(self, super().restore(arrays, saved))
 
     def optimizers(self) -> list[Optimizer]:
-        """The central one, over all arrays that there are."""
+        """The central Adam, over all present arrays."""
         self._track(self.arrays, self.arrays)
         return [self._optimizer]
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """One Adam step along the mean change; a user counts alike whatever its head."""
+        """One Adam step along the mean change over all users."""
         return self.descend(arrays, weighted_mean([u.arrays for u in updates], [1] * len(updates)))
 
     def descend(self, arrays: Arrays, mean: Arrays) -> Arrays:
-        """One Adam step with the gradient x − mean; arrays that are new start in it."""
+        """One Adam step with the gradient x − mean; new arrays start in it."""
         self._track(arrays, mean)
         for name, parameter in self._parameters.items():
             parameter.grad = torch.from_numpy(np.asarray(arrays[name] - mean[name]))
@@ -62,16 +62,16 @@ class CentralAdam(PersonalizedStrategy):
         return to_numpy(self._parameters) | statistics
 
     def _track(self, arrays: Arrays, names: Iterable[str]) -> None:
-        """Let the optimizer move the arrays of these names, where it does not already."""
+        """Add the arrays of these names to the optimizer, where they are missing."""
         new = [
             name
             for name in names
             if name not in self._parameters and not is_statistic(name, arrays[name])
         ]
         if new:
-            found = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
-            self._parameters |= found
-            self._optimizer.add(found.values())
+            added = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
+            self._parameters |= added
+            self._optimizer.add(added.values())
 
 
 class Mapped(PersonalizedStrategy):
@@ -84,17 +84,25 @@ class Mapped(PersonalizedStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.schedule = Schedule(
-            self.som_rate, self.som_rate_end, self.som_radius, self.som_radius_end
-        )
+        if self.som_rate_end > self.som_rate or self.som_radius_end > self.som_radius:
+            raise ValueError(
+                f"som-rate falls from {self.som_rate} to {self.som_rate_end} and som-radius from "
+                f"{self.som_radius} to {self.som_radius_end}; neither may grow"
+            )
+
+    def pull(self, positions: np.ndarray, progress: float) -> np.ndarray:
+        """rate × neighbourhood (K, K) at the progress in [0, 1] of the run."""
+        rate = som.decayed(self.som_rate, self.som_rate_end, progress)
+        radius = som.decayed(self.som_radius, self.som_radius_end, progress)
+        return rate * som.neighbourhood(positions, radius)
 
 
 class PFedKM(Mapped, CentralAdam):
-    """PFedKM (Tang et al., 2021) as FedEmbed ran it: a shared encoder, and heads shared within
-    clusters of the users' gradients, found by a self-organizing map of `sub_populations` nodes.
+    """PFedKM (Tang et al., 2021) as in FedEmbed: a shared encoder, and a head for each cluster of
+    the users' gradients, found by a self-organizing map of `sub_populations` nodes.
 
-    A user's gradient is the change of encoder and head that it sends; the map takes one pass over
-    them each round. Users who have not taken part yet use head 0."""
+    A gradient is the change of encoder and head that a user sends; the map takes one pass over all
+    of them each round. Users that have not trained yet use head 0."""
 
     HEAD = "heads.0."
     requires = Requirement(
@@ -115,7 +123,7 @@ class PFedKM(Mapped, CentralAdam):
         self.cluster: dict[int, int] = {}  # head by client id
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """The one head of the users' network, once for each cluster."""
+        """A copy of the network's head for each cluster."""
         heads = {
             f"heads.{k}.{name.removeprefix(self.HEAD)}": array.copy()
             for name, array in arrays.items()
@@ -130,7 +138,7 @@ class PFedKM(Mapped, CentralAdam):
         return {node: models[self.cluster.get(node.client, 0)] for node in nodes}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """Cluster the changes; a user's head change counts for its new cluster's head."""
+        """Cluster the changes; a user changes the head of its new cluster."""
         changes = []
         for update in updates:
             sent = self._model(arrays, self.cluster.get(update.node.client, 0))
@@ -144,15 +152,16 @@ class PFedKM(Mapped, CentralAdam):
             self.cluster[update.node.client] = int(k)
             for name, array in change.items():
                 mean[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
-        told = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
-        return self.descend(arrays, mean | weighted_mean(told, [1] * len(told)))
+        rest = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
+        return self.descend(arrays, mean | weighted_mean(rest, [1] * len(rest)))
 
     def _model(self, arrays: Arrays, k: int) -> Arrays:
         """Encoder and head k, under the users' names."""
         shared = {name: a for name, a in arrays.items() if not name.startswith("heads.")}
         head = f"heads.{k}."
-        own = {n.replace(head, self.HEAD): a for n, a in arrays.items() if n.startswith(head)}
-        return shared | own
+        return shared | {
+            n.replace(head, self.HEAD): a for n, a in arrays.items() if n.startswith(head)
+        }
 
     def _fit(self, flat: np.ndarray) -> None:
         """One pass of the map over the gradients (n, parameters), in an order drawn by seed."""
@@ -160,23 +169,6 @@ class PFedKM(Mapped, CentralAdam):
         if not self.gradients.size:
             count = len(self.positions)
             self.gradients = flat[generator.choice(len(flat), count, len(flat) < count)]
-        pull = self.schedule.pull(self.positions, self.round / self.num_rounds).astype(flat.dtype)
+        pull = self.pull(self.positions, self.round / self.num_rounds).astype(flat.dtype)
         for row in generator.permutation(len(flat)):
             self.gradients = som.step(self.gradients, flat[row], pull)
-
-
-class Schedule:
-    """Rate and radius of a map, each from its start to its end by exponential decay."""
-
-    def __init__(self, rate: float, rate_end: float, radius: float, radius_end: float) -> None:
-        if not 0 < rate_end <= rate <= 1 or not 0 < radius_end <= radius:
-            raise ValueError(
-                f"som-rate falls from {rate} to {rate_end} and som-radius from {radius} to "
-                f"{radius_end}; rates must lie in (0, 1], radii be positive, and neither may grow"
-            )
-        self.rate, self.radius = (rate, rate_end), (radius, radius_end)
-
-    def pull(self, positions: np.ndarray, progress: float) -> np.ndarray:
-        """rate × neighbourhood (K, K) at the progress in [0, 1] of the run."""
-        rate, radius = (som.decayed(*pair, progress) for pair in (self.rate, self.radius))
-        return rate * som.neighbourhood(positions, radius)

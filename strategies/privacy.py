@@ -1,10 +1,10 @@
-"""Differential privacy of a run: what is sampled, clipped, noised, told, and how much is spent.
+"""Differential privacy of a run: sampling, clipping, noise, and the budget that is spent.
 
-*Central*: the server is trusted, whoever sees its models is not. Each user takes part by a coin of
-its own (Poisson sampling at rate q, in secret); the server clips every user's change to norm C
-and applies (Σ_u clip_C(Δ_u) + N(0, z²C²)) / m, with m = q N users expected, N configured.
-*Local*: the server is not trusted either. Each user clips and adds N(0, z²C²) to its own change;
-who takes part in which round is known, so that sampling hides nothing.
+*Central*: the server is trusted, those who see its models are not. Users are sampled independently
+and in secret (Poisson sampling at rate q); the server clips every user's change to norm C and
+applies (Σ_u clip_C(Δ_u) + N(0, z²C²)) / m, with m = q N expected users, N configured.
+*Local*: the server is not trusted either. Each user clips its change and adds N(0, z²C²). The
+participants are known, so sampling hides nothing.
 
 See `strategies.accountant` for ε, and `docs/privacy.md` for what each message holds."""
 
@@ -32,9 +32,9 @@ from strategies.accountant import central_epsilon, local_epsilon, local_loss, mu
 from strategies.replies import Node, Update
 
 TEST_SETTING = "; TEST SETTING: whoever knows the seed knows the noise"
-RELEASED = ("round", "evaluation")  # of a round's report under central privacy, beside dp-…
+RELEASED = ("round", "evaluation")  # keys of a report, beside dp-…, under central privacy
 CONTINUED = "; goes on from a saved run: what else goes on from that one is not counted"
-NO_TERMS: dict[str, Any] = {
+UNKNOWN_TERMS: dict[str, Any] = {  # the weakest ones
     "generator": "seeded",
     "not-covered": ["scores and exchanges of the saved run"],
 }
@@ -42,14 +42,14 @@ MOST_ROUNDS = 10**12
 
 
 class Privacy:
-    """Settings `dp…` of a run of `rounds` rounds, `fraction_train` being the sampling rate q.
+    """Settings `dp…` of a run of `rounds` rounds; `fraction_train` is the sampling rate q.
 
-    Of `dp_noise_multiplier` z and `dp_epsilon` one is given, the other 0; z is then calibrated so
-    that the whole run keeps ε at `dp_delta` (local: even for a user in every round). `spent` is
-    the `state` of the run that this one goes on from; ε and its terms hold for both together. N,
-    the number of users, is round(`train_fraction` · `num_clients`), whoever of them is there. With
-    `dp_covers` = "everything" nothing leaves a client that ε does not cover; with "model-updates"
-    evaluations are scored exactly, and what a method exchanges beside its updates is not covered.
+    One of `dp_noise_multiplier` z and `dp_epsilon` is given, the other is 0. From ε, z is chosen so
+    that the whole run keeps it at `dp_delta` (local: even for a user in every round). `spent` is
+    the `state` of the run that this one continues; ε and its terms hold for both together. N, the
+    number of users, is round(`train_fraction` · `num_clients`), whether or not they are present.
+    With `dp_covers` = "everything" all that leaves a client is covered by ε; with "model-updates"
+    scores of evaluations, and a method's further exchanges, are not.
 
     Raises ValueError for settings that contradict each other."""
 
@@ -74,26 +74,13 @@ class Privacy:
         seed: int = 0,
         spent: Mapping[str, Any] | None = None,
     ) -> None:
-        for key, value, known in (
-            ("dp", dp, MODES),
-            ("dp-generator", dp_generator, GENERATORS),
-            ("dp-covers", dp_covers, COVERS),
-        ):
-            if value not in known:
-                raise ValueError(f"unknown {key} {value!r}; known: {', '.join(known)}")
-        given = {"dp-noise-multiplier": dp_noise_multiplier, "dp-epsilon": dp_epsilon}
-        if dp == "none" and any(given.values()):
-            raise ValueError(f"{_text(given)}, but dp is 'none': set it to 'local' or 'central'")
-        if dp != "none":
-            if min(given.values()) < 0 or sum(value > 0 for value in given.values()) != 1:
-                raise ValueError(f"{_text(given)}; exactly one must be positive, the other 0")
-            if dp_clip <= 0 or not 0 < dp_delta < 1:
-                raise ValueError(f"dp-clip is {dp_clip} and dp-delta {dp_delta}; > 0 and in (0, 1)")
-            if bound:
-                raise ValueError(
-                    f"bound asks clients for exact errors and gradients, which dp {dp!r} does not "
-                    "cover; set one of the two"
-                )
+        _check_choices(dp, dp_generator, dp_covers)
+        _check_budget(dp, dp_clip, dp_noise_multiplier, dp_epsilon, dp_delta)
+        if dp != "none" and bound:
+            raise ValueError(
+                f"bound asks clients for exact errors and gradients, which dp {dp!r} does not "
+                "cover; set one of the two"
+            )
         if dp == "central":
             for key, refused, why in (
                 ("min-valid-replies", min_valid_replies > 1, "it would tell how many took part"),
@@ -117,9 +104,9 @@ class Privacy:
         self.plan(rounds)
 
     def plan(self, rounds: int) -> None:
-        """With dp-epsilon: the noise that keeps it over so many rounds more, after what is spent.
+        """With dp-epsilon: choose the noise that keeps it over `rounds` more rounds.
 
-        What already keeps it stays. Raises ValueError if nothing is left to spend."""
+        Noise that already keeps it does not change. Raises ValueError if ε is already spent."""
         if not (self._target and rounds):
             return
         if self.z and self._epsilon(self._after(self.z, rounds)) <= self._target:
@@ -132,19 +119,19 @@ class Privacy:
             )
         self.z = multiplier(lambda z: self._epsilon(self._after(z, rounds)), self._target)
 
-    # What a strategy asks
+    # What a strategy calls
 
     @property
     def hides_participants(self) -> bool:
-        """Whether who takes part, and how many, is a secret of the server's."""
+        """Whether only the server knows the participants and their number."""
         return self.mode == "central"
 
     def settings(self) -> dict[str, Any]:
-        """What train messages tell the clients."""
+        """Entries of every train message's config."""
         return {NOISE: self.z * self.clip} if self.mode == "local" else {}
 
     def admit(self, what: str) -> None:
-        """Note something that leaves clients and that ε does not cover.
+        """Note something that clients send and ε does not cover.
 
         Raises ValueError if ε is to cover everything."""
         if self.covers == EVERYTHING:
@@ -154,10 +141,10 @@ class Privacy:
             )
         if what not in self.not_covered:
             self.not_covered.append(what)
-            self._tell()
+            self._notify()
 
     def sample(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
-        """Each node by a secret coin of its own, perhaps none; None where coins hide nothing."""
+        """A secret Poisson sample, perhaps empty; None where sampling hides nothing."""
         if self.mode != "central" or self.rate == 1:
             return None
         draws = generator(self._generator, self._seed, "sample", round_).random(len(nodes))
@@ -166,37 +153,37 @@ class Privacy:
     def spend(self, nodes: Sequence[Node]) -> None:
         """Count a round in which `nodes` are asked to train, whether or not they answer.
 
-        To be called before the messages leave, so that no crash loses what was given."""
+        Call it before the messages are sent, so that a crash cannot lose what was spent."""
         if self.mode == "central":
             self._add(f"{self.z!r} {self.rate!r}", 1)
         else:
             for node in nodes:
                 self._add(str(node.client), local_loss(self.z))
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.on_spend is not None:
             self.on_spend(self.state())
 
     def protect(self, updates: Sequence[Update], arrays: Arrays, round_: int) -> list[Update]:
-        """Updates whose plain mean is the private one; every user counts alike.
+        """Updates whose unweighted mean is the private one; central: a single update.
 
-        Central: a single one. `arrays` is what the updates started from; they may lack some of its
-        names and need not be clipped. A round in which nobody took part is one of noise alone."""
+        The updates started from `arrays`, may lack some of its names and need not be clipped. If
+        sampling selected nobody, noise is still added."""
         if self.mode != "central":
             return [replace(update, num_examples=1) for update in updates]
         total = {name: np.zeros(x.shape) for name, x in arrays.items()}
         for update in updates:
             change = {name: y.astype(float) - arrays[name] for name, y in update.arrays.items()}
-            for name, one in clipped(change, self.clip).items():
-                total[name] += one
+            for name, part in clipped(change, self.clip).items():
+                total[name] += part
         source = generator(self._generator, self._seed, "dp-central", round_)
         total = noised(total, self.z * self.clip, source)
         mean = {n: as_type(x + total[n] / self.expected, x.dtype) for n, x in arrays.items()}
         return [Update(Node(0, 0), mean, 1, {})]
 
     def released(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a round's report may be written down."""
+        """The entries of a round's report that may be written."""
         if not self.hides_participants:
             return dict(report)
         return {k: v for k, v in report.items() if k in RELEASED or k.startswith("dp-")}
@@ -204,7 +191,7 @@ class Privacy:
     # What is spent
 
     def state(self) -> dict[str, Any]:
-        """Everything that was spent so far and on which terms, in plain values; see `restore`."""
+        """All that was spent, and its terms, in plain values; see `restore`."""
         return {
             "mode": self.mode,
             "spent": dict(self._spent),
@@ -213,10 +200,10 @@ class Privacy:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what a former run, or this one before a crash, had spent at least; of the
-        terms of both the weaker ones hold. Where `state` tells none the weakest do.
+        """Continue from what a former run, or this one before a crash, had spent.
 
-        Raises ValueError if that was another mode's."""
+        The weaker terms of both hold; unknown terms count as the weakest. Raises ValueError if it
+        was spent in another mode."""
         if state["mode"] != self.mode:
             raise ValueError(
                 f"dp is {self.mode!r}, but the model to start from was trained with "
@@ -224,14 +211,14 @@ class Privacy:
             )
         for key, least in state["spent"].items():
             self._spent[key] = max(self._spent.get(key, 0), least)
-        terms = NO_TERMS | dict(state)
+        terms = UNKNOWN_TERMS | dict(state)
         self._inherited = max(self._inherited, terms["generator"], key=GENERATORS.index)
         for what in terms["not-covered"]:
             if what not in self.not_covered:
                 self.not_covered.append(what)
 
     def report(self) -> dict[str, Any]:
-        """ε(δ) of the rounds so far, and what it means."""
+        """ε(δ) of the rounds so far, and its terms."""
         if self.mode == "none":
             return {}
         return {
@@ -244,19 +231,19 @@ class Privacy:
 
     def terms(self) -> str:
         """Unit, adversary, accountant and exclusions, in one line."""
-        said = {
+        terms = {
             "central": "one user added or removed, against whoever sees the models but trusts the "
             "server; privacy loss distributions, Poisson sampling",
             "local": "one user's updates replaced, against the server too; sum of Gaussians, the "
             "user asked most often",
         }[self.mode]
         if self.not_covered:
-            said += f"; not covered: {', '.join(self.not_covered)}"
+            terms += f"; not covered: {', '.join(self.not_covered)}"
         if self._continued:
-            said += CONTINUED
+            terms += CONTINUED
         if self._inherited != "system":
-            said += TEST_SETTING
-        return said
+            terms += TEST_SETTING
+        return terms
 
     def _epsilon(self, spent: Mapping[str, float]) -> float:
         if self.mode == "local":
@@ -268,7 +255,7 @@ class Privacy:
         return central_epsilon(rounds, self.delta)
 
     def _after(self, z: float, rounds: int) -> dict[str, float]:
-        """What will be spent after that many rounds more, by a user in all of them."""
+        """What a user in all of `rounds` more rounds will have spent."""
         if self.mode == "local":
             return {"": max(self._spent.values(), default=0) + rounds * local_loss(z)}
         key = f"{z!r} {self.rate!r}"
@@ -278,27 +265,46 @@ class Privacy:
         self._spent[key] = self._spent.get(key, 0) + amount
 
 
-def _text(given: Mapping[str, float]) -> str:
-    return " and ".join(f"{key} is {value:g}" for key, value in given.items())
+def _check_choices(dp: str, generator: str, covers: str) -> None:
+    """Raise ValueError for an unknown choice."""
+    for key, value, known in (
+        ("dp", dp, MODES),
+        ("dp-generator", generator, GENERATORS),
+        ("dp-covers", covers, COVERS),
+    ):
+        if value not in known:
+            raise ValueError(f"unknown {key} {value!r}; known: {', '.join(known)}")
 
 
-def checked(told: Any, where: str) -> dict[str, Any]:
-    """A run's `Privacy.state` as it stands in the file `where`, which anybody may have written.
+def _check_budget(dp: str, clip: float, z: float, epsilon: float, delta: float) -> None:
+    """Raise ValueError unless exactly one of z and ε is given, or none without privacy."""
+    given = f"dp-noise-multiplier is {z:g} and dp-epsilon is {epsilon:g}"
+    if dp == "none":
+        if z or epsilon:
+            raise ValueError(f"{given}, but dp is 'none': set it to 'local' or 'central'")
+    elif min(z, epsilon) < 0 or (z > 0) == (epsilon > 0):
+        raise ValueError(f"{given}; exactly one must be positive, the other 0")
+    elif clip <= 0 or not 0 < delta < 1:
+        raise ValueError(f"dp-clip is {clip} and dp-delta {delta}; > 0 and in (0, 1)")
 
-    Raises ValueError that names the entry for what no run writes there."""
+
+def checked(state: Any, where: str) -> dict[str, Any]:
+    """A `Privacy.state` read from the file `where`, which anybody may have written.
+
+    Raises ValueError with the entry that no run writes."""
 
     def need(fits: bool, entry: str, value: Any, needed: str) -> None:
         if not fits:
             raise ValueError(f"{where} is refused: {entry} is {value!r:.80}; it must be {needed}")
 
-    need(isinstance(told, dict), "its content", told, "a table")
-    for key in ("mode", "spent", *told):
+    need(isinstance(state, dict), "its content", state, "a table")
+    for key in ("mode", "spent", *state):
         need(key in FIELDS, "a key", key, f"one of {', '.join(FIELDS)}")
         fits, needed = FIELDS[key]
-        need(fits(told.get(key)), repr(key), told.get(key), needed)
-    for key, value in told["spent"].items():
+        need(fits(state.get(key)), repr(key), state.get(key), needed)
+    for key, value in state["spent"].items():
         entry = f"'spent' of {key!r}"
-        if told["mode"] == "central":
+        if state["mode"] == "central":
             need(_is_kind_of_round(key), "a key of 'spent'", key, "two numbers, z and q")
             fits_count = type(value) is int and 0 <= value <= MOST_ROUNDS
             need(fits_count, entry, value, f"a whole number of rounds, up to {MOST_ROUNDS}")
@@ -306,7 +312,7 @@ def checked(told: Any, where: str) -> dict[str, Any]:
             need(bool(CLIENT.fullmatch(key)), "a key of 'spent'", key, "the number of a client")
             fits_loss = type(value) in (int, float) and 0 <= value <= sys.float_info.max
             need(fits_loss, entry, value, "a finite number from 0")
-    return told
+    return state
 
 
 CLIENT = re.compile(r"0|[1-9][0-9]{0,19}")
@@ -315,7 +321,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "spent": (lambda value: isinstance(value, dict), "a table"),
     "generator": (lambda value: value in GENERATORS, f"one of {', '.join(GENERATORS)}"),
     "not-covered": (
-        lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
         "a list of texts",
     ),
 }

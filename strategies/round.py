@@ -1,54 +1,19 @@
-"""The state of one round, requests within it, early stopping, and the contract of privacy."""
+"""The state of one round, requests within it, and early stopping."""
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Message
 
 from clients.arrays import Arrays
-from strategies.replies import Node, Update
+from strategies.replies import Node
 
 
 class Stop(Exception):
     """Raised by `on_round` to end training after the present round."""
-
-
-class Protection(Protocol):
-    """Differential privacy of a run, see `strategies.privacy.Privacy`."""
-
-    expected: float  # users in a round, where the actual number is secret
-    hides_participants: bool
-    covers: str
-
-    def settings(self) -> dict[str, Any]:
-        """Entries of every train message's config."""
-
-    def admit(self, what: str) -> None:
-        """Note a message that the budget does not cover; ValueError if it covers everything."""
-
-    def sample(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
-        """The round's nodes, perhaps none, drawn in secret; None: the sample is no secret."""
-
-    def spend(self, nodes: Sequence[Node]) -> None:
-        """Count a round in which these nodes are asked to train, before they are asked."""
-
-    def protect(self, updates: Sequence[Update], arrays: Arrays, round_: int) -> list[Update]:
-        """The updates to aggregate instead of those received, which started from `arrays`."""
-
-    def released(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of a round's report that may be written."""
-
-    def report(self) -> dict[str, Any]:
-        """The budget spent, and its terms."""
-
-    def state(self) -> dict[str, Any]:
-        """All that lives through the run."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """State that lives through a run: of the server before a round, and of a simulation's clients."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from logging import WARNING
 from typing import Any
@@ -54,6 +54,25 @@ class FlowerArrays:
         self._strategy = strategy
         self._taken: ArrayRecord | None = None  # the record that was taken over last
         self.leads = False  # whether the strategy runs its own rounds, not a wrapper
+
+    def check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
+        """Raise ValueError unless a wrapper can protect the strategy: clients must get and return
+        the arrays of the wrapper's `record`, by whose positions it clips replies and adds noise."""
+        strategy, name = self._strategy, type(self._strategy).__name__
+        needed = [(name, tuple(array.shape)) for name, array in record.items()]
+        travelling = [*payloads, *((strategy.expected(sent) or {}) for sent in payloads)]
+        if strategy.keeps_arrays:
+            why = "its arrays stay on the server, where no wrapper can add noise to them"
+        elif strategy.requires is not None and strategy.requires.exchanges:
+            why = f"its clients {strategy.requires.behaviour}, which no wrapper clips"
+        elif any([(n, a.shape) for n, a in arrays.items()] != needed for arrays in travelling):
+            why = "its clients do not get and return the very arrays that a wrapper clips"
+        else:
+            return
+        raise ValueError(
+            f"{name} cannot run inside another strategy, such as Flower's privacy wrappers: {why}. "
+            f"Call {name}.start itself; for its own privacy see docs/privacy.md"
+        )
 
     def begin_wrapped_run(self) -> None:
         """Initialise again at the next `take`."""

@@ -1,8 +1,8 @@
 """SCAFFOLD server (Karimireddy et al., ICML 2020, Algorithm 1, lines 16-17).
 
-x ← x + η_g mean(Δy_i), c ← c + (|S|/N) mean(Δc_i). With every reply valid, c = mean_i c_i over
-all N training clients, sampled or not. Departs from the paper: running statistics of
-normalisation layers are averaged. Novel clients get the global model."""
+x ← x + η_g mean(Δy_i), c ← c + (|S|/N) mean(Δc_i). With every reply valid, c = mean_i c_i over all
+N training clients. Departs from the paper: running statistics are averaged. Novel clients get the
+global model."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ class Scaffold(PersonalizedStrategy):
         return prefixed("delta", c) | prefixed("control", c) | statistics
 
     def reference(self, sent: Arrays) -> Arrays:
-        """Zero for changes, which most of a reply is."""
+        """Changes are measured from zero."""
         return {name: a for name, a in sent.items() if is_statistic(name, a)}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:

@@ -1,16 +1,16 @@
-"""Self-organizing map (Kohonen, 1990): a grid of nodes in the space of what is clustered.
+"""Self-organizing map (Kohonen, 1990): nodes (K, d) with positions (K, 2) on a grid.
 
-Pure maths on arrays: nodes (K, d), positions (K, 2) on the grid. The federated update is
-FedEmbed's (section 3.3.1): each node follows the one user whose embedding is most like it."""
+The federated update is FedEmbed's (section 3.3.1): each node follows the user whose embedding is
+most similar to it."""
 
 from collections.abc import Sequence
 
 import numpy as np
-import scipy  # its modules load where they are used
+import scipy  # loads its modules on first use
 
 
 def grid(count: int) -> np.ndarray:
-    """Positions (count, 2) on a grid of rows × columns = count, as square as there is one."""
+    """Positions (count, 2) on a grid of rows × columns = count, as square as possible."""
     rows = max(r for r in range(1, int(count**0.5) + 1) if count % r == 0)
     return np.stack(np.divmod(np.arange(count), count // rows), 1).astype(float)
 
@@ -47,10 +47,10 @@ def federated_step(
 
 
 def successors(overlap: np.ndarray) -> np.ndarray:
-    """For each old node the new one that takes over its head: most users in common in total.
+    """For each old node the new one that takes over its head, with the most users in common.
 
-    `overlap` (K, K) counts users by (old, new) node; solved by the Hungarian method. Of equally
-    good assignments the one with the most nodes that stay in place is taken."""
-    stay = np.eye(len(overlap)) / (2 * len(overlap))  # less than one user in sum
+    `overlap` (K, K) counts users by (old, new) node. The Hungarian method; of equal assignments
+    the one that leaves most nodes in place."""
+    stay = np.eye(len(overlap)) / (2 * len(overlap))  # sums to less than one user
     _, new = scipy.optimize.linear_sum_assignment(overlap + stay, maximize=True)
     return new

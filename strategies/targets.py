@@ -1,9 +1,8 @@
-"""The target networks of a hypernetwork: what of them is generated, and generated rows as models.
+"""The target networks of a hypernetwork: which arrays are generated, and models from them.
 
-Trainable weights alone are generated. Running statistics of normalisation layers, other buffers and
-counters are the mean over the clients, weighted by sample counts, and are sent along: they
-summarise inputs, no gradient reaches them, and a novel client has none of its own. Frozen
-parameters stay as they are. A tied parameter is generated once."""
+Only trainable weights are generated, a tied parameter once. Buffers, such as running statistics,
+get no gradient and novel clients have none, so the server sends their mean over the clients,
+weighted by sample counts. Frozen parameters do not change."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,11 +17,11 @@ from strategies.replies import Node, Update
 
 
 class Targets:
-    """Target networks by name, from arrays of each; the one of a run of one size is named "".
+    """Target networks by name, each with its arrays; the only one of a run is named "".
 
-    The module in `modules` of the same name tells buffers, frozen and tied parameters; without one
-    statistics are known by their names (see `clients.arrays.is_statistic`), and nothing is frozen
-    or tied. Raises ValueError where nothing is left to generate."""
+    `modules` tell buffers, frozen and tied parameters. Without a module, statistics are recognised
+    by their names (see `clients.arrays.is_statistic`), and nothing is frozen or tied. Raises
+    ValueError where nothing is left to generate."""
 
     def __init__(
         self,
@@ -50,12 +49,12 @@ class Targets:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the generated arrays."""
-        one = next(a for arrays in self._learnt.values() for a in arrays.values())
-        return torch.from_numpy(np.zeros(0, one.dtype)).dtype
+        """Of the generated arrays."""
+        first = next(a for arrays in self._learnt.values() for a in arrays.values())
+        return torch.from_numpy(np.zeros(0, first.dtype)).dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of what is generated, by ``<network>/<array>``, or ``<array>`` of the only one."""
+        """Generated shapes by ``<network>/<array>``, or ``<array>`` of the only network."""
         return {
             f"{network}/{name}" if network else name: array.shape
             for network, arrays in self._learnt.items()
@@ -70,44 +69,43 @@ class Targets:
         return groups
 
     def has(self, node: Node) -> bool:
-        """Whether the node's network is one of them."""
+        """Whether the node's network is known."""
         return self._of(node) in self._arrays
 
     def named(
         self, theta: Mapping[str, Tensor], nodes: Sequence[Node], network: str
     ) -> dict[Node, Arrays]:
-        """Row i of every array as the model of node i, in the network's own order."""
+        """Row i of every array as the model of node i, in the network's order."""
         rows = {name: np.asarray(t.detach().numpy()) for name, t in theta.items()}
-        others = self._arrays[network] | self.averaged[network]
-        tied = self._tied[network]
+        others, tied = self._arrays[network] | self.averaged[network], self._tied[network]
         models: dict[Node, Arrays] = {}
         for i, node in enumerate(nodes):
-            own = {name: np.asarray(array[i]) for name, array in rows.items()}
-            models[node] = {n: own.get(tied.get(n, n), others[n]) for n in others}
+            generated = {name: np.asarray(array[i]) for name, array in rows.items()}
+            models[node] = {n: generated.get(tied.get(n, n), others[n]) for n in others}
         return models
 
     def average(self, updates: Sequence[Update]) -> None:
-        """The mean of the replies' arrays that are averaged, weighted by sample counts."""
+        """Average the replies' buffers, weighted by sample counts."""
         for network, last in self.averaged.items():
-            own = [update for update in updates if self._of(update.node) == network]
-            if last and own:
-                told = [{n: u.arrays[n] for n in last} for u in own]
-                mean = weighted_mean(told, [u.num_examples for u in own])
+            group = [update for update in updates if self._of(update.node) == network]
+            if last and group:
+                buffers = [{n: u.arrays[n] for n in last} for u in group]
+                mean = weighted_mean(buffers, [u.num_examples for u in group])
                 self.averaged[network] = settled(mean, last)
 
     def averages(self) -> Arrays:
-        """What `average` found, by ``<network>/<array>``, or ``<array>`` of the only one."""
+        """The averaged buffers by ``<network>/<array>``, or ``<array>`` of the only network."""
         return {
             name: array
-            for network, own in self.averaged.items()
-            for name, array in (prefixed(network, own) if network else own).items()
+            for network, buffers in self.averaged.items()
+            for name, array in (prefixed(network, buffers) if network else buffers).items()
         }
 
     def load(self, saved: Arrays) -> None:
-        """Take back the `averages`; those that are not among them stay."""
-        for network, own in self.averaged.items():
+        """Load saved `averages`; missing ones do not change."""
+        for network, buffers in self.averaged.items():
             start = f"{network}/" if network else ""
-            self.averaged[network] = {n: saved.get(start + n, a) for n, a in own.items()}
+            self.averaged[network] = {n: saved.get(start + n, a) for n, a in buffers.items()}
 
     def _of(self, node: Node) -> str:
         return "" if "" in self._arrays else str(node.properties.get("model", ""))

@@ -10,7 +10,6 @@ from flwr.app import MetricRecord
 from tiny import SMALL, federate, share, update
 
 import partitions
-from clients.arrays import to_record
 from clients.base import Client
 from clients.sgd import batches
 from fedapps.clientapp import app
@@ -37,13 +36,10 @@ def test_the_factor_of_a_round_by_hand():
         assert strategy.decay == pytest.approx(expected)
     later.now = Round(2)
     assert later.decay == 0.5
-    for bad in ({"lr_decay": 0.0}, {"lr_decay": 1.1}, {"lr_decay_rounds": 0}):
-        with pytest.raises(ValueError, match=r"lr-decay.* is .*must lie in"):
-            FedAvg(**bad)
 
 
 class Watched(InProcessGrid):
-    """What each message told of the learning rates."""
+    """Keeps the factor of the learning rates in each message."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -57,7 +53,7 @@ class Watched(InProcessGrid):
         return super()._deliver(message)
 
 
-def test_clients_are_told_the_factor_with_every_message():
+def test_every_message_holds_the_factor():
     """Training, evaluation and further exchanges; without decay the messages are as ever."""
     config = SMALL | {"method": "odpfl-hn", "lr-decay": 0.5, "lr-decay-rounds": 1}
     grid = Watched.simulation(app, config, 6)
@@ -152,11 +148,6 @@ def test_means_over_clients_and_over_samples():
         update(1, {}, 3, **{"test-accuracy": 0.5, "test-accuracy-examples": 1}),
     ]
     assert means(tested, "samples") == {"train-test-accuracy": 0.875}  # 3.5 / 4
-    with pytest.raises(ValueError, match=r"mean-over 'rounds'.*samples"):
-        FedAvg(mean_over="rounds")
-    told = [dict(federate(**{"mean-over": over})[0].evaluate_metrics_clientapp[2]) for over in
-            ("clients", "samples")]  # fmt: skip
-    assert told[0].keys() == told[1].keys()
 
 
 def test_the_standard_error_is_that_of_novel_clients():
@@ -167,26 +158,6 @@ def test_the_standard_error_is_that_of_novel_clients():
     ]
     assert means(replies)["novel-sem"] == pytest.approx(0.4 / 3**0.5)
     assert "novel-sem" not in means(replies[:1])
-
-
-def test_each_score_is_weighed_by_its_own_samples():
-    """Of clients without validation samples the means over samples are those of their tests."""
-    own = {
-        "partition": "class-fraction",
-        "partition.validation-fraction": 0.0,
-        "train-fraction": 1.0,
-    }
-    grid = InProcessGrid.simulation(app, SMALL | own, 6)
-    federation = partitions.federation(SMALL | own)
-    strategy = FedAvg(mean_over="samples", min_available_nodes=6)
-    _, arrays = method_model("fedavg", SMALL | own, partitions.task(SMALL | own))
-    told = strategy.start(grid, to_record(arrays), 1).evaluate_metrics_clientapp[1]
-    each = {u.node.client: u.metrics["test-accuracy"] for u in strategy.evaluation}
-    sizes = [len(federation.share(i).test) for i in range(6)]
-    assert len(set(sizes)) > 1
-    mean = np.average([each[i] for i in range(6)], weights=sizes)
-    assert told["train-test-accuracy"] == pytest.approx(mean)
-    assert not [name for name in told if name.endswith("-examples")]
 
 
 def test_one_split_for_several_seeds():
@@ -203,8 +174,6 @@ def test_one_split_for_several_seeds():
         for seed in (0, 1)
     ]
     assert not np.array_equal(weights[0]["head.weight"], weights[1]["head.weight"])
-    with pytest.raises(ValueError, match="data-seed is -2"):
-        partitions.federation(SMALL | {"data-seed": -2})
 
 
 # Labels of novel clients

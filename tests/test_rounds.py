@@ -4,8 +4,6 @@ Three clients of 4, 6 and 9 samples under a network of two linear layers, logits
 gradients are written out: with P = softmax(logits) − onehot, over n samples,
 ∂L/∂H = Pᵀ(B x)/n and ∂L/∂B = (P H)ᵀx/n. A batch holds all of a client's samples."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -260,44 +258,6 @@ def test_pfedme():
         assert_same(member.state, {f"theta/{n}": a for n, a in theta.items()})
 
 
-def test_per_fedavg():
-    """w ← w − β∇F(w), F(w) = L_D'(w − α∇L_D(w)) by central differences; the step is taken on one
-    batch, the loss on another, and three samples make a batch."""
-    alpha, w = 0.3, START
-    members = clients(PerFedAvgClient, inner_lr=alpha, batch_size=3, local_steps=2)
-    found, differ = ours(FedAvg(), members), 0
-    for number in range(1, ROUNDS + 1):
-        models = []
-        for i, member in enumerate(members):
-            x, y = DATA[i]
-            config, model = {"server-round": number}, w
-            inner, outer = member.rows(config, "inner"), member.rows(config)
-            for d, d_prime in zip(inner, outer, strict=True):
-                differ += set(d.tolist()) != set(d_prime.tolist())
-                meta = partial(risk_after_a_step, alpha, (x[d], y[d]), (x[d_prime], y[d_prime]))
-                model = {n: model[n] - LR * numeric(meta, model, n) for n in model}
-            models.append(model)
-        w = average(models, SIZES)
-        assert_same(found[number - 1], w)
-    assert differ > 6  # of twelve pairs of batches
-
-
-def risk_after_a_step(alpha, d, d_prime, w):
-    g = gradient(w, *d)
-    return risk({n: w[n] - alpha * g[n] for n in w}, *d_prime)
-
-
-def numeric(function, w, name, h=1e-6):
-    found = np.zeros_like(w[name])
-    for at in np.ndindex(found.shape):
-        step = np.zeros_like(found)
-        step[at] = h
-        found[at] = (
-            function({**w, name: w[name] + step}) - function({**w, name: w[name] - step})
-        ) / (2 * h)
-    return found
-
-
 @pytest.mark.parametrize(
     ("cls", "settings"),
     [
@@ -312,7 +272,7 @@ def numeric(function, w, name, h=1e-6):
         (PFedMeClient, {"lr": 0.0, "personal_lr": 1e-9}),
     ],
 )
-def test_the_loss_that_is_told_is_the_mean_over_the_batches(cls, settings):
+def test_the_reported_loss_is_the_mean_over_the_batches(cls, settings):
     """Without a step to speak of it is L_i(w) in every batch of all the samples; the reply has
     the client's sample count."""
     for i, client in enumerate(clients(cls, **settings)):

@@ -11,7 +11,6 @@ from torch import nn
 from clients.afl import AFLClient
 from clients.arrays import model_arrays
 from strategies.afl import AFL, project
-from strategies.fedavg import mean
 from strategies.replies import Node
 
 
@@ -75,14 +74,6 @@ def test_a_client_that_joins_gets_its_share_and_one_without_risk_keeps_its_weigh
     strategy.nodes.append(Node(2, 52))
     strategy.aggregate({}, [update(0, w, risk=float("nan")), update(1, w), update(2, w)])
     assert strategy.mixture == pytest.approx({0: 0.3, 1: 1.1 / 3, 2: 1 / 3})
-
-
-def test_without_ascent_it_is_fedavg_with_uniform_weights():
-    strategy = make(0.0, clients=3)
-    arrays = [{"w": np.random.default_rng(i).normal(size=4)} for i in range(3)]
-    replies = [update(i, a, n=10 * i + 1, risk=float(i)) for i, a in enumerate(arrays)]
-    for _ in range(2):
-        np.testing.assert_allclose(strategy.aggregate({}, replies)["w"], mean(arrays)["w"])
 
 
 def test_the_clients_risk_is_the_loss_of_what_was_sent():

@@ -1,4 +1,4 @@
-"""What Flower's FedAvg may be told, and who is believed, with clients that are not ours."""
+"""The arguments of Flower's FedAvg, and which clients are believed, with foreign clients."""
 
 import logging
 
@@ -157,7 +157,7 @@ def test_only_our_clients_are_believed():
 
 
 def test_a_mixed_federation_goes_on_without_those_who_lack_something():
-    """AFL with client 2 alone, which tells its risk; FedRep with client 3, which keeps its head."""
+    """AFL with client 2 alone, which sends its risk; FedRep with client 3, which keeps its head."""
     reports = []
     strategy = AFL(on_round=reports.append)
     assert go(strategy, clients(offers={2: ""})[0])[0] == 2.0
@@ -188,7 +188,7 @@ def test_an_unknown_handler_is_not_logged(caplog):
     ]  # fmt: skip
 
 
-def test_numbers_of_strangers():
+def test_numbers_of_foreign_clients():
     told = {"accuracy": 93.5, "classes": [1, 2], "client": -7, "loss": float("nan"),
             "model": "m", "flag": True, "[red]": 1, "val/acc (%)": 2, "mixed": [1, "a"],
             "wide": [1e300]}  # fmt: skip
@@ -197,7 +197,7 @@ def test_numbers_of_strangers():
     assert len(foreign_numbers({f"n{i}": i for i in range(1001)})) == 1000
 
 
-def test_own_means_are_over_those_who_told():
+def test_means_of_foreign_metrics_are_over_their_senders():
     """(1·2 + 3·6) / 4 = 5; of lists of different lengths there is none; without weights plain."""
     told = [{"n": 1, "a": 2.0, "b": [1]}, {"n": 3, "a": 6.0, "b": [1, 2]}, {"n": 4, "c": 7}]
     records = [RecordDict({"metrics": MetricRecord(one)}) for one in told]

@@ -1,5 +1,5 @@
-"""How many exchanges a run takes where some wait for no other: the protocol with each apart gives
-the same numbers. On real nodes one costs seconds, whatever it carries."""
+"""Requests that share an exchange: the same numbers as with an exchange for each. On real nodes
+an exchange costs seconds."""
 
 from itertools import groupby
 

@@ -1,4 +1,4 @@
-"""FedEmbed's server, step by step, on answers that are made up."""
+"""FedEmbed's server, step by step, on replies made by hand."""
 
 import numpy as np
 from tiny import update
@@ -94,7 +94,7 @@ def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less(
         arrays = {"update": np.ones((3, 2), np.float32), "score": np.zeros(3, np.float32)}
         return [update(node.client, arrays) for node in payloads]
 
-    strategy.schedule.pull, strategy.exchange = pull, exchange
+    strategy.pull, strategy.exchange = pull, exchange
     start = strategy.centers
     centers, answered = strategy._refitted([Node(i, 50 + i) for i in range(3)])
     assert progress == [2.5 / 4, 3 / 4]
@@ -131,13 +131,13 @@ def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
 
 def test_another_runs_last_evaluation_is_none_of_this_ones():
     """One that goes on from its saved model asks the volunteers before its first round; a
-    resumed one, the volunteers of whose last round have told theirs, does not."""
+    resumed one, whose last round has asked them, does not."""
     for state, times in (({}, 1), ({"round": 2, "optimizers": [], "magnitudes": {}}, 0)):
         strategy, asked = server(assignment="prototype"), []
         (node,) = strategy.nodes = [Node(0, 50, properties={"prototype": 1})]
         strategy.arrays = {"w": np.zeros(1, np.float32)}
         strategy.now = Round(2)
-        told = strategy._volunteering(2)
+        told = strategy._round_and_volunteers(2)
         kept = {"kept": {"recent": told}, "arrays": strategy.arrays}
         strategy.optimizers = list
         strategy.messenger.magnitudes.load_state = lambda _: None

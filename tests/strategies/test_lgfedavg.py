@@ -2,12 +2,8 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from tiny import SMALL, federate, share, states, update
+from tiny import SMALL, federate, update
 
-from clients.arrays import from_record, group
-from clients.lgfedavg import OWN_BODIES, LGFedAvgClient
-from clients.models import build_model
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
@@ -50,21 +46,6 @@ def test_names_on_the_wire_in_both_phases():
     assert grid.names["evaluate", "down", 4] == [HEAD] * 3
 
 
-def test_the_body_starts_from_fedavgs_and_then_parts():
-    settings = {"lg-fedavg.fedavg-rounds": 2}
-    result, grid = federate(method="lg-fedavg", rounds=4, **settings)
-    fedavg = from_record(federate(method="fedavg", rounds=2)[0].arrays)
-    arrays = from_record(result.arrays)
-    bodies = [group(state, "personal") for state in states(grid, "lg-fedavg").values()]
-    assert len(bodies) == 3
-    for name in ALL - HEAD:
-        np.testing.assert_array_equal(arrays[name], fedavg[name])
-        values = [body[name] for body in bodies]
-        assert not np.array_equal(values[0], values[1])
-        assert not np.array_equal(values[0], fedavg[name])
-    assert not np.array_equal(arrays["head.weight"], fedavg["head.weight"])
-
-
 def test_the_round_that_is_reported_has_bodies_of_their_own(tmp_path):
     """Validation never chooses one of FedAvg's rounds, be it better: here it is the same."""
     changes = {"method": "lg-fedavg", "rounds": 5, "lg-fedavg.fedavg-rounds": 3, "lr": 0.0}
@@ -74,7 +55,7 @@ def test_the_round_that_is_reported_has_bodies_of_their_own(tmp_path):
 
 def test_a_run_that_goes_on_is_in_the_second_phase(tmp_path):
     """Two of three clients have trained a body in the first run. In the second one the third is
-    sent all and tells the head, and the others are sent the head alone, from round 1 on."""
+    sent all and returns the head, and the others are sent the head alone, from round 1 on."""
     common = {"method": "lg-fedavg", "lg-fedavg.fedavg-rounds": 1, "fraction-train": 0.67}
     federate(**common, rounds=2, **{"output-dir": str(tmp_path)})
     config = SMALL | common | {"from-dir": str(tmp_path), "rounds": 1, "fraction-train": 1.0}
@@ -85,37 +66,7 @@ def test_a_run_that_goes_on_is_in_the_second_phase(tmp_path):
     assert grid.names["train", "up", 1] == [HEAD] * 3
 
 
-def test_a_client_late_to_the_second_phase_starts_from_fedavgs_body():
-    """One of three clients a round: each is sent the body when its turn first comes."""
-    config = SMALL | {"method": "lg-fedavg", "rounds": 6, "fraction-train": 0.34}
-    config |= {"lg-fedavg.fedavg-rounds": 1}
-    grid = Watched.simulation(app, config, 6)
-    grid.names = {}
-    run(grid, config, "in-process")
-    sent = [grid.names["train", "down", i] for i in range(2, 7)]
-    trained = len(states(grid, "lg-fedavg"))
-    assert sum(names == [ALL] for names in sent) == trained
-    assert sum(names == [HEAD] for names in sent) == 5 - trained > 0
-
-
-def test_the_client_trains_the_body_of_its_state():
-    model = build_model("mlp-small", (4,), 2, 0)
-    client = LGFedAvgClient(
-        model, share(torch.ones(2, 4), torch.tensor([0, 1])), lr=0.0, local_steps=1
-    )
-    own = {f"personal/{n}": a + 1 for n, a in client.initial.items() if not n.startswith("head.")}
-    client.state = dict(own)
-    head = {name: client.initial[name] for name in HEAD}
-    reply, _, _ = client.train(head, {"server-round": 2, OWN_BODIES: True})
-    assert reply.keys() == HEAD
-    for name, array in own.items():
-        np.testing.assert_array_equal(client.state[name], array)
-        np.testing.assert_array_equal(model.state_dict()[name.removeprefix("personal/")], array)
-
-
-def test_bad_settings_and_models_without_head():
-    with pytest.raises(ValueError, match="fedavg-rounds is -1"):
-        LGFedAvg(fedavg_rounds=-1)
+def test_a_model_without_a_head_is_refused():
     with pytest.raises(ValueError, match="head"):
         LGFedAvg().initialize({"w": np.zeros(1)})
 

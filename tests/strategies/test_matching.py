@@ -24,32 +24,11 @@ def test_two_clients_by_hand():
     np.testing.assert_allclose(uneven.neurons, rows(0.1, 10.05))
 
 
-def test_a_new_neuron_is_opened_where_it_is_cheaper():
-    """(0, 10) and (10, 6): mean squared norm (50 + 68)/2 = 59. Matching 6 with 0 costs 36, so it
-    opens a neuron of its own for 0.5·59 = 29.5 but not for 0.7·59 = 41.3."""
-    clients = [rows(0, 10), rows(10, 6)]
-    cheap = match(clients, [1, 1], new_neuron_cost=0.5, max_width=4)
-    assert sorted(cheap.neurons[:, 0]) == [0, 6, 10]
-    assert sorted(cheap.support) == [1, 1, 2]
-    dear = match(clients, [1, 1], new_neuron_cost=0.7, max_width=4)
-    np.testing.assert_allclose(sorted(dear.neurons[:, 0]), [3, 10])
-
-
 def test_each_further_new_neuron_costs_more():
     """Both of (3, 7) lie 9 from the nearest of (0, 10); mean squared norm (50 + 29)/2 = 39.5. At
     0.2·39.5 = 7.9 the first opens a neuron, the second would cost 7.9·(1 + ln 2) = 13.4."""
     found = match([rows(0, 10), rows(3, 7)], [1, 1], new_neuron_cost=0.2, max_width=9, sweeps=0)
     assert len(found.neurons) == 3
-
-
-def test_growth_is_bounded():
-    rng = np.random.default_rng(0)
-    clients = [rng.normal(size=(4, 3)) for _ in range(5)]
-    widths = [
-        len(match(clients, [1] * 5, new_neuron_cost=0, max_width=limit).neurons)
-        for limit in (4, 5, 20)
-    ]
-    assert widths[:2] == [4, 5] and widths[2] > 10
 
 
 @given(st.integers(0, 99), st.integers(2, 4), st.floats(0, 2), st.integers(0, 2))

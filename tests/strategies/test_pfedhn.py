@@ -116,8 +116,8 @@ def test_the_mean_is_over_those_who_replied_and_clipped_after_it():
 
 
 def test_every_client_starts_from_an_embedding_of_its_own():
-    """Of 1 + ⌊8 / 4⌋ entries with eight training clients, however many novel ones there are; drawn
-    alike whoever is met first."""
+    """Of 1 + ⌊8 / 4⌋ entries with eight training clients, however many novel ones there are; the
+    draws do not depend on the order in which clients are met."""
     found = []
     for order in (1, -1):
         strategy = PFedHN(hidden_layers=1, hidden_dim=2)

@@ -91,14 +91,6 @@ def test_sizes_are_dealt_by_configuration():
     assert {(100 * 64, 8), (200 * 64, 8), (400 * 64, 8)} <= shapes
 
 
-def test_another_method_runs_with_the_clients_of_one_size():
-    sizes = {"client-models": "small,medium", "only-model": "small"}
-    result, _ = go(method="fedavg", rounds=1, **sizes)
-    evaluated = dict(result.evaluate_metrics_clientapp[1])
-    assert result.arrays["layers.0.weight"].numpy().shape == (100, 64)
-    assert evaluated["train-clients"] + evaluated["novel-clients"] == 3
-
-
 def test_a_fixed_descriptor_is_the_class_proportions_and_is_not_learnt():
     import partitions
 
@@ -214,12 +206,6 @@ def test_a_clients_classes_are_those_of_all_that_it_holds():
         assert one.classes.tolist() == classes
 
 
-def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="'rmsprop'; known"):
-        PFedHN(server_optimizer="rmsprop")
-    with pytest.raises(ValueError, match="'given'; known"):
-        PFedHN(descriptor="given")
-    with pytest.raises(ValueError, match="novel-rounds is -1"):
-        PFedHN(novel_rounds=-1)
+def test_a_folder_without_a_model_is_refused():
     with pytest.raises(ValueError, match="holds no model"):
         run(None, defaults() | {"method": "pfedhn", "from-dir": "/nowhere"})

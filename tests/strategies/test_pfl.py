@@ -7,10 +7,9 @@ import pytest
 import torch
 from tiny import at_once, federate, share, update
 
-from clients.domain import domain_gradient
+from clients.domain import half
 from clients.models import build_model
 from clients.pfl import PFLClient, PFLSampledClient
-from fedapps.settings.config import defaults
 from partitions.shares import Samples
 from strategies import pfl
 from strategies.distances import a_distances
@@ -30,17 +29,6 @@ def samples(x):
     return Samples(x, torch.zeros(len(x), dtype=torch.int64), torch.arange(len(x)), scale=1.0)
 
 
-def test_the_gradient_of_half_a_classifier():
-    """Two inputs (1.5), (1.5), label 1, weights (2, −1): logit 2·(1.5 − 0.5) − 1 = 1, the gradient
-    is (σ(1) − 1)·(1, 1); the held-out input is classified right for 1, wrong for 0."""
-    one = samples(torch.tensor([[1.5], [1.5]]))
-    w = torch.tensor([[2.0, -1.0]])
-    found = domain_gradient(one, w, 1.0, 0)
-    expected = 1 / (1 + np.exp(-1)) - 1
-    np.testing.assert_allclose(found["gradient"], [[expected, expected]], rtol=1e-6)
-    assert (found["error"], domain_gradient(one, w, 0.0, 0)["error"]) == ([0.0], [1.0])
-
-
 def test_half_a_classifier_learns_from_three_of_five_inputs_and_errs_on_the_others():
     """Seed 2 draws the inputs 3, 4, 1, then 0 and 2. Two classifiers of one input and a bias; with
     z = w (x − ½) + b each has its own gradient, mean (σ(z) − side)·(x − ½, 1). On the others z is
@@ -53,70 +41,9 @@ def test_half_a_classifier_learns_from_three_of_five_inputs_and_errs_on_the_othe
         slope = 1 / (1 + np.exp(-(w[:, :1] * fit + w[:, 1:]))) - side
         expected = np.stack([(slope * fit).mean(1), slope.mean(1)], 1)
         one = samples(torch.tensor(x, dtype=torch.float32)[:, None])
-        found = domain_gradient(one, torch.tensor(w, dtype=torch.float32), float(side), 2)
+        found = half(one, torch.tensor(w, dtype=torch.float32), float(side), 2)
         np.testing.assert_allclose(found["gradient"], expected, rtol=1e-5)
         assert found["error"].tolist() == ([1.0, 0.5] if side == 0 else [0.0, 0.5])
-
-
-def test_a_distance_is_two_for_clients_apart_and_near_zero_for_clients_alike():
-    """Inputs around 0.2 and 0.8 are told apart without error: 2(1 − 2·0) = 2. Two clients with
-    the same distribution cannot be: err ≈ 1/2."""
-    generator = torch.Generator().manual_seed(0)
-    at = {0: 0.2, 1: 0.8, 2: 0.8}
-    data = {c: samples(m + 0.1 * torch.randn(400, 3, generator=generator)) for c, m in at.items()}
-    nodes = {c: Node(c, 50 + c, c == 2, {"input-size": 3}) for c in at}
-
-    def exchange(action, payloads, config, like):
-        assert action == "query.domain"
-        return [
-            Update(
-                n,
-                domain_gradient(
-                    data[n.client], torch.from_numpy(a["weights"]), config["side"], n.id
-                ),
-                1,
-                {},
-            )
-            for n, a in payloads.items()
-        ]
-
-    d = a_distances(at_once(exchange), [nodes[2]], [nodes[0], nodes[1]])
-    assert d[0, 0] == 2.0
-    assert d[0, 1] < 0.3
-
-    def silent(action, payloads, config, like):
-        replies = exchange(action, payloads, config, like)
-        return [reply for reply in replies if reply.node.client != 0]
-
-    d = a_distances(at_once(silent), [nodes[2]], [nodes[0], nodes[1]])
-    assert np.isnan(d[0, 0])
-    assert d[0, 1] < 0.3
-
-
-@pytest.mark.parametrize("near", [1, 2])
-def test_nearest_offers_the_model_of_the_client_with_the_like_inputs(near):
-    """Training clients at 0.1, 0.5 and 0.9; the novel one at that of client `near`. Each training
-    client's model holds its id, and the novel client gets the one of `near`."""
-    generator = torch.Generator().manual_seed(0)
-    at = {0: 0.1, 1: 0.5, 2: 0.9, 7: (0.1, 0.5, 0.9)[near]}
-    data = {c: samples(m + 0.1 * torch.randn(300, 3, generator=generator)) for c, m in at.items()}
-    strategy = PFLNearest()
-    strategy.nodes = [Node(c, 50 + c, c == 7, {"input-size": 3}) for c in at]
-
-    def exchange(action, payloads, config=None, like=None):
-        if action == "query.export":
-            return [update(n.client, {"w": np.full(1, n.client)}) for n in payloads]
-        weights = {n: torch.from_numpy(a["weights"]) for n, a in payloads.items()}
-        return [
-            Update(n, domain_gradient(data[n.client], w, config["side"], 0), 1, {})
-            for n, w in weights.items()
-        ]
-
-    strategy.exchange, strategy.exchanges = exchange, at_once(exchange)
-    novel = strategy.nodes[-1]
-    arrays = strategy.initialize({"w": np.zeros(1)})
-    offered = strategy.personalize(arrays, strategy.nodes)[novel]
-    assert {name: a.item() for name, a in offered.items()} == {f"{near}/w": near}
 
 
 @pytest.mark.parametrize("base", ["fedper", "pfedhn"])
@@ -128,47 +55,6 @@ def test_training_clients_get_what_the_base_gives_them(base):
     two, _ = go(method="pfl-ensemble", **same, **{"pfl-ensemble.base": base})
     numbers = [dict(r.evaluate_metrics_clientapp[2]) for r in (one, two)]
     assert numbers[0]["train-accuracy"] == numbers[1]["train-accuracy"]
-
-
-def share_right(logits, y):
-    return float((logits.argmax(1) == y).float().mean())
-
-
-def test_ensemble_sampled_and_nearest_by_hand():
-    """With the personal models taken from the clients themselves."""
-    from tiny import states
-
-    import partitions
-    from clients.arrays import from_record, group, to_tensors
-    from clients.models import build_model
-
-    found = {}
-    for name in ("pfl-ensemble", "pfl-sampled", "pfl-nearest"):
-        result, grid = go(method=name)
-        found[name] = result.evaluate_metrics_clientapp[2]["novel-accuracy"]
-    body = to_tensors(from_record(result.arrays))
-    heads = {n: group(s, "personal") for n, s in states(grid, "pfl-nearest").items()}
-    federation = partitions.federation(defaults() | SETTINGS)
-    model = build_model("mlp", (1, 8, 8), 10, 0)
-    novel = [federation.share(int(i)).everything[:] for i in np.flatnonzero(federation.novel)]
-    logits = []
-    for head in heads.values():
-        model.load_state_dict(body | to_tensors(head))
-        with torch.no_grad():
-            logits.append([model(x) for x, _ in novel])
-    accuracy = np.array(
-        [[share_right(z, y) for z, (_, y) in zip(own, novel, strict=True)] for own in logits]
-    )
-    mean = [sum(own[j] for own in logits) / len(logits) for j in range(len(novel))]
-    together = [
-        float((z.argmax(1) == y).float().mean()) for z, (_, y) in zip(mean, novel, strict=True)
-    ]
-    assert len(heads) == 3
-    assert found["pfl-sampled"] == pytest.approx(accuracy.mean(), abs=1e-6)
-    assert found["pfl-ensemble"] == pytest.approx(np.mean(together), abs=1e-6)
-    choices = np.stack(np.meshgrid(*[range(3)] * 3), -1).reshape(-1, 3)
-    possible = [np.mean([accuracy[i, j] for j, i in enumerate(choice)]) for choice in choices]
-    assert min(abs(np.array(possible) - found["pfl-nearest"])) < 1e-6
 
 
 def test_the_bounds_terms_are_reported():
@@ -185,7 +71,7 @@ def test_the_bounds_terms_are_reported():
 
 
 def test_a_distance_by_hand_for_every_pair():
-    """Two novel and three training clients. Novel ones tell the gradient −1, training ones +3: the
+    """Two novel and three training clients. Novel ones send the gradient −1, training ones +3: the
     mean is +1, and 40 steps of Adam at 0.05 against it make every weight −2. Errors 0.1 i + 0.02 j
     and 0.05 j + 0.01 i: d_ij = 2(1 − 2 · their mean). A novel client's label is 1."""
     nodes = [Node(c, 50 + c, c < 2, {"input-size": 3}) for c in range(5)]

@@ -3,7 +3,7 @@ be told apart better than ε allows.
 
 For any set S of outcomes (ε, δ)-privacy says P(S) ≤ e^ε P'(S) + δ. So where a user is present p of
 the outcomes fall into S, and p' where it is absent, ε ≥ ln((p − δ) / p'), of which a lower bound
-holds with the confidence that p and p' do (Clopper and Pearson). A large δ makes few runs tell."""
+holds with the confidence that p and p' do (Clopper and Pearson). A large δ needs few runs."""
 
 import logging
 import math
@@ -66,7 +66,7 @@ def lower_bound(runs, limit):
 
 
 def claimed():
-    """ε(δ) that a run of one round tells."""
+    """ε(δ) that a run of one round reports."""
     privacy = fresh()
     privacy.spend([])
     return privacy.report()["dp-epsilon"]

@@ -48,12 +48,3 @@ def test_the_methods_that_average_take_them(kind):
     np.testing.assert_array_equal(moved["w"], expected)
     mixed = PFedMe(robust=kind, server_beta=0.5).aggregate(START, replies)
     np.testing.assert_allclose(mixed["w"], 0.5 * START["w"] + 0.5 * expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"robust": "mode"}, "'mode'.*krum"), ({"robust_fraction": 0.5}, r"0\.5.*\[0, 0\.5\)")],
-)
-def test_settings_out_of_range(options, words):
-    with pytest.raises(ValueError, match=words):
-        FedAvg(**options)

@@ -1,4 +1,4 @@
-"""Who is who: ids, roles and models are kept, and a node that lies costs itself alone."""
+"""The roster: ids, roles and models are kept, and a node that lies is refused alone."""
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -42,8 +42,8 @@ def test_of_two_nodes_with_one_id_the_first_stays_until_it_leaves():
     assert look(roster, grid, 1, 2, 3) == ([(5, 3), (7, 1)], {"identity": 1})
 
 
-def test_a_node_without_an_id_gives_way_to_who_tells_one():
-    """Node 1 tells nothing and would be client 1, which node 2 says it is."""
+def test_a_node_without_a_client_id_gives_way_to_one_that_has_it():
+    """Node 1 gives no client id and would be client 1, which is the id that node 2 gives."""
     grid, _ = federation({}, {"client": 1}, {"client": 0})
     assert look(Roster(3, 0.0, ""), grid, 1, 2, 3) == ([(0, 3), (1, 2)], {"identity": 1})
 
@@ -86,3 +86,25 @@ def test_what_is_no_answer_costs_that_node_alone():
     assert look(roster, grid, *everyone) == ([(3, 1)], {"malformed": 7, "error": 1})
     words[8] = {"client": 9}  # it is asked again
     assert look(roster, grid, *everyone) == ([(3, 1), (9, 9)], {})
+
+
+def test_nodes_at_the_start_have_longer_to_answer():
+    """90 s, if that is longer than the round's timeout, which later ones have."""
+    grid, _ = federation({"client": 1}, {"client": 2}, {"client": 3})
+    answers, waited = grid.send_and_receive, []
+
+    def noted(messages, timeout):
+        waited.append(timeout)
+        return answers(messages, timeout=timeout)
+
+    grid.send_and_receive = noted
+    for start_timeout in (90.0, 0.5):
+        roster = Roster(1, 0.0, "", start_timeout=start_timeout)
+        for ids in ((1,), (1, 2), (1, 2, 3)):
+            look(roster, grid, *ids)
+    assert waited == [90.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_the_roster_is_cut_to_one_network():
+    grid, _ = federation(*({"client": i, "model": "ab"[i % 2]} for i in (1, 2, 3)))
+    assert look(Roster(3, 0.0, "b"), grid, 1, 2, 3) == ([(1, 1), (3, 3)], {})

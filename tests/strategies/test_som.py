@@ -19,7 +19,7 @@ def test_grid_is_as_square_as_the_count_allows():
     assert grid(9)[-1].tolist() == [2, 2]
 
 
-def test_schedule_starts_and_ends_as_told():
+def test_the_decay_by_hand():
     """0.5 · (0.02 / 0.5)^½ = 0.5 · 0.2 = 0.1."""
     assert decayed(0.5, 0.02, 0) == 0.5
     assert decayed(0.5, 0.02, 0.5) == pytest.approx(0.1)

@@ -1,87 +1,19 @@
-"""The steps of a round by hand: who is drawn, what is measured from where, what is counted."""
+"""The steps of a round by hand: sampling, sizes of updates, traffic, phases, saved states."""
 
 import weakref
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from society import asked, go
 
 from clients.arrays import from_record, to_record
-from clients.protocol import OFFERS, RESTORE_STATE, SAVE_STATE
+from clients.protocol import RESTORE_STATE, SAVE_STATE
 from fedapps.engines.grid import InProcessGrid
 from partitions.seeds import seed_of
 from strategies import hooks, messages, run_state, scores
 from strategies import round as rounds
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Update, bound_weights, most_common
-from strategies.reply_metrics import raw_values
-from strategies.roster import Roster
-
-START = {"w": np.full(2, 100, np.float32)}
-
-
-def society(novel=(), bad=()):
-    """A ClientApp of clients that are `novel` or send nothing valid; node i adds i to all it is
-    sent, is right on 1/i of its i samples, and doubles what it is asked to. Notes what it heard."""
-    client_app = ClientApp()
-    heard = []
-
-    def reply(message, arrays, numbers):
-        content = {"arrays": to_record(arrays), "metrics": MetricRecord(numbers)}
-        return Message(RecordDict(content), reply_to=message)
-
-    @client_app.query()
-    def query(message, context):
-        said = ConfigRecord(
-            {OFFERS: "", "client": context.node_id, "novel": context.node_id in novel}
-        )
-        return Message(RecordDict({"properties": said}), reply_to=message)
-
-    @client_app.train()
-    def train(message, context):
-        heard.append(("train", context.node_id))
-        if context.node_id in bad:
-            return reply(message, {}, {"num-examples": 1})
-        arrays = from_record(message.content["arrays"])
-        moved = {n: a + np.float32(context.node_id) for n, a in arrays.items()}
-        return reply(message, moved, {"num-examples": 1})
-
-    @client_app.evaluate()
-    def evaluate(message, context):
-        i = context.node_id
-        heard.append(("evaluate", i))
-        return reply(message, {}, {"num-examples": i, "accuracy": 1 / i})
-
-    @client_app.query("double")
-    def double(message, context):
-        arrays = from_record(message.content["arrays"])
-        return reply(message, {n: 2 * a for n, a in arrays.items()}, {})
-
-    @client_app.train(RESTORE_STATE.partition(".")[2])
-    def recall(message, context):
-        heard.append((RESTORE_STATE, context.node_id))
-        return reply(message, {}, {})
-
-    @client_app.query(SAVE_STATE.partition(".")[2])
-    def keep(message, context):
-        own = {"kept": np.full(1, context.node_id)} if context.node_id > 1 else {}
-        return reply(message, own, {})
-
-    return client_app, heard
-
-
-def go(strategy, *, nodes=3, num_rounds=1, novel=(), bad=()):
-    """Runs the strategy; returns its result, what clients heard and each round's report."""
-    client_app, heard = society(novel, bad)
-    reports = []
-    strategy.on_round = lambda report: reports.append(dict(report))
-    grid = InProcessGrid.simulation(client_app, {}, nodes)
-    return strategy.start(grid, to_record(START), num_rounds=num_rounds), heard, reports
-
-
-def asked(heard, kind):
-    return [node for one, node in heard if one == kind]
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.5, 2), (0.1, 1), (0.4, 1)])
@@ -127,8 +59,7 @@ def test_replies_are_aggregated_by_client_in_whatever_order_they_come():
             seen.extend(update.node.client for update in updates)
             return super().aggregate(arrays, updates)
 
-    grid = Reversed.simulation(society()[0], {}, 3)
-    Seen().start(grid, to_record(START), num_rounds=1)
+    go(Seen(), grid=Reversed)
     assert seen == [1, 2, 3]
 
 
@@ -169,11 +100,15 @@ def test_a_method_may_measure_from_elsewhere():
     assert from_record(result.arrays)["w"] == pytest.approx([0.5**0.5] * 2)
 
 
+def empty(reply):
+    reply.content["arrays"] = to_record({})
+
+
 def test_megabytes_are_per_client_that_was_asked_and_of_the_round_alone():
-    """Two float32 down to each of three clients, up from two; what a client had in mind is none of
+    """Two float32 down to each of three clients, up from two; a client's returned state is none of
     it, and is given back once. The bad reply counts with training, not with the evaluation."""
     strategy = FedAvg(client_states={2: {"own": np.ones(9, np.float32)}})
-    _, heard, reports = go(strategy, bad=[3], num_rounds=2)
+    _, heard, reports = go(strategy, spoil=empty, num_rounds=2)
     for report in reports:
         assert report["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6 * 2 / 3})
         assert report["dropped"] == {"names": 1}
@@ -194,18 +129,15 @@ class Noting(InProcessGrid):
         return super().send_and_receive(messages, **options)
 
 
-def test_what_clients_have_in_mind_comes_and_goes_by_parts(monkeypatch):
+def test_client_states_travel_in_batches(monkeypatch):
     """Two clients at once: 1 and 2, then 3. Client 1 keeps nothing; 1 and 3 get something back."""
     monkeypatch.setattr(run_state, "STATE_BATCH", 2)
-    grid = Noting.simulation(society()[0], {}, 3)
     strategy = FedAvg(client_states={n: {"own": np.ones(9, np.float32)} for n in (1, 2, 3)})
-    reports = []
-    strategy.on_round = lambda report: reports.append(dict(report))
-    strategy.start(grid, to_record(START), num_rounds=1)
+    _, _, reports = go(strategy, grid=Noting)
     told = [(client, own["kept"].tolist()) for client, own in strategy.client_states()]
     assert told == [(2, [2]), (3, [3])]
     for kind in (RESTORE_STATE, SAVE_STATE):
-        own = [one for one in grid.exchanges if one[0][0] == kind]
+        own = [one for one in strategy.grid.exchanges if one[0][0] == kind]
         assert own == [[(kind, 1), (kind, 2)], [(kind, 3)]]
     assert reports[0]["megabytes"] == pytest.approx({"down": 8e-6, "up": 8e-6})
 
@@ -227,11 +159,11 @@ def test_what_was_sent_is_gone_when_replies_are_aggregated():
             there.extend(self.now.payloads)
             return super().aggregate(arrays, updates)
 
-    Looking().start(Sending.simulation(society()[0], {}, 3), to_record(START), num_rounds=2)
+    go(Looking(), grid=Sending, num_rounds=2)
     assert there == [None] * 6
 
 
-def test_a_client_that_does_not_tell_what_it_keeps_is_missed(monkeypatch):
+def test_a_client_that_does_not_send_its_state_is_an_error(monkeypatch):
     monkeypatch.setattr(run_state, "STATE_BATCH", 2)
     strategy = FedAvg()
     go(strategy)
@@ -283,7 +215,7 @@ class Ledger:
         return lambda *words: {}
 
 
-def test_a_private_round_spends_for_those_who_are_asked_and_writes_down_nobodys_score():
+def test_a_private_round_spends_for_the_asked_clients_and_writes_no_score_of_a_client():
     ledger = Ledger()
     strategy = FedAvg(privacy=ledger)
     result, heard, _ = go(strategy)
@@ -296,7 +228,7 @@ def test_a_private_round_spends_for_those_who_are_asked_and_writes_down_nobodys_
 
 
 def test_secret_participants_are_not_judged_by_what_is_usual():
-    """Where it is a secret who takes part all that came is kept, however far."""
+    """Where participants are secret all replies are kept, whatever their size."""
     strategy = FedAvg(privacy=Ledger(), max_update_norm=1e-3)
     go(strategy)
     assert strategy.now.clipped == 2
@@ -314,7 +246,7 @@ def nodes(*counts):
     ]
 
 
-def test_what_most_nodes_tell_and_of_ties_the_least():
+def test_the_most_common_properties_and_of_ties_the_least():
     one, two = {"m": 5, "classes": 3}, {"m": 4, "classes": 9}
     some = [Node(i, 50 + i, properties=p) for i, p in enumerate((two, one, one, {"m": 1}))]
     assert most_common(some, "m", "classes") == (5, 3)
@@ -322,27 +254,14 @@ def test_what_most_nodes_tell_and_of_ties_the_least():
     assert most_common(some[3:], "m", "classes") is None
 
 
-def test_who_tells_a_hundred_times_the_usual_number_still_counts():
-    """Of 2, 3 and 8 that were told at first 3 is usual: 300 samples count, 301 are taken for 3.
-    Where nobody told, the replies' own 7 and 900 have the lower median 7."""
+def test_a_hundred_times_the_usual_count_is_the_most():
+    """Of 2, 3 and 8 samples on joining 3 is usual: 300 samples count, 301 count as 3. Without any
+    such count, the 7 and 900 of the replies have the lower median 7."""
     said = nodes(8, 2, 3)
     replies = [Update(node, {}, n, {}) for node, n in zip(said, (300, 301, 900), strict=True)]
     assert [update.num_examples for update in bound_weights(replies, said)] == [300, 3, 3]
     replies = [Update(node, {}, n, {}) for node, n in zip(nodes(0, 0), (900, 7), strict=True)]
     assert [update.num_examples for update in bound_weights(replies, nodes(0, 0))] == [7, 7]
-
-
-def test_records_are_read_together():
-    """All records of a reply; what is told twice is as it was told last, a measure after a word."""
-    content = RecordDict(
-        {
-            "one": ConfigRecord({"model": "small", "client": 3}),
-            "two": ConfigRecord({"novel": True}),
-            "numbers": MetricRecord({"client": 4, "num-examples": 2}),
-            "arrays": ArrayRecord(),
-        }
-    )
-    assert raw_values(content) == {"model": "small", "novel": True, "client": 4, "num-examples": 2}
 
 
 # Time and the roster
@@ -355,13 +274,6 @@ def test_phases_follow_one_another(monkeypatch):
         monkeypatch.setattr(rounds.time, "monotonic", lambda at=at: at)
         now.end_phase(phase)
     assert now.phases == {"send": 2.0, "clients": 3.0}
-
-
-def test_a_rounds_seconds_hold_all_its_phases():
-    _, _, reports = go(FedAvg())
-    phases = reports[0]["phases"]
-    assert phases.keys() == {"send", "clients", "aggregate", "evaluate"}
-    assert reports[0]["seconds"] >= sum(phases.values()) > 0
 
 
 def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
@@ -378,42 +290,6 @@ def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
             return super()._deliver(message)
 
     monkeypatch.setattr(messages, "read_reply", noted)
-    grid = Asking.simulation(society()[0], {}, 3)
-    FedAvg().start(grid, to_record(START), num_rounds=1)
+    go(FedAvg(), grid=Asking)
     trained = [("train", 1), ("read", 1), ("train", 2), ("read", 2), ("train", 3), ("read", 3)]
     assert events[3:9] == trained  # after three queries
-
-
-def test_who_is_there_at_the_start_has_longer_to_answer():
-    """90 s, if that is longer; later ones have what a round has."""
-    client_app, _ = society()
-    grid = InProcessGrid.simulation(client_app, {}, 4)
-    answers, waited = grid.send_and_receive, []
-
-    def noted(messages, timeout):
-        waited.append(timeout)
-        return answers(messages, timeout=timeout)
-
-    grid.send_and_receive = noted
-    roster = Roster(1, 0.0, "", start_timeout=90.0)
-    for ids, timeout in (([1], 5.0), ([1, 2], 5.0), ([1, 2, 3], 7.0)):
-        grid.get_node_ids = lambda ids=ids: ids
-        roster.present(grid, {}, timeout)
-    assert waited == [90.0, 5.0, 7.0]
-    waited.clear()
-    Roster(1, 0.0, "", start_timeout=1.0).present(grid, {}, 5.0)
-    assert waited == [5.0]
-
-
-def test_the_roster_is_cut_to_one_network():
-    client_app = ClientApp()
-
-    @client_app.query()
-    def query(message, context):
-        said = ConfigRecord(
-            {OFFERS: "", "client": context.node_id, "model": "ab"[context.node_id % 2]}
-        )
-        return Message(RecordDict({"properties": said}), reply_to=message)
-
-    grid = InProcessGrid.simulation(client_app, {}, 3)
-    assert [node.client for node in Roster(3, 0.0, "b").present(grid, {}, 1.0)] == [1, 3]

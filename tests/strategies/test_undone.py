@@ -48,10 +48,3 @@ def test_the_state_is_that_before_the_round(method, monkeypatch):
     assert "undone" not in metrics[3]
     assert all(np.isfinite(a).all() for a in three.values() if a.dtype.kind == "f")
     assert any((three[name] != array).any() for name, array in one.items())
-
-
-def test_finite_looks_everywhere():
-    good = {"a": [np.ones(2), {"b": (1.5, "text", None, 3)}], "c": {1.0, 2.0}, "d": np.array([1])}
-    assert replies.finite(good)
-    for bad in (np.nan, np.array([1, np.inf], np.float32), {3: [float("-inf")]}):
-        assert not replies.finite(good | {"e": bad})

@@ -43,9 +43,9 @@ def test_scaling_by_hand():
 
 
 def test_an_absurd_distance_is_not_what_is_usual():
-    """Of 2, 3 and 1e10 the first two are remembered: 1e12, told again and again, stays absurd,
+    """Of 2, 3 and 1e10 the first two are remembered: 1e12, sent repeatedly, stays absurd,
     where with the absurd ones the median of 2, 3, 1e10, 1e12, 1e12 would be 1e10."""
     magnitudes = Magnitudes()
-    for told in ([2.0, 1e10, 3.0], [1e12], [1e12]):
-        assert magnitudes.limit("train", told) == 3000.0
+    for distances in ([2.0, 1e10, 3.0], [1e12], [1e12]):
+        assert magnitudes.limit("train", distances) == 3000.0
     assert magnitudes.state() == {"train": [2.0, 3.0]}

@@ -1,4 +1,4 @@
-"""What clients tell: typed and bounded, or refused, or left out."""
+"""Metrics of replies: typed and bounded, or refused, or left out."""
 
 import math
 
@@ -15,7 +15,7 @@ ANYTHING = st.one_of(
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("values", "kept"),
     [
         ({"num-examples": 7, "loss": 0.5}, {"num-examples": 7, "loss": 0.5}),
         ({"num-examples": 7.0}, {"num-examples": 7}),
@@ -27,14 +27,14 @@ ANYTHING = st.one_of(
         ({"counts": [1, 2, 3, 0], "novel": True}, {"counts": [1, 2, 3, 0], "novel": True}),
     ],
 )
-def test_what_is_kept(told, kept):
-    found = checked_values(told)
-    assert found == kept
-    assert [type(value) for value in found.values()] == [type(value) for value in kept.values()]
+def test_what_is_kept(values, kept):
+    read = checked_values(values)
+    assert read == kept
+    assert [type(value) for value in read.values()] == [type(value) for value in kept.values()]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "values",
     [
         {"num-examples": 2.5},
         {"num-examples": -1},
@@ -55,19 +55,19 @@ def test_what_is_kept(told, kept):
         {f"own{i}": 1 for i in range(101)},
     ],
 )
-def test_what_no_honest_client_tells(told):
+def test_what_no_honest_client_tells(values):
     with pytest.raises(ValueError, match=r"must be|most is"):
-        checked_values(told)
+        checked_values(values)
 
 
 @given(st.dictionaries(st.one_of(st.sampled_from(sorted(READERS)), st.text()), ANYTHING))
-def test_nothing_else_comes_through(told):
-    """Whatever is told: a ValueError, or finite numbers, true or false, short lines and counts."""
+def test_nothing_else_comes_through(values):
+    """A ValueError, or finite numbers, booleans, short lines and counts."""
     try:
-        found = checked_values(told)
+        read = checked_values(values)
     except ValueError:
         return
-    for name, value in found.items():
+    for name, value in read.items():
         one = {"novel": bool, "model": str, "counts": list}.get(name, (int, float))
         assert isinstance(value, one)
         if one == (int, float) and name != "client":
