@@ -6,7 +6,7 @@ parameter difference from a global model head": with those on the server, a clie
 its own head."""
 
 from clients.arrays import Arrays, is_statistic, prefixed
-from clients.pfedme import HEAD, OWN
+from clients.pfedme import HEAD, PERSONAL
 from partitions.settings import POSITIVE, setting
 from strategies.fedavg import FedAvg, mean_statistics
 from strategies.heads import HeldHeads
@@ -18,7 +18,7 @@ class PFedMe(HeldHeads, FedAvg):
     """`heads` is where the personal parts live: θ_i on its "client", or its head on the "server".
     `server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
 
-    head = f"{OWN}/"
+    head = f"{PERSONAL}/"
     requires = Requirement(
         "pfedme",
         "keep a personal model near the server's",
@@ -31,7 +31,7 @@ class PFedMe(HeldHeads, FedAvg):
     def initialize(self, arrays: Arrays) -> Arrays:
         """w; clients' own heads start as its head."""
         own = {n: a for n, a in arrays.items() if n.startswith(HEAD) and self.holds}
-        return super().initialize(arrays | prefixed(OWN, own))
+        return super().initialize(arrays | prefixed(PERSONAL, own))
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """(1 − β) w + β mean_i w_i."""

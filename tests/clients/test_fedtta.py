@@ -87,7 +87,7 @@ def test_equation_13_by_hand(direction):
         line(w=[0.0, 0.0], a=[1.0, -1.0]), share(ONE), mu=0.7, inner_lr=math.log(3) / 2,
         batch_size=1, kl_direction=direction,
     )  # fmt: skip
-    client.remember()
+    client.keep_server()
     with torch.no_grad():
         client.base.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
     loss = client.loss(*ONE[:])
@@ -196,7 +196,7 @@ def test_the_meta_gradient_equals_central_differences(layers, mu):
     model = network(*layers(), nn.Tanh()).double()
     client = FedTTAClient(model, share(ONE), mu=mu, batch_size=8)
     client.model.train()
-    client.remember()
+    client.keep_server()
     with torch.no_grad():  # away from the server's model, or the KL term has no gradient
         for p in client.base.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
@@ -427,7 +427,7 @@ def test_the_servers_predictions_are_normalised_by_the_batch_as_the_clients_are(
     losses = []
     for mu in (0.0, 5.0):
         client = FedTTAClient(network(nn.BatchNorm1d(5), nn.Tanh()), share(ONE), mu=mu)
-        client.remember()
+        client.keep_server()
         client.base.train()
         losses.append(client.loss(x, y).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

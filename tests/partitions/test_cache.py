@@ -12,9 +12,9 @@ import torch
 from tiny import forked
 
 from fedapps.config import defaults
-from partitions import cache, datasets, deals
+from partitions import assignments, cache, datasets
+from partitions.assignments import Assignment
 from partitions.base import Federation
-from partitions.deals import Deal
 from partitions.readers.raw import Raw
 
 _spec = importlib.util.spec_from_file_location(
@@ -174,7 +174,7 @@ def test_a_deal_is_remembered_and_the_same(monkeypatch):
     """The second time flwr-datasets is not asked; another seed or rule is dealt anew."""
     config = {"num_clients": 6, "partition": "class-fraction", "partition_public_samples": 50}
     first = divide(**config)
-    monkeypatch.setattr(Federation, "_deal", None)  # dealing again would fail
+    monkeypatch.setattr(Federation, "_assign", None)  # dealing again would fail
     second = divide(**config)
     for client in range(6):
         for part in ("train", "validation", "test", "everything", "public"):
@@ -194,10 +194,10 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
     def make():
         made.append(len(made))
         rows = [np.arange(3), np.arange(3, 4), np.arange(4, 9)]
-        return Deal(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
+        return Assignment(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
 
     def number(*what):
-        deal = deals.remembered(*what, make)
+        deal = assignments.cached_assignment(*what, make)
         assert deal.pooled and [len(rows) for rows in deal.rows] == [3, 1, 5]
         assert deal.rows[2].tolist() == [4, 5, 6, 7, 8]
         assert deal.attributes[1] == {"writer": "b"}
@@ -205,7 +205,7 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
 
     told = ("one", {"seed": 1}), ("one", {"seed": 1}), ("two", {"seed": 1}), ("one", {"seed": 2})
     assert [number(*what) for what in told] == [0, 0, 1, 2]
-    monkeypatch.setattr(deals, "_code", lambda: "changed")
+    monkeypatch.setattr(assignments, "_code", lambda: "changed")
     assert [number("one", {"seed": 1}), number("", {}), number("", {})] == [3, 4, 5]
 
 
@@ -219,7 +219,7 @@ def test_a_damaged_deal_is_dealt_again(tmp_path):
 
 def test_few_deals_are_kept(tmp_path, monkeypatch):
     """The latest ones: each file is made a second older than the next."""
-    monkeypatch.setattr(deals, "MOST", 3)
+    monkeypatch.setattr(assignments, "MAX_FILES", 3)
     folder, files = tmp_path / "cache" / "deals", []
     for seed in range(5):
         divide(num_clients=4, seed=seed)

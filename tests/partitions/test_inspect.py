@@ -101,7 +101,7 @@ def test_two_deals_do_not_lie_together(tmp_path, divide):
     """The same number of clients replaces the former ones; a fourth would keep their samples."""
     for _ in range(2):
         inspect.export(divide(num_clients=4, partition="iid"), tmp_path)
-    with pytest.raises(ValueError, match="holds client-3 of another deal"):
+    with pytest.raises(ValueError, match="holds client-3 of another partition"):
         inspect.export(divide(num_clients=3, partition="iid"), tmp_path)
 
 

@@ -62,7 +62,10 @@ def test_superclasses_are_dealt_to_equally_many_clients(divide, toy):
     ("make", "message"),
     [
         (lambda: ClassFractionPartitioner(2, 0, 0), "classes-per-client is 0"),
-        (lambda: ClassFractionPartitioner(2, 3, 0).deal(np.arange(4) % 2), "3, more than the 2 cl"),
+        (
+            lambda: ClassFractionPartitioner(2, 3, 0).assign(np.arange(4) % 2),
+            "3, more than the 2 cl",
+        ),
         (lambda: NaturalPartitioner(2, "writer", 0, 0), "min-samples is 0"),
         (
             lambda: RULES["shards"].make({"partition.shards-per-client": 0}, np.ones(2)),

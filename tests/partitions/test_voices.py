@@ -4,7 +4,6 @@ from scipy.signal import freqz
 from sklearn.linear_model import LogisticRegression
 
 from partitions import datasets
-from partitions import voices as voices_module
 from partitions.datasets import load
 from partitions.voices import RATE, SETS, generate, resonance, spectrogram, text, voices
 
@@ -75,10 +74,8 @@ def test_sizes_must_divide_the_spectrogram():
 
 def test_small_set_is_registered_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path))
-    sizes = []  # bins, frames, voices, utterances
-    monkeypatch.setattr(
-        voices_module, "generate", lambda *s: sizes.append(s) or generate(*s[:3], 1)
-    )
+    raw, sizes = generate(40, 75, 20, 1), []  # bins, frames, voices, utterances
+    monkeypatch.setattr("partitions.voices.generate", lambda *n: sizes.append(n) or raw)
     data = load("voices-small")
     assert sizes == [(40, 75, 20, 60)]
     assert data.x.shape == (20, 1, 40, 75)
