@@ -9,7 +9,8 @@ from partitions.partitioner import RowsPartitioner
 
 
 class NaturalPartitioner(RowsPartitioner):
-    """Random values of `column` with at least `min_samples` samples, one for each client. Rows without a value belong to no client.
+    """Random values of `column` with at least `min_samples` samples, one for each client.
+    Rows without a value belong to no client.
 
     Raises ValueError if there are fewer values than clients, or no such column."""
 

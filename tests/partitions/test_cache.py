@@ -1,15 +1,14 @@
 """The one copy of a dataset that a machine's processes share."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import miniatures
 import numpy as np
 import pytest
 import torch
-from tiny import forked
 
 from fedapps.config import defaults
 from partitions import assignments, cache, datasets
@@ -17,19 +16,7 @@ from partitions.assignments import Assignment
 from partitions.base import Federation
 from partitions.readers.raw import Raw
 
-_spec = importlib.util.spec_from_file_location(
-    "miniatures", Path(__file__).with_name("miniatures.py")
-)
-miniatures = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(miniatures)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
-    datasets._load.cache_clear()
-    yield
-    datasets._load.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_second_process_maps_the_first_ones_copy(tmp_path, monkeypatch):
@@ -47,15 +34,6 @@ def test_the_second_process_maps_the_first_ones_copy(tmp_path, monkeypatch):
             assert str(tmp_path / "cache") in line  # a file's pages, not memory of our own
             return
     pytest.fail("the inputs lie in no mapping")
-
-
-def test_columns_and_names_survive(tmp_path):
-    miniatures.leaf(tmp_path / "femnist")
-    raw = datasets._from_folder(datasets.info("femnist"), tmp_path / "femnist")
-    kept = cache.cached("femnist-x", lambda: raw)
-    assert kept.columns["writer"].tolist() == raw.columns["writer"].tolist()
-    assert kept.classes == raw.classes
-    assert kept.num_train == raw.num_train
 
 
 def test_what_tells_files_apart(tmp_path, monkeypatch):
@@ -107,19 +85,6 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
 
 def _size(folder: str) -> int:
     return len(datasets.load("mnist", folder).y)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-def test_processes_that_come_at_once(tmp_path):
-    """Three processes race for one entry: each sees the whole dataset, nothing else is left."""
-    miniatures.idx_pairs(tmp_path / "mnist")
-
-    def race() -> None:
-        assert _size(str(tmp_path)) == 200
-
-    children = [forked(race) for _ in range(3)]
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, caplog):

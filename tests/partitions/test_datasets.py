@@ -13,13 +13,7 @@ import pytest
 from partitions import datasets
 from partitions.readers.raw import Raw
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
-    datasets._load.cache_clear()
-    yield
-    datasets._load.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -38,26 +32,6 @@ def miniature(folder: Path, zipped: bool) -> tuple[np.ndarray, np.ndarray]:
             name = f"{split}-{kind}-ubyte" + (".gz" if zipped else "")
             (folder / name).write_bytes(gzip.compress(data) if zipped else data)
     return x, y
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_idx_files_train_and_test_united(tmp_path, name, zipped):
-    x, y = miniature(tmp_path / name, zipped)
-    data = datasets.load(name, str(tmp_path))
-    assert np.array_equal(data.x.numpy()[:, 0], x)
-    assert np.array_equal(data.y.numpy(), y)
-    assert data.num_train == 12
-    assert datasets.load(name, str(tmp_path)) is data
-
-
-def test_changed_files_are_read_again(tmp_path):
-    miniature(tmp_path / "mnist", False)
-    datasets.load("mnist", str(tmp_path))
-    labels = np.arange(12, dtype=np.uint8)[::-1] % 10
-    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(labels.copy()))
-    datasets._load.cache_clear()
-    assert np.array_equal(datasets.load("mnist", str(tmp_path)).y.numpy()[:12], labels)
 
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet"])

@@ -7,14 +7,9 @@ from fedapps.data_cli import app
 from partitions import inspect
 from partitions.shares import Share
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 PARTS = ("train", "validation", "test", "everything", "public")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 def test_distances_to_the_nearest_training_client():
