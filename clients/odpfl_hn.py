@@ -88,9 +88,19 @@ class ODPFLHNClient(Client):
         num_clients: int,
         train_fraction: float,
     ) -> nn.Module:
-        """The target network with its encoder; `descriptor_dim` 0 means ⌈N_train/4⌉."""
-        dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
-        return Described(model, ENCODERS[encoder](model, tuple(info.shape), dim))
+        """The target network with its encoder; `descriptor_dim` 0 means `descriptor_size`."""
+        dim = descriptor_dim or cls.descriptor_size(round(train_fraction * num_clients))
+        return Described(model, ENCODERS[encoder](model, cls.encoder_shape(info), dim))
+
+    @classmethod
+    def descriptor_size(cls, num_training: int) -> int:
+        """⌈n/4⌉ entries for n training clients."""
+        return math.ceil(num_training / 4)
+
+    @classmethod
+    def encoder_shape(cls, info: Info) -> tuple[int, ...]:
+        """The shape of one input of the encoder."""
+        return tuple(info.shape)
 
     @property
     def private(self) -> bool:

@@ -5,11 +5,8 @@ v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples; y_j is one-hot, as chann
 beside x_j. Departs from the paper: in training, too, all training samples make the descriptor;
 the authors' code takes one mini-batch (`encode_samples`)."""
 
-from dataclasses import replace
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from clients.models.head import head_of
@@ -30,22 +27,14 @@ class PeFLLClient(ODPFLHNClient):
     needs_state = StateUse.NONE
 
     @classmethod
-    def build(
-        cls,
-        model: nn.Module,
-        info: Info,
-        *,
-        encoder: str,
-        descriptor_dim: int,
-        num_clients: int,
-        train_fraction: float,
-    ) -> nn.Module:
-        """The target network with φ; `descriptor_dim` 0 means 1 + ⌊n/4⌋ for n training clients."""
-        dim = descriptor_dim or 1 + round(train_fraction * num_clients) // 4
-        shape = (info.shape[0] + info.num_classes, *info.shape[1:])
-        sizes: dict[str, Any] = {"num_clients": num_clients, "train_fraction": train_fraction}
-        inputs = replace(info, shape=shape)
-        return super().build(model, inputs, encoder=encoder, descriptor_dim=dim, **sizes)
+    def descriptor_size(cls, num_training: int) -> int:
+        """1 + ⌊n/4⌋."""
+        return 1 + num_training // 4
+
+    @classmethod
+    def encoder_shape(cls, info: Info) -> tuple[int, ...]:
+        """Inputs with C further channels for the label."""
+        return (info.shape[0] + info.num_classes, *info.shape[1:])
 
     def described(self) -> Samples:
         """Its training samples. Raises ValueError for a client without labels."""
