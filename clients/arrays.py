@@ -155,15 +155,15 @@ def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def settled(arrays: Arrays, like: Arrays) -> Arrays:
     """The arrays in the order and dtypes of `like`, further ones last. Variances are at least 0:
     extrapolation and noise could make them negative."""
-    found: Arrays = {}
+    result: Arrays = {}
     for name in (*(name for name in like if name in arrays), *arrays):
         array = np.asarray(arrays[name])
         if name in like and array.dtype != like[name].dtype:
             array = as_type(array, like[name].dtype)
         if name.endswith(VARIANCE) and (array < 0).any():
             array = np.maximum(array, 0)
-        found[name] = array
-    return found
+        result[name] = array
+    return result
 
 
 def num_bytes(arrays: Iterable[np.ndarray]) -> int:

@@ -96,9 +96,9 @@ class FedEmbedClient(GlobalPlusClient):
             )
         if heads == "server":
             count = 1  # the user's
-        own = assignment == "personal" and heads == "client"
+        personal = assignment == "personal" and heads == "client"
         types = info.num_types * type_head
-        net = enclose(info, model, seed, embedding_dim, count, own=own, num_types=types)
+        net = enclose(info, model, seed, embedding_dim, count, own=personal, num_types=types)
         net.types = info.num_types
         return net
 

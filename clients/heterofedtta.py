@@ -61,8 +61,8 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
                 step.logits for step in self.steps(public, 1, self.public_batch_size)
             )
         else:
-            own = self.share.train.to(self.device)[:][0]
-            *_, last = self.steps(own, 1)
+            inputs = self.share.train.to(self.device)[:][0]
+            *_, last = self.steps(inputs, 1)
             base = self.evaluate_at(self.psi(), public, differentiate=False)[0]
             personalized = self.evaluate_at(last.parameters, public, differentiate=False)[0]
         return {"logits/base": base, "logits/personalized": personalized}

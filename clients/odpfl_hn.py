@@ -244,10 +244,10 @@ class ODPFLHNClient(Client):
 
 def digest(arrays: Arrays) -> str:
     """A hash of names and contents."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(arrays):
-        found.update(name.encode() + arrays[name].tobytes())
-    return found.hexdigest()
+        hasher.update(name.encode() + arrays[name].tobytes())
+    return hasher.hexdigest()
 
 
 def noise_scale(sensitivity: float, epsilon: float, delta: float) -> float:

@@ -32,11 +32,11 @@ class Optimizer:
         self.lr, self.weight_decay = lr, weight_decay
         self.groups: list[tuple[list[Tensor], float]] = []
         plain: list[Tensor] = []
-        for one in parameters:
-            if isinstance(one, dict):
-                self.add(**one)
+        for item in parameters:
+            if isinstance(item, dict):
+                self.add(**item)
             else:
-                plain.append(one)
+                plain.append(item)
         self.add(plain)
 
     def add(self, params: Iterable[Tensor], lr: float | None = None) -> None:

@@ -92,5 +92,5 @@ class PerFedAvgClient(Client):
 
 
 def _grad(value: Tensor, weights: Weights, graph: bool = False) -> Weights:
-    found = torch.autograd.grad(value, list(weights.values()), create_graph=graph)
-    return dict(zip(weights, found, strict=True))
+    gradients = torch.autograd.grad(value, list(weights.values()), create_graph=graph)
+    return dict(zip(weights, gradients, strict=True))

@@ -55,12 +55,14 @@ class Federation:
                 f"samples of {self.info.name}"
             )
         self._parts = self._pools()
-        own = {k: v for k, v in config.items() if k in PARTITION_KEYS or k.startswith("partition.")}
+        relevant = {
+            k: v for k, v in config.items() if k in PARTITION_KEYS or k.startswith("partition.")
+        }
         if references.is_reference(rule := str(config["partition"])):
-            own |= {"code": references.source_code(rule), **references.options(config, rule)}
-        own["partition.public-samples"] = hidden
+            relevant |= {"code": references.source_code(rule), **references.options(config, rule)}
+        relevant["partition.public-samples"] = hidden
         assigned = cached_assignment(
-            self.dataset.key, own, lambda: self._assign(entry, config, hidden)
+            self.dataset.key, relevant, lambda: self._assign(entry, config, hidden)
         )
         self._pooled, self._rows, self._attributes = (
             assigned.pooled,
@@ -220,13 +222,15 @@ def novel_shots(config: Config) -> int:
 
 
 def _fractions(config: Config) -> dict[str, float]:
-    found = {name: float(config[f"partition.{name}-fraction"]) for name in ("validation", "test")}
-    for name, fraction in found.items():
+    fractions = {
+        name: float(config[f"partition.{name}-fraction"]) for name in ("validation", "test")
+    }
+    for name, fraction in fractions.items():
         if not 0 <= fraction < 1:
             raise ValueError(f"partition.{name}-fraction is {fraction}; it must lie in [0, 1)")
-    if sum(found.values()) >= 1:
+    if sum(fractions.values()) >= 1:
         raise ValueError(
-            f"partition.validation-fraction {found['validation']} and partition.test-fraction "
-            f"{found['test']} leave nothing to train on"
+            f"partition.validation-fraction {fractions['validation']} and partition.test-fraction "
+            f"{fractions['test']} leave nothing to train on"
         )
-    return found
+    return fractions

@@ -41,16 +41,20 @@ class CrossFederation(Federation):
         other = translated(configured(config, "partition.novel-dataset"), self.dataset)
         self._of: list[Federation | None] = []
         for dataset, role in ((self.dataset, ~self.novel), (other, self.novel)):
-            own: Config = {"partition": base, "num-clients": int(role.sum()), "train-fraction": 1.0}
+            changes: Config = {
+                "partition": base,
+                "num-clients": int(role.sum()),
+                "train-fraction": 1.0,
+            }
             if dataset is other:
-                own = {
-                    **own,
+                changes = {
+                    **changes,
                     "standardize": "none",  # see below
                     "seed": seed_of(self._seed, "novel dataset"),
                     "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
                     "partition.public-samples": 0,
                 }
-            self._of.append(Federation({**config, **own}, dataset) if role.any() else None)
+            self._of.append(Federation({**config, **changes}, dataset) if role.any() else None)
         self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
         train, others = self._of
         assert train is not None  # a training client exists

@@ -134,8 +134,8 @@ class Share:
         labels = every.y.cpu()[every.index.cpu()][order]
         chosen = torch.zeros(len(every), dtype=torch.bool)
         for label in labels[labels >= 0].unique():
-            mine = order[labels == label]
-            chosen[mine[: min(shots, len(mine) - 1)]] = True
+            rows = order[labels == label]
+            chosen[rows[: min(shots, len(rows) - 1)]] = True
         return replace(
             self,
             train=replace(every, index=every.index[chosen]),

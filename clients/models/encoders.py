@@ -89,8 +89,8 @@ class DeepSymmetricSets(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         """g({x}; γ)."""
         x = x if self.images else x.flatten(1)
-        for one, every in zip(self.siamese, self.aggregated, strict=True):
-            x = F.relu(one(x) + every(x.mean(0, keepdim=True)))
+        for each, mean in zip(self.siamese, self.aggregated, strict=True):
+            x = F.relu(each(x) + mean(x.mean(0, keepdim=True)))
             x = _pool(x) if self.images else x
         return self.out(self.fc(self.pool(x)))
 
