@@ -60,7 +60,6 @@ from partitions.shares import PreferredSamples
         ({"partition_test_fraction": 0.9}, "leave nothing to train on"),
         ({"partition": "class-fraction", "num_clients": 900}, "fewer than 2 samples"),
         ({"partition": "nope"}, "'nope'.*iid.*pathological"),
-        ({"dataset": "nope"}, "'nope'.*digits.*mnist"),
         ({"train_fraction": 1.5}, "train-fraction is 1.5"),
         ({"train_fraction": 0.01}, "train-fraction is 0.01"),
         (
