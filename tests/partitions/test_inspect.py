@@ -12,15 +12,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 PARTS = ("train", "validation", "test", "everything", "public")
 
 
-def test_distances_to_the_nearest_training_client():
-    """Novel (3, 1) against training (1, 3) and (2, 2): TV = min(½(½ + ½), ½(¼ + ¼)) = ¼.
-    KL with one sample more a class, (4, 2)/6 against (3, 3)/6: ⅔ ln(4/3) + ⅓ ln(2/3)."""
-    counts = np.array([[1, 3], [3, 1], [2, 2]])
-    variation, divergence = inspect.distances(counts, np.array([False, True, False]))
-    assert variation == pytest.approx([0.25])
-    assert divergence == pytest.approx([2 / 3 * np.log(4 / 3) + 1 / 3 * np.log(2 / 3)])
-
-
 def test_distances_are_of_each_novel_client_and_of_its_own_proportions():
     """Novel (2, 6) and (4, 0) against training (3, 1) and (5, 5). TV: (¼, ¾) is ½ from (¾, ¼) and ¼
     from (½, ½); (1, 0) is ¼ and ½ from them. KL with one sample more: (3, 7)/10 against (4, 2)/6

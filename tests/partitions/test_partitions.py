@@ -46,31 +46,6 @@ def test_no_sample_twice_and_seeds_decide(name, seed, clients):
     assert (fed.novel == same.novel).all()
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
-@given(seed=seeds, clients=sizes)
-@few
-def test_a_share_is_cut_into_train_and_validation(name, seed, clients):
-    fed = federation(partition=name, num_clients=clients, seed=seed)
-    for client in range(clients):
-        share = fed.share(client)
-        train, validation, everything = (
-            set(part.index.tolist()) for part in (share.train, share.validation, share.everything)
-        )
-        assert not train & validation
-        assert train | validation == everything
-        assert len(validation) == max(1, round(0.15 * len(everything)))
-        assert share.novel == fed.novel[client]
-
-
-@given(seed=seeds, clients=sizes)
-@few
-def test_iid_takes_everything_in_equal_sizes(seed, clients):
-    fed = federation(partition="iid", num_clients=clients, seed=seed)
-    counts = [len(r) for r in rows(fed)]
-    assert sum(counts) == 1797
-    assert max(counts) - min(counts) <= 1
-
-
 @given(seed=seeds, clients=sizes, per_client=st.integers(1, 4))
 @few
 def test_pathological_holds_few_classes_and_equal_sizes(seed, clients, per_client):
@@ -87,18 +62,6 @@ def test_pathological_holds_few_classes_and_equal_sizes(seed, clients, per_clien
     assert (
         larger > 1797 // (clients * per_client) or (counts // larger).sum() < clients * per_client
     )
-
-
-@given(seed=seeds, clients=sizes, per_client=st.integers(1, 4))
-@few
-def test_shards_are_runs_of_sorted_labels(seed, clients, per_client):
-    changes = {"partition.shards-per-client": per_client}
-    fed = federation(partition="shards", num_clients=clients, seed=seed, **changes)
-    size = 1797 // (clients * per_client)
-    for client in range(clients):
-        assert len(rows(fed)[client]) == pytest.approx(size * per_client, abs=per_client)
-        # a run of `size` sorted labels meets at most 1 + ⌈size / smallest class⌉ classes
-        assert len(np.unique(labels(fed, client))) <= per_client * (2 + size // 174)
 
 
 def test_dirichlet_statistics():

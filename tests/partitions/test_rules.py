@@ -71,59 +71,6 @@ def test_class_fraction_divides_train_validation_and_test_alike(toy, divide, hel
     assert some.max() < 1 / 3 + 0.01
 
 
-@few
-@given(seed=seeds, clients=st.integers(2, 10), alpha=st.sampled_from([0.5, 1.0, 10.0]))
-def test_dirichlet_novel_deals_every_sample(toy, divide, held, seed, clients, alpha):
-    data = toy(np.arange(3000) % 5, num_train=2500)
-    fed = divide(
-        data, partition="dirichlet-novel", num_clients=clients, seed=seed, partition_alpha=alpha
-    )
-    parts = held(fed)
-    assert_each_at_most_once(parts)
-    assert sum(map(len, parts)) == 3000
-
-
-@few
-@given(seed=seeds, each=st.integers(1, 5))
-def test_coarse_spreads_a_superclass_evenly_over_its_clients(toy, divide, held, seed, each):
-    """4 superclasses of 3 classes: `each` clients a superclass, each with all 3 classes."""
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(12), 20))
-    data = toy(labels, coarse=labels // 3)
-    fed = divide(data, partition="coarse", num_clients=4 * each, seed=seed)
-    parts = held(fed)
-    assert_each_at_most_once(parts)
-    assert sum(map(len, parts)) == 240
-    supers = [np.unique(labels[rows] // 3) for rows in parts]
-    assert all(len(one) == 1 for one in supers)
-    assert np.bincount(np.concatenate(supers)).tolist() == [each] * 4
-    for client, rows in enumerate(parts):
-        counts = np.bincount(labels[rows], minlength=12)
-        counts = counts[counts > 0]
-        assert len(counts) == 3
-        assert counts.max() - counts.min() <= 1
-        assert fed.share(client).attributes["coarse"] == str(supers[client][0])
-
-
-@few
-@given(seed=seeds, clients=st.integers(2, 6), least=st.integers(2, 30))
-def test_natural_gives_a_whole_writer_to_a_client(toy, divide, held, seed, clients, least):
-    rng = np.random.default_rng(seed)
-    writers = rng.permutation(np.repeat(list("abcdefgh"), rng.integers(31, 60, 8)))
-    data = toy(rng.integers(0, 3, len(writers)), writer=writers)
-    fed = divide(
-        data,
-        partition="natural",
-        num_clients=clients,
-        seed=seed,
-        partition_column="writer",
-        partition_min_samples=least,
-    )
-    names = [fed.share(client).attributes["writer"] for client in range(clients)]
-    assert len(set(names)) == clients
-    for name, rows in zip(names, held(fed), strict=True):
-        assert sorted(rows) == np.flatnonzero(writers == name).tolist()
-
-
 def test_natural_leaves_small_writers_out(toy, divide):
     writers = np.repeat(["many", "few", "some"], [50, 9, 10])
     data = toy(np.zeros(69), writer=writers)
