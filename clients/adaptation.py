@@ -1,5 +1,5 @@
-"""The inner loop of FedTTA (Ye et al., UPFL, Section 3.2): a base model f(·; ψ) that a model
-g(·; φ) of its logits adapts, in training differentiably, afterwards step by step."""
+"""The inner loop of FedTTA (Ye et al., UPFL, Section 3.2): a model g(·; φ) of its logits adapts a
+base model f(·; ψ), differentiably in training, and step by step in evaluation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,9 @@ from clients.tent import batch_statistics, entropy
 from partitions.settings import setting
 
 Parameters = Mapping[str, Tensor]
-
-
 KL_DIRECTION = setting(
     "student-teacher",
-    "KL(own ‖ server's), as printed, or the reverse",
+    "KL(client ‖ server), as printed, or the reverse",
     ("student-teacher", "teacher-student"),
 )
 
@@ -28,8 +26,8 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def divergence(student: Tensor, teacher: Tensor, direction: str) -> Tensor:
-    """KL(student ‖ teacher), as the paper prints it, or KL(teacher ‖ student), as its authors'
-    code has it; from logits (n, C)."""
+    """KL(student ‖ teacher), as the paper prints it, or KL(teacher ‖ student), as in its authors'
+    code; from logits (n, C)."""
     return kl(student, teacher) if direction == "student-teacher" else kl(teacher, student)
 
 
@@ -45,11 +43,11 @@ class Step:
 
 
 class Adapting:
-    """What adapts `base` under `adaptation` with steps of `inner_lr`; see FedTTAClient.
+    """Adapts `base` by `adaptation` with steps of `inner_lr`; see FedTTAClient.
 
     With `inner_loss` = "whole" the loss of n samples is √(batch_size / n)·‖g‖₂ over all of them,
-    with "batches" the mean over batches of `batch_size` of ‖g(batch)‖₂. `weight_decay` is that of
-    every step; `adapt_clip_norm` clips the gradient of a step that is not trained through."""
+    with "batches" the mean of ‖g(batch)‖₂ over batches of `batch_size`. Every step has the
+    `weight_decay`; `adapt_clip_norm` clips its gradient, except in training."""
 
     base: nn.Module
     adaptation: nn.Module
@@ -140,20 +138,20 @@ class Adapting:
         return torch.cat(logits), ell, {n: factor * g for n, g in gradient.items()}
 
     def _passes(self, x: Tensor, size: int) -> Sequence[Tensor]:
-        """x in parts of at most `adapt_batch_size` samples, for memory alone; where batches count
-        one by one, they stay whole."""
+        """x in parts of about `adapt_batch_size` samples, to save memory; with "batches" a part has
+        whole batches."""
         if self.inner_loss == "whole":
             return x.tensor_split(-(-len(x) // self.adapt_batch_size))
         return x.split(max(self.adapt_batch_size // size, 1) * size)
 
     def _summed(self, g: Tensor, size: int) -> Tensor:
-        """What one pass adds to s, from g(Z; φ) (n, 1)."""
+        """The term of s from one pass, given g(Z; φ) (n, 1)."""
         if self.inner_loss == "whole":
             return g.square().sum()
         return torch.stack([torch.linalg.vector_norm(b) for b in g.split(size)]).sum()
 
     def _clip_factor(self, gradient: Parameters) -> float:
-        """By what a gradient is multiplied so that its norm is at most `adapt_clip_norm`."""
+        """The factor that makes a gradient's norm at most `adapt_clip_norm`."""
         if not self.adapt_clip_norm:
             return 1.0
         norm = float(nn.utils.get_total_norm(gradient.values()))

@@ -1,4 +1,4 @@
-"""AFL client (Mohri et al., ICML 2019): local training that tells the risk of what it was sent."""
+"""AFL client (Mohri et al., ICML 2019): reports its risk before local training."""
 
 import torch
 
@@ -7,10 +7,10 @@ from clients.base import Client, Config, Metrics
 
 
 class AFLClient(Client):
-    """FedAvg's client whose ``risk`` metric is its loss at the server's weights, all its data."""
+    """FedAvg's client; ``risk`` is its training loss at the server's weights."""
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """L_i(w) on the training data, then local training from w."""
+        """L_i(w) on all the training data, then local training from w."""
         self.load(arrays)
         self.model.eval()
         with torch.no_grad():

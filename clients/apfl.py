@@ -16,24 +16,24 @@ from partitions.settings import SHARE, setting
 
 
 class APFLClient(Client):
-    """`mixing` is α_i at the start, learnt if `learn`. Told: the sum of both losses."""
+    """`mixing` is α_i at the start, trained if `learn`; ``loss`` is the sum of both losses."""
 
     needs_state = StateUse.PREDICTIONS
 
     mixing = setting(0.5, "α at the start: the personal model's part of the mixture", SHARE)
-    learn = setting(True, "whether α is learnt, or stays")
+    learn = setting(True, "whether α is trained, or constant")
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of w_i, each with one of v_i and the first one with one of α_i."""
         self.load(arrays)
         named = self.model.named_parameters()
         self.w = w = {name: p for name, p in named if p.requires_grad}
-        kept = to_tensors(group(self.state, "own"), self.device)
-        self.v = {n: kept.get(n, p).detach().clone().requires_grad_() for n, p in w.items()}
-        alpha = float(self.state["mixing"]) if kept else self.mixing
+        stored = to_tensors(group(self.state, "own"), self.device)
+        self.v = {n: stored.get(n, p).detach().clone().requires_grad_() for n, p in w.items()}
+        alpha = float(self.state["mixing"]) if stored else self.mixing
         self.alpha = torch.tensor(alpha, device=self.device, requires_grad=self.learn)
 
-        def adapt() -> None:  # α_i ← α_i − η ∂F(v̄_i)/∂α_i; without a gradient from then on
+        def adapt() -> None:  # α_i ← α_i − η ∂F(v̄_i)/∂α_i, in the round's first step
             if self.alpha.grad is not None:
                 self.alpha = (self.alpha.detach() - self.lr * self.alpha.grad).clamp(0, 1)
 
@@ -49,7 +49,7 @@ class APFLClient(Client):
         return super().loss(x, y) + F.cross_entropy(logits, y)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """v̄_i of v_i and the server's w; w for who never trained."""
+        """v̄_i of v_i and the server's w; w itself before any training."""
         super().receive(arrays, config)
         v = to_tensors(group(self.state, "own"), self.device)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Named arrays: what models, messages and state are made of.
+"""Named arrays: the contents of models, messages and state.
 
 Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
@@ -32,14 +32,14 @@ def to_record(arrays: Arrays) -> ArrayRecord:
     """Flower's record of the arrays, names kept."""
     record = ArrayRecord()
     for name, array in arrays.items():
-        record[name] = write_array(np.asarray(array))  # one by one: a dict's Arrays it makes anew
+        record[name] = write_array(np.asarray(array))  # one by one: ArrayRecord(dict) would copy
     return record
 
 
 def write_array(array: np.ndarray) -> Array:
-    """``Array(array)`` without numpy's file, in half of the time; rows always come first.
+    """``Array(array)`` in half of the time, in row-major order.
 
-    Raises ValueError for entries that are no plain numbers or texts."""
+    Raises ValueError for entries that are not plain numbers or texts."""
     dtype, header = _described(array.dtype, array.shape)
     data = b"".join((header, np.ascontiguousarray(array).data))
     return Array(dtype, array.shape, NUMPY, data)
@@ -47,33 +47,30 @@ def write_array(array: np.ndarray) -> Array:
 
 @lru_cache(maxsize=1024)
 def _described(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
-    """The dtype's name, and what a .npy file holds before the entries."""
+    """The dtype's name, and the header of a .npy file."""
     if dtype.hasobject:
         raise ValueError(f"an array of {dtype}; its entries must be plain numbers")
-    told = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
+    descr = np.lib.format.dtype_to_descr(dtype)
     file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, told)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
     return str(dtype), file.getvalue()
 
 
 def from_record(record: ArrayRecord) -> Arrays:
-    """The named arrays of Flower's record, which may be a stranger's.
+    """The named arrays of Flower's record, which is not trusted.
 
-    Raises ValueError for bytes that are no array (or whatever numpy's reader of headers raises)."""
+    Raises ValueError for bytes that are not an array, or an error of numpy's header reader."""
     return {name: read_array(array) for name, array in record.items()}
 
 
 def read_array(array: Array) -> np.ndarray:
-    """The array that the bytes of a .npy file hold; no more memory is taken than came as bytes.
+    """The array in the bytes of a .npy file; it takes no more memory than the bytes.
 
-    Raises ValueError for any other file, for entries that are no plain numbers, and where the
-    header claims another size than that of the bytes."""
+    Raises ValueError for any other file, for entries that are not plain numbers, and for a header
+    that does not match the number of bytes."""
     try:
-        shape, fortran, dtype, start = _known_header(array.data[:USUAL])
+        shape, fortran, dtype, start = _cached_header(array.data[:HEADER_BYTES])
     except ValueError:  # a longer header, or none
         shape, fortran, dtype, start = _header(array.data)
     if dtype.kind not in "biuf" or not dtype.isnative:
@@ -86,7 +83,7 @@ def read_array(array: Array) -> np.ndarray:
 
 
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Shape, whether columns come first, dtype, and where the entries start."""
+    """Shape, whether in column-major order, dtype, and where the entries start."""
     file = BytesIO(data)
     version = np.lib.format.read_magic(file)  # a zip or a pickle has another magic
     if version not in HEADERS:
@@ -94,8 +91,8 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     return *HEADERS[version](file), file.tell()
 
 
-USUAL = 128  # bytes of the header that numpy writes for arrays of a few dimensions
-_known_header = lru_cache(maxsize=1024)(_header)  # numpy compiles the text of each one
+HEADER_BYTES = 128  # of the header that numpy writes for arrays of a few dimensions
+_cached_header = lru_cache(maxsize=1024)(_header)  # numpy parses each as Python code
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -142,13 +139,13 @@ def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
 
 
 def is_statistic(name: str, array: np.ndarray) -> bool:
-    """Whether the array is averaged and never trained: a normalisation layer's running statistic,
-    or an array of whole numbers or truth values."""
+    """Whether the array is averaged and never trained: a running statistic of a normalisation
+    layer, or an array of integers or booleans."""
     return array.dtype.kind != "f" or name.rpartition(".")[2] in ("running_mean", VARIANCE)
 
 
 def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in the dtype; whole numbers and truth values are the nearest that it has."""
+    """The array in the dtype; integers and booleans are rounded and clipped."""
     if dtype.kind in "biu":
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         array = np.clip(np.rint(array), low, high)
@@ -156,17 +153,17 @@ def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def settled(arrays: Arrays, like: Arrays) -> Arrays:
-    """The arrays in the order and the dtypes of `like`, further ones last; no variance is negative,
-    which extrapolation and noise could make it."""
-    found: Arrays = {}
+    """The arrays in the order and dtypes of `like`, further ones last. Variances are at least 0:
+    extrapolation and noise could make them negative."""
+    result: Arrays = {}
     for name in (*(name for name in like if name in arrays), *arrays):
         array = np.asarray(arrays[name])
         if name in like and array.dtype != like[name].dtype:
             array = as_type(array, like[name].dtype)
         if name.endswith(VARIANCE) and (array < 0).any():
             array = np.maximum(array, 0)
-        found[name] = array
-    return found
+        result[name] = array
+    return result
 
 
 def num_bytes(arrays: Iterable[np.ndarray]) -> int:

@@ -1,12 +1,12 @@
-"""Cohorts: clients of one process that train side by side, as one stack of networks.
+"""Cohorts: clients of one process that train together, as one stack of networks.
 
-A small network leaves a GPU idle: a step costs what the launching of its kernels costs. In a
-cohort each client runs in a thread of its own until it comes to local SGD, where it waits for the
-others; the steps of all that do the same are then taken at once, by `torch.func.vmap` over their
-parameters. All that a method says for it is `Client.stacked`.
+A small network leaves a GPU idle: the launching of kernels takes most of a step. In a cohort each
+client runs in its own thread until local SGD, where it waits for the others; equal work is then
+done at once, by `torch.func.vmap` over the clients' parameters. A method only declares
+`Client.stacked`.
 
-What comes out is what clients one after the other give, up to rounding; but masks of dropout are
-drawn for all at once."""
+Up to rounding the result is that of clients one after the other; but masks of dropout are drawn
+for all at once."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from clients.optimizers import SGD
 from clients.sgd import sgd
 from partitions.shares import Samples
 
-Settings = dict[str, Any]  # what `sgd` is called with
-_member: ContextVar[Member | None] = ContextVar("member", default=None)  # whose thread this is
+Settings = dict[str, Any]  # arguments of `sgd`
+_member: ContextVar[Member | None] = ContextVar("member", default=None)  # the thread's
 
 
 class Client(Protocol):
-    """What a cohort asks of `clients.base.Client`."""
+    """What a cohort needs of `clients.base.Client`."""
 
     stacked: tuple[str, ...]
     model: nn.Module
@@ -44,13 +44,12 @@ class Client(Protocol):
 
 
 def in_cohort() -> bool:
-    """Whether the client at hand is one of a cohort's, which needs a network of its own."""
+    """Whether this thread's client belongs to a cohort and needs its own copy of the network."""
     return _member.get() is not None
 
 
 def run_sgd(client: Client, settings: Settings) -> float:
-    """`sgd` with the settings: together with the cohort's other clients, if there is one and the
-    method allows it."""
+    """`sgd` with the settings, together with the cohort's other clients where possible."""
     member = _member.get()
     if member is not None and stackable(client, settings):
         loss = member.wait(Work(client, settings))
@@ -60,15 +59,15 @@ def run_sgd(client: Client, settings: Settings) -> float:
 
 
 def stackable(client: Client, settings: Settings) -> bool:
-    """Whether the client's steps may be taken with others': the class that defines its loss names
-    what the loss reads, nothing but `drift` changes gradients, and no statistics run along."""
+    """Whether the client's steps can be taken together with others': its loss is declared as
+    `stacked`, only `drift` changes gradients, and the network has no buffers."""
     definer = next(cls for cls in type(client).__mro__ if "loss" in vars(cls))
-    own = set(client.model.parameters())
+    parameters = set(client.model.parameters())
     return (
         "stacked" in vars(definer)
         and settings["loss"] == client.loss
         and settings.get("adjust") is None
-        and all(isinstance(p, Tensor) and p in own for p in settings["parameters"])
+        and all(isinstance(p, Tensor) and p in parameters for p in settings["parameters"])
         and type(settings["samples"]) is Samples
         and len(settings["rows"]) > 0
         and not any(True for _ in client.model.buffers())
@@ -76,7 +75,7 @@ def stackable(client: Client, settings: Settings) -> bool:
 
 
 class Work:
-    """The SGD that a client waits for."""
+    """The local SGD of one client."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self.client, self.samples, self.rows = client, settings["samples"], settings["rows"]
@@ -89,7 +88,7 @@ class Work:
         self.rates = [settings[key] for key in ("lr", "momentum", "weight_decay")]
 
     def kind(self) -> tuple[object, ...]:
-        """Works of one kind can be done at once."""
+        """Work of equal kind can be done at once."""
         x, scale, mean, std = (getattr(self.samples, key) for key in ("x", "scale", "mean", "std"))
         parameters = self.trained | self.fixed
         shapes = [(name, parameters[name].shape, name in self.trained) for name in parameters]
@@ -98,21 +97,21 @@ class Work:
 
 
 class Member:
-    """One client's thread, which takes turns with the cohort's own: one of them runs at a time."""
+    """One client's thread; at any time either it runs or the cohort's thread does."""
 
     def __init__(self, task: Callable[[], Any]) -> None:
-        self.work: Work | None = None  # what it waits for
-        self.loss: float | None = None  # of the work, once it is done
+        self.work: Work | None = None  # that it waits for
+        self.loss: float | None = None  # of the finished work
         self.result: Any = None
         self._task = task
         self._error: BaseException | None = None
         self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, args=[torch.get_num_threads()])
-        self._thread.daemon = True  # where another member's error ends the process
+        self._thread.daemon = True  # another member's error may end the process
         self._thread.start()
 
     def go(self) -> bool:
-        """Let it go on until it waits for work, or has ended; returns whether it waits."""
+        """Let it run until it waits or ends; returns whether it waits."""
         self.work = None
         self._turn.release()
         self._pause.acquire()
@@ -121,9 +120,8 @@ class Member:
         return self.work is not None
 
     def wait(self, work: Work) -> float | None:
-        """In its thread: the work's mean loss, when the cohort has done it; None if it could not.
-
-        What others draw meanwhile changes nothing for it."""
+        """Called in its thread: the mean loss once the cohort has done the work, or None if it
+        cannot. The random draws of others do not affect it."""
         device = torch.device(work.client.device)
         with torch.random.fork_rng([] if device.type == "cpu" else [device]):
             self.work, self.loss = work, None
@@ -143,13 +141,13 @@ class Member:
 
 
 class Cohort:
-    """Lets clients train side by side, up to `size` of them."""
+    """Lets up to `size` clients train together."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What the tasks return, each of which lets one client train. Raises what one raises."""
+        """The results of the tasks, one for each client. Raises the error of a task."""
         results = []
         for start in range(0, len(tasks), self.size):
             members = [Member(task) for task in tasks[start : start + self.size]]
@@ -161,25 +159,24 @@ class Cohort:
         return results
 
     def _work(self, waiting: Sequence[Member]) -> None:
-        """Do what the members wait for, those of one kind at once."""
+        """Do the members' work, that of equal kind at once."""
         kinds: dict[tuple[object, ...], list[Member]] = {}
         for member in waiting:
             assert member.work is not None
             kinds.setdefault(member.work.kind(), []).append(member)
-        for alike in kinds.values():
-            works = [member.work for member in alike if member.work is not None]
+        for members in kinds.values():
+            works = [member.work for member in members if member.work is not None]
             try:
                 losses = train_together(works)
-            except RuntimeError as error:  # vmap knows not every operation; memory may not suffice
+            except RuntimeError as error:  # an operation that vmap lacks, or too little memory
                 warnings.warn(f"clients train one by one: {error}", stacklevel=2)
                 continue
-            for member, loss in zip(alike, losses, strict=True):
+            for member, loss in zip(members, losses, strict=True):
                 member.loss = loss
 
 
 class Loss(nn.Module):
-    """A client's loss as a function of its network's parameters, of its `stacked` tensors and of a
-    mini-batch."""
+    """A client's loss as a function of parameters, `stacked` tensors and a mini-batch."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -194,7 +191,7 @@ class Loss(nn.Module):
 def train_together(works: Sequence[Work]) -> list[float]:
     """Take the steps of all `works`, which are of one kind; returns the mean loss of each.
 
-    Mini-batches of one size are one batch of the stack. A work of fewer steps ends earlier."""
+    Mini-batches of equal size form one batch of the stack. Work with fewer steps ends earlier."""
     order = sorted(range(len(works)), key=lambda i: -len(works[i].rows))
     ranked = [works[i] for i in order]
     first, counts = ranked[0], [len(work.rows) for work in ranked]
@@ -209,17 +206,17 @@ def train_together(works: Sequence[Work]) -> list[float]:
     drawn, network = [_drawn(work) for work in ranked], Loss(first.client)
     total = torch.zeros(len(ranked), device=first.client.device)
 
-    def loss(own: dict[str, Tensor], others: dict[str, list[Tensor]], x: Tensor, y: Tensor) -> Any:
-        parameters = {f"model.{name}": p for name, p in own.items()}
-        return functional_call(network, parameters, (others, x, y))
+    def loss(stack: dict[str, Tensor], rest: dict[str, list[Tensor]], x: Tensor, y: Tensor) -> Any:
+        parameters = {f"model.{name}": p for name, p in stack.items()}
+        return functional_call(network, parameters, (rest, x, y))
 
     buffers: list[dict[str, Tensor]] = [{} for _ in trained]
     for start, end in pairwise([0, *sorted(set(counts))]):
         live = sum(count > start for count in counts)  # the first ones
         leaves = {name: stack[:live].requires_grad_() for name, stack in trained.items()}
         optimizer = SGD(leaves.values(), *first.rates)
-        for leaf, own in zip(leaves.values(), buffers, strict=True):
-            optimizer.remember(leaf, {name: b[:live] for name, b in own.items()})
+        for leaf, state in zip(leaves.values(), buffers, strict=True):
+            optimizer.set_state(leaf, {name: b[:live] for name, b in state.items()})
         for step in range(start, end):
             sizes: dict[int, list[int]] = {}
             for i in range(live):
@@ -232,16 +229,16 @@ def train_together(works: Sequence[Work]) -> list[float]:
                     for t in replace(first.samples, index=rows)[:]
                 )
                 which = slice(live) if len(members) == live else torch.tensor(members).to(x.device)
-                own = {name: stack[which] for name, stack in (leaves | fixed).items()}
-                others = {n: [stack[which] for stack in each] for n, each in tensors.items()}
-                values = vmap(loss, randomness="different")(own, others, x, y)
+                parameters = {name: s[which] for name, s in (leaves | fixed).items()}
+                others = {name: [s[which] for s in stacks] for name, stacks in tensors.items()}
+                values = vmap(loss, randomness="different")(parameters, others, x, y)
                 values.sum().backward()
                 total[which] += values.detach()
             for leaf, correction in zip(leaves.values(), drift, strict=False):
                 if leaf.grad is not None:
                     leaf.grad += correction[:live]
             optimizer.step()
-        buffers = [optimizer.remembered(leaf) for leaf in leaves.values()]
+        buffers = [optimizer.state_of(leaf) for leaf in leaves.values()]
     with torch.no_grad():
         for i, work in enumerate(ranked):
             for name, parameter in work.trained.items():
@@ -251,8 +248,8 @@ def train_together(works: Sequence[Work]) -> list[float]:
 
 
 def _stacked(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The works' first tensors as one, their second ones, …"""
-    return [torch.stack(alike) for alike in zip(*each, strict=True)]
+    """The works' first tensors as one, their second ones as one, …"""
+    return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
 
 
 def _drawn(work: Work) -> Sequence[Tensor]:

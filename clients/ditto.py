@@ -1,7 +1,7 @@
 """Ditto client (Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1): a personal model beside w.
 
 v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w)), w the server's model of the round. Departs from the
-paper: both models take the common local steps, on mini-batches of their own."""
+paper: both models take the common local steps, on different mini-batches."""
 
 from clients.arrays import Arrays, group, model_arrays, prefixed
 from clients.base import Client, Config, Metrics
@@ -10,7 +10,7 @@ from partitions.settings import WEIGHT, setting
 
 
 class DittoClient(Client):
-    """`penalty` is λ. v_i is kept as ``own/…`` between rounds; novel clients are scored with w."""
+    """`penalty` is λ. v_i is stored as ``own/…``; novel clients are scored with w."""
 
     needs_state = StateUse.PREDICTIONS
 
@@ -24,7 +24,7 @@ class DittoClient(Client):
         return super().train(arrays, config)
 
     def tune(self, config: Config) -> None:
-        """From the w at hand the steps of v_i; also those of a novel client with a few labels."""
+        """Steps of v_i near the present w; a novel client with a few labels takes them as well."""
         w = [p.detach().clone() for p in self.model.parameters()]
         self.load(group(self.state, "own") or model_arrays(self.model))
 
@@ -37,5 +37,5 @@ class DittoClient(Client):
         self.model.eval()
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """v_i; who never trained uses w."""
+        """v_i; w before any training."""
         super().receive(group(self.state, "own") or arrays, config)

@@ -1,7 +1,7 @@
-"""One client's half of a federated linear domain classifier (Ben-David et al., NeurIPS 2006).
+"""One client's part in training a linear domain classifier (Ben-David et al., NeurIPS 2006).
 
-The classifier tells two clients' inputs apart. Its weights come from the server; the client
-answers with gradients and error counts, so that no input leaves it."""
+The classifier separates the inputs of two clients. Its weights come from the server; the client
+answers with gradients and error rates, so no input leaves it."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,10 @@ from partitions.shares import Samples
 
 
 def domain_gradient(samples: Samples, weights: Tensor, side: float, seed: int) -> Arrays:
-    """`gradient` (p, f + 1) of the mean logistic loss on one half of the inputs, and `error` (p,),
-    the share that is misclassified of the other half, for p classifiers of f inputs and a bias.
+    """For p classifiers of f inputs and a bias: the `gradient` (p, f + 1) of the mean logistic loss
+    on one half of the inputs, and the `error` rate (p,) on the other half.
 
-    `side` is the label, 0 or 1. Inputs are centred at 1/2 where they lie in [0, 1]: a shift that
-    any two clients share changes no distance."""
+    `side` is the label, 0 or 1. Inputs are shifted by −1/2, which changes no distance."""
     x = samples[:][0].flatten(1) - 0.5
     x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))

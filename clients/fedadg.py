@@ -2,8 +2,8 @@
 
 Features h = F(x) are aligned, class by class, with a reference h' = G(noise, y) that adapts to
 them: least-squares adversarial losses as in the authors' code. F, the classifier and G are
-aggregated; the discriminator D stays on the client. Departs from the authors' code: D sees the
-features themselves, no random projection; no local epochs without alignment come first; no label
+aggregated; the discriminator D stays on the client. Departs from the authors' code: D gets the
+features without a random projection; no local epochs without alignment come first; no label
 smoothing. Novel clients get the global model."""
 
 from typing import Any
@@ -38,17 +38,12 @@ class FedADGClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        if not isinstance(self.model, Aligned):
-            raise ValueError("the model has no generator and discriminator; wrap it by build")
+        assert isinstance(self.model, Aligned)  # by `build`
         self.network = self.model
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, feature_dim: int, noise_dim: int) -> nn.Module:
         """The target network with a feature layer, a generator and a discriminator."""
-        if feature_dim < 1 or noise_dim < 1:
-            raise ValueError(
-                f"fedadg.feature-dim is {feature_dim} and noise-dim {noise_dim}; at least 1 each"
-            )
         return Aligned(model, info.num_classes, feature_dim, noise_dim)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
@@ -74,18 +69,18 @@ class FedADGClient(Client):
         return self.network.features(x), self.network.generator(noise, onehot), onehot
 
     def discriminator_loss(self, h: Tensor, reference: Tensor, onehot: Tensor) -> Tensor:
-        """E[(1 − D(h'|y))² + D(h|y)²]: the reference is told from the features."""
+        """E[(1 − D(h'|y))² + D(h|y)²]: D separates the reference from the features."""
         d = self.network.discriminator
         return ((1 - d(reference, onehot)).square() + d(h, onehot).square()).mean()
 
     def predictor_loss(self, h: Tensor, y: Tensor, onehot: Tensor) -> Tensor:
-        """λ E[(1 − D(h|y))²] + (1 − λ) CE: features that pass for the reference, and classify."""
+        """λ E[(1 − D(h|y))²] + (1 − λ) CE: features like the reference, which classify."""
         adversarial = (1 - self.network.discriminator(h, onehot)).square().mean()
         task = self.criterion(self.network.head(h), y)
         return self.alignment * adversarial + (1 - self.alignment) * task
 
     def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:
-        """E[D(h'|y)²]: the reference moves to the features."""
+        """E[D(h'|y)²]: a reference like the features."""
         return self.network.discriminator(reference, onehot).square().mean()
 
 

@@ -1,32 +1,32 @@
 """FedALA client (Zhang et al., AAAI 2023, Algorithm 1): element-wise mixing of w and θ_i.
 
 A round starts from θ̂_i = θ_i + (w − θ_i) ⊙ W_i in the top layers and from w below, Eq. (4). W_i in
-[0, 1] is learnt on a part of the local data: until its loss settles at first, later in one pass.
-Departs from the paper: scoring learns nothing, so θ̂_i is that of the last W_i."""
+[0, 1] is trained on a part of the local data, in the first round until its loss settles, later in
+one pass. Departs from the paper: scoring uses the last W_i and trains none."""
 
 import torch
 
 from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
-from clients.mixing import Tensors, learnt, top_layers
+from clients.mixing import Tensors, top_layers, train_weights
 from clients.protocol import StateUse
 from partitions.settings import RATE, SOME, setting
 
-MOST = 100  # passes that learn W_i at first
+MAX_PASSES = 100  # that train W_i in the first round
 
 
 class FedALAClient(Client):
-    """W_i of the last `layers` layers is learnt at `mixing_lr` on a `mixing_share` of the data."""
+    """W_i of the last `layers` layers is trained at `mixing_lr` on a `mixing_share` of the data."""
 
     rates = ("lr", "mixing_lr")
     needs_state = StateUse.PREDICTIONS
 
     mixing_lr = setting(1.0, "η, learning rate of the mixture's weights", RATE)
-    mixing_share = setting(0.8, "share of the local mini-batches that they are learnt on", "(0, 1]")
+    mixing_share = setting(0.8, "share of the local mini-batches that train them", "(0, 1]")
     layers = setting(1, "layers from the top that are mixed; the others are the server's", SOME)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Learn W_i, then FedAvg's steps from θ̂_i."""
+        """Train W_i, then FedAvg's steps from θ̂_i."""
         if group(self.state, "own"):
             self.learn(arrays, config)
         reply = super().train(self.mixed(arrays), config)
@@ -34,12 +34,12 @@ class FedALAClient(Client):
         return reply
 
     def mixed(self, arrays: Arrays) -> Arrays:
-        """θ̂_i, Eq. (4); w for who has learnt no W_i."""
+        """θ̂_i, Eq. (4); w before any W_i was trained."""
         theta, weight = group(self.state, "own"), group(self.state, "mixing")
         return arrays | {n: theta[n] + (arrays[n] - theta[n]) * weight[n] for n in weight}
 
     def learn(self, arrays: Arrays, config: Config) -> None:
-        """W_i from θ_i and the server's w."""
+        """Train W_i from θ_i and the server's w."""
         self.load(arrays)
         theta, known = (to_tensors(group(self.state, n), self.device) for n in ("own", "mixing"))
         names = top_layers(self.model, self.layers)
@@ -47,7 +47,9 @@ class FedALAClient(Client):
         rows = self.rows(config, "mixing", epochs=1)
         rows = rows[: max(1, round(self.mixing_share * len(rows)))]
         batches = [self.share.train.to(self.device)[index] for index in rows]
-        weight = learnt(self.model, theta, weight, batches, self.mixing_lr, 1 if known else MOST)
+        weight = train_weights(
+            self.model, theta, weight, batches, self.mixing_lr, 1 if known else MAX_PASSES
+        )
         self.state |= prefixed("mixing", to_numpy(weight))
 
     def receive(self, arrays: Arrays, config: Config) -> None:

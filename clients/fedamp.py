@@ -4,7 +4,7 @@ from clients.fedprox import FedProxClient
 
 
 class FedAMPClient(FedProxClient):
-    """FedProx's client, to whom the server sends u_i; `mu` is λ/α."""
+    """FedProx's client; the server sends u_i, and `mu` is λ/α."""
 
     offers = ("proximal",)
     mu = 0.1

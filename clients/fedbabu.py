@@ -1,8 +1,8 @@
 """FedBABU client (Oh, Kim and Yun, ICLR 2022, Algorithm 1): the head is fixed, the body shared.
 
-All clients train the body under one random head, which nobody trains and which never travels.
-A client personalizes by passes of local SGD over its training data when it is scored. Novel
-clients without labels get the body under the random head."""
+All clients train the body under one random head, which is never trained and never sent. A client
+personalizes when it is scored, by passes of local SGD over its training data. Novel clients
+without labels get the body under the random head."""
 
 from clients.arrays import Arrays
 from clients.base import Config, Metrics
@@ -18,7 +18,7 @@ class FedBABUClient(FedPerClient):
     needs_state = StateUse.NONE
 
     tune_epochs = setting(5, "passes over the training data that personalize, when scored", COUNT)
-    part = setting("all", "parameters that they tune", ("all", "head", "body"))
+    part = setting("all", "parameters that are tuned", ("all", "head", "body"))
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of the body alone."""
@@ -28,13 +28,13 @@ class FedBABUClient(FedPerClient):
         return self.arrays(), len(self.share.train), {"loss": loss}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The body under the head that all have, fine-tuned where there are labels."""
+        """The body under the common head, tuned where there are labels."""
         super().receive(arrays, config)
         if not self.share.novel:
             self.tune(config)
 
     def tune(self, config: Config) -> None:
-        """The passes that personalize, also on a novel client's few labeled samples."""
+        """The passes that personalize, for a novel client on its few labeled samples."""
         if self.tune_epochs:
             rows = self.rows(config, "tune", epochs=self.tune_epochs)
             with train_only(self.model, self.is_tuned) as parameters:

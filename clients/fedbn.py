@@ -1,8 +1,8 @@
 """FedBN client (Li, Jiang, Zhang, Kamp and Dou, ICLR 2021): batch normalisation stays local.
 
-Weights, biases and running statistics of batch-normalisation layers are the client's own; all
-else is FedAvg's. Needs a network that has such layers. Novel clients without labels have none of
-their own, and the paper gives them none: not served."""
+Weights, biases and running statistics of batch-normalisation layers are personal, all else is
+FedAvg's. The network must have such layers. The paper gives novel clients without labels none, so
+they are not served."""
 
 from torch import Tensor, nn
 
@@ -10,30 +10,30 @@ from clients.base import Client
 from clients.protocol import StateUse
 from partitions.datasets import Info
 
-OWN = "own_norm"  # part of the names of what stays
+MARK = "own_norm"  # part of the personal arrays' names
 
 
-class Own(nn.Module):
-    """A normalisation layer under a name that says whose it is."""
+class MarkedNorm(nn.Module):
+    """A normalisation layer whose arrays' names contain `MARK`."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.own_norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's."""
+        """The layer's output."""
         return self.own_norm(x)
 
 
 class FedBNClient(Client):
-    """FedAvg's client but for the layers named ``own_norm``."""
+    """FedAvg's client with personal layers named ``own_norm``."""
 
     needs_state = StateUse.PREDICTIONS
 
     @classmethod
     def is_personal(cls, name: str) -> bool:
         """Whether the array belongs to a batch-normalisation layer."""
-        return OWN in name.split(".")
+        return MARK in name.split(".")
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
@@ -43,8 +43,8 @@ class FedBNClient(Client):
         if not norms:
             raise ValueError(
                 f"fedbn needs batch normalisation, {type(model).__name__} has none; models that "
-                "have some: convnet-bn, torchvision.models:resnet18"
+                "have it: convnet-bn, torchvision.models:resnet18"
             )
         for name, norm in norms.items():
-            model.set_submodule(name, Own(norm))
+            model.set_submodule(name, MarkedNorm(norm))
         return model

@@ -2,10 +2,10 @@
 
 Three losses and their gradient paths: CE of the user's sub-population head to Θ_e, Θ_k, v_u; CE
 of the type head to Θ_e, Θ_t, v_u; CE of the global head to Θ_g and v_u alone, by a
-stop-gradient at the encoder. The embedding v_u persists on the client and is never sent, save by
-prototypical users, who are volunteers. Settled here (ours): the triplet loss descends by SGD,
-sample by sample; with *personal* assignment the head stays with its user unless the server holds
-it; with more sub-populations than types, head k is one of type k mod T."""
+stop-gradient at the encoder. The embedding v_u stays on the client; only
+prototypical users, who are volunteers, send it. Ours, as the paper leaves it open: the triplet loss
+descends by SGD, sample by sample; with *personal* assignment the head stays on the client unless
+the server holds it; with more sub-populations than types, head k belongs to type k mod T."""
 
 from typing import Any
 
@@ -26,15 +26,15 @@ from partitions.users import RANK
 ASSIGNMENT = setting(
     "prototype", "how users find their head", ("prototype", "som", "personal", "type")
 )
-PERSONAL_HEAD = "heads.0."  # a user's own head, where the server holds it
+PERSONAL_HEAD = "heads.0."  # a user's head that the server holds
 
 
 def check_heads(heads: str, assignment: str) -> None:
-    """Raise ValueError where the server is to hold heads that are nobody's own."""
+    """Raise ValueError if the server is to hold heads that are not personal."""
     if heads == "server" and assignment != "personal":
         raise ValueError(
-            f"fedembed.heads is 'server' and assignment {assignment!r}; only personal heads have a "
-            f"choice of where to live, so set assignment to 'personal' or heads to 'client'"
+            f"fedembed.heads is 'server' and assignment {assignment!r}; the server "
+            "can hold only personal heads, so set assignment to 'personal' or heads to 'client'"
         )
 
 
@@ -54,8 +54,7 @@ def triplet_step(
 class FedEmbedClient(GlobalPlusClient):
     """A user with a personal embedding and the head of its sub-population.
 
-    The first `prototypical_users` of every sub-population volunteer their embeddings; `margin` is
-    α and `triplet_lr` the rate of the triplet loss."""
+    The first `prototypical_users` of every sub-population volunteer their embeddings."""
 
     personal = (EMBEDDING, "own.")
     exchanges = ("query.prototype", "query.som", "train.assign")
@@ -96,9 +95,10 @@ class FedEmbedClient(GlobalPlusClient):
                 f"{info.num_types} types"
             )
         if heads == "server":
-            count = 1  # the user's own; it does not see the others'
-        own, types = assignment == "personal" and heads == "client", info.num_types * type_head
-        net = enclose(info, model, seed, embedding_dim, count, own=own, num_types=types)
+            count = 1  # the user's
+        personal = assignment == "personal" and heads == "client"
+        types = info.num_types * type_head
+        net = enclose(info, model, seed, embedding_dim, count, own=personal, num_types=types)
         net.types = info.num_types
         return net
 
@@ -117,21 +117,22 @@ class FedEmbedClient(GlobalPlusClient):
         return losses
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local pass on the head that the last assignment gave; the true one's with `type`."""
+        """Local pass on the assigned head, with `type` on the head of the preferred type."""
         self.k = self.preferred if self.assignment == "type" else int(self.state.get("head", 0))
         return super().train(arrays, config)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The networks, and the choice of the user's head."""
-        told = group(arrays, "assignment")
+        """Also choose the user's head."""
+        assignment = group(arrays, "assignment")
         self.k = self.preferred if self.assignment == "type" else 0
-        if told:
-            self.k = int(told["heads"][distances(self.embedding(), told["centers"]).argmin()])
+        if assignment:
+            nearest = distances(self.embedding(), assignment["centers"]).argmin()
+            self.k = int(assignment["heads"][nearest])
         shared = {n: a for n, a in arrays.items() if not n.startswith("assignment/")}
         super().receive(shared, config)
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Scores of the user's head; ``head`` tells which it was."""
+        """Scores of the user's head, whose number is ``head``."""
         loss, n, metrics = super().score(arrays, config)
         return loss, n, metrics | {"head": self.k}
 
@@ -147,15 +148,15 @@ class FedEmbedClient(GlobalPlusClient):
     # Further messages
 
     def prototype(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """A volunteer's embedding. Raises ValueError if the user did not volunteer."""
+        """A volunteer's embedding. Raises ValueError if the user is none."""
         if "prototype" not in self.get_properties(config):
-            raise ValueError("this user is not a prototypical one: its embedding stays here")
+            raise ValueError("this user is not prototypical: its embedding stays on the client")
         return {"prototype": self.embedding().copy()}, {}
 
     def som(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """SOM update (K, d) and similarity score (K,) for the own embedding.
+        """SOM update (K, d) and similarity score (K,) for the user's embedding.
 
-        ``pull`` (K, K) holds rate × neighbourhood of each node with each other."""
+        ``pull`` (K, K) holds rate × neighbourhood of each pair of nodes."""
         nodes, v = arrays["nodes"], self.embedding()
         distance = distances(v, nodes)
         pull = arrays["pull"][distance.argmin()]
@@ -164,8 +165,8 @@ class FedEmbedClient(GlobalPlusClient):
     def assign(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """Choose the head before a local pass.
 
-        Prototypes: triplet steps, then the nearest one; returns nothing. SOM: the best matching
-        new node; returns one-hot (old, new) counts (K, K)."""
+        Prototypes: triplet steps, then the nearest prototype's head; returns nothing. SOM: the best
+        matching new node; returns one-hot (old, new) counts (K, K)."""
         if "old" in arrays:
             v = self.embedding()
             old, new = (int(distances(v, arrays[name]).argmin()) for name in ("old", "new"))
@@ -181,15 +182,15 @@ class FedEmbedClient(GlobalPlusClient):
 
     def pulled(self, centers: np.ndarray, heads: np.ndarray, config: Config) -> np.ndarray:
         """v_u after one triplet step per positive sample, p_n drawn from the other types."""
-        v, mine = self.embedding(), heads % self.model.types == self.preferred
-        if not mine.any() or mine.all():
+        v, same = self.embedding(), heads % self.model.types == self.preferred
+        if not same.any() or same.all():
             return v
         generator = np.random.default_rng(
             seed_of(self.seed, "triplet", int(config.get("server-round", 0)), self.client)
         )
         samples = self.typed(self.share.train)
         positives = int(samples[:][1].sum())
-        for n in generator.choice(np.flatnonzero(~mine), positives):
-            p_k = centers[mine][distances(v, centers[mine]).argmin()]
+        for n in generator.choice(np.flatnonzero(~same), positives):
+            p_k = centers[same][distances(v, centers[same]).argmin()]
             v = triplet_step(v, p_k, centers[n], self.margin, self.triplet_lr)
         return v.astype(np.float32)

@@ -1,4 +1,4 @@
-"""FedMA client (Wang et al., ICLR 2020): trains networks whose layers the server widens."""
+"""FedMA client (Wang et al., ICLR 2020): trains networks that the server widens."""
 
 from torch import nn
 
@@ -11,29 +11,29 @@ from partitions.datasets import Info
 
 
 class FedMAClient(Client):
-    """FedAvg's client for networks of any width that retrains the layers above frozen ones."""
+    """FedAvg's client for networks of any width; it also retrains the layers above frozen ones."""
 
     exchanges = ("train.retrain",)
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
-        """The model. Raises ValueError if a parameter is frozen or tied: neurons change places."""
+        """The model. Raises ValueError if a parameter is frozen or tied: FedMA permutes neurons."""
         roles = roles_of(model)
         for kind, names in (("tied", roles.tied), ("frozen", roles.frozen)):
             if names:
                 raise ValueError(
-                    f"fedma moves the neurons of each layer by itself, but {min(names)!r} is "
-                    f"{kind}; make every parameter one of its own that is trained"
+                    f"fedma permutes the neurons of every layer, but {min(names)!r} is "
+                    f"{kind}; let every parameter be trained, and none be tied"
                 )
         return model
 
     def load(self, arrays: Arrays) -> None:
-        """Set the model, its layers as wide as the arrays."""
+        """Set the model, its layers resized to the arrays."""
         resize(self.model, arrays)
         super().load(arrays)
 
     def retrain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """Local training of all but ``frozen/…``; returns what was trained."""
+        """Local training of all arrays except ``frozen/…``; returns the trained ones."""
         frozen = group(arrays, "frozen")
         upper = {name: a for name, a in arrays.items() if not name.startswith("frozen/")}
         self.load(frozen | upper)

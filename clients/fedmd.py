@@ -1,8 +1,8 @@
-"""FedMD client (Li and Wang, 2019, Algorithm 1): models of any architecture that learn from each
-other by their logits on a public unlabeled set.
+"""FedMD client (Li and Wang, 2019, Algorithm 1): models of any architecture learn from each other
+by their logits on a public unlabeled set.
 
 Departs from the paper: no private pre-training before the first round. A novel client digests the
-consensus from its initial model; "mae" on logits is the loss of the authors' code, "kl" that of
+consensus from its initial model. "mae" on logits is the loss of the authors' code, "kl" the loss of
 FedTTA's comparison (see `clients.adaptation.divergence`)."""
 
 from typing import Any
@@ -27,13 +27,11 @@ Logits = dict[str, Tensor]  # sets of logits (m, C) on the public set, by name
 
 
 class FedMDClient(Client):
-    """Digests the consensus, revisits its own data, communicates logits; the model stays here.
+    """Digests the consensus, revisits its data, communicates logits; the model stays on the client.
 
-    A round digests for `digest_epochs` passes over the public set, a novel client for
-    `novel_digest_epochs`, by batches of `public_batch_size` (0: `batch_size`). Clients of one
-    architecture start from the same weights, with `initialization` = "own" each from its own, and a
-    novel one from others at every evaluation. Logits travel as float16 if `float16`. Raises
-    ValueError if the share has no public set."""
+    Clients of one architecture start from the same weights. With `initialization` = "own" each
+    starts from different ones, a novel client at every evaluation. Raises ValueError if the share
+    has no public set."""
 
     personal = ("",)
     offers = ("public-logits",)
@@ -45,7 +43,7 @@ class FedMDClient(Client):
     public_batch_size = setting(0, "public samples of a mini-batch; 0: batch-size", COUNT)
     digest_loss = setting("mae", "loss of public logits", ("mae", "kl"))
     kl_direction = KL_DIRECTION
-    initialization = setting("shared", "clients start alike or not", ("shared", "own"))
+    initialization = setting("shared", "clients start from equal weights or not", ("shared", "own"))
     float16 = FLOAT16
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -65,28 +63,25 @@ class FedMDClient(Client):
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Digest, revisit, communicate; returns logits alone."""
-        self.wake(config)
+        self.resume(config)
         metrics: Metrics = {}
         if arrays:
             metrics["digest-loss"] = self.digest(arrays, config, self.digest_epochs)
         metrics["loss"] = self.fit_locally(config)
-        self.arrays()  # the whole model is personal: into the state
-        told = to_numpy(self.communicate())
-        return (
-            {name: a.astype(self.dtype) for name, a in told.items()},
-            len(self.share.train),
-            metrics,
-        )
+        self.arrays()  # puts the whole model, which is personal, into the state
+        logits = to_numpy(self.communicate())
+        reply = {name: a.astype(self.dtype) for name, a in logits.items()}
+        return reply, len(self.share.train), metrics
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The client's own model; a novel one digests the consensus first, for this call."""
-        self.wake(config)
+        """The client's model; a novel client digests the consensus first, for this call."""
+        self.resume(config)
         if self.share.novel and arrays:
             self.digest(arrays, config, self.novel_digest_epochs)
         self.model.eval()
 
-    def wake(self, config: Config) -> None:
-        """The model as the last round left it or, where there was none, as it starts."""
+    def resume(self, config: Config) -> None:
+        """Set the model of the last round, or before the first one its initial weights."""
         self.load({})
         if not self.state and self.initialization == "own":
             round_ = int(config.get("server-round", 0))
@@ -134,7 +129,7 @@ class HeteroTENTClient(FedMDClient, TENTClient):
     """TENT inside FedMD, FedTTA's baseline for clients of different architectures.
 
     `clip_norm` (0: never) clips the gradients of training; with `communicate_adapted` the public
-    logits are those of the model adapted to the public set."""
+    logits come from the model adapted to the public set."""
 
     digest_loss = "kl"
     clip_norm = setting(0.0, "norm at which a training gradient is clipped; 0: never", WEIGHT)
@@ -149,7 +144,7 @@ class HeteroTENTClient(FedMDClient, TENTClient):
         return super().fit_locally(config, adjust=clip if self.clip_norm else None, **options)
 
     def communicate(self) -> Logits:
-        """The logits of the model as it is, or as it adapts to the public set."""
+        """The logits of the model, adapted to the public set or not."""
         if not self.communicate_adapted:
             return super().communicate()
         return {"logits": self.predict(self.public.to(self.device))}

@@ -12,9 +12,8 @@ class FedPerClient(Client):
 
     needs_head = True
     personal = ("head.",)
+    needs_state = StateUse.PREDICTIONS
 
     def is_tuned(self, name: str) -> bool:
-        """A novel client trains a head of its own under the shared body."""
+        """A novel client trains its own head under the shared body."""
         return self.is_personal(name)
-
-    needs_state = StateUse.PREDICTIONS

@@ -16,7 +16,7 @@ class FedProxClient(Client):
     mu = setting(0.001, "μ, weight of the proximal term", WEIGHT)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local training that remembers the server's weights."""
+        """Local training that keeps the server's weights for the loss."""
         self.load(arrays)
         self.server = [p.detach().clone() for p in self.model.parameters()]
         loss = self.fit_locally(config)

@@ -1,8 +1,8 @@
 """FedRep client (Collins et al., ICML 2021, Algorithm 1): the head first, then the body.
 
-The head stays on the client, or comes from a server that holds it and goes back there. Departs
-from the paper: the body takes the local steps or epochs of the common settings. A novel client
-would need labels to train a head: not served."""
+The head stays on the client, or travels to and from a server that holds it. Departs from the paper:
+the body takes the local steps or epochs of the common settings. A novel client needs labels to
+train a head, so it is not served without any."""
 
 from clients.arrays import Arrays, model_arrays
 from clients.base import Config, Metrics
@@ -12,7 +12,7 @@ from partitions.settings import COUNT, setting
 
 
 class FedRepClient(FedPerClient):
-    """`head_epochs` >= 0 passes over the data for the head, the body frozen; then the reverse."""
+    """`head_epochs` passes over the data for the head, then local steps for the body."""
 
     offers = ("personal-head",)
 
@@ -27,10 +27,7 @@ class FedRepClient(FedPerClient):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """h_i ← GRD(f(h_i, φ)) `head_epochs` times, then φ_i ← GRD(f(h_i, φ))."""
         self.load(arrays)
-        if self.head_epochs:
-            rows = self.rows(config, "head", epochs=self.head_epochs)
-            with train_only(self.model, self.is_personal) as head:
-                self.fit_locally(config, rows=rows, parameters=head)
+        self.train_head(config, "head")
         with train_only(self.model, lambda name: not self.is_personal(name)) as body:
             loss = self.fit_locally(config, parameters=body)
         held = any(self.is_personal(name) for name in arrays)
@@ -39,8 +36,12 @@ class FedRepClient(FedPerClient):
 
     def tune(self, config: Config) -> None:
         """A novel client's head, in its `head_epochs` passes over the few labeled samples."""
-        if self.head_epochs:
-            rows = self.rows(config, "shots", epochs=self.head_epochs)
-            with train_only(self.model, self.is_tuned) as head:
-                self.fit_locally(config, rows=rows, parameters=head)
+        self.train_head(config, "shots")
         self.model.eval()
+
+    def train_head(self, config: Config, purpose: str) -> None:
+        """`head_epochs` passes of SGD on the head, the body frozen."""
+        if self.head_epochs:
+            rows = self.rows(config, purpose, epochs=self.head_epochs)
+            with train_only(self.model, self.is_personal) as head:
+                self.fit_locally(config, rows=rows, parameters=head)

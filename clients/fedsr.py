@@ -1,7 +1,7 @@
 """FedSR client (Nguyen, Torr and Lim, NeurIPS 2022): a simple representation.
 
-CE + α_L2R ‖z‖² + α_CMI KL(p(z|x) ‖ r(z|y)) with one sample z a input. Departs from the authors'
-code: no learnt scale between p and r, and the squared norm, as the paper's bound has it. The
+CE + α_L2R ‖z‖² + α_CMI KL(p(z|x) ‖ r(z|y)) with one sample z for each input. Departs from the
+authors' code: no trained scale between p and r, and the squared norm, as in the paper's bound. The
 representation is as wide as the target network's features. Novel clients get the global model.
 With `representation` = "widened" the network is that of FedTTA's comparison (Ye et al.), on MNIST
 784-200-400-10."""
@@ -25,17 +25,15 @@ def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
 
 
 class FedSRClient(Client):
-    """`l2r` is α_L2R, `cmi` is α_CMI; predictions are of z's mean or, with `test_samples` > 0, the
-    mean of as many draws' probabilities, 20 in the authors' code; a served network has the mean."""
+    """`l2r` is α_L2R, `cmi` is α_CMI. Predictions use z's mean or, with `test_samples` > 0, the
+    mean probabilities of so many draws (authors' code: 20). A served network uses z's mean."""
 
     needs_head = True
 
     l2r = setting(0.01, "weight of the squared norm of the representation", WEIGHT)
     cmi = setting(0.0005, "weight of the conditional mutual information's bound", WEIGHT)
     representation = setting(
-        "added",
-        "a layer on the features, or their own, widened",
-        ("added", "widened"),
+        "added", "a layer on the features, or the last hidden layer, widened", ("added", "widened")
     )
     test_samples = setting(
         0, "draws of the representation whose probabilities are averaged; 0: its mean", "[0, 10000]"
@@ -43,8 +41,7 @@ class FedSRClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        if not isinstance(self.model, Stochastic):
-            raise ValueError("the model has no stochastic representation; wrap it by build")
+        assert isinstance(self.model, Stochastic)  # by `build`
         self.network = self.model
 
     @classmethod

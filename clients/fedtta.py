@@ -1,15 +1,13 @@
 """FedTTA client (Ye et al., "UPFL: Unsupervised Personalized Federated Learning towards New
 Clients", Algorithm 1): meta-learn a base model f(·; ψ) and a model g(·; φ) that adapts it.
 
-One class for FedTTA (μ = 0, one step), FedTTA-Prox (μ > 0) and FedTTA++ (early stopping), and one
-for FedTTA++ with a guard of ours: entropy also falls when a client's predictions collapse onto one
-class.
+One class for FedTTA (μ = 0, one step), FedTTA-Prox (μ > 0) and FedTTA++ (early stopping). A further
+one guards FedTTA++ (ours): entropy also falls when predictions collapse onto one class.
 
-Departs from the paper: the outer gradients of ψ and of φ are clipped, each network apart (without
-it a client diverges in the first round); ‖g‖₂ is scaled by √(batch-size / n), so that a step on
-any number n of samples is the step that was meta-learnt; normalisation layers use the statistics
-of the inputs at hand, in training and in adaptation; the un-adapted model is no candidate of
-FedTTA++, since it is often over-confident.
+Departs from the paper: the outer gradients of ψ and of φ are clipped separately (without it clients
+diverge in the first round); ‖g‖₂ is scaled by √(batch-size / n), so a step on n samples is the step
+that was meta-learnt; normalisation layers use the statistics of the present inputs; the un-adapted
+model is no candidate of FedTTA++, since it is often over-confident.
 
 The authors' code departs further, by the settings in experiments/fedtta/table1-mnist.toml."""
 
@@ -32,16 +30,10 @@ from partitions.settings import MOMENTUM, RATE, SHARE, SOME, WEIGHT, WIDTH, sett
 class FedTTAClient(Adapting, Client):
     """Meta-trains ψ with `lr` (η_outer) and φ with `adapt_lr` through one inner step of `inner_lr`.
 
-    `mu` weighs the KL divergence from the server's predictions, Eq. (13). When scored it takes
-    up to `max_steps` steps, stops once the entropy has not fallen below its least for `patience`
-    steps and keeps the model of least entropy, of those whose predictions agree with the first
-    step's on at least a share `min_agreement` of the samples. So no accuracy ends more than
-    1 − `min_agreement` below the first step's. `clip_norm` 0 never clips; `first_order` drops the
-    second derivatives with respect to ψ. Adapts in equal batches of at most `adapt_batch_size`
-    samples, whose squared norms add up.
-
-    `inner_loss`, `adapt_clip_norm` and the common `weight_decay` say what a step is, see
-    `Adapting`; `adapt_momentum` is that of φ, `kl_direction` that of `divergence`."""
+    When scored it takes at most `max_steps` steps and stops after `patience` steps without a new
+    least entropy. It keeps the model of least entropy among those whose predictions agree with the
+    first step's on at least a share `min_agreement` of the samples: so no accuracy falls more than
+    1 − `min_agreement` below the first step's. `Adapting` says what a step is."""
 
     offers = ("adaptation",)
     rates = ("lr", "inner_lr", "adapt_lr")
@@ -64,21 +56,19 @@ class FedTTAClient(Adapting, Client):
     min_agreement = setting(
         0.0, "share of predictions that must stay the first step's; 0: no guard", SHARE
     )
-    adapt_batch_size = setting(2048, "samples of one adapting pass; for memory alone", SOME)
+    adapt_batch_size = setting(2048, "samples of one adapting pass, to save memory", SOME)
     adaptation_width = setting(32, "units of the adaptation model's three hidden layers", WIDTH)
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        if not isinstance(self.model, Adaptable):
-            raise ValueError("the model has no adaptation network; wrap it by FedTTAClient.build")
+        assert isinstance(self.model, Adaptable)  # by `build`
         self.base, self.adaptation = self.model.base, self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
         self._best: Step  # of the last adaptation
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
-        """The target network with an adaptation network of three hidden layers, which does not
-        repeat the first's draws."""
+        """The target network with an adaptation network, initialised by a different seed."""
         with drawing(seed_of(seed, "adaptation")):
             return Adaptable(model, Adaptation(info.num_classes, adaptation_width))
 
@@ -87,21 +77,21 @@ class FedTTAClient(Adapting, Client):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Meta-training from the server's two networks."""
         self.load(arrays)
-        self.remember()
+        self.keep_server()
         loss = self.fit_locally(config)
         return self.arrays(), len(self.share.train), {"loss": loss}
 
-    def remember(self) -> None:
-        """Keep the base model as it stands for the proxy regularization."""
+    def keep_server(self) -> None:
+        """Copy the base model for the proxy regularization."""
         self.server = batch_statistics(deepcopy(self.base)) if self.mu else None
 
     def tune(self, config: Config) -> None:
-        """Learn from a novel client's few labels as a training client does: to be adapted."""
-        self.remember()
+        """Meta-train on a novel client's few labels, as a training client does."""
+        self.keep_server()
         self.fit_locally(config, rows=self.rows(config, "shots"))
 
     def fit_locally(self, config: Config, **options: Any) -> float:
-        """SGD on both networks, a learning rate each."""
+        """SGD on both networks, each with its learning rate."""
         phi = {"lr": self.adapt_lr, "momentum": self.adapt_momentum}
         groups = [
             {"params": list(self.base.parameters())},
@@ -110,14 +100,13 @@ class FedTTAClient(Adapting, Client):
         return super().fit_locally(config, parameters=groups, adjust=self.clip, **options)
 
     def clip(self) -> None:
-        """Clip the gradients of ψ and of φ, each network apart, to `clip_norm`."""
+        """Clip the gradients of ψ and of φ separately to `clip_norm`."""
         if self.clip_norm:
             for network in (self.base, self.adaptation):
                 nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm, foreach=True)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """CE(f(X; ψ̃), Y) + μ KL(σ(f(X; ψ)) ‖ σ(f(X; ψ_server))), Eq. (13); the other way round
-        by `kl_direction`."""
+        """CE(f(X; ψ̃), Y) + μ KL(σ(f(X; ψ)) ‖ σ(f(X; ψ_server))), Eq. (13), or the reverse KL."""
         z, adapted = self.adapt(x)
         loss = self.criterion(adapted, y)
         if self.server is not None:
@@ -152,12 +141,12 @@ class FedTTAClient(Adapting, Client):
         return best.logits
 
     def agrees(self, step: Step) -> bool:
-        """Whether the predictions are the first step's on enough of the samples."""
+        """Whether enough predictions equal the first step's."""
         same = step.logits.argmax(1) == self.stages["one-step"].argmax(1)
         return float(same.float().mean()) >= self.min_agreement
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """f(·; ψ̃), its normalisation by the statistics of x."""
+        """f(·; ψ̃), normalised by the statistics of x."""
         model = deepcopy(self.base)
         model.load_state_dict(dict(self._best.parameters), strict=False)
         return with_statistics(model, x)

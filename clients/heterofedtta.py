@@ -1,9 +1,8 @@
 """HeteroFedTTA client (Ye et al., UPFL, Algorithm 2): FedTTA inside FedMD.
 
-Two sets of logits travel, the base and the personalized model's, Eq. (14). Departs from the paper,
-which leaves it open what a model is adapted to for its public logits: `adapt_on`, in the authors'
-code "public-set". The mean over a batch stands for the sum over D_p, since the learning rates are
-those of mean losses."""
+Two sets of logits travel, the base and the personalized model's, Eq. (14). The paper leaves open
+what a model is adapted to for its public logits: `adapt_on` says it, in the authors' code
+"public-set". The mean over a batch replaces the sum over D_p, as in the other losses."""
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +19,9 @@ from partitions.settings import WEIGHT, setting
 class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     """`base_weight` is λ, which weighs the base model's distillation.
 
-    Its public logits are of the base model adapted to each public batch ("public", as the student
-    is in Eq. (14)), by one step to the whole public set ("public-set") or by one to its own
-    training inputs ("own")."""
+    For its public logits the base model is adapted to each public batch ("public", as the student
+    in Eq. (14)), by one step to the whole public set ("public-set") or to its training inputs
+    ("own")."""
 
     lr = 0.1
     adapt_lr = 0.005
@@ -32,19 +31,19 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     base_weight = setting(0.8, "λ, weight of the base model's distillation", WEIGHT)
     adapt_on = setting(
         "public",
-        "what public logits are adapted to: public batches, the public set in one step, own data",
+        "adapt for public logits to: public batches, the public set in one step, own data",
         ("public", "public-set", "own"),
     )
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
-        """An adaptation network as wide as Table 3 has it for 0: 32, 64, 128 by size."""
+        """An adaptation network; width 0 is 32, 64 or 128 by the model's size, Table 3."""
         small = 2 * model.conv1.out_channels if isinstance(model, ConvNet) else 32
         return super().build(model, info, adaptation_width=adaptation_width or small, seed=seed)
 
     def distillation(self, x: Tensor, teacher: Logits) -> Tensor:
-        """KL(σ(f(x; ψ̃ˢ)) ‖ σ(f(x; ψ̃ᵗ))) + λ KL(σ(f(x; ψˢ)) ‖ σ(f(x; ψᵗ))), Eq. (14); the other
-        way round by `kl_direction`."""
+        """KL(σ(f(x; ψ̃ˢ)) ‖ σ(f(x; ψ̃ᵗ))) + λ KL(σ(f(x; ψˢ)) ‖ σ(f(x; ψᵗ))), Eq. (14),
+        or the reverse by `kl_direction`."""
         z, adapted = self.adapt(x)
         base = divergence(z, teacher["logits/base"], self.kl_direction)
         personalized = divergence(adapted, teacher["logits/personalized"], self.kl_direction)
@@ -62,8 +61,8 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
                 step.logits for step in self.steps(public, 1, self.public_batch_size)
             )
         else:
-            own = self.share.train.to(self.device)[:][0]
-            *_, last = self.steps(own, 1)
+            inputs = self.share.train.to(self.device)[:][0]
+            *_, last = self.steps(inputs, 1)
             base = self.evaluate_at(self.psi(), public, differentiate=False)[0]
             personalized = self.evaluate_at(last.parameters, public, differentiate=False)[0]
         return {"logits/base": base, "logits/personalized": personalized}

@@ -1,8 +1,8 @@
-"""LG-FedAvg client (Liang et al., 2020): a body of its own under a head that all share.
+"""LG-FedAvg client (Liang et al., 2020): a personal body under a shared head.
 
-At first it is FedAvg's client and the whole model travels. Once the server says so the body stays:
-it comes once more with the message that starts the second phase for this client, is kept in the
-state, and never leaves."""
+In the first phase it is FedAvg's client and the whole model travels. In the second phase, which the
+server starts, the body stays on the client: it arrives once more with the first message, and the
+state keeps it."""
 
 from clients.arrays import Arrays, group, prefixed
 from clients.base import Client, Config, Metrics
@@ -13,7 +13,7 @@ OWN_BODIES = "own-bodies"  # key of a train message's config: the second phase h
 
 
 class LGFedAvgClient(Client):
-    """Replies with the whole model in the first phase, with the head alone in the second."""
+    """Replies with the whole model in the first phase, with only the head in the second."""
 
     offers = ("personal-body",)
     needs_state = StateUse.PREDICTIONS
@@ -21,13 +21,13 @@ class LGFedAvgClient(Client):
     separate = (HEAD,)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The server's head on the client's own body, once it has one."""
+        """The server's head on the personal body, if there is one."""
         if group(self.state, "personal"):
             arrays = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
         super().receive(arrays, config)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local training of body and head; a body that is not sent comes from the state."""
+        """Local training of body and head; without a sent body the state's."""
         reply, n, metrics = super().train(arrays, config)
         if not config.get(OWN_BODIES):
             return reply, n, metrics

@@ -1,4 +1,4 @@
-"""Local training: every client alone, nothing is shared."""
+"""Local training: every client trains alone, nothing is shared."""
 
 from clients.base import Client
 from clients.protocol import StateUse

@@ -1,4 +1,4 @@
-"""θ̂ = θ + (w − θ) ⊙ W: the element-wise mixture of two models, and its weights learnt (FedALA)."""
+"""θ̂ = θ + (w − θ) ⊙ W: a mixture of two models, and the training of its weights (FedALA)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 Tensors = Mapping[str, Tensor]
 Batches = Sequence[tuple[Tensor, Tensor]]
-SETTLED, LAST = 0.1, 10  # when the LAST passes' losses deviate by less than SETTLED
+TOLERANCE, WINDOW = 0.1, 10  # deviation of the losses of so many passes that ends training
 
 
 def top_layers(model: nn.Module, count: int) -> list[str]:
@@ -20,12 +20,14 @@ def top_layers(model: nn.Module, count: int) -> list[str]:
     return [name for name in names if name.rpartition(".")[0] in layers]
 
 
-def learnt(
-    model: nn.Module, theta: Tensors, weight: Tensors, batches: Batches, lr: float, most: int
+def train_weights(
+    model: nn.Module, theta: Tensors, weight: Tensors, batches: Batches, lr: float, max_passes: int
 ) -> Tensors:
-    """W after passes over the batches until their loss settles, `most` at most; model holds w."""
+    """W after at most `max_passes` over the batches, until their loss settles; model holds w."""
     losses: list[float] = []
-    while len(losses) < most and not (len(losses) >= LAST and np.std(losses[-LAST:]) < SETTLED):
+    while len(losses) < max_passes and not (
+        len(losses) >= WINDOW and np.std(losses[-WINDOW:]) < TOLERANCE
+    ):
         weight, loss = one_pass(model, theta, weight, batches, lr)
         losses.append(loss)
     return weight
@@ -40,7 +42,7 @@ def one_pass(
     w = {name: p.detach() for name, p in model.named_parameters() if name in weight}
     losses = []
     for x, y in batches:
-        at = {name: one.requires_grad_() for name, one in weight.items()}
+        at = {name: w_i.requires_grad_() for name, w_i in weight.items()}
         hat = {name: theta[name] + (w[name] - theta[name]) * at[name] for name in at}
         loss = F.cross_entropy(functional_call(model, hat, (x,)), y)
         slopes = torch.autograd.grad(loss, list(at.values()))

@@ -1,10 +1,10 @@
 """ODPFL-HN client (Amosy et al., On-Demand Unlabeled Personalized Federated Learning, Algorithm 1;
-supplement B and D): describes its inputs by the server's encoder, trains the model it gets, and
-backpropagates to the encoder. Its inputs never leave it.
+supplement B and D): describes its inputs by the server's encoder, trains the model that it
+receives, and backpropagates to the encoder. Its inputs never leave it.
 
-Departs from the paper: batches of a batched encoding are weighed by their sizes, so that one of
-a mean-pooling encoder equals the encoding in one pass; for ε ≥ 1, where the classic Gaussian
-mechanism does not hold, the noise is that of the analytic one (Balle and Wang, ICML 2018)."""
+Departs from the paper: an encoding in batches weighs them by their sizes, so a mean-pooling encoder
+gives the encoding of one pass; for ε ≥ 1, where the classic Gaussian mechanism does not hold, the
+noise is the analytic one's (Balle and Wang, ICML 2018)."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays, to_numpy
 from clients.base import Client, Config, Metrics
-from clients.models.encoders import ENCODERS, Described, build_encoder
+from clients.models.encoders import ENCODERS, Described
 from clients.optimizers import SGD
 from clients.privacy import DP_GENERATOR, generator, noised
 from clients.protocol import StateUse
@@ -29,24 +29,21 @@ from partitions.shares import Samples
 
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
 
-
 DESCRIPTOR_EPSILON = setting(
-    0.0, "ε of all that a novel client tells of its inputs; 0: no noise", WEIGHT
+    0.0, "ε of all that a novel client reveals of its inputs; 0: no noise", WEIGHT
 )
 DESCRIPTOR_DELTA = setting(0.01, "δ of that ε", "(0, 1)")
 
 
 class ODPFLHNClient(Client):
-    """At most `encode_samples` inputs (0: all) make the descriptor, `encode_batch_size` in a pass
-    (0: all in one). With `training` = "two-phase" it fits the encoder to the server's embedding
-    in `encoder_steps` steps of `encoder_local_lr`.
+    """With `training` = "two-phase" it fits the encoder to the server's embedding in
+    `encoder_steps` steps of `encoder_local_lr`.
 
-    A novel client with `descriptor_epsilon` > 0 protects itself: it adds Gaussian noise and
-    answers at most `descriptor_answers` different γ, with (ε, δ)-differential privacy of all its
-    answers together with respect to replacing one input; the same γ gets the same answer again,
-    as long as its inputs are the same.
-    What it spent it keeps. Noise is drawn by `dp_generator`; a "seeded" one protects only against
-    who does not know the run's seed."""
+    A novel client with `descriptor_epsilon` > 0 adds Gaussian noise and answers at most
+    `descriptor_answers` different γ. All its answers together have (ε, δ)-differential privacy
+    with respect to replacing one input. The same γ gets the same answer again, as long as the
+    inputs are the same. Its state keeps what it spent. A "seeded" `dp_generator` protects only
+    against those who do not know the run's seed."""
 
     exchanges = ("query.encode", "train.backprop")
     saves_state_after: tuple[str, ...] = ("query.encode",)
@@ -55,14 +52,14 @@ class ODPFLHNClient(Client):
         "sigma/",
         "spent",
     )  # a novel client's budget is one for all runs
-    needs_state = StateUse.TRAINING  # of a private novel client: its answers, and what they spent
+    needs_state = StateUse.TRAINING  # a private novel client's answers, and what they spent
     rates = ("lr", "encoder_local_lr")
 
     encoder: Any = setting("ds", "set encoder; private: ds-sphere", tuple(ENCODERS))
     descriptor_dim = setting(
         0, "entries of a descriptor; 0: (training clients) / 4, rounded up", "[0, 4096]"
     )
-    encode_samples = setting(0, "inputs that make a descriptor, at most; 0: all", COUNT)
+    encode_samples = setting(0, "inputs behind a descriptor, at most; 0: all", COUNT)
     encode_batch_size = setting(0, "inputs of one pass of the encoder; 0: all", COUNT)
     encoder_steps = setting(5, "two-phase: steps of the encoder to the embedding in a round", COUNT)
     encoder_local_lr = setting(0.01, "two-phase: learning rate of these steps", RATE)
@@ -78,7 +75,7 @@ class ODPFLHNClient(Client):
         assert isinstance(self.model, Described)
         self.target, self.encoder = self.model.target, self.model.encoder
         if self.descriptor_epsilon:
-            self.encoder.sensitivity(1)  # refuses at once what cannot be bounded
+            self.encoder.sensitivity(1)  # raises ValueError where it has no bound
 
     @classmethod
     def build(
@@ -91,13 +88,23 @@ class ODPFLHNClient(Client):
         num_clients: int,
         train_fraction: float,
     ) -> nn.Module:
-        """The target network with its encoder; `descriptor_dim` 0 means ⌈N_train/4⌉."""
-        dim = descriptor_dim or math.ceil(round(train_fraction * num_clients) / 4)
-        return Described(model, build_encoder(encoder, model, info.shape, dim))
+        """The target network with its encoder; `descriptor_dim` 0 means `descriptor_size`."""
+        dim = descriptor_dim or cls.descriptor_size(round(train_fraction * num_clients))
+        return Described(model, ENCODERS[encoder](model, cls.encoder_shape(info), dim))
+
+    @classmethod
+    def descriptor_size(cls, num_training: int) -> int:
+        """⌈n/4⌉ entries for n training clients."""
+        return math.ceil(num_training / 4)
+
+    @classmethod
+    def encoder_shape(cls, info: Info) -> tuple[int, ...]:
+        """The shape of one input of the encoder."""
+        return tuple(info.shape)
 
     @property
     def private(self) -> bool:
-        """Whether it is a novel client that tells a noisy descriptor, and else nothing."""
+        """Whether it is a novel client that reveals only a noisy descriptor."""
         return bool(self.descriptor_epsilon) and self.share.novel
 
     def is_tuned(self, name: str) -> bool:
@@ -105,7 +112,7 @@ class ODPFLHNClient(Client):
         return name.startswith("target.")
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The generated network; what its descriptor cost a private novel client is told."""
+        """The generated network; a private novel client also reports ε and δ."""
         super().receive(arrays, config)
         if self.private:
             epsilon, delta = self.descriptor_epsilon, self.descriptor_delta
@@ -118,11 +125,11 @@ class ODPFLHNClient(Client):
     # The three exchanges
 
     def encode(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """e_i = g({x}; γ), from labels none; a private novel client adds noise and tells its σ.
+        """e_i = g({x}; γ); a private novel client adds noise and reports its σ.
 
-        Raises ValueError if that client's budget does not allow for another γ."""
-        known = digest(arrays | self._inputs()) if self.private else ""
-        if f"answer/{known}" not in self.state:
+        Raises ValueError if that client's budget does not cover another γ."""
+        key = digest(arrays | self._inputs()) if self.private else ""
+        if f"answer/{key}" not in self.state:
             self.load(arrays)
             with torch.no_grad():
                 e, n = self.descriptor(config)
@@ -132,32 +139,32 @@ class ODPFLHNClient(Client):
             source = generator(self.dp_generator, self.seed, "dp", *counters)
             sigma = self._spend(self.encoder.sensitivity(n))
             noisy = noised(to_numpy({DESCRIPTOR: e}), sigma, source)[DESCRIPTOR]
-            self.state |= {f"answer/{known}": noisy, f"sigma/{known}": np.array(sigma)}
-        told = {"dp-sigma": float(self.state[f"sigma/{known}"])}
-        return {DESCRIPTOR: self.state[f"answer/{known}"]}, told
+            self.state |= {f"answer/{key}": noisy, f"sigma/{key}": np.array(sigma)}
+        metrics = {"dp-sigma": float(self.state[f"sigma/{key}"])}
+        return {DESCRIPTOR: self.state[f"answer/{key}"]}, metrics
 
     def _inputs(self) -> Arrays:
-        """What a private descriptor describes; other inputs would be another question."""
+        """The inputs behind a private descriptor."""
         samples = self.share.everything
         return {"inputs": samples.x[samples.index].numpy()}
 
     def _spend(self, sensitivity: float) -> float:
-        """σ of one answer more, whose (Δ/σ)² is taken from the budget.
+        """σ of one more answer, whose (Δ/σ)² is taken from the budget.
 
-        k answers with the noise of sensitivity √k Δ are together one with that of Δ (μ-GDP)."""
+        k answers with noise for sensitivity √k Δ are together as private as one for Δ (μ-GDP)."""
         whole = noise_scale(1.0, self.descriptor_epsilon, self.descriptor_delta) ** -2
         spent, cost = float(self.state.get("spent", 0.0)), whole / self.descriptor_answers
         if spent + cost > whole * (1 + 1e-9):
             raise ValueError(
                 f"this client has answered what descriptor-epsilon {self.descriptor_epsilon:g} and "
-                f"descriptor-answers {self.descriptor_answers} allow, and this is another encoder, "
-                "or its data have changed"
+                f"descriptor-answers {self.descriptor_answers} allow; this is another encoder, or "
+                "its data have changed"
             )
         self.state["spent"] = np.array(spent + cost)
         return sensitivity / cost**0.5
 
     def _refuse(self, what: str) -> None:
-        """Raise ValueError if the client is a private novel one, whose budget covers no `what`."""
+        """Raise ValueError for a private novel client, whose budget does not cover `what`."""
         if self.private:
             raise ValueError(
                 f"descriptor-epsilon is {self.descriptor_epsilon:g}, and covers no {what} of a "
@@ -165,12 +172,12 @@ class ODPFLHNClient(Client):
             )
 
     def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """As any client's, but for a private novel one's."""
+        """As every client, but a private novel client refuses."""
         self._refuse("classifier")
         return super().domain(arrays, config)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """w̃_i: local SGD from w_i; where an embedding e_i comes along, the encoder is fitted."""
+        """w̃_i: local SGD from w_i; an embedding e_i, if there is one, fits the encoder."""
         self._refuse("trained model")
         names = [name for name in arrays if name != DESCRIPTOR]
         self.load({name: arrays[name] for name in names})
@@ -190,8 +197,8 @@ class ODPFLHNClient(Client):
         self.encoder.zero_grad()
         e, _ = self.descriptor(config)
         e.backward(gradient)
-        own = self.encoder.named_parameters(prefix="encoder")
-        return to_numpy({n: p.grad if p.grad is not None else p * 0 for n, p in own}), {}
+        parameters = self.encoder.named_parameters(prefix="encoder")
+        return to_numpy({n: p * 0 if p.grad is None else p.grad for n, p in parameters}), {}
 
     # The encoder
 
@@ -199,8 +206,8 @@ class ODPFLHNClient(Client):
         """The samples behind its descriptor."""
         return self.share.everything if self.share.novel else self.share.train
 
-    def told(self, x: Tensor, y: Tensor) -> Tensor:
-        """What the encoder is given of samples x (n, *shape), y (n,): the inputs alone."""
+    def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
+        """The encoder's input for samples x (n, *shape), y (n,): the inputs, without labels."""
         return x
 
     def descriptor(self, config: Config) -> tuple[Tensor, int]:
@@ -215,7 +222,7 @@ class ODPFLHNClient(Client):
         rows = torch.randperm(len(samples), generator=order)[:n]
         passes = -(-n // self.encode_batch_size) if self.encode_batch_size else 1
         e = sum(
-            self.encoder(self.told(*samples[batch])) * (len(batch) / n)
+            self.encoder(self.encoder_input(*samples[batch])) * (len(batch) / n)
             for batch in rows.tensor_split(passes)
         )
         assert isinstance(e, Tensor)
@@ -236,17 +243,17 @@ class ODPFLHNClient(Client):
 
 
 def digest(arrays: Arrays) -> str:
-    """What tells one question from another."""
-    found = hashlib.sha256()
+    """A hash of names and contents."""
+    hasher = hashlib.sha256()
     for name in sorted(arrays):
-        found.update(name.encode() + arrays[name].tobytes())
-    return found.hexdigest()
+        hasher.update(name.encode() + arrays[name].tobytes())
+    return hasher.hexdigest()
 
 
 def noise_scale(sensitivity: float, epsilon: float, delta: float) -> float:
-    """s of N(0, s² I) for (ε, δ)-DP: s² = 2 Δ² ln(1.25/δ)/ε² for ε < 1, else the analytic one's."""
+    """s of N(0, s² I) for (ε, δ)-DP: s² = 2 Δ² ln(1.25/δ)/ε² for ε < 1, else the analytic noise."""
     if epsilon < 1:
         return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-    from dp_accounting import get_sigma_gaussian  # here: a slow import that few clients need
+    from dp_accounting import get_sigma_gaussian  # slow, and few clients need it
 
     return sensitivity * get_sigma_gaussian(epsilon, delta)

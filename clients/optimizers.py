@@ -1,8 +1,7 @@
-"""SGD and Adam by torch's own functional forms.
+"""SGD and Adam by torch's functional forms.
 
-The classes of `torch.optim` import torch's compiler when the first one is made: 3.6 s and 160 MB,
-for each actor of a simulation and for each message that a real node answers. Nothing is compiled
-here, so the steps are called without them."""
+The first instance of a class of `torch.optim` imports torch's compiler: 3.6 s and 160 MB, for each
+actor of a simulation and for each message that a real node answers. Nothing is compiled here."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,10 +18,10 @@ MOMENTS = ("first", "second", "steps")
 
 
 class Optimizer:
-    """What SGD and Adam share: groups of parameters, each with a learning rate.
+    """The base of SGD and Adam: groups of parameters, each with a learning rate.
 
-    `parameters` are tensors, or groups {"params": …, "lr": …} as torch.optim takes them; of SGD
-    they may also have a "momentum"."""
+    `parameters` are tensors, or groups {"params": …, "lr": …} as in torch.optim; for SGD also with
+    "momentum"."""
 
     def __init__(
         self,
@@ -33,38 +32,38 @@ class Optimizer:
         self.lr, self.weight_decay = lr, weight_decay
         self.groups: list[tuple[list[Tensor], float]] = []
         plain: list[Tensor] = []
-        for one in parameters:
-            if isinstance(one, dict):
-                self.add(**one)
+        for item in parameters:
+            if isinstance(item, dict):
+                self.add(**item)
             else:
-                plain.append(one)
+                plain.append(item)
         self.add(plain)
 
     def add(self, params: Iterable[Tensor], lr: float | None = None) -> None:
-        """One more group, by default at the common learning rate."""
+        """Add a group, by default at the common learning rate."""
         self.groups.append((list(params), self.lr if lr is None else lr))
 
     def state(self) -> list[dict[str, np.ndarray]]:
-        """What is remembered of each parameter, in the order of the groups, memory shared."""
-        remembered = [self.remembered(p) for parameters, _ in self.groups for p in parameters]
-        return [{name: t.cpu().numpy() for name, t in own.items()} for own in remembered]
+        """The state of each parameter, in the order of the groups; memory is shared."""
+        states = [self.state_of(p) for parameters, _ in self.groups for p in parameters]
+        return [{name: t.cpu().numpy() for name, t in state.items()} for state in states]
 
     def load_state(self, state: Sequence[dict[str, np.ndarray]]) -> None:
-        """Go on as the optimizer did that told `state`, over the same parameters."""
+        """Set what `state` gave, for the same parameters in the same order."""
         parameters = [p for parameters, _ in self.groups for p in parameters]
-        for parameter, own in zip(parameters, state, strict=True):
-            self.remember(parameter, to_tensors(own, parameter.device))
+        for parameter, arrays in zip(parameters, state, strict=True):
+            self.set_state(parameter, to_tensors(arrays, parameter.device))
 
-    def remembered(self, parameter: Tensor) -> dict[str, Tensor]:
-        """What was learnt of a parameter in former steps; {} before its first one."""
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The tensors kept for a parameter; {} before its first step."""
         raise NotImplementedError
 
-    def remember(self, parameter: Tensor, own: dict[str, Tensor]) -> None:
-        """The counterpart of `remembered`."""
+    def set_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
+        """Set what `state_of` gave."""
         raise NotImplementedError
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients."""
         for parameters, _ in self.groups:
             for parameter in parameters:
                 parameter.grad = None
@@ -72,7 +71,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
         """Descend along the gradients, each group at `factor` times its learning rate; a
-        parameter without a gradient stays as it is."""
+        parameter without a gradient stays unchanged."""
         for parameters, lr in self.groups:
             moved = [p for p in parameters if p.grad is not None]
             gradients = [g for p in parameters if (g := p.grad) is not None]
@@ -91,27 +90,27 @@ class SGD(Optimizer):
         self, parameters: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         self.momentum = momentum
-        self._momenta: dict[Tensor, float] = {}  # of the groups that have one of their own
+        self._momenta: dict[Tensor, float] = {}  # of groups with their own momentum
         self._buffers: dict[Tensor, Tensor | None] = {}
         super().__init__(parameters, lr, weight_decay)
 
     def add(
         self, params: Iterable[Tensor], lr: float | None = None, momentum: float | None = None
     ) -> None:
-        """One more group, by default at the common learning rate and momentum."""
+        """Add a group, by default at the common learning rate and momentum."""
         params = list(params)
         super().add(params, lr)
         if momentum is not None:
             self._momenta |= dict.fromkeys(params, momentum)
 
-    def remembered(self, parameter: Tensor) -> dict[str, Tensor]:
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         """b."""
         b = self._buffers.get(parameter)
         return {} if b is None else {"momentum": b}
 
-    def remember(self, parameter: Tensor, own: dict[str, Tensor]) -> None:
+    def set_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
         """b."""
-        self._buffers[parameter] = own.get("momentum")
+        self._buffers[parameter] = state.get("momentum")
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
@@ -137,14 +136,15 @@ class Adam(Optimizer):
         super().__init__(parameters, lr, weight_decay)
         self._moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
 
-    def remembered(self, parameter: Tensor) -> dict[str, Tensor]:
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         """First and second moment, and the number of steps."""
         return dict(zip(MOMENTS, self._moments.get(parameter, ()), strict=False))
 
-    def remember(self, parameter: Tensor, own: dict[str, Tensor]) -> None:
+    def set_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
         """The moments and the number of steps."""
-        if own:
-            self._moments[parameter] = (own[MOMENTS[0]], own[MOMENTS[1]], own[MOMENTS[2]])
+        if state:
+            first, second, steps = (state[name] for name in MOMENTS)
+            self._moments[parameter] = (first, second, steps)
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""

@@ -1,15 +1,12 @@
 """PeFLL client (Scott, Zakerinia and Lampert, PeFLL: Personalized Federated Learning by Learning to
-Learn, ICLR 2024, Algorithms 1 and 2): ODPFL-HN's exchanges, but labels are described as well.
+Learn, ICLR 2024, Algorithms 1 and 2): ODPFL-HN's exchanges, but the descriptor also uses labels.
 
-v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples; y_j comes as one-hot channels (entries, of
-inputs that are vectors) beside x_j. Departs from the paper: all training samples make the
-descriptor in training, too, where the authors' code takes one mini-batch (`encode_samples`)."""
-
-from dataclasses import replace
-from typing import Any
+v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples; y_j is one-hot, as channels (vectors: entries)
+beside x_j. Departs from the paper: in training, too, all training samples make the descriptor;
+the authors' code takes one mini-batch (`encode_samples`)."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from clients.models.head import head_of
@@ -20,8 +17,7 @@ from partitions.shares import Samples
 
 
 class PeFLLClient(ODPFLHNClient):
-    """ODPFL-HN's client that describes its labeled samples; a novel one those that it shows
-    (`novel-shots`), which alone bring it its model."""
+    """ODPFL-HN's client that describes its labeled samples; a novel client needs `novel-shots`."""
 
     lr, momentum, weight_decay = 0.002, 0.9, 0.00005  # as in the authors' code; 2 λ_θ
     local_steps, batch_size, encoder = 50, 32, "mean"
@@ -31,31 +27,23 @@ class PeFLLClient(ODPFLHNClient):
     needs_state = StateUse.NONE
 
     @classmethod
-    def build(
-        cls,
-        model: nn.Module,
-        info: Info,
-        *,
-        encoder: str,
-        descriptor_dim: int,
-        num_clients: int,
-        train_fraction: float,
-    ) -> nn.Module:
-        """The target network with φ; `descriptor_dim` 0 means 1 + ⌊n/4⌋ for n training clients."""
-        dim = descriptor_dim or 1 + round(train_fraction * num_clients) // 4
-        shape = (info.shape[0] + info.num_classes, *info.shape[1:])
-        sizes: dict[str, Any] = {"num_clients": num_clients, "train_fraction": train_fraction}
-        inputs = replace(info, shape=shape)
-        return super().build(model, inputs, encoder=encoder, descriptor_dim=dim, **sizes)
+    def descriptor_size(cls, num_training: int) -> int:
+        """1 + ⌊n/4⌋."""
+        return 1 + num_training // 4
+
+    @classmethod
+    def encoder_shape(cls, info: Info) -> tuple[int, ...]:
+        """Inputs with C further channels for the label."""
+        return (info.shape[0] + info.num_classes, *info.shape[1:])
 
     def described(self) -> Samples:
-        """Its training samples. Raises ValueError for a client that shows no label."""
+        """Its training samples. Raises ValueError for a client without labels."""
         if not len(self.share.train):
-            raise ValueError("this client shows no labels, by which PeFLL would describe it")
+            raise ValueError("this client has no labels, and PeFLL describes clients by labels")
         return self.share.train
 
-    def told(self, x: Tensor, y: Tensor) -> Tensor:
-        """(x, y) as (n, channels + C, …): C, of the encoder's inputs, are the one-hot label."""
+    def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
+        """(x, y) as (n, channels + C, …), the last C being the one-hot label."""
         one_hot = F.one_hot(y, head_of(self.target).out_features).to(x.dtype)
         beside = one_hot.view(*one_hot.shape, *(1 for _ in x.shape[2:]))
         return torch.cat([x, beside.expand(-1, -1, *x.shape[2:])], 1)

@@ -1,9 +1,9 @@
 """Per-FedAvg client (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1).
 
 w ← w − β ∇F(w), F(w) = L_D'(w − α ∇L_D(w)), with the exact second-order gradient, first order
-(FO) or a Hessian-free difference (HF). Departs from the paper: the Hessian is that of D, not of
-a third batch, so that the step is the gradient of one function. A training client personalizes
-by one step on all its training data; a novel one would need labels for its step: not served."""
+(FO) or a Hessian-free difference (HF). Departs from the paper: the Hessian is D's, not a third
+batch's, so the step is the gradient of one function. A training client personalizes by one step on
+all its training data; a novel client needs labels for its step."""
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class PerFedAvgClient(Client):
         return self.criterion(functional_call(self.model, weights, (x,)), y)
 
     def gradient(self, weights: Weights, batch: Batch, graph: bool = False) -> Weights:
-        """∇L(weights), with its own graph if `graph`."""
+        """∇L(weights), differentiable if `graph`."""
         at = {n: p if p.requires_grad else p.requires_grad_() for n, p in weights.items()}
         return _grad(self.risk(at, batch), at, graph)
 
@@ -88,9 +88,9 @@ class PerFedAvgClient(Client):
             self.model.eval()
 
     def tune(self, config: Config) -> None:
-        """Nothing more: a novel client's few labels have made the step."""
+        """Nothing: `receive` takes the step on a novel client's few labels."""
 
 
 def _grad(value: Tensor, weights: Weights, graph: bool = False) -> Weights:
-    found = torch.autograd.grad(value, list(weights.values()), create_graph=graph)
-    return dict(zip(weights, found, strict=True))
+    gradients = torch.autograd.grad(value, list(weights.values()), create_graph=graph)
+    return dict(zip(weights, gradients, strict=True))

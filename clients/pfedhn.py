@@ -1,8 +1,8 @@
 """pFedHN's clients (Shamsian et al., ICML 2021, sections 3.2, 3.3 and 5.3).
 
-pFedHN itself needs no client of its own; this one can also describe itself by its class
-proportions, and is scored on held-out samples where novel clients learn from labels.
-pFedHN-PC keeps the classifier ω_i, the last linear layer, on the client."""
+pFedHN works with any client. This one can also describe itself by its class proportions, and is
+scored on held-out samples where novel clients learn from labels. pFedHN-PC keeps the classifier
+ω_i, the last linear layer, on the client."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
+from clients.models.head import head_of
 from clients.protocol import FewShot, StateUse
 from partitions.readers.raw import UNLABELED
 from partitions.settings import ROUNDS, setting
@@ -23,11 +24,11 @@ NOVEL_ROUNDS = setting(0, "pfedhn: rounds after these in which labeled novel cli
 
 
 class PFedHNClient(Client):
-    """FedAvg's client. With `novel_rounds` > 0 labeled novel clients train as well, so they are
-    scored on the samples that they do not train on."""
+    """FedAvg's client. With `novel_rounds` > 0 labeled novel clients train as well; they are scored
+    on their other samples."""
 
     exchanges = ("query.describe",)
-    few_shot = FewShot.ROUNDS  # in which a novel client's v_i is learnt
+    few_shot = FewShot.ROUNDS  # that train a novel client's v_i
 
     lr = 0.005  # this and the next two as published
     momentum = 0.9
@@ -41,12 +42,10 @@ class PFedHNClient(Client):
 
     def num_classes(self) -> int:
         """C, from the last linear layer."""
-        head = self.model.head
-        assert isinstance(head, nn.Linear)
-        return head.out_features
+        return head_of(self.model).out_features
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """As every client; a novel one that trains is scored on validation and test samples."""
+        """As every client; a novel client that trains is scored on validation and test samples."""
         share = self.share
         try:
             held_out = self.novel_rounds and not share.shots
@@ -59,8 +58,7 @@ class PFedHNClient(Client):
 class PFedHNPCClient(PFedHNClient):
     """pFedHN-PC: the classifier is personal, trained with the rest, and kept between rounds.
 
-    With `local_classes` it has one output for each class that the client has samples of, so
-    clients differ in their numbers of classes."""
+    With `local_classes` it has one output for each class that the client has samples of."""
 
     needs_head = True
     personal = ("head.",)
@@ -68,20 +66,13 @@ class PFedHNPCClient(PFedHNClient):
 
     local_classes = setting(False, "one output for each class that the client has samples of")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        share: Share,
-        *args: Any,
-        **options: Any,
-    ) -> None:
+    def __init__(self, model: nn.Module, share: Share, *args: Any, **options: Any) -> None:
         self.classes: Tensor | None = None  # the client's classes, ascending
-        head = model.head
-        assert isinstance(head, nn.Linear)
+        head = head_of(model)
         self._num_classes = head.out_features
         if options.get("local_classes", self.local_classes):
-            own = labels(share, "train" if share.shots else "everything")
-            self.classes = own[own != UNLABELED].unique()
+            y = labels(share, "train" if share.shots else "everything")
+            self.classes = y[y != UNLABELED].unique()
             model = deepcopy(model)  # clients of a process share one network
             model.head = nn.Linear(head.in_features, len(self.classes), bias=head.bias is not None)
             initial = dict(options.get("initial") or {})
@@ -93,17 +84,17 @@ class PFedHNPCClient(PFedHNClient):
             self.classes = self.classes.to(self.device)
 
     def num_classes(self) -> int:
-        """C of the dataset, also where the client's own classifier has fewer outputs."""
+        """C of the dataset, even if the client's classifier has fewer outputs."""
         return self._num_classes
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean cross entropy over the client's own classes."""
+        """Mean cross entropy over the client's classes."""
         if self.classes is not None:
             y = torch.searchsorted(self.classes, y)
         return self.criterion(self.model(x), y)
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, C); those of classes that the client has not are −∞."""
+        """Logits (n, C), −∞ for classes that the client lacks."""
         logits = super().predict(x)
         if self.classes is None:
             return logits
@@ -112,22 +103,21 @@ class PFedHNPCClient(PFedHNClient):
         return every
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network with an output for every class; those that the client has not give −∞."""
+        """The network with an output for every class, −∞ for those that the client lacks."""
         model = super().personal_model(x)
         if self.classes is not None:
-            own = model.head
-            assert isinstance(own, nn.Linear)
-            every = nn.Linear(own.in_features, self.num_classes())
+            head = head_of(model)
+            every = nn.Linear(head.in_features, self.num_classes())
             with torch.no_grad():
                 every.weight.zero_()
                 every.bias.fill_(-torch.inf)
-                every.weight[self.classes] = own.weight
-                every.bias[self.classes] = own.bias if own.bias is not None else 0.0
+                every.weight[self.classes] = head.weight
+                every.bias[self.classes] = head.bias if head.bias is not None else 0.0
             model.head = every
         return model
 
 
 def labels(share: Share, part: str) -> Tensor:
-    """The labels (n,) of a part of the share; the inputs stay untouched."""
+    """The labels (n,) of a part of the share."""
     samples = getattr(share, part)
     return samples.y[samples.index].cpu()

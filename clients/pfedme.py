@@ -1,10 +1,9 @@
 """pFedMe client (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
 
 θ̃ = argmin_θ L(θ; D) + (λ/2)‖θ − w_i‖² by K inner steps on one mini-batch D, then
-w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round,
-as in the authors' code; the last one stays on the client, which is scored with it; where the
-server holds heads, the head of the last θ goes to it. A novel client needs labels to find
-a θ: without any it is not served, with a few it solves for it around w, which stays."""
+w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round, as
+in the authors' code. The last θ stays on the client and is scored; if the server holds heads, the
+head of the last θ goes to it. A novel client needs a few labels to find a θ near w."""
 
 from torch import Tensor
 
@@ -15,12 +14,12 @@ from clients.protocol import StateUse
 from clients.sgd import mini_batches
 from partitions.settings import POSITIVE, SOME, setting
 
-HEAD, OWN = "head.", "own"  # the head's arrays; on the wire the own one's are own/head.…
+HEAD, PERSONAL = "head.", "own"  # prefixes: the head's arrays; personal ones on the wire
 
 
 class PFedMeClient(Client):
     """`lr` is η, `penalty` is λ, `inner_steps` is K; the inner SGD runs with `personal_lr` and
-    the local momentum and weight decay. θ_i is kept as ``theta/…`` between rounds."""
+    the local momentum and weight decay. θ_i is stored as ``theta/…`` between rounds."""
 
     offers = ("near-model",)
     rates = ("lr", "personal_lr")
@@ -33,22 +32,22 @@ class PFedMeClient(Client):
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Returns w_i and keeps θ_i; ``loss`` is the mean of L at the last inner steps."""
-        held = group(arrays, OWN)
-        self.load({n: a for n, a in arrays.items() if not n.startswith(f"{OWN}/")})
+        held = group(arrays, PERSONAL)
+        self.load({n: a for n, a in arrays.items() if not n.startswith(f"{PERSONAL}/")})
         self.model.train()
-        theta = dict(self.model.named_parameters(remove_duplicate=False))  # w has tied ones as well
+        theta = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones too, as in w
         w = {name: p.detach().clone() for name, p in theta.items()}
         samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
         for x, y in mini_batches(samples, rows):
             total += self.solve(x, y, w)
             for name, p in theta.items():
                 w[name] -= self.lr * self.penalty * (w[name] - p.detach())
-        found = model_arrays(self.model)
+        solution = model_arrays(self.model)
         reply = self.arrays() | to_numpy(w)
         if held:
-            reply |= prefixed(OWN, {name: found[name] for name in held})
+            reply |= prefixed(PERSONAL, {name: solution[name] for name in held})
         else:
-            self.state |= prefixed("theta", found)
+            self.state |= prefixed("theta", solution)
         return reply, len(self.share.train), {"loss": total / max(len(rows), 1)}
 
     def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor]) -> float:
@@ -67,9 +66,9 @@ class PFedMeClient(Client):
         return float(loss.detach())
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """θ_i, or w with the own head; a client that has not trained yet has the server's."""
-        w = {name: a for name, a in arrays.items() if not name.startswith(f"{OWN}/")}
-        super().receive(group(self.state, "theta") or w | group(arrays, OWN), config)
+        """θ_i, or w with the personal head; before any training the server's model."""
+        w = {name: a for name, a in arrays.items() if not name.startswith(f"{PERSONAL}/")}
+        super().receive(group(self.state, "theta") or w | group(arrays, PERSONAL), config)
 
     def tune(self, config: Config) -> None:
         """A novel client's θ near the server's w, from its few labeled samples."""

@@ -1,7 +1,7 @@
-"""Personal models of others for a client without labels (Amosy et al., section 6.2, baselines).
+"""Others' personal models for a client without labels (Amosy et al., section 6.2, baselines).
 
-A training client trains as pFedHN's or FedPer's does, and hands its personal model to whom the
-server says. That a FedPer head leaves its client is what these baselines are about."""
+A training client trains as pFedHN's or FedPer's does; the server hands its personal model to novel
+clients. These baselines therefore send FedPer's head, which FedPer itself never does."""
 
 from typing import Any
 
@@ -23,9 +23,9 @@ HEAD = "head."
 
 
 class PFLClient(Client):
-    """Over `base` = "fedper" the head stays here until it is asked for."""
+    """With `base` = "fedper" the head stays on the client until the server requests it."""
 
-    few_shot = FewShot.NONE  # a novel client has others' models, none of its own
+    few_shot = FewShot.NONE  # a novel client only has others' models
 
     needs_state = StateUse.PREDICTIONS
     needs_head = True
@@ -36,16 +36,16 @@ class PFLClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.others: list[Arrays] = []  # the models that a novel client was sent
+        self.others: list[Arrays] = []  # the models of a novel client
 
     def arrays(self) -> Arrays:
-        """The model as it is shared; FedPer's head goes to the state instead."""
-        own = super().arrays()
+        """The shared arrays; FedPer's head goes to the state."""
+        arrays = super().arrays()
         if self.base == "pfedhn":
-            return own
-        head = {name: a for name, a in own.items() if name.startswith(HEAD)}
+            return arrays
+        head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
         self.state |= prefixed("personal", head)
-        return {name: a for name, a in own.items() if name not in head}
+        return {name: a for name, a in arrays.items() if name not in head}
 
     def export(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """The whole personal model."""
@@ -53,7 +53,7 @@ class PFLClient(Client):
         return to_numpy(self.model.state_dict()), {}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """A novel client is sent models ``<client>/<name>``."""
+        """A novel client receives models ``<client>/<name>``."""
         if not self.share.novel:
             super().receive(arrays, config)
             return
@@ -65,13 +65,13 @@ class PFLClient(Client):
         self.model.eval()
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, C); of a novel client the mean over the models that it was sent."""
+        """Logits (n, C), for a novel client the mean over its models."""
         if not self.share.novel:
             return super().predict(x)
         return self.each(x).mean(0)
 
     def each(self, x: Tensor) -> Tensor:
-        """Logits (models, n, C) of every model that a novel client was sent."""
+        """Logits (models, n, C) of all models of a novel client."""
         logits = []
         for other in self.others:
             self.load(other)
@@ -79,7 +79,7 @@ class PFLClient(Client):
         return torch.stack(logits)
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The one network that a novel client was sent, else the mean of all."""
+        """A novel client's only network, or the mean of all its networks."""
         if not self.share.novel:
             return super().personal_model(x)
         members = []
@@ -93,7 +93,7 @@ class PFLSampledClient(PFLClient):
     """PFL-sampled: the expected accuracy of a random training client's model."""
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
-        """One of the models, by a draw of the seed."""
+        """One of the models, drawn by the seed."""
         if self.share.novel:
             owners = list(dict.fromkeys(name.partition("/")[0] for name in arrays))
             draw = np.random.default_rng(seed_of(self.seed, "sampled", self.client))

@@ -1,8 +1,8 @@
-"""Clients of users with tastes: local Adam on one head, with or without a personal embedding.
+"""Clients of users with preferences: local Adam on one head, with or without an embedding.
 
-The baselines *Global* and *Global+* of FedEmbed (section 4.1), and the client of PFedKM. The
-optimizer is Adam with its library defaults, fresh in each round; the embedding has a learning
-rate of its own (ours). The server sees the trained parameters, hence their change."""
+The baselines *Global* and *Global+* of FedEmbed (section 4.1), and the client of PFedKM. Adam has
+its library defaults and starts fresh in each round; the embedding has its own learning rate (ours).
+The server receives the trained parameters, and so their change."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -40,7 +40,7 @@ def enclose(
 class GlobalClient(Client):
     """One head for all users, no embedding."""
 
-    few_shot = FewShot.NONE  # users' labels are tastes
+    few_shot = FewShot.NONE  # labels are preferences
     lr = 0.001  # of local Adam
     local_epochs = 5
     batch_size = 20
@@ -50,7 +50,9 @@ class GlobalClient(Client):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if not isinstance(self.share.train, PreferredSamples):
-            raise ValueError("this method needs users with tastes: set partition to 'preference'")
+            raise ValueError(
+                "this method needs users with preferences: set partition to 'preference'"
+            )
         self.k = 0  # the head in use
 
     @classmethod
@@ -65,7 +67,7 @@ class GlobalClient(Client):
         return {"head": F.cross_entropy(self.model(x, self.k), y)}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Adam on the sum of the losses; heads not in use come back as they were sent."""
+        """Adam on the sum of the losses; unused heads come back unchanged."""
         self.load(arrays)
         loss = self.adam(config)
         return self.arrays(), len(self.share.train), {"loss": loss}
@@ -89,7 +91,7 @@ class GlobalClient(Client):
         return [{"params": list(self.model.parameters())}]
 
     def typed(self, samples: Samples) -> PreferredSamples:
-        """The samples on the client's device, their types at hand."""
+        """The samples on the client's device, as ones with types."""
         moved = samples.to(self.device)
         assert isinstance(moved, PreferredSamples)
         return moved
@@ -100,7 +102,7 @@ class GlobalClient(Client):
             return self.model(x, self.k)
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network with the user's head alone."""
+        """The network with only the user's head."""
         model = deepcopy(self.model).eval()
         if model.own is None:
             model.heads = nn.ModuleList([model.heads[self.k]])
@@ -108,7 +110,7 @@ class GlobalClient(Client):
 
 
 class GlobalPlusClient(GlobalClient):
-    """One head for all users, conditioned on a personal embedding v_u that never leaves."""
+    """One head for all users, conditioned on a personal embedding v_u, which is never sent."""
 
     personal: tuple[str, ...] = (EMBEDDING,)
     needs_state = StateUse.PREDICTIONS
@@ -133,12 +135,12 @@ class GlobalPlusClient(GlobalClient):
         return enclose(info, model, seed, embedding_dim, 1, global_head=False)
 
     def load(self, arrays: Arrays) -> None:
-        """Set the model; an embedding that has not been trained yet is uniform in [0, 1)."""
+        """Set the model; an untrained embedding is uniform in [0, 1)."""
         self.embedding()
         super().load(arrays)
 
     def embedding(self) -> Any:
-        """v_u (dim,), from the state or drawn by the user's own seed."""
+        """v_u (dim,), from the state or drawn by the user's seed."""
         key = f"personal/{EMBEDDING}"
         if key not in self.state:
             generator = torch.Generator().manual_seed(seed_of(self.seed, EMBEDDING, self.client))
@@ -147,7 +149,7 @@ class GlobalPlusClient(GlobalClient):
         return self.state[key]
 
     def groups(self) -> list[dict[str, Any]]:
-        """The embedding apart, at a rate of its own."""
+        """The embedding in its own group, at its own rate."""
         named: Mapping[str, nn.Parameter] = dict(self.model.named_parameters())
         others = [p for name, p in named.items() if name != EMBEDDING]
         return [{"params": others}, {"params": [named[EMBEDDING]], "lr": self.embedding_lr}]

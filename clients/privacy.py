@@ -1,15 +1,15 @@
-"""Differential privacy on the client: what of a reply may leave under the run's `dp`.
+"""Differential privacy on the client: what a reply may contain under the run's `dp`.
 
-A train reply leaves as the change clipped as one, then noised where the privacy is local, and
-says nothing else; of its properties a client tells the public ones. Flower's `fixedclipping_mod`
-and `LocalDpMod` are not used: the first fails on a change of zeros and passes one that is not
-finite, the second fixes ε and δ of one message and draws from numpy's global generator."""
+A train reply holds only the change, clipped as one vector and, if the privacy is local, noised. Of
+its properties a client sends the public ones. Flower's `fixedclipping_mod` fails on a change of
+zeros and passes one that is not finite; its `LocalDpMod` fixes ε and δ of one message and draws
+from numpy's global generator. So neither is used."""
 
 import math
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy  # its modules load where they are used
@@ -28,23 +28,11 @@ DP_GENERATOR = setting(
     "system", "where noise and sampling come from; seeded: repeatable, for tests", GENERATORS
 )
 EVERYTHING = "everything"
-ROUNDING = 1 - 1e-6  # of a server's noise that is just enough
+ROUNDING = 1 - 1e-6  # tolerance for a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
-# Properties that say nothing of the samples.
+# Properties that reveal nothing of the samples.
 PUBLIC = {OFFERS, "client", "novel", "model", "input-size"}
-VOLUNTEERED = {"prototype"}  # a property that tells a sub-population; see `FedEmbedClient`
-
-
-class Source(Protocol):
-    """What draws random numbers."""
-
-    def random(self, size: int) -> np.ndarray:
-        """Independent draws, uniform in [0, 1)."""
-        ...
-
-    def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
-        """Independent standard normal draws of the given shape."""
-        ...
+VOLUNTEERED = {"prototype"}  # reveals a sub-population; see `FedEmbedClient`
 
 
 class SystemGenerator:
@@ -61,8 +49,11 @@ class SystemGenerator:
         return scipy.special.ndtri(uniform).reshape(size)
 
 
+Source = SystemGenerator | np.random.Generator
+
+
 def generator(name: str, seed: int, purpose: str, *counters: int) -> Source:
-    """The system's generator, or for tests one that the seed decides.
+    """The system's generator, or for tests one with a seed.
 
     Raises ValueError for an unknown name."""
     if name not in GENERATORS:
@@ -95,11 +86,11 @@ def private(
     call_next: ClientAppCallable,
     options: Mapping[str, Any] | None = None,
 ) -> Message:
-    """Flower mod for every message: lets out of the reply what `options` let leave, which are the
-    run's configuration unless others are given.
+    """Flower mod for every message: reduces the reply to what `options` allow, by default the run's
+    configuration.
 
-    Raises ValueError, which reaches the server as an error reply, for a message whose answer
-    nothing covers, and for local privacy whose noise the server did not name."""
+    Raises ValueError, which reaches the server as an error reply, for a message whose answer the
+    privacy does not cover, and for local privacy if the server names too little noise."""
     options = context.run_config if options is None else options
     if options.get("dp", "none") == "none":
         return call_next(message, context)
@@ -111,8 +102,8 @@ def private(
         return reply
     if action == "query":
         names = PUBLIC if everything else PUBLIC | VOLUNTEERED
-        for key, told in reply.content.config_records.items():
-            reply.content[key] = ConfigRecord({n: v for n, v in told.items() if n in names})
+        for key, record in reply.content.config_records.items():
+            reply.content[key] = ConfigRecord({n: v for n, v in record.items() if n in names})
     elif action != "evaluate":
         for key in reply.content.metric_records:
             reply.content[key] = MetricRecord({"num-examples": 1})
@@ -123,9 +114,9 @@ def private(
 
 @lru_cache
 def least_multiplier(epsilon: float, delta: float, rounds: int) -> float:
-    """z that keeps (ε, δ) where a user's update is replaced in every round: Gaussian mechanisms of
+    """z for (ε, δ) if a user's update is replaced in every round: Gaussian mechanisms of
     sensitivity 2C and noise zC, whose μ² = (2 / z)² add up."""
-    from dp_accounting import get_sigma_gaussian  # here: a slow import that few clients need
+    from dp_accounting import get_sigma_gaussian  # slow, and few clients need it
 
     return 2 * rounds**0.5 * float(get_sigma_gaussian(epsilon, delta)) * ROUNDING
 
@@ -156,7 +147,7 @@ def settings_of(message: Message) -> dict[str, Any]:
 def _protect(
     message: Message, reply: Message, context: Context, options: Mapping[str, Any]
 ) -> None:
-    """Clip the reply's change, by the client's own setting, and add noise if it is local."""
+    """Clip the reply's change, by the client's setting, and add noise if it is local."""
     deviation = local_noise(message, options) if options["dp"] == "local" else 0.0
     client = int(context.node_config.get("partition-id", context.node_id))
     source = generator(
@@ -169,7 +160,9 @@ def _protect(
     sent: Arrays = {}
     for record in message.content.array_records.values():
         sent |= from_record(record)
-    ((key, record),) = reply.content.array_records.items()  # two would be clipped apart
+    ((key, record),) = (
+        reply.content.array_records.items()
+    )  # two records would be clipped separately
     trained = from_record(record)
     if trained.keys() != sent.keys():
         raise ValueError(f"a private reply must have the names {sorted(sent)}")

@@ -1,7 +1,7 @@
 """SCAFFOLD client (Karimireddy et al., ICML 2020, Algorithm 1, lines 7-15).
 
-Control variates by option II; `c_i` persists on the client, also through rounds in which it is
-not sampled. Departs from the paper: running statistics of normalisation layers are averaged."""
+Control variates by option II; `c_i` stays on the client, also in rounds without it.
+Departs from the paper: running statistics of normalisation layers are averaged."""
 
 from typing import Any
 

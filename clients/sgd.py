@@ -1,4 +1,4 @@
-"""The one mini-batch loop."""
+"""Local SGD: mini-batches and the loop over them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ def batches(
 ) -> Sequence[Tensor]:
     """Row indices of each mini-batch: reshuffled passes over `n` samples.
 
-    `steps` batches of min(batch_size, n) rows that run on from one pass into the next or, if
-    `short`, end with it: the last of a pass has what remains. With `epochs` > 0 instead that many
-    passes, whose last batch may be shorter."""
+    `steps` batches of min(batch_size, n) rows, which continue into the next pass; if `short`, the
+    last batch of a pass holds what remains instead. With `epochs` > 0 so many passes, whose last
+    batch may be shorter."""
     if epochs > 0 or short:
         count = epochs or -(-steps // -(-n // batch_size))
         passes = [torch.randperm(n, generator=generator) for _ in range(count)]
-        rows = [rows for one in passes for rows in one.split(batch_size)]
+        rows = [rows for order in passes for rows in order.split(batch_size)]
         return rows if epochs > 0 else rows[:steps]
     size = min(batch_size, n)
     passes = [torch.randperm(n, generator=generator) for _ in range(-(-steps * size // n))]
@@ -36,8 +36,8 @@ def batches(
 
 
 def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """x and y of each of the `rows`: gathered at once for up to one pass over the samples; for more
-    all samples are converted once, and each mini-batch is gathered from them."""
+    """x and y of each of the `rows`. Up to one pass is gathered at once; for more than that, all
+    samples are converted once and each mini-batch is gathered from them."""
     if not rows or not samples.fixed:
         yield from (samples[row] for row in rows)
         return
@@ -65,8 +65,8 @@ def sgd(
 ) -> float:
     """One SGD step per mini-batch in `rows`; returns the mean loss.
 
-    `drift`, one tensor for each parameter, is added to every gradient; `adjust` may change them in
-    any way. Momentum starts fresh. Raises ValueError if all parameters are frozen."""
+    `drift`, one tensor for each parameter, is added to every gradient; then `adjust` may change
+    gradients. Momentum starts at zero. Raises ValueError if all parameters are frozen."""
     trained = list(parameters)
     optimizer = SGD(trained, lr, momentum, weight_decay)
     if not any(p.requires_grad for group, _ in optimizer.groups for p in group):
@@ -88,9 +88,9 @@ def sgd(
 
 @contextmanager
 def train_only(model: nn.Module, chosen: Callable[[str], bool]) -> Iterator[list[nn.Parameter]]:
-    """Within the context only the parameters of the chosen names require gradients.
+    """Within the context only the parameters with chosen names require gradients.
 
-    Yields them in the model's order; the others are frozen, and thawed at the end."""
+    Yields them in the model's order."""
     named = dict(model.named_parameters())
     frozen = [p for name, p in named.items() if not chosen(name) and p.requires_grad]
     for parameter in frozen:

@@ -1,7 +1,7 @@
 """SHOT-IM client (Liang, Hu and Feng, ICML 2020, Section 3.2): information maximisation.
 
-The hypothesis, the network's last linear layer, stays as it is; the rest descends on
-H(Y|X) − H(Y) = mean_x H(σ(z)) − H(mean_x σ(z)), Eq. (3): sure predictions, diverse over the
+The hypothesis, the network's last linear layer, stays fixed; the rest descends on
+H(Y|X) − H(Y) = mean_x H(σ(z)) − H(mean_x σ(z)), Eq. (3): confident predictions, diverse over the
 inputs. Departs from the paper: no pseudo-labels, all inputs of a client as one batch, dropout
 off. Where a client holds few classes, diversity pulls the wrong way: `diversity` weighs it."""
 
@@ -24,6 +24,6 @@ class SHOTClient(TENTClient):
         return entropy(logits) + self.diversity * (mean * mean.clamp(min=1e-12).log()).sum()
 
     def trainable(self) -> list[nn.Parameter]:
-        """Everything but the head."""
+        """All parameters except the head's."""
         named = self.model.named_parameters()
         return [p for name, p in named if not name.startswith("head.")]

@@ -1,6 +1,6 @@
 """T3A client (Iwasawa and Matsuo, NeurIPS 2021, Algorithm 1): adjusts class templates at test time.
 
-The support set of class k starts with its normalised row ω_k of the classifier and takes in the
+The support set of class k starts with its normalised row ω_k of the classifier and gains the
 normalised features of inputs predicted as k; the `supports` of least entropy stay, and an input is
 classified by its product with the mean of each set. No gradients, no labels. Departs from the
 paper: all inputs are one batch, which joins the sets before any of it is classified."""
@@ -45,14 +45,14 @@ class T3AClient(Client):
 
     def templates(self, z: Tensor) -> Tensor:
         """c (C, d) from features z (n, d)."""
-        every = torch.cat([self.head.weight, z])  # the classifier's rows are their classes' first
+        every = torch.cat([self.head.weight, z])  # first the classifier's rows
         log_p = self.head(every).log_softmax(1)
         entropy = -(log_p.exp() * log_p).sum(1)
         classes = torch.arange(len(self.head.weight), device=z.device)
         label = torch.cat([classes, log_p[len(classes) :].argmax(1)])
         means = []
         for k in classes:
-            mine = torch.nonzero(label == k)[:, 0]
-            kept = mine[entropy[mine].argsort()[: self.supports or len(mine)]]
+            rows = torch.nonzero(label == k)[:, 0]
+            kept = rows[entropy[rows].argsort()[: self.supports or len(rows)]]
             means.append(F.normalize(every[kept]).mean(0))
         return torch.stack(means)

@@ -2,7 +2,7 @@
 
 Affine parameters of normalisation layers are adapted where the network has them, all parameters
 where it has none, and always all with `parameters` = "all". Normalisation layers use the
-statistics of the inputs at hand, as in the paper; dropout is off, so that adapting draws nothing.
+statistics of the present inputs, as in the paper; dropout is off.
 Departs from the paper: all of a client's inputs are one batch, whose predictions are those after
 the last step."""
 
@@ -37,7 +37,7 @@ def normalisation(model: nn.Module) -> list[nn.Module]:
 
 
 def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
-    """`model` in evaluation mode, but (if `on`) its normalisation layers by the batch at hand."""
+    """`model` in evaluation mode; if `on`, its normalisation layers use batch statistics."""
     model.eval()
     for module in normalisation(model):
         module.train(on)
@@ -45,14 +45,14 @@ def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
 
 
 def with_statistics(model: nn.Module, x: Tensor) -> nn.Module:
-    """`model` in evaluation mode, in which it normalises by the statistics of the inputs x."""
-    if len(x) > 1:  # one sample alone has no spread
+    """`model` in evaluation mode, with the statistics of the inputs x as running statistics."""
+    if len(x) > 1:  # one sample has no variance
         counts: dict[Any, int] = {}  # by layer
         hooks = []
         for module in normalisation(batch_statistics(model)):
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.reset_running_stats()
-                module.momentum = None  # the plain mean over batches, of which there is one
+                module.momentum = None  # the mean over batches; there is one
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 hooks.append(module.register_forward_hook(partial(_count, counts)))
         with torch.no_grad():
@@ -66,15 +66,14 @@ def with_statistics(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 def _count(counts: dict[Any, int], norm: nn.Module, inputs: tuple[Tensor], _: Tensor) -> None:
-    """Note over how many values the layer takes the statistics of a channel."""
+    """Record how many values enter a channel's statistics."""
     counts[norm] = inputs[0].numel() // inputs[0].shape[1]
 
 
 class TENTClient(Client):
     """FedAvg's client that, when scored, takes `adapt_steps` SGD steps on the mean entropy.
 
-    `bits` measures it in bits, which makes a step longer by 1 / ln 2; `adapt_clip_norm` (0: never)
-    clips its gradient. The weight decay is that of training."""
+    The weight decay is the local SGD's."""
 
     adapt_steps = setting(10, "SGD steps on the entropy when scored, at the local lr", COUNT)
     parameters = setting(
@@ -86,12 +85,12 @@ class TENTClient(Client):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.unit = math.log(2) if self.bits else 1.0  # of the entropy, in nats
-        self._steps_end: dict[str, Tensor] = {}  # the weights that made the last prediction
+        self._adapted_weights: dict[str, Tensor] = {}  # the weights of the last prediction
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the model adapted to the inputs x, from the weights last loaded."""
         sent = {name: t.clone() for name, t in self.model.state_dict().items()}
-        batch_statistics(self.model, len(x) > 1)  # one sample alone has no spread
+        batch_statistics(self.model, len(x) > 1)  # one sample has no variance
         adapted = self.trainable()
         optimizer = SGD(adapted, self.lr, weight_decay=self.weight_decay)
         self.stages = {}
@@ -104,19 +103,19 @@ class TENTClient(Client):
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
         logits = super().predict(x)
-        self._steps_end = {name: t.clone() for name, t in self.model.state_dict().items()}
+        self._adapted_weights = {name: t.clone() for name, t in self.model.state_dict().items()}
         self.adapted = {"adapt-steps": self.adapt_steps, "entropy": float(entropy(logits))}
         self.model.load_state_dict(sent)
         return logits
 
     def objective(self, logits: Tensor) -> Tensor:
-        """What adapting descends on: the mean entropy of logits (n, C)."""
+        """The objective of adaptation: the mean entropy of logits (n, C)."""
         return entropy(logits)
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The adapted network, its normalisation by the statistics of x."""
+        """The adapted network, normalised by the statistics of x."""
         model = super().personal_model(x)
-        model.load_state_dict(self._steps_end)
+        model.load_state_dict(self._adapted_weights)
         return with_statistics(model, x)
 
     def trainable(self) -> list[nn.Parameter]:

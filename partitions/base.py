@@ -1,11 +1,11 @@
-"""A dataset dealt to clients: roles, and each client's share, cut once and kept."""
+"""A dataset partitioned among clients: their roles, and each client's share."""
 
 import numpy as np
 import torch
 
 from partitions import references
+from partitions.assignments import TEST, TRAIN, VALIDATION, Assignment, cached_assignment
 from partitions.datasets import DATASETS, Dataset, Info, Moment, configured
-from partitions.deals import TEST, TRAIN, VALIDATION, Deal, remembered
 from partitions.registry import Config, Partition, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
@@ -22,12 +22,11 @@ PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 class Federation:
-    """`num_clients` clients of one dataset, `novel` (num_clients,) of them without a part in
-    training, by seed.
+    """`num_clients` clients of one dataset; `novel` (num_clients,) ones take no part in training.
 
     A client keeps ``partition.validation-fraction`` of its samples for validation and
-    ``partition.test-fraction`` for test, unless the rule divides the dataset's own test samples.
-    ``partition.public-samples`` belong to nobody. `dataset` may stand in for the configured one.
+    ``partition.test-fraction`` for test, unless the rule partitions the dataset's own test samples.
+    ``partition.public-samples`` belong to no client. `dataset` may replace the configured one.
     Raises ValueError for settings that cannot be met."""
 
     def __init__(self, config: Config, dataset: Dataset | None = None) -> None:
@@ -56,24 +55,31 @@ class Federation:
                 f"samples of {self.info.name}"
             )
         self._parts = self._pools()
-        own = {k: v for k, v in config.items() if k in PARTITION_KEYS or k.startswith("partition.")}
+        relevant = {
+            k: v for k, v in config.items() if k in PARTITION_KEYS or k.startswith("partition.")
+        }
         if references.is_reference(rule := str(config["partition"])):
-            own |= {"code": references.source_code(rule), **references.options(config, rule)}
-        own["partition.public-samples"] = hidden
-        deal = remembered(self.dataset.key, own, lambda: self._deal(entry, config, hidden))
-        self._pooled, self._rows, self._attributes = deal.pooled, deal.rows, deal.attributes
+            relevant |= {"code": references.source_code(rule), **references.options(config, rule)}
+        relevant["partition.public-samples"] = hidden
+        assigned = cached_assignment(
+            self.dataset.key, relevant, lambda: self._assign(entry, config, hidden)
+        )
+        self._pooled, self._rows, self._attributes = (
+            assigned.pooled,
+            assigned.rows,
+            assigned.attributes,
+        )
         if self._change:
-            self._rows = [self._change.rows(i, rows) for i, rows in enumerate(deal.rows)]
+            self._rows = [self._change.rows(i, rows) for i, rows in enumerate(assigned.rows)]
         self._check_sizes(str(config["partition"]), entry.sparse)
         self._mean, self._std = self._scaling(str(config["standardize"]))
         self._shares: dict[int, Share] = {}
-        public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(deal.public))
+        public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(assigned.public))
         self.public = public if hidden else None
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
-        if not 0 <= client < self.num_clients:
-            raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
+        self.check_client(client)
         if client not in self._shares:
             self._shares[client] = self._cut(client)
         return self._shares[client]
@@ -82,6 +88,11 @@ class Federation:
         """The dataset's rows that the client trains on, validates and tests with, by part."""
         rows = self._ordered(client)
         return {name: rows[part] for name, part in self._split(rows).items()}
+
+    def check_client(self, client: int) -> None:
+        """Raise ValueError for an id out of range."""
+        if not 0 <= client < self.num_clients:
+            raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
 
     def _roles(self, fraction: float) -> np.ndarray:
         count = round(fraction * self.num_clients)
@@ -104,7 +115,7 @@ class Federation:
         parts[order[: round(self._fractions["validation"] * len(order))]] = VALIDATION
         return parts
 
-    def _deal(self, entry: Partition, config: Config, hidden: int) -> Deal:
+    def _assign(self, entry: Partition, config: Config, hidden: int) -> Assignment:
         """Each client's rows by the partitioner, which sees labels, columns and row numbers."""
         import datasets
 
@@ -125,10 +136,10 @@ class Federation:
         rule.dataset = datasets.Dataset.from_dict(columns)
         clients = range(self.num_clients)
         if isinstance(rule, RowsPartitioner):
-            dealt = [rows[rule.rows(i)] for i in clients]
-            return Deal(dealt, public, rule.pooled, [rule.attributes(i) for i in clients])
-        dealt = [rule.load_partition(i).with_format("numpy")[:]["row"] for i in clients]
-        return Deal(dealt, public, False, [{} for _ in clients])
+            assigned = [rows[rule.rows(i)] for i in clients]
+            return Assignment(assigned, public, rule.pooled, [rule.attributes(i) for i in clients])
+        assigned = [rule.load_partition(i).with_format("numpy")[:]["row"] for i in clients]
+        return Assignment(assigned, public, False, [{} for _ in clients])
 
     def _check_sizes(self, name: str, sparse: bool) -> None:
         least = np.where(self.novel & sparse, 0, 2)
@@ -151,15 +162,19 @@ class Federation:
             known = ", ".join(name for name, entry in DATASETS.items() if entry.std)
             raise ValueError(
                 f"standardize is 'channels', but {self.info.name} has no customary constants; "
-                f"those have: {known}; 'training-clients' takes any dataset"
+                f"datasets that have: {known}; 'training-clients' takes any dataset"
             )
         return self.info.mean, self.info.std
 
     def _moments(self) -> tuple[float, float]:
-        """Mean and deviation of the training clients' inputs, over all pixels."""
-        rows = np.concatenate([self._rows[i] for i in np.flatnonzero(~self.novel)])
-        x = self.dataset.x[torch.from_numpy(np.sort(rows))].double() / self.info.scale
+        """Mean and deviation of `_moment_rows`' inputs, over all pixels."""
+        x = self.dataset.x[self._moment_rows()].double() / self.info.scale
         return float(x.mean()), float(x.std())
+
+    def _moment_rows(self) -> torch.Tensor:
+        """The training clients' rows."""
+        rows = np.concatenate([self._rows[i] for i in np.flatnonzero(~self.novel)])
+        return torch.from_numpy(np.sort(rows))
 
     def _ordered(self, client: int) -> np.ndarray:
         generator = np.random.default_rng(seed_of(self._seed, "split", client))
@@ -170,7 +185,7 @@ class Federation:
         index, data = torch.from_numpy(rows), self.dataset
         x, y, at = data.x, data.y, index
         if self._change and (changed := self._change.inputs(client, x[index])) is not None:
-            x, y, at = changed, y[index], torch.arange(len(rows))  # a copy, of this client alone
+            x, y, at = changed, y[index], torch.arange(len(rows))  # a copy
         parts = {name: self._samples(x, y, at[p]) for name, p in self._split(rows).items()}
         attributes = {"classes": len(data.y[index].unique())} | self._attributes[client]
         share = Share(
@@ -207,13 +222,15 @@ def novel_shots(config: Config) -> int:
 
 
 def _fractions(config: Config) -> dict[str, float]:
-    found = {name: float(config[f"partition.{name}-fraction"]) for name in ("validation", "test")}
-    for name, fraction in found.items():
+    fractions = {
+        name: float(config[f"partition.{name}-fraction"]) for name in ("validation", "test")
+    }
+    for name, fraction in fractions.items():
         if not 0 <= fraction < 1:
             raise ValueError(f"partition.{name}-fraction is {fraction}; it must lie in [0, 1)")
-    if sum(found.values()) >= 1:
+    if sum(fractions.values()) >= 1:
         raise ValueError(
-            f"partition.validation-fraction {found['validation']} and partition.test-fraction "
-            f"{found['test']} leave nothing to train on"
+            f"partition.validation-fraction {fractions['validation']} and partition.test-fraction "
+            f"{fractions['test']} leave nothing to train on"
         )
-    return found
+    return fractions

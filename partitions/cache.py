@@ -1,7 +1,7 @@
-"""Datasets converted once, and mapped from there by every process of a machine.
+"""Converted datasets on disk, memory-mapped by every process of a machine.
 
-The folder is $FEDAPPS_CACHE_DIR, else ~/.cache/fedapps; an entry is a safetensors file and what
-does not fit into it."""
+The folder is $FEDAPPS_CACHE_DIR, else ~/.cache/fedapps; an entry is a safetensors file and a JSON
+file."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from partitions.readers.raw import Raw
 
-VERSION = 2  # of the cache's form and of what readers give
+VERSION = 2  # of the format and of the readers' results
 DATA, META = "data.safetensors", "meta.json"
 
 
@@ -28,18 +28,17 @@ def cache_dir() -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """Changes when a file of the folder does, or the file itself: its path, size or time."""
+    """A hash of the paths, sizes and times of the file, or of the folder's files."""
     files = sorted(f for f in (folder, *folder.rglob("*")) if f.is_file())
     stats = [(str(f.resolve()), (s := f.stat()).st_size, s.st_mtime_ns) for f in files]
     return hashlib.blake2b(json.dumps([VERSION, stats]).encode(), digest_size=8).hexdigest()
 
 
 def cached(key: str, read: Callable[[], Raw]) -> Raw:
-    """The entry `key`, read and written first if it is not there; its arrays are memory-mapped.
+    """The entry `key`, memory-mapped; a missing entry is first read and written.
 
-    Processes that come at once may each read; the first one's entry stays and serves all. Where
-    the folder cannot be written, or the entry not be read, the arrays stay in memory, with a
-    warning."""
+    Of several processes that write at once the first one's entry stays. If the cache cannot be
+    written or read, the arrays stay in memory, with a warning."""
     target = cache_dir() / key
     try:
         if target.is_dir():
@@ -59,7 +58,7 @@ def cached(key: str, read: Callable[[], Raw]) -> Raw:
 def save_arrays(
     arrays: Mapping[str, np.ndarray], file: Path, about: dict[str, str] | None = None
 ) -> None:
-    """A safetensors file. Raises OSError where the disk does not take it, as other writers do."""
+    """Write a safetensors file. Raises OSError if the disk fails, as other writers do."""
     try:
         save_file({n: np.ascontiguousarray(a) for n, a in arrays.items()}, file, about)
     except SafetensorError as error:
@@ -68,18 +67,18 @@ def save_arrays(
 
 def _warn(target: Path, error: OSError) -> None:
     logging.getLogger(__name__).warning(
-        "no dataset can be kept as %s (%s), so every process holds its own; set FEDAPPS_CACHE_DIR",
+        "no dataset can be kept as %s (%s): every process has its own copy; set FEDAPPS_CACHE_DIR",
         target, error,
     )  # fmt: skip
 
 
 def _store(raw: Raw, target: Path) -> None:
-    """Write the arrays beside `target`, then rename; of two writers the first one wins."""
+    """Write the arrays beside `target`, then rename; the first of two writers wins."""
     target.parent.mkdir(parents=True, exist_ok=True)
     private = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}."))
     try:
         temporary = private / target.name
-        temporary.mkdir()  # unlike mkdtemp's, open to other users as the umask says
+        temporary.mkdir()  # unlike mkdtemp's, with the umask's permissions
         arrays = {"x": raw.x, "y": raw.y.astype(np.int64)}
         names = {}
         for column, values in raw.columns.items():
@@ -99,7 +98,7 @@ def _store(raw: Raw, target: Path) -> None:
 
 
 def _mapped(target: Path) -> Raw:
-    """The stored arrays, mapped copy-on-write: nobody writes, so processes share their pages."""
+    """The stored arrays, mapped copy-on-write: processes share the pages that none writes."""
     from safetensors.torch import load_file
 
     arrays = {name: tensor.numpy() for name, tensor in load_file(target / DATA).items()}

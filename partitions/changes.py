@@ -1,11 +1,11 @@
-"""What is done to clients after a rule has dealt their samples: rotation, corruption, subsampling.
+"""Changes of clients after partitioning: rotation, corruption, subsampling.
 
-Rotation: FedTTA, appendix F. Novel clients that are blurred or rotated: ODPFL-HN, section 6.8; that
-hold fewer samples: section 7."""
+Rotation: FedTTA, appendix F. Blurred or rotated novel clients: ODPFL-HN, section 6.8; novel clients
+with fewer samples: section 7."""
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,17 +15,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Change(Protocol):
-    """A change of clients."""
+class Change:
+    """The base of changes: nothing is changed."""
 
     def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
-        """Those of its rows that the client keeps."""
+        """The rows that the client keeps; by default all."""
+        return rows
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
-        """Its changed inputs (n, *shape), as stored; None if they stay as they are."""
+        """The changed inputs (n, *shape), as stored; None if they stay unchanged."""
+        return None
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
-        """What was done to the client."""
+        """The change, as attributes of the client."""
+        return {}
 
 
 def rotate(x: "Tensor", degrees: float) -> "Tensor":
@@ -43,8 +46,8 @@ def blur(x: "Tensor", width: float) -> "Tensor":
     return functional.gaussian_blur(x, [size, size], [width, width])
 
 
-class Rotation:
-    """Every client has one angle, drawn with equal probability from those of its role."""
+class Rotation(Change):
+    """Every client has one angle, drawn uniformly from its role's angles."""
 
     def __init__(
         self, novel: np.ndarray, angles: Sequence[float], novel_angles: Sequence[float], seed: int
@@ -52,10 +55,6 @@ class Rotation:
         generator = np.random.default_rng(seed_of(seed, "angles"))
         train, other = (generator.choice(list(a), len(novel)) for a in (angles, novel_angles))
         self.angles = np.where(novel, other, train)  # degrees, counterclockwise
-
-    def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
-        """All of them."""
-        return rows
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Rotated by the client's angle."""
@@ -66,17 +65,13 @@ class Rotation:
         return {"angle": float(self.angles[client])}
 
 
-class Corruption:
+class Corruption(Change):
     """Novel clients' inputs are blurred (`width` in pixels), then rotated (`degrees`)."""
 
     def __init__(self, novel: np.ndarray, width: float, degrees: float) -> None:
         if width < 0:
             raise ValueError(f"partition.blur is {width}; it must be at least 0")
         self._novel, self._width, self._degrees = novel, width, degrees
-
-    def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
-        """All of them."""
-        return rows
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Corrupted if the client is novel."""
@@ -91,8 +86,8 @@ class Corruption:
         return {"blur": on * self._width, "angle": on * self._degrees}
 
 
-class Subsampling:
-    """Novel clients keep a random `fraction` of their samples; smaller ones lie inside larger."""
+class Subsampling(Change):
+    """Novel clients keep a random `fraction` of their samples; smaller sets are parts of larger."""
 
     def __init__(self, novel: np.ndarray, fraction: float, seed: int) -> None:
         if not 0 < fraction <= 1:
@@ -105,10 +100,6 @@ class Subsampling:
             return rows
         generator = np.random.default_rng(seed_of(self._seed, "subsample", client))
         return generator.permutation(rows)[: max(1, round(self._fraction * len(rows)))]
-
-    def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
-        """As they are."""
-        return None
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """The share that the client kept."""

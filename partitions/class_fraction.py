@@ -2,12 +2,12 @@
 
 Each client holds K classes; for each of them a_ic ~ U(0.4, 0.6), and it gets the share
 a_ic / Σ_j a_jc of the class's samples: the same classes and shares of the training, validation
-and test rows. As in the authors' code classes are drawn among those with the fewest holders, so
-that all are held equally often and none is lost where N·K ≥ C."""
+and test rows. As in the authors' code classes are drawn among those with the fewest holders: all
+are held equally often, and none is lost if N·K ≥ C."""
 
 import numpy as np
 
-from partitions.partitioner import RowsPartitioner, deal_by_shares
+from partitions.partitioner import RowsPartitioner, assign_by_shares
 
 LOW, HIGH = 0.4, 0.6
 
@@ -25,7 +25,7 @@ class ClassFractionPartitioner(RowsPartitioner):
             )
         self._k, self._seed = classes_per_client, seed
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """Rows by the shares a_ic / Σ_j a_jc."""
         generator = np.random.default_rng(self._seed)
         num_classes = len(np.unique(labels))
@@ -38,4 +38,4 @@ class ClassFractionPartitioner(RowsPartitioner):
             order = generator.permutation(num_classes)
             client[order[np.argsort(held.sum(0)[order], kind="stable")[: self._k]]] = True
         a = np.where(held, generator.uniform(LOW, HIGH, held.shape), 0.0)
-        return deal_by_shares(labels, self.column("part"), a / np.maximum(a.sum(0), 1e-12))
+        return assign_by_shares(labels, self.column("part"), a / np.maximum(a.sum(0), 1e-12))

@@ -1,7 +1,7 @@
 """Superclass partition of CIFAR-100 (FedTTA, appendix B; pFedHN, section 5.4).
 
-Each superclass is spread evenly over the same number of clients: 20 superclasses over 100 clients
-give five clients a superclass, each with all five of its classes."""
+Each superclass is spread evenly over equally many clients: with 20 superclasses and 100 clients
+each has five clients, which hold all five of its classes."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ class CoarsePartitioner(RowsPartitioner):
 
     ValueError if the clients are no multiple of the superclasses."""
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
-        """The rows of a superclass, sorted by class, go to its clients in turn."""
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
+        """The rows of a superclass, sorted by class, in turn to its clients."""
         coarse = self.column("coarse")
         self._names = np.unique(coarse)
         each, rest = divmod(self.num_partitions, len(self._names))
@@ -23,12 +23,12 @@ class CoarsePartitioner(RowsPartitioner):
                 f"num-clients is {self.num_partitions}; it must be a multiple of the "
                 f"{len(self._names)} superclasses"
             )
-        dealt = []
+        clients = []
         for name in self._names:
             rows = np.flatnonzero(coarse == name)
             rows = rows[np.argsort(labels[rows], kind="stable")]
-            dealt += [rows[j::each] for j in range(each)]
-        return dealt
+            clients += [rows[j::each] for j in range(each)]
+        return clients
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """The client's superclass."""

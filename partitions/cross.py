@@ -1,8 +1,8 @@
 """Training clients of one dataset, novel clients of another with the same classes.
 
 ODPFL-HN, section 6.8: CIFAR-10 to STL-10. The other dataset's inputs are resized to the first
-one's, its classes matched by name, and those without a counterpart left out: STL-10 has monkeys,
-and no frogs. Both are dealt by the base rule (ours)."""
+one's, its classes are matched by name, and classes without a counterpart are left out: STL-10 has
+monkeys and no frogs. The base rule partitions both (ours)."""
 
 import numpy as np
 import torch
@@ -14,14 +14,14 @@ from partitions.registry import BASES, Config
 from partitions.seeds import seed_of
 from partitions.shares import Share
 
-SAME = {"car": "automobile"}  # names of one thing
+SYNONYMS = {"car": "automobile"}
 CHUNK = 1000  # images that are resized at once
 
 
 class CrossFederation(Federation):
-    """Training clients hold ``dataset``, novel ones ``partition.novel-dataset``.
+    """Training clients hold ``dataset``, novel clients ``partition.novel-dataset``.
 
-    Raises ValueError if the two have no class in common, or other numbers of channels."""
+    Raises ValueError if the two have no common class or different numbers of channels."""
 
     def __init__(self, config: Config) -> None:
         base = str(config["partition.base"])
@@ -41,30 +41,33 @@ class CrossFederation(Federation):
         other = translated(configured(config, "partition.novel-dataset"), self.dataset)
         self._of: list[Federation | None] = []
         for dataset, role in ((self.dataset, ~self.novel), (other, self.novel)):
-            own: Config = {"partition": base, "num-clients": int(role.sum()), "train-fraction": 1.0}
+            changes: Config = {
+                "partition": base,
+                "num-clients": int(role.sum()),
+                "train-fraction": 1.0,
+            }
             if dataset is other:
-                own = {
-                    **own,
-                    "standardize": "none",  # as the training clients' inputs, below
+                changes = {
+                    **changes,
+                    "standardize": "none",  # see below
                     "seed": seed_of(self._seed, "novel dataset"),
                     "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
                     "partition.public-samples": 0,
                 }
-            self._of.append(Federation({**config, **own}, dataset) if role.any() else None)
+            self._of.append(Federation({**config, **changes}, dataset) if role.any() else None)
         self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
         train, others = self._of
-        assert train is not None  # there is a training client
+        assert train is not None  # a training client exists
         self.public = train.public
-        if others is not None:  # its inputs are standardised as the training clients' are
+        if others is not None:  # standardised by the training clients' moments
             others._mean, others._std = train._mean, train._std
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
-        if not 0 <= client < self.num_clients:
-            raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
+        self.check_client(client)
         novel = bool(self.novel[client])
         federation = self._of[novel]
-        assert federation is not None  # its role has this client
+        assert federation is not None
         share = federation.share(int(self._place[client]))
         attributes = {**share.attributes, "dataset": federation.dataset.info.name}
         parts = (share.train, share.validation, share.test, share.everything)
@@ -73,9 +76,9 @@ class CrossFederation(Federation):
 
 
 def translated(other: Dataset, to: Dataset) -> Dataset:
-    """`other` with the inputs' size and the labels of `to`; only classes that both have."""
-    names = [SAME.get(name, name) for name in to.classes]
-    label = [names.index(n) if (n := SAME.get(c, c)) in names else -1 for c in other.classes]
+    """`other` with the input size and the labels of `to`, only common classes."""
+    names = [SYNONYMS.get(name, name) for name in to.classes]
+    label = [names.index(n) if (n := SYNONYMS.get(c, c)) in names else -1 for c in other.classes]
     y = torch.tensor(label)[other.y]
     rows = torch.nonzero(y >= 0)[:, 0]
     if not len(rows):

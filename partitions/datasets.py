@@ -77,8 +77,8 @@ def info(name: str, data_dir: str = "", **options: Any) -> Info:
 def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset `name`, the same object for every caller in a process.
 
-    Of own data `options` are the settings of the function, and `image_size`. Raises ValueError for
-    an unknown name, for damaged files, and where there is no source."""
+    For a user's data `options` are its function's settings and `image_size`. Raises ValueError for
+    an unknown name, for damaged files and for a missing source."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     if _entry(name) is None:
         return _own(name, root, tuple(sorted(options.items())))
@@ -86,13 +86,13 @@ def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
 
 
 def own_path(name: str, data_dir: str = "") -> Path | None:
-    """Where own data of that name lies; None for the package's names, and where nothing is."""
+    """The path of a user's data; None for the package's names, and if it does not exist."""
     path = Path(data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")) / name
     return path if name and name not in DATASETS and path.exists() else None
 
 
 def source(name: str, data_dir: str = "") -> str:
-    """Where `load` would take the dataset from: "embedded", "synthesised", a folder, "hub …"."""
+    """The source of the dataset for `load`: "embedded", "synthesised", a folder, "hub …"."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     if name == "digits":
         return "embedded"
@@ -106,7 +106,7 @@ def source(name: str, data_dir: str = "") -> str:
 
 
 def reread(name: str, data_dir: str = "") -> Dataset:
-    """The dataset from its files, past the cache. Errors as `load`."""
+    """The dataset from its files, without the cache. Errors as `load`."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     entry, folder = _entry(name), Path(root) / name
     if entry is not None and name != "digits" and root and folder.is_dir():
@@ -115,16 +115,16 @@ def reread(name: str, data_dir: str = "") -> Dataset:
 
 
 def _entry(name: str) -> Info | None:
-    """What is known of the dataset unread; None for own data."""
+    """The table's entry; None for a user's data."""
     if name not in DATASETS and references.is_reference(name):
-        found = references.load(name)
-        return found if isinstance(found, Info) else None
+        named = references.load(name)
+        return named if isinstance(named, Info) else None
     return DATASETS.get(name)
 
 
 @cache
 def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
-    """Own data, at a path or made by a function, its `Info` as found."""
+    """A user's data, at a path or from a function, with an `Info` from its content."""
     given = dict(options)
     size = given.pop("image_size", 0)
     path = own_path(name, root)
@@ -157,7 +157,7 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
 
 
 def _made(name: str, options: dict[str, Any]) -> Raw:
-    """What the function ``module:NAME`` returns: a `Raw`, or inputs and labels."""
+    """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
     from partitions.readers.local import inputs_of, joined
 
     function = references.load(name)
@@ -178,11 +178,11 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
 
 
 def _makes_data(function: Any) -> bool:
-    """Whether it is a function that is annotated to return a `Raw`, or a pair of arrays."""
+    """Whether it is a function annotated to return a `Raw` or a pair of arrays."""
     from torch import Tensor
 
     made = references.returned(function) if isfunction(function) else None
-    arrays = [references.of_kind(one, np.ndarray, Tensor) for one in get_args(made)]
+    arrays = [references.of_kind(kind, np.ndarray, Tensor) for kind in get_args(made)]
     pair = references.of_kind(made, tuple) and arrays == [True, True]
     return pair or references.of_kind(made, Raw)
 

@@ -1,7 +1,7 @@
 """Dirichlet partition (Hsu et al., 2019): client i's class proportions are q_i ~ Dir(α).
 
-Training and novel clients may have concentrations of their own. Clients hold equally many
-samples; one whose class runs out takes the other classes by its proportions."""
+Training and novel clients may have different concentrations. Clients hold equally many samples;
+when a class runs out, a client draws from its other classes by its proportions."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,14 @@ class DirichletPartitioner(RowsPartitioner):
             raise ValueError(f"alpha is {min(alphas)}; a Dirichlet concentration must be > 0")
         self._alphas, self._seed = alphas, seed
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """N / n rows a client, by its proportions."""
         generator = np.random.default_rng(self._seed)
         pools = [generator.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
         left = np.array([len(pool) for pool in pools])
         size = len(labels) // len(self._alphas)
         clients: list[np.ndarray] = [np.array([], dtype=int)] * len(self._alphas)
-        for client in generator.permutation(len(self._alphas)):  # nobody is always the last
+        for client in generator.permutation(len(self._alphas)):  # in random order
             q = generator.dirichlet(np.full(len(pools), self._alphas[client]))
             parts = []
             for label, count in enumerate(_draw(q, left, size, generator)):
@@ -37,7 +37,7 @@ class DirichletPartitioner(RowsPartitioner):
 
 
 def _draw(q: np.ndarray, left: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    """Counts per class ~ Multinomial(size, q), never more than are `left`."""
+    """Counts per class ~ Multinomial(size, q), at most `left`."""
     counts = np.zeros_like(left)
     while (missing := size - counts.sum()) > 0:
         open_ = left > counts

@@ -1,20 +1,20 @@
 """Dirichlet partition over the official split (Ye et al., UPFL, section 4.3 and Table 2).
 
-Each class is dealt by shares over the clients that are drawn from Dir(α): training clients get
-samples of the dataset's training split, novel ones of its test split, each group with an α of its
-own and from a generator of its own. Sizes differ, and a novel client may be left without samples.
-Departs from the authors' code: rounding leaves no sample over."""
+Each class is partitioned by shares over the clients, drawn from Dir(α): training clients get
+samples of the training split, novel clients of the test split. Each group has its own α and
+generator. Sizes differ, and a novel client may get no samples. Departs from the authors' code:
+rounding leaves no sample over."""
 
 import numpy as np
 
-from partitions.deals import TEST
+from partitions.assignments import TEST
 from partitions.partitioner import RowsPartitioner
 from partitions.seeds import seed_of
 
 
 class SplitDirichletPartitioner(RowsPartitioner):
-    """`alpha` and `novel_alpha` are the concentrations of the clients that are not, and are,
-    `novel` (n,); both must be positive."""
+    """`alpha` and `novel_alpha` are the concentrations for training and `novel` (n,) clients; both
+    must be positive."""
 
     def __init__(self, novel: np.ndarray, alpha: float, novel_alpha: float, seed: int) -> None:
         super().__init__(len(novel))
@@ -24,12 +24,12 @@ class SplitDirichletPartitioner(RowsPartitioner):
             )
         self._novel, self._alphas, self._seed = novel, (alpha, novel_alpha), seed
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """Rows of each split by the shares of its clients."""
         test = self.column("part") == TEST
         if self._novel.any() and not test.any():
-            raise ValueError("the dataset has no test split to deal to novel clients")
-        dealt: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in self._novel]
+            raise ValueError("the dataset has no test split for novel clients")
+        rows_of: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in self._novel]
         for novel, alpha in enumerate(self._alphas):
             clients = np.flatnonzero(self._novel == novel)
             generator = np.random.default_rng(seed_of(self._seed, "shares", novel))
@@ -37,6 +37,6 @@ class SplitDirichletPartitioner(RowsPartitioner):
                 rows = np.flatnonzero((labels == label) & (test == novel))
                 p = generator.dirichlet(np.full(len(clients), alpha))
                 ends = np.round(np.cumsum(p) * len(rows)).astype(int)[:-1]
-                for client, mine in zip(clients, np.split(rows, ends), strict=True):
-                    dealt[client].append(mine)
-        return [np.concatenate(parts) for parts in dealt]
+                for client, part in zip(clients, np.split(rows, ends), strict=True):
+                    rows_of[client].append(part)
+        return [np.concatenate(parts) for parts in rows_of]

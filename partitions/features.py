@@ -1,7 +1,7 @@
 """Features of images (MobileNetV2, 1280) and texts (BERT, 768), computed once (ODPFL-HN, 6.4, 6.6).
 
 Weights come from `<data-dir>/weights`: torchvision's `mobilenet_v2-b0353104.pth`, and a folder
-`bert-base-uncased` as transformers saves it. Where they are not there, from torchvision's server
+`bert-base-uncased` as transformers saves it. Otherwise they come from torchvision's server
 and the Hugging Face hub. The datasets that hold the results are cached by `partitions.cache`."""
 
 import hashlib
@@ -39,7 +39,7 @@ def mobilenet_v2(images: "Iterable[Image]", count: int, data_dir: Path) -> np.nd
 
 
 def mobilenet_network(data_dir: Path) -> Any:
-    """MobileNetV2 in evaluation mode. ValueError if its weights are damaged or nowhere."""
+    """MobileNetV2 in evaluation mode. ValueError if its weights are damaged or missing."""
     from torchvision.models import MobileNet_V2_Weights, mobilenet_v2
 
     file = data_dir / "weights" / MOBILENET
@@ -72,8 +72,8 @@ def bert(texts: Sequence[str], data_dir: Path) -> np.ndarray:
 
 
 def bert_network(data_dir: Path) -> tuple[Callable[..., Any], nn.Module]:
-    """Tokenizer and encoder in evaluation mode. ImportError that says what to install, ValueError
-    if its weights are nowhere."""
+    """Tokenizer and encoder in evaluation mode. Raises ImportError that says what to
+    install, and ValueError if its weights are missing."""
     try:
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:

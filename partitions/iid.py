@@ -18,7 +18,7 @@ class SomePartitioner(RowsPartitioner):
             )
         self._samples = samples
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """The first rows, which are in random order."""
         if self._samples > len(labels):
             raise ValueError(f"partition.samples is {self._samples}, but there are {len(labels)}")

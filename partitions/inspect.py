@@ -1,4 +1,4 @@
-"""What people want to know of a dataset and of a partition before they train on it."""
+"""Facts and figures of a dataset and of a partition."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,10 @@ class Summary:
 
 
 def summary(name: str, data_dir: str = "", check: bool = False) -> Summary:
-    """Facts of the dataset, read anew from its source if `check`.
+    """Facts of the dataset, read again from its source if `check`.
 
-    Errors: ValueError as `partitions.datasets.load`; a file that is not the official one but
-    harmless gives a warning in the log."""
+    Raises ValueError as `partitions.datasets.load`; a harmless file that is not the official one
+    gives a warning in the log."""
     data: Dataset = reread(name, data_dir) if check else load(name, data_dir)
     counts = np.bincount(data.y.numpy(), minlength=data.info.num_classes)
     names = [*data.classes, *map(str, range(len(data.classes), len(counts)))]
@@ -51,16 +51,15 @@ def summary(name: str, data_dir: str = "", check: bool = False) -> Summary:
 
 
 def export(federation: Federation, folder: Path) -> list[Path]:
-    """One directory per client for nodes that read only their own: `data-path` in a node's
-    configuration. Returns the directories, by client.
+    """Write one directory per client, the `data-path` of its node. Returns them by client.
 
-    Raises ValueError if clients of another deal lie there: they would hold the same samples."""
+    Raises ValueError if the folder holds clients of another partition, with the same samples."""
     digits = len(str(federation.num_clients - 1))
     paths = [folder / f"client-{i:0{digits}}" for i in range(federation.num_clients)]
     if others := sorted(set(folder.glob("client-*")) - set(paths)):
         raise ValueError(
-            f"{folder} holds {others[0].name} of another deal, whose samples would be others', "
-            "too; choose another folder, or empty this one"
+            f"{folder} holds {others[0].name} of another partition, whose samples would belong to "
+            "two clients; choose another folder, or empty this one"
         )
     for client, path in enumerate(paths):
         federation.share(client).save(path, federation.info)
@@ -87,7 +86,7 @@ def distances(counts: np.ndarray, novel: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 class _Labels(RowsPartitioner):
-    """Clients' labels alone, as flwr-datasets' figure wants them."""
+    """Clients' labels, for flwr-datasets' figure."""
 
     def __init__(self, counts: np.ndarray) -> None:
         super().__init__(len(counts))
@@ -95,8 +94,8 @@ class _Labels(RowsPartitioner):
         labels = [np.repeat(np.arange(counts.shape[1]), row) for row in counts]
         self.dataset = hf.Dataset.from_dict({"label": np.concatenate(labels)})
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
-        """The clients' stretches, in order."""
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
+        """Consecutive rows for each client."""
         return np.split(np.arange(len(labels)), self._ends[:-1])
 
 

@@ -1,4 +1,4 @@
-"""Samples of somebody else's dataset: its items are taken as they come, transforms and all."""
+"""Samples of a map-style dataset, such as torch's, with its transforms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,31 +19,30 @@ INPUTS = ("x", "input", "inputs", *IMAGES)
 class Items(Samples):
     """Rows of `items`, whose elements are (x, y), x alone, or a mapping of columns.
 
-    Every access asks the dataset anew, so that random transforms stay random."""
+    Every access calls the dataset again, so random transforms stay random."""
 
     items: Sequence[Any] = field(default_factory=tuple, compare=False)
     device: str = "cpu"
-    fixed: ClassVar[bool] = False  # what a random transform gives is not to be kept
+    fixed: ClassVar[bool] = False  # random transforms
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         chosen = [item_of(self.items[int(row)])[0] for row in self.index[rows]]
         return torch.stack(chosen).float().to(self.device), self.y[self.index[rows]].to(self.device)
 
     def to(self, device: str | torch.device) -> "Items":
-        """The samples on `device`, moved as they are asked for."""
+        """The samples on `device`, moved when they are accessed."""
         return replace(self, device=str(device))
 
 
 def from_items(items: Any) -> Samples:
-    """A map-style dataset as samples. Raises ValueError if it is empty or no such dataset.
-
-    One whose samples are tensors is not asked for one after the other."""
+    """A map-style dataset as samples; one of tensors is read at once. Raises ValueError if it is
+    empty or not such a dataset."""
     if (found := _in_tensors(items)) is not None and len(found):
         return found
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
-        raise ValueError(f"{type(items).__name__} is no dataset with items and a length above 0")
+        raise ValueError(f"{type(items).__name__} is not a dataset with items and a length above 0")
     y = torch.tensor([item_of(items[row])[1] for row in range(len(items))])
-    x, _ = item_of(items[0])  # of the inputs only the shape is kept
+    x, _ = item_of(items[0])  # only its shape matters
     nothing = torch.zeros(1).expand(len(items), *x.shape)
     return Items(nothing, y, torch.arange(len(items)), scale=1.0, items=items)
 
@@ -57,7 +56,7 @@ def from_tensors(x: Tensor, y: Tensor | None = None) -> Samples:
 
 
 def _in_tensors(items: Any) -> Samples | None:
-    """What a TensorDataset of inputs, or of inputs and labels, holds, or a Subset of one."""
+    """The tensors of a TensorDataset of inputs, or of inputs and labels, or of a Subset of it."""
     if type(items) is Subset:
         whole, rows = _in_tensors(items.dataset), torch.tensor(items.indices, dtype=torch.long)
         return None if whole is None else replace(whole, index=whole.index[rows])

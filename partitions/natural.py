@@ -1,4 +1,4 @@
-"""Clients as the data has them: one for each value of a column.
+"""Natural clients: one for each value of a column.
 
 Writers of FEMNIST (FedTTA draws 185 of 3 550), alphabets of Omniglot, authors of Landmarks,
 geographic cells of iNaturalist."""
@@ -9,10 +9,10 @@ from partitions.partitioner import RowsPartitioner
 
 
 class NaturalPartitioner(RowsPartitioner):
-    """Random values of `column` among those with at least `min_samples` samples, one a client;
-    rows without a value are nobody's.
+    """Random values of `column` with at least `min_samples` samples, one for each client.
+    Rows without a value belong to no client.
 
-    ValueError if there are fewer of them than clients, or no such column."""
+    Raises ValueError if there are fewer values than clients, or no such column."""
 
     def __init__(self, num_partitions: int, column: str, min_samples: int, seed: int) -> None:
         super().__init__(num_partitions)
@@ -20,7 +20,7 @@ class NaturalPartitioner(RowsPartitioner):
             raise ValueError(f"partition.min-samples is {min_samples}; it must be at least 1")
         self._column, self._least, self._seed = column, min_samples, seed
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """All rows of a value."""
         values, inverse, counts = np.unique(
             self.column(self._column), return_inverse=True, return_counts=True

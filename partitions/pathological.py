@@ -1,7 +1,7 @@
 """Pathological partition (McMahan et al., 2017; FedTTA, section 4.1): few classes a client.
 
-Each client holds at most `classes_per_client` classes, cut into shards: of one size, or by FedTTA's
-authors' code, in which every class makes equally many and no sample is left over."""
+Each client holds at most `classes_per_client` classes, cut into shards of one size. In the code of
+FedTTA's authors every class makes equally many shards and no sample is left over."""
 
 import numpy as np
 
@@ -9,12 +9,11 @@ from partitions.partitioner import RowsPartitioner
 
 
 class PathologicalPartitioner(RowsPartitioner):
-    """Cuts every class into shards and deals `classes_per_client` of them to each client, who may
-    be dealt one class twice.
+    """Cuts every class into shards; each client gets `classes_per_client`, maybe two of one class.
 
     With `equal_sizes` all shards have the largest size s for which Σ_c ⌊n_c / s⌋ of them suffice,
-    so no shard mixes classes; the Σ_c (n_c mod s) samples that remain, and shards too many, belong
-    to nobody. Else every class makes equally many shards, whose sizes differ by one in a class."""
+    so no shard mixes classes; remaining samples and shards belong to no client. Otherwise every
+    class makes equally many shards, whose sizes differ by at most one in a class."""
 
     def __init__(
         self, num_partitions: int, classes_per_client: int, seed: int, equal_sizes: bool = True
@@ -26,14 +25,14 @@ class PathologicalPartitioner(RowsPartitioner):
             )
         self._shards, self._seed, self._equal_sizes = classes_per_client, seed, equal_sizes
 
-    def deal(self, labels: np.ndarray) -> list[np.ndarray]:
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """`classes_per_client` random shards a client."""
         needed = self._num * self._shards
         generator = np.random.default_rng(self._seed)
         cut = self._equal if self._equal_sizes else self._whole
         shards = cut(labels, needed, generator)
         order = generator.permutation(len(shards))[:needed].reshape(self._num, self._shards)
-        return [np.concatenate([shards[i] for i in mine]) for mine in order]
+        return [np.concatenate([shards[i] for i in chosen]) for chosen in order]
 
     def _equal(
         self, labels: np.ndarray, needed: int, generator: np.random.Generator

@@ -1,10 +1,9 @@
-"""Preference partition (FedEmbed, section 4): users who label by taste, so that labels conflict.
+"""Preference partition (FedEmbed, section 4): users label by preference, so labels conflict.
 
 User u of sub-population s(u) labels a sample positive iff its type, the dataset's class, is s(u).
-A user holds few samples, half of them positive in its training, validation and test part. Rows
-are drawn, by seed, when a user is asked for; nothing is held per user but its sub-population. Two
-users may hold the same row, but what one trains on never validates or tests another: the types'
-rows are first cut into a pool for each part (ours)."""
+A user holds few samples, half of them positive in its training, validation and test part. Rows are
+drawn by seed when a user is requested. Two users may hold the same row, but a training row of one
+is never a validation or test row of another: each part has its own pool of rows (ours)."""
 
 from collections.abc import Sequence
 
@@ -16,12 +15,11 @@ from partitions.seeds import seed_of
 
 
 class PreferencePartitioner(Partitioner):
-    """Deals `samples` rows to each user, `test` of them for testing and `validation` for
-    validation, halves of them positive.
+    """`samples` rows for each user, `test` of them for testing and `validation` for validation.
 
     `preferred` (num_users,) holds s(u), the users' sub-populations. A partition lists its training
-    rows first, its test rows last. Raises ValueError where a part cannot be halved or a pool is
-    too small."""
+    rows first and its test rows last. Raises ValueError if a part cannot be halved or a pool is too
+    small."""
 
     def __init__(
         self, preferred: Sequence[int], samples: int, validation: int, test: int, seed: int

@@ -1,4 +1,4 @@
-"""Seeds: every random draw comes from a generator of its own (seed, purpose, counters)."""
+"""Seeds: every random draw comes from a generator of (seed, purpose, counters)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,17 +10,15 @@ SEED = setting(0, "seed of the split, the model, the sampling and every batch", 
 
 
 def seed_of(seed: int, purpose: str, *counters: int) -> int:
-    """A seed of its own for every (seed, purpose, round, client); the same on every machine."""
+    """A different seed for every (seed, purpose, counters); the same on every machine."""
     text = "/".join(map(str, (seed, purpose, *counters)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def seed_torch(seed: int) -> None:
-    """Let `seed` decide what is drawn next from torch's own generators, of the CPU and of GPUs in
-    use.
+    """Seed torch's global generators, of the CPU and of GPUs in use.
 
-    (`torch.manual_seed` takes down its caller's stack for each kind of device that has not begun:
-    a millisecond a call.)"""
+    (`torch.manual_seed` takes a millisecond: it records its caller's stack for unused devices.)"""
     import torch
 
     torch.default_generator.manual_seed(seed)
@@ -30,8 +28,8 @@ def seed_torch(seed: int) -> None:
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """Within it `seed` decides what is drawn; after it the CPU's generator goes on as if nothing
-    had been."""
+    """Within the context `seed` determines torch's draws; then the CPU generator's state is
+    restored."""
     import torch
 
     before = torch.get_rng_state()

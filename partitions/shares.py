@@ -1,4 +1,4 @@
-"""What one client owns: rows of tensors that all clients of a process share."""
+"""One client's data: rows of tensors that all clients of a process share."""
 
 import json
 import math
@@ -49,8 +49,7 @@ class Samples:
         return x, self.y[index]
 
     def converted(self) -> Self:
-        """The same samples, converted to what ``samples[rows]`` gives once and for all; themselves
-        where every access gives something else."""
+        """The same samples, converted to the form of ``samples[rows]``; itself if not `fixed`."""
         if not self.fixed:
             return self
         x, _ = Samples.__getitem__(self, slice(None))
@@ -76,11 +75,11 @@ _on_device: dict[str, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictio
 
 
 def _moved(tensor: Tensor, device: str) -> Tensor:
-    """The tensor on the device, moved there once as long as somebody has it here."""
-    there = _on_device[device]
-    if tensor not in there:
-        there[tensor] = tensor.to(device)
-    moved: Tensor = there[tensor]
+    """The tensor on the device, moved there once while the original exists."""
+    copies = _on_device[device]
+    if tensor not in copies:
+        copies[tensor] = tensor.to(device)
+    moved: Tensor = copies[tensor]
     return moved
 
 
@@ -110,10 +109,10 @@ class PreferredSamples(Samples):
 
 @dataclass(frozen=True)
 class Share:
-    """One client's data. A novel client is scored on `everything`; `test` is there only where
-    the partition gives test samples. `attributes` describe the client, for figures. `public`
-    samples are nobody's; all clients have the same. With `shots` a novel client learns from so
-    many labeled samples of each class, its `train`; they are not in `everything`."""
+    """One client's data. A novel client is scored on `everything`; `test` is None if the partition
+    gives no test samples. `attributes` describe the client, for figures. All clients have the same
+    `public` samples. With `shots` a novel client learns from so many labeled samples of each
+    class, its `train`, which are not in `everything`."""
 
     train: Samples
     validation: Samples
@@ -125,8 +124,8 @@ class Share:
     shots: int = 0
 
     def with_shots(self, shots: int, seed: int) -> "Share":
-        """A novel client's share when it shows `shots` labels of each class, at most all but one:
-        something is left to be scored. Fewer shots are among the first of more. Others': itself."""
+        """A novel client's share with `shots` labels of each class, at least one sample being left
+        for scoring. Fewer shots are among more. For other clients: itself."""
         if not shots or not self.novel:
             return self
         every = self.everything
@@ -135,8 +134,8 @@ class Share:
         labels = every.y.cpu()[every.index.cpu()][order]
         chosen = torch.zeros(len(every), dtype=torch.bool)
         for label in labels[labels >= 0].unique():
-            mine = order[labels == label]
-            chosen[mine[: min(shots, len(mine) - 1)]] = True
+            rows = order[labels == label]
+            chosen[rows[: min(shots, len(rows) - 1)]] = True
         return replace(
             self,
             train=replace(every, index=every.index[chosen]),
@@ -147,16 +146,16 @@ class Share:
         )
 
     def save(self, folder: str | Path, info: Info) -> None:
-        """Write the share to a folder that `load` reads, for a node that has only its own."""
+        """Write the share to a folder that `load` reads, for its node."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        one = self.everything
-        arrays = {"x": one.x[one.index], "y": one.y[one.index]}
-        place = {int(row): i for i, row in enumerate(one.index)}
+        whole = self.everything
+        arrays = {"x": whole.x[whole.index], "y": whole.y[whole.index]}
+        position = {int(row): i for i, row in enumerate(whole.index)}
         for name in PARTS:
             part: Samples | None = getattr(self, name)
             if part is not None:
-                arrays[name] = torch.tensor([place[int(row)] for row in part.index]).long()
+                arrays[name] = torch.tensor([position[int(row)] for row in part.index]).long()
         if self.public is not None:
             arrays["public"] = self.public.x[self.public.index]
             arrays["public.y"] = self.public.y[self.public.index]
@@ -168,15 +167,15 @@ class Share:
             "num_types": info.num_types,
             "novel": self.novel,
             "attributes": self.attributes,
-            "scale": one.scale,
-            "mean": one.mean,
-            "std": one.std,
+            "scale": whole.scale,
+            "mean": whole.mean,
+            "std": whole.std,
         }
         (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> tuple["Share", Info]:
-        """A share that `save` wrote, and its dataset. Raises ValueError if it is not there, or
+        """A share that `save` wrote, and its dataset. Raises ValueError if it is missing or
         damaged."""
         folder = Path(folder)
         if not (folder / META).is_file() or not (folder / DATA).is_file():
@@ -198,7 +197,7 @@ class Share:
 
         def samples(x: Tensor, y: Tensor, index: Tensor | None = None) -> Samples:
             index = torch.arange(len(y)) if index is None else index
-            if meta["num_types"]:  # y are types, which the client labels by its taste
+            if meta["num_types"]:  # y are types
                 preferred = int(meta["attributes"][SUB_POPULATION])
                 return PreferredSamples(x, y, index, *scaling, preferred)
             return Samples(x, y, index, *scaling)
@@ -218,16 +217,16 @@ class Share:
         return share, Info(str(meta["name"]), shape, int(meta["num_classes"]), "", num_types=types)
 
 
-def _moment(told: Any) -> Moment:
+def _moment(value: Any) -> Moment:
     """A finite number, or one for each channel."""
-    numbers = tuple(map(float, told if isinstance(told, list) else [told]))
+    numbers = tuple(map(float, value if isinstance(value, list) else [value]))
     if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{told!r} is not finite")
-    return numbers if isinstance(told, list) else numbers[0]
+        raise ValueError(f"{value!r} is not finite")
+    return numbers if isinstance(value, list) else numbers[0]
 
 
 def _check_rows(arrays: dict[str, Tensor], shape: tuple[int, ...]) -> None:
-    """Raise ValueError for inputs, labels and rows of the parts that do not belong together."""
+    """Raise ValueError for inputs, labels and rows of the parts that do not match."""
     for x, y in (("x", "y"), ("public", "public.y")):
         if x in arrays and (arrays[x].shape[1:] != shape or arrays[y].shape != arrays[x].shape[:1]):
             raise ValueError(f"{x} is of shape {(*arrays[x].shape,)}, {y} {(*arrays[y].shape,)}")

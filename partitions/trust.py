@@ -1,8 +1,8 @@
-"""Whose code may run: the references ``module:NAME`` that the user named.
+"""Code that may run: the references ``module:NAME`` that the user named.
 
-Allowed is what the user typed, what ``--allow`` or FEDAPPS_ALLOW names, and what the list `allow`
-of the user's own ``~/.config/fedapps/config.toml`` holds; on a node also what `allow` in its node
-configuration names. What only a saved run or a server names is refused before it is imported."""
+Allowed are the references that the user typed, those in ``--allow`` or FEDAPPS_ALLOW, and the list
+`allow` in ``~/.config/fedapps/config.toml``; on a node also `allow` in its node configuration. A
+reference that only a saved run or a server names is refused before it is imported."""
 
 import os
 import re
@@ -16,27 +16,27 @@ VARIABLE = "FEDAPPS_ALLOW"  # processes that this one starts inherit it
 
 
 def is_reference(name: str) -> bool:
-    """Whether the name is one of something outside the package."""
+    """Whether the name has the form ``module:NAME``."""
     module, _, attribute = name.partition(":")
     return all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
-def named(told: Any) -> list[str]:
-    """The references that stand anywhere in a configuration: in texts, lists and keys."""
-    if isinstance(told, str):
-        return [word for word in re.split(r"[\s,]+", told) if is_reference(word)]
-    if isinstance(told, Mapping):
-        keys = [word for key in told for word in (key, key.rpartition(".")[0]) if ":" in key]
-        return [*filter(is_reference, keys), *named([*told.values()])]
-    if isinstance(told, list | tuple):
-        return [word for one in told for word in named(one)]
+def named(config: Any) -> list[str]:
+    """The references anywhere in a configuration: in texts, lists and keys."""
+    if isinstance(config, str):
+        return [word for word in re.split(r"[\s,]+", config) if is_reference(word)]
+    if isinstance(config, Mapping):
+        keys = [word for key in config for word in (key, key.rpartition(".")[0]) if ":" in key]
+        return [*filter(is_reference, keys), *named([*config.values()])]
+    if isinstance(config, list | tuple):
+        return [word for value in config for word in named(value)]
     return []
 
 
 def allow(*references: str) -> None:
-    """Let this process, and those that it starts, import what these references name.
+    """Let this process, and those that it starts, import these references.
 
-    Raises ValueError for what is no reference."""
+    Raises ValueError for a text of another form."""
     for reference in references:
         if not is_reference(reference):
             raise ValueError(f"{reference!r} cannot be allowed; name it as module:NAME")
@@ -67,11 +67,11 @@ def user_file() -> Path:
 def _listed(file: Path) -> frozenset[str]:
     """The references that the user's configuration allows."""
     try:
-        told = tomllib.loads(file.read_text("utf-8")).get("allow", [])
-    except OSError:  # most have none
+        allowed = tomllib.loads(file.read_text("utf-8")).get("allow", [])
+    except OSError:  # most users have none
         return frozenset()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no valid TOML: {error}") from error
-    if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
-        raise ValueError(f"{file}: allow is {told!r:.200}; it must be a list of module:NAME")
-    return frozenset(told)
+    if not isinstance(allowed, list) or not all(isinstance(word, str) for word in allowed):
+        raise ValueError(f"{file}: allow is {allowed!r:.200}; it must be a list of module:NAME")
+    return frozenset(allowed)

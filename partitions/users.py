@@ -1,4 +1,4 @@
-"""Users with tastes: shares of a dataset under the preference partition."""
+"""Users with preferences: shares of a dataset under the preference partition."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from partitions.datasets import Dataset, Info, configured, preference_info
 from partitions.registry import Config, partition
 from partitions.shares import SUB_POPULATION, PreferredSamples, Share
 
-RANK = "rank"  # attribute of a share: the place in its sub-population, from 0, novel users last
+RANK = "rank"  # attribute of a share: position in its sub-population, from 0, novel users last
 
 
 class PreferenceFederation(Federation):
@@ -22,7 +22,9 @@ class PreferenceFederation(Federation):
         import datasets
 
         if shots := novel_shots(config):
-            raise ValueError(f"novel-shots is {shots}; users with tastes tell no labels: use 0")
+            raise ValueError(
+                f"novel-shots is {shots}; users with preferences show no labels: use 0"
+            )
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
         self.rule = partition("preference").make(config, self.novel)
@@ -41,8 +43,7 @@ class PreferenceFederation(Federation):
 
     def share(self, client: int) -> Share:
         """The user's data. Raises ValueError for an id out of range."""
-        if not 0 <= client < self.num_clients:
-            raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
+        self.check_client(client)
         if client not in self._drawn:
             self._drawn[client] = torch.from_numpy(self.rule.rows(client))
         rows, parts = self._drawn[client], self.rule.parts
@@ -65,7 +66,6 @@ class PreferenceFederation(Federation):
         data, scale = self.dataset, (self.dataset.info.scale, self._mean, self._std)
         return PreferredSamples(data.x, data.y, index, *scale, int(self.preferred[client]))
 
-    def _moments(self) -> tuple[float, float]:
-        """Mean and deviation of the training split's inputs, over all pixels."""
-        x = self.dataset.x[: self.dataset.num_train].double() / self.dataset.info.scale
-        return float(x.mean()), float(x.std())
+    def _moment_rows(self) -> Tensor:
+        """The training split."""
+        return torch.arange(self.dataset.num_train)

@@ -4,7 +4,7 @@ Source–filter synthesis, frame by frame: a voice is eight numbers (pitch, pitc
 spectral tilt, breath, bandwidth, syllables per second, declination), interpolated between eight
 parameter sets; a text is a row of syllables, a track of three vowel formants with consonants as
 noise bursts or closures. An utterance's spectrogram is the short-time spectrum of glottal pulses
-and noise times the vocal tract's response, in dB. Everything follows from a seed."""
+and noise times the vocal tract's response, in dB. A seed determines everything."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import scipy  # its modules load where they are used
 from partitions.readers.raw import Raw
 from partitions.seeds import seed_of
 
-VERSION = 1  # of what is synthesised; cached sets of another version are not read
+VERSION = 1  # of the synthesis, for the cache
 RATE, SECONDS, BINS = 16000, 3.75, 200  # samples per second; length; frequencies of a spectrum
 FLOOR = -80.0  # dB below the utterance's maximum that are stored as 0
 TEXTS, SYLLABLES = 24, 14

@@ -5,7 +5,7 @@ on the server, as FedEmbed (Silva et al., 2022, section 4.1) describes it, only 
 personal, "regularized to minimize parameter difference from a global model head"."""
 
 from clients.arrays import Arrays, is_statistic, prefixed
-from clients.pfedme import HEAD, OWN
+from clients.pfedme import HEAD, PERSONAL
 from partitions.settings import POSITIVE, setting
 from strategies.fedavg import FedAvg, mean_statistics
 from strategies.heads import HeldHeads
@@ -16,7 +16,7 @@ class PFedMe(HeldHeads, FedAvg):
     """`heads` says who holds the personal parts: the "client" θ_i, or the "server" the heads.
     `server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
 
-    head = f"{OWN}/"
+    head = f"{PERSONAL}/"
     requires = Requirement(
         "pfedme",
         "keep a personal model near the server's",
@@ -29,7 +29,7 @@ class PFedMe(HeldHeads, FedAvg):
     def initialize(self, arrays: Arrays) -> Arrays:
         """w; the personal heads start as its head."""
         head = {n: a for n, a in arrays.items() if n.startswith(HEAD) and self.holds}
-        return super().initialize(arrays | prefixed(OWN, head))
+        return super().initialize(arrays | prefixed(PERSONAL, head))
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """(1 − β) w + β mean_i w_i."""

@@ -35,13 +35,13 @@ SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 2, "batch-size": 32}
 NO_NORM = "fedbn needs batch normalisation, {kind} has none"
 REFUSED = {("fedbn", kind): NO_NORM.format(kind=kind) for kind in KINDS[1:5]} | {
     ("fedma", "Norm"): "fedma matches linear and convolutional layers with biases; 'norm' is none",
-    ("fedma", "Frozen"): "fedma moves the neurons of each layer by itself, but 'first.bias' is fro",
+    ("fedma", "Frozen"): "fedma permutes the neurons of every layer, but 'first.bias' is fro",
     (
         "fedma",
         "Tied",
-    ): "fedma moves the neurons of each layer by itself, but 'third.weight' is t",
+    ): "fedma permutes the neurons of every layer, but 'third.weight' is t",
     ("fedma", "Buffers"): "fedma matches linear and convolutional layers with biases; 'gain' is no",
-    ("fedma", "Everything"): "fedma moves the neurons of each layer by itself, but 'third.weight'",
+    ("fedma", "Everything"): "fedma permutes the neurons of every layer, but 'third.weight'",
 }
 HYPERNETWORKS = ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")
 

@@ -2,8 +2,8 @@
 
 Amosy et al., On-Demand Unlabeled Personalized Federated Learning: section 4 and supplement C.
 Images go through convolutions like the target network's; other inputs, and images whose target
-network has none, through fully connected layers of 500. Ours, as the text leaves it open: the
-pooled units of all layers are concatenated, and two fully connected layers follow."""
+network has none, through fully connected layers of 500. The pooled units of all layers are
+concatenated, and two fully connected layers follow (ours: the text leaves it open)."""
 
 import itertools
 from collections.abc import Callable
@@ -89,8 +89,8 @@ class DeepSymmetricSets(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         """g({x}; γ)."""
         x = x if self.images else x.flatten(1)
-        for one, every in zip(self.siamese, self.aggregated, strict=True):
-            x = F.relu(one(x) + every(x.mean(0, keepdim=True)))
+        for each, mean in zip(self.siamese, self.aggregated, strict=True):
+            x = F.relu(each(x) + mean(x.mean(0, keepdim=True)))
             x = _pool(x) if self.images else x
         return self.out(self.fc(self.pool(x)))
 
@@ -192,17 +192,6 @@ ENCODERS: dict[str, Callable[[nn.Module, Shape, int], Encoder]] = {
     "mean": MeanSets,
 }
 NAMES = {build: name for name, build in ENCODERS.items()}
-
-
-def build_encoder(name: str, target: nn.Module, shape: Shape, dim: int) -> Encoder:
-    """The encoder `name` for a target network and its inputs' shape.
-
-    Raises ValueError for an unknown name or a dimension below 1."""
-    if name not in ENCODERS:
-        raise ValueError(f"unknown encoder {name!r}; known: {', '.join(ENCODERS)}")
-    if dim < 1:
-        raise ValueError(f"a descriptor of {dim} entries; it must have at least 1")
-    return ENCODERS[name](target, tuple(shape), dim)
 
 
 class Described(nn.Module):

@@ -14,8 +14,8 @@ def widen(model: nn.Module, width: int) -> None:
     if not linear or linear[-1][1].out_features != width:
         raise ValueError(f"{type(model).__name__} has no last hidden layer of {width} units")
     name, last = linear[-1]
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, nn.Linear(last.in_features, 2 * width))
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, nn.Linear(last.in_features, 2 * width))
 
 
 class Stochastic(HeadedNetwork):
@@ -26,7 +26,7 @@ class Stochastic(HeadedNetwork):
     mean falls below 0 nor a deviation below softplus(0) = ln 2).
 
     Sampled in training mode, the mean in evaluation mode. `reference_mean` and `reference_scale`
-    (C, d) make r(z|y), a learnt Gaussian per class, σ = softplus(reference_scale)."""
+    (C, d) make r(z|y), a trained Gaussian per class, σ = softplus(reference_scale)."""
 
     def __init__(self, model: nn.Module, num_classes: int, layer: str = "added") -> None:
         super().__init__()

@@ -31,20 +31,20 @@ def read_landmarks(folder: Path) -> Raw | None:
 
 
 def _read(folder: Path, column: str) -> Raw | None:
-    found = sorted(folder.rglob("federated_train*.csv"))
-    if not found:
+    splits = sorted(folder.rglob("federated_train*.csv"))
+    if not splits:
         return None
-    if len(found) > 1:
-        raise ValueError(f"{folder} has several splits, keep one: {', '.join(map(str, found))}")
-    test = found[0].parent / "test.csv"
-    rows = _rows(found[0])
+    if len(splits) > 1:
+        raise ValueError(f"{folder} has several splits, keep one: {', '.join(map(str, splits))}")
+    test = splits[0].parent / "test.csv"
+    rows = _rows(splits[0])
     num_train = len(rows)
     rows += _rows(test) if test.is_file() else []
     paths = _paths(folder)
     missing = [row["image_id"] for row in rows if row["image_id"] not in paths]
     if missing:
         raise ValueError(
-            f"{found[0]}: no image of {len(missing)} ids below {folder}, such as {missing[0]}"
+            f"{splits[0]}: no image of {len(missing)} ids below {folder}, such as {missing[0]}"
         )
     x = mobilenet_v2(_images([paths[r["image_id"]] for r in rows]), len(rows), folder.parent)
     users = np.array([row.get("user_id", "") for row in rows])

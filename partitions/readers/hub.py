@@ -12,7 +12,7 @@ from partitions.readers.raw import Raw, concatenate
 IMAGES, TEXTS = ("image", "img"), ("question_title", "question_content", "best_answer", "text")
 LABELS = ("label", "labels", "fine_label", "character", "topic", "class")
 TRAIN, TEST = ("train", "training"), ("test", "validation")
-COLUMNS = {  # natural column → its names in the wild
+COLUMNS = {  # natural column → its names in datasets
     "coarse": ("coarse", "coarse_label"),
     "writer": ("writer", "writer_id"),
     "alphabet": ("alphabet",),
@@ -29,7 +29,7 @@ def read_folder(folder: Path, shape: tuple[int, ...], columns: Sequence[str]) ->
 
 def open_folder(folder: Path) -> Any:
     """The `datasets` object of a folder of ``save_to_disk`` or of parquet files, or of one
-    parquet file; None if it is none of them."""
+    parquet file; None for anything else."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
 

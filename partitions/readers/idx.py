@@ -37,10 +37,10 @@ def read_pairs(folder: Path, splits: tuple[str, str]) -> Raw | None:
     parts = []
     for kind in ("images-idx3", "labels-idx1"):
         for split in splits:
-            found = [f for f in folder.glob(f"{split}-{kind}-ubyte*") if f.suffix in ("", ".gz")]
-            if not found:
+            files = [f for f in folder.glob(f"{split}-{kind}-ubyte*") if f.suffix in ("", ".gz")]
+            if not files:
                 return None
-            parts.append(read_idx(sorted(found)[0]))
+            parts.append(read_idx(sorted(files)[0]))
     x_train, x_test, y_train, y_test = parts
     for x, y, split in ((x_train, y_train, splits[0]), (x_test, y_test, splits[1])):
         if len(x) != len(y):

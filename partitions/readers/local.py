@@ -1,4 +1,4 @@
-"""Data of your own without code, by its path: a folder of class folders (torchvision's
+"""A user's data without code, by its path: a folder of class folders (torchvision's
 ImageFolder), a ``.npz`` of arrays or a ``.npy`` of inputs, a folder or a parquet file of the
 `datasets` library.
 
@@ -45,7 +45,7 @@ def _folder(folder: Path, size: int) -> Raw:
     if not train:
         return _class_folders(folder, size, True)
     parts = [_class_folders(train[0], size, True)]
-    parts += [_class_folders(one, size, False) for one in test[:1]]
+    parts += [_class_folders(place, size, False) for place in test[:1]]
     if len({part.classes for part in parts}) > 1:
         raise ValueError(f"{train[0]} and {test[0]} hold different class folders")
     return joined(parts, folder)
@@ -57,7 +57,7 @@ def _class_folders(folder: Path, size: int, train: bool) -> Raw:
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    if any(one.is_dir() for one in folder.iterdir()):
+    if any(path.is_dir() for path in folder.iterdir()):
         found = ImageFolder(str(folder), allow_empty=True)
         files, classes = found.samples, tuple(found.classes)
     else:
@@ -88,9 +88,9 @@ def _images(pictures: Iterable[tuple[str, Image.Image]], size: int) -> np.ndarra
     arrays: list[np.ndarray] = []
     for name, picture in pictures:
         grey = picture.mode in GREY
-        one = picture.convert("L" if grey else "RGB")
-        one = ImageOps.fit(one, (size, size)) if size else one
-        array = np.atleast_3d(np.asarray(one)).transpose(2, 0, 1)
+        image = picture.convert("L" if grey else "RGB")
+        image = ImageOps.fit(image, (size, size)) if size else image
+        array = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
         if arrays and array.shape[1:] != arrays[0].shape[1:]:
             raise ValueError(
                 f"{name} has {array.shape[2]}×{array.shape[1]} pixels, the first image "

@@ -26,7 +26,7 @@ class Raw:
 
 
 def concatenate(parts: list[Raw]) -> Raw:
-    """Parts of a dataset in order, the first ones its training split as far as they say so."""
+    """The parts of a dataset, in order; training samples come first."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in
                parts[0].columns}  # fmt: skip
     return Raw(
@@ -40,8 +40,8 @@ def concatenate(parts: list[Raw]) -> Raw:
 
 
 def files_of(folder: Path, base: str, archive: str, probe: str) -> Callable[[str], bytes] | None:
-    """How to get a file's bytes: from `folder`/`base`, from `folder` if `probe` lies there, or
-    from the tar `archive`; None if there is none of them. A missing file raises ValueError."""
+    """A function that reads a file: from `folder`/`base`, from `folder` if it holds `probe`, or
+    from the tar `archive`; None if all are missing. It raises ValueError for a missing file."""
     place = folder if (folder / probe).is_file() else folder / base
 
     def from_folder(name: str) -> bytes:
@@ -64,7 +64,7 @@ def files_of(folder: Path, base: str, archive: str, probe: str) -> Callable[[str
 
 def is_official(data: bytes, md5: str, name: str) -> bool:
     """Whether the bytes have the official checksum; a warning if not."""
-    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    if found != md5:
-        logging.getLogger(__name__).warning("%s: md5 %s, not the official %s", name, found, md5)
-    return found == md5
+    actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if actual != md5:
+        logging.getLogger(__name__).warning("%s: md5 %s, not the official %s", name, actual, md5)
+    return actual == md5

@@ -19,7 +19,7 @@ from clients.sgd import batches, mini_batches
 from partitions.items import from_items
 from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
-from partitions.shares import PreferredSamples, Samples, Share
+from partitions.shares import Samples, Share
 
 
 class Tiny(nn.Module):
@@ -350,16 +350,6 @@ def test_mini_batches_are_their_rows_be_they_gathered_at_once_or_not(passes):
     assert [x.flatten().tolist() for x, _ in found] == [
         [10 * (9 - int(i)) - 2 for i in r] for r in rows
     ]
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_mini_batches_have_a_users_own_labels(passes):
-    """Of types 0, 1, 2, 1 the user prefers 1."""
-    x, types = torch.arange(4, dtype=torch.uint8).reshape(4, 1), torch.tensor([0, 1, 2, 1])
-    samples = PreferredSamples(x, types, torch.tensor([3, 2, 1, 0]), 1.0, preferred=1)
-    rows = [torch.tensor([0, 1]), torch.tensor([3, 2])] * passes
-    found = [(x.flatten().tolist(), y.tolist()) for x, y in mini_batches(samples, rows)]
-    assert found == [([3, 2], [1, 0]), ([0, 1], [0, 1])] * passes
 
 
 def test_samples_that_are_drawn_at_each_access_are_asked_for_at_each():

@@ -158,16 +158,6 @@ def test_what_two_models_communicate_draws_nothing(adapt_on):
         assert torch.equal(logits, first[name])
 
 
-def test_digesting_brings_the_model_to_the_consensus():
-    teacher, student = client(), client(digest_epochs=200, lr=0.05)
-    consensus, _, _ = teacher.train({}, {"server-round": 1})
-    student.load({})
-    before = (student.communicate()["logits"].numpy() - consensus["logits"]) ** 2
-    student.digest(consensus, {}, 200)
-    after = (student.communicate()["logits"].numpy() - consensus["logits"]) ** 2
-    assert after.mean() < 0.3 * before.mean()
-
-
 @pytest.mark.parametrize("cls", [FedMDClient, HeteroTENTClient, HeteroFedTTAClient])
 def test_a_novel_client_digests_when_scored_and_keeps_nothing(cls):
     consensus, _, _ = client(cls).train({}, {"server-round": 1})
@@ -231,7 +221,7 @@ def test_heterogeneous_tent_clips_what_it_trains_on():
 def test_frozen_layers_are_not_drawn_anew():
     one = client(initialization="own", client=1)
     head = one.model.head.requires_grad_(False)
-    one.wake({})
+    one.resume({})
     now = model_arrays(one.model)
     assert np.array_equal(now["head.weight"], one.initial["head.weight"])
     others = [n for n in now if n.endswith("weight") and not n.startswith("head.")]
@@ -244,7 +234,7 @@ def test_an_initialization_of_its_own():
 
     def start(**options):
         one = client(initialization="own", **options)
-        one.wake({"server-round": 3})
+        one.resume({"server-round": 3})
         return one.model.layers[0].weight.detach().clone()
 
     shared, own, other = client().model.layers[0].weight, start(client=1), start(client=2)
@@ -253,11 +243,11 @@ def test_an_initialization_of_its_own():
     trained = client(initialization="own", client=1)
     trained.train({}, {"server-round": 3})
     kept = trained.model.layers[0].weight.detach().clone()
-    trained.wake({"server-round": 4})
+    trained.resume({"server-round": 4})
     assert torch.equal(trained.model.layers[0].weight, kept)
     novel = client(initialization="own", novel=True)
     draws = [
-        (novel.wake({"server-round": r}), novel.model.layers[0].weight.clone())[1] for r in (1, 2)
+        (novel.resume({"server-round": r}), novel.model.layers[0].weight.clone())[1] for r in (1, 2)
     ]
     assert not torch.equal(*draws)
     novel.receive({}, {"server-round": 1})
@@ -269,27 +259,6 @@ def test_adaptation_networks_by_size():
     for name, width in (("convnet-small", 32), ("convnet", 64), ("convnet-big", 128)):
         net = HeteroFedTTAClient.build_network(build_model(name, (1, 8, 8), 10, 0), INFO)
         assert net.adaptation[0].out_features == width
-
-
-def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match=r"partition\.public-samples"):
-        client(public=0)
-    with pytest.raises(ValueError, match=r"'mse'.*kl"):
-        client(digest_loss="mse")
-    with pytest.raises(ValueError, match="digest-epochs is 0"):
-        client(digest_epochs=0)
-    with pytest.raises(ValueError, match=r"base-weight is -1"):
-        client(HeteroFedTTAClient, base_weight=-1)
-    with pytest.raises(ValueError, match=r"'random'.*own"):
-        client(initialization="random")
-    with pytest.raises(ValueError, match=r"'up'.*student-teacher"):
-        client(kl_direction="up")
-    with pytest.raises(ValueError, match="public-batch-size is -1"):
-        client(public_batch_size=-1)
-    with pytest.raises(ValueError, match="clip-norm is -1"):
-        client(HeteroTENTClient, clip_norm=-1)
-    with pytest.raises(ValueError, match=r"'all'.*public"):
-        client(HeteroFedTTAClient, adapt_on="all")
 
 
 def nodes(*shapes):
@@ -363,21 +332,6 @@ def test_models_are_dealt_by_client_and_need_a_personal_model():
     assert client_model(defaults(), "fedavg", 3) == "mlp"
     with pytest.raises(ValueError, match=r"'fedavg'.*fedmd"):
         client_model(config, "fedavg", 0)
-
-
-def test_public_samples_belong_to_nobody(tmp_path):
-    fed = federation(defaults() | {"partition.public-samples": 200})
-    owned = [set(fed.share(i).everything.index.tolist()) for i in range(fed.num_clients)]
-    public = set(fed.public.index.tolist())
-    assert len(public) == 200 and not public & set.union(*owned)
-    fed.share(3).save(tmp_path, fed.info)
-    loaded, _ = Share.load(tmp_path)
-    assert torch.equal(loaded.public[:][0], fed.public[:][0])
-    total = len(fed.dataset.y)
-    assert len(federation(defaults() | {"partition.public-samples": -1}).public) == total // 6
-    assert federation(defaults()).public is None
-    with pytest.raises(ValueError, match="public-samples is -2"):
-        federation(defaults() | {"partition.public-samples": -2})
 
 
 def test_the_server_averages_each_set_and_holds_nothing_else():

@@ -22,12 +22,6 @@ def test_a_block_is_convolution_pooling_relu(weight, expected):
     assert convolved(x, layer).tolist() == [[[[expected]]]]
 
 
-def test_the_convnet_of_femnist():
-    """fc 2048 takes 64·7·7 = 3136 activations and gives 2048."""
-    net = build_model("convnet-2048", (1, 28, 28), 62, seed=0)
-    assert net.fc.weight.shape == (2048, 3136) and net.head.weight.shape == (62, 2048)
-
-
 def test_flattened_features_keep_the_order_of_channels():
     """Two channels of two pixels each, whatever their order in memory: c0 c0 c1 c1."""
     layer = nn.Conv2d(1, 2, 1, bias=False)
@@ -45,6 +39,7 @@ def test_flattened_features_keep_the_order_of_channels():
         ("mlp-big", (1, 28, 28), [(785, 400), (401, 400), (401, 7)]),
         ("softmax", (5,), [(6, 7)]),
         ("convnet", (1, 28, 20), [(26, 32), (801, 64), (64 * 7 * 5 + 1, 512), (513, 7)]),
+        ("convnet-2048", (1, 28, 28), [(26, 32), (801, 64), (64 * 49 + 1, 2048), (2049, 7)]),
         ("convnet-small", (3, 8, 8), [(76, 16), (401, 32), (32 * 4 + 1, 512), (513, 7)]),
         ("convnet-big", (3, 8, 8), [(76, 64), (1601, 128), (128 * 4 + 1, 512), (513, 7)]),
         ("convnet-bn", (3, 4, 4), [(76, 32), (2, 32), (801, 64), (2, 64), (65, 512), (513, 7)]),

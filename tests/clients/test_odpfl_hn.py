@@ -86,14 +86,6 @@ def test_training_leaves_the_encoder_alone_and_replies_with_the_target_alone():
         np.testing.assert_array_equal(array, one.initial[name])
 
 
-def test_with_an_embedding_the_encoder_is_fitted_to_it():
-    one = client(encoder_steps=400, encoder_local_lr=0.01)
-    embedding = np.array([1.0, -2.0, 0.5, 0.0], np.float32)
-    reply, _, metrics = one.train(one.initial | {DESCRIPTOR: embedding}, {"server-round": 1})
-    e = one.encode({n: a for n, a in reply.items() if n.startswith("encoder.")}, {})[0]
-    assert np.square(e[DESCRIPTOR] - embedding).sum() < 1e-2 * metrics["encoder-loss"]
-
-
 def test_the_encoder_is_fitted_by_clipped_steps_on_the_squared_distance():
     """‖g − e‖² before the first step is told; that step's gradient, of a norm above 1, is clipped
     to 1, so that lr 0.25 moves γ by 0.25 in norm."""
@@ -277,18 +269,3 @@ def test_a_private_novel_client_answers_nothing_that_its_budget_does_not_cover()
 def test_an_unbounded_encoder_is_refused(encoder):
     with pytest.raises(ValueError, match="no bounded sensitivity"):
         client(encoder, novel=True, descriptor_epsilon=1.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"descriptor_epsilon": -1.0}, "descriptor-epsilon is -1.0"),
-        ({"descriptor_delta": 0.0}, "descriptor-delta is 0.0"),
-        ({"descriptor_answers": 0}, "descriptor-answers is 0"),
-        ({"dp_generator": "none"}, "'none'; known"),
-        ({"encode_batch_size": -1}, "encode-batch-size is -1"),
-    ],
-)
-def test_bad_settings_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        client(**options)

@@ -62,18 +62,6 @@ def test_a_step_may_be_shortened():
     assert (p.item(), q.item()) == (pytest.approx(0.95), pytest.approx(0.75))
 
 
-def test_sgd_by_hand():
-    """p = 1, gradient 2p: with lr 0.1 p = 1 − 0.2 = 0.8; momentum 0.5: b = 0.5·2 + 1.6 = 2.6,
-    p = 0.8 − 0.26 = 0.54."""
-    p = nn.Parameter(torch.tensor([1.0]))
-    optimizer = SGD([p], lr=0.1, momentum=0.5)
-    for expected in (0.8, 0.54):
-        optimizer.zero_grad()
-        p.square().sum().backward()
-        optimizer.step()
-        assert p.item() == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, 0.9), lambda p: Adam(p, 0.1)])
 def test_who_takes_over_a_state_goes_on_as_the_other_did(make):
     """Momenta, moments and the number of steps: the third step of a successor is the third one."""

@@ -129,15 +129,6 @@ def test_a_novel_client_that_shows_no_labels_makes_no_step():
         np.testing.assert_array_equal(client.model.state_dict()[name], array)
 
 
-@pytest.mark.parametrize(
-    ("setting", "word"),
-    [({"variant": "second"}, "'second'"), ({"delta": 0.0}, "delta"), ({"inner_lr": -1.0}, "inner")],
-)
-def test_settings_out_of_range(setting, word):
-    with pytest.raises(ValueError, match=word):
-        make(**{"variant": "exact"} | setting)
-
-
 def test_a_step_of_training_takes_one_batch_inside_and_another_outside():
     """w ← w − β ∇F(w) with F(w) = L_D'(w − α ∇L_D(w)), D and D' drawn apart; one step, one
     sample each: that of finite differences over them, and of no other pair."""

@@ -12,9 +12,8 @@ from clients.apfl import APFLClient
 from clients.ditto import DittoClient
 from clients.fedala import FedALAClient
 from clients.fedbabu import FedBABUClient
-from clients.mixing import learnt, one_pass, top_layers
+from clients.mixing import one_pass, top_layers, train_weights
 from clients.models import build_model
-from fedapps.settings.config import defaults
 
 
 class Squared(DittoClient):
@@ -151,7 +150,7 @@ def test_fedala_learns_until_its_loss_settles():
 
     model, batches = nn.Linear(1, 2, bias=False), Counted([(torch.ones(1, 1), torch.tensor([1]))])
     weight = {"weight": torch.ones(2, 1)}
-    learnt(model, {"weight": torch.zeros(2, 1)}, weight, batches, 0.0, 100)
+    train_weights(model, {"weight": torch.zeros(2, 1)}, weight, batches, 0.0, 100)
     assert batches.passes == 10
     names = top_layers(build_model("mlp-small", (1, 2, 2), 3, 0), 1)
     assert names == ["head.weight", "head.bias"]
@@ -167,7 +166,7 @@ def test_fedalas_weights_start_at_one_and_go_on_from_there(monkeypatch):
         seen.append(([len(y) for _, y in batches], lr, most))
         return {"weight": torch.full((2, 1), 0.25)}
 
-    monkeypatch.setattr("clients.fedala.learnt", watched)
+    monkeypatch.setattr("clients.fedala.train_weights", watched)
     samples = share(torch.ones(10, 1), [0] * 10)
     settings = {"mixing_share": 0.6, "mixing_lr": 0.7, "batch_size": 2, "lr": 0.0}
     client = FedALAClient(nn.Linear(1, 2, bias=False), samples, **settings)
@@ -186,7 +185,7 @@ def test_fedala_looks_at_the_last_ten_losses_alone(monkeypatch):
     """100, then 0 for ever: eleven passes, whose first one is forgotten."""
     losses = iter([100.0] + [0.0] * 60)
     monkeypatch.setattr("clients.mixing.one_pass", lambda *given: (given[2], next(losses)))
-    learnt(nn.Linear(1, 2), {}, {}, [], 0.0, 50)
+    train_weights(nn.Linear(1, 2), {}, {}, [], 0.0, 50)
     assert len(list(losses)) == 61 - 11
 
 
@@ -234,24 +233,5 @@ def test_fedbn_keeps_normalisation_on_the_client():
     name = "personal/norm1.own_norm.running_mean"
     means = [state[name] for state in kept.values()]
     assert len(means) == 2 and not np.array_equal(*means)
-    with pytest.raises(ValueError, match="MLP has none; models that have some: convnet-bn"):
+    with pytest.raises(ValueError, match="MLP has none; models that have it: convnet-bn"):
         federate(method="fedbn")
-
-
-@pytest.mark.parametrize(
-    ("cls", "setting", "value"),
-    [
-        (DittoClient, "penalty", -1.0),
-        (APFLClient, "mixing", 1.5),
-        (FedALAClient, "mixing_lr", -0.1),
-        (FedALAClient, "mixing_share", 0.0),
-        (FedALAClient, "layers", 0),
-        (FedBABUClient, "tune_epochs", -1),
-        (FedBABUClient, "part", "tail"),
-    ],
-)
-def test_settings_out_of_range(cls, setting, value):
-    key = f"{cls.__name__.removesuffix('Client').lower()}.{setting.replace('_', '-')}"
-    assert key in defaults()
-    with pytest.raises(ValueError, match=f"{setting.replace('_', '-')}.*{value}"):
-        logistic(cls, 0, **{setting: value})

@@ -39,13 +39,13 @@ def test_inner_steps_converge_to_the_proximal_point():
 
 
 def test_a_round_by_hand():
-    """λ = 1, η = 0.5, w = 1: θ = (3 + 1)/2 = 2, w → 1 − 0.5·(1 − 2) = 1.5;
-    then θ = (3 + 1.5)/2 = 2.25, w → 1.5 + 0.5·0.75 = 1.875."""
-    client = scalar(lr=0.5, penalty=1.0, inner_steps=200, personal_lr=0.2, local_steps=2)
+    """λ = 2, η = ¼, w = 1: θ = (3 + 2)/3 = 5/3, w → 1 − ¼·2·(1 − 5/3) = 4/3;
+    then θ = (3 + 8/3)/3 = 17/9, w → 4/3 + ½·5/9 = 29/18."""
+    client = scalar(lr=0.25, penalty=2.0, inner_steps=200, personal_lr=0.2, local_steps=2)
     reply, n, _ = client.train(w(1.0), {})
     assert n == 2 and reply.keys() == {"weight"}
-    assert reply["weight"].item() == pytest.approx(1.875)
-    assert client.state["theta/weight"].item() == pytest.approx(2.25)
+    assert reply["weight"].item() == pytest.approx(29 / 18)
+    assert client.state["theta/weight"].item() == pytest.approx(17 / 9)
 
 
 def test_one_inner_step_by_hand():
@@ -87,14 +87,6 @@ def test_theta_survives_rounds_without_its_client():
     late = states(federate(**settings, rounds=2)[1], "pfedme")
     kept = [n for n in early if all((early[n][k] == late[n][k]).all() for k in early[n])]
     assert len(early) == 2 and kept and len(late) > 2
-
-
-@pytest.mark.parametrize("setting", ["penalty", "personal_lr", "inner_steps"])
-def test_settings_out_of_range(setting):
-    with pytest.raises(ValueError, match=setting.replace("_", "-")):
-        scalar(**{setting: 0})
-    with pytest.raises(ValueError, match="server-beta"):
-        PFedMe(server_beta=0.0)
 
 
 @pytest.mark.parametrize(("robust", "statistic"), [("none", 5.6), ("median", 6.0)])

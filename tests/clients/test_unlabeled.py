@@ -94,12 +94,3 @@ def test_shot_moves_everything_but_the_head_and_only_for_the_prediction():
     assert torch.equal(served["head.weight"], before["head.weight"])
     assert not torch.equal(served["layers.0.weight"], before["layers.0.weight"])
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
-
-
-def test_settings_out_of_range():
-    with pytest.raises(ValueError, match="supports is -1"):
-        t3a(supports=-1)
-    with pytest.raises(ValueError, match="diversity is -1"):
-        SHOTClient(Plain(), share(X, [0, 1]), diversity=-1.0)
-    with pytest.raises(ValueError, match="Linear has no linear layer named 'head'"):
-        T3AClient(nn.Linear(2, 2), share(np.ones((1, 2), "f4"), [0]))

@@ -22,8 +22,8 @@ from fedapps.node.bridge import STATE
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.serverapp import run
 from partitions import federation
+from partitions.assignments import Assignment, cached_assignment
 from partitions.cache import cached
-from partitions.deals import Deal, remembered
 from partitions.inspect import export
 from partitions.readers.raw import Raw
 
@@ -203,13 +203,13 @@ def test_data_that_cannot_be_kept_are_used(tmp_path, monkeypatch, caplog):
     """The cache's copy of a dataset, and of the clients' rows; what is exported is an error."""
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     raw = Raw(np.arange(6.0).reshape(2, 3), np.array([1, 0]), 1)
-    deal = Deal([np.array([0]), np.array([1])], np.array([], int), False, [{}, {}])
+    deal = Assignment([np.array([0]), np.array([1])], np.array([], int), False, [{}, {}])
 
     def full():
         limit(0)
         assert cached("here", lambda: raw) is raw
         assert "set FEDAPPS_CACHE_DIR" in caplog.text
-        assert remembered("here", {}, lambda: deal) is deal
+        assert cached_assignment("here", {}, lambda: deal) is deal
         with pytest.raises(OSError, match="too large"):
             export(federation(CONFIG), tmp_path / "shares")
 

@@ -183,7 +183,7 @@ def test_each_method_learns_in_its_own_way():
         ({"novel-shots": -1}, "novel-shots is -1"),
         ({"novel-shots": 1, "method": "pfl-nearest"}, "pfl-nearest cannot learn.*able: local"),
         ({"novel-shots": 1, "method": "pfedhn"}, "set novel-rounds"),
-        ({"novel-shots": 1, "partition": "preference"}, "users with tastes"),
+        ({"novel-shots": 1, "partition": "preference"}, "users with preferences"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, words):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedapps.settings.config import defaults
+from partitions import datasets
 from partitions.base import Federation
 from partitions.datasets import Dataset, Info
 
@@ -32,6 +33,16 @@ def _divide(dataset=None, **changes) -> Federation:
 def _held(federation, part="everything") -> list[np.ndarray]:
     shares = [federation.share(client) for client in range(federation.num_clients)]
     return [getattr(share, part)[:][0].numpy()[:, 0].astype(int) for share in shares]
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """An empty cache of datasets, and no folder of data but those that a test names."""
+    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    datasets._load.cache_clear()
+    yield
+    datasets._load.cache_clear()
 
 
 @pytest.fixture(scope="session")

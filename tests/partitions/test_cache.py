@@ -1,35 +1,22 @@
 """The one copy of a dataset that a machine's processes share."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import miniatures
 import numpy as np
 import pytest
 import torch
-from tiny import forked
 
 from fedapps.settings.config import defaults
-from partitions import cache, datasets, deals
+from partitions import assignments, cache, datasets
+from partitions.assignments import Assignment
 from partitions.base import Federation
-from partitions.deals import Deal
 from partitions.readers.raw import Raw
 
-_spec = importlib.util.spec_from_file_location(
-    "miniatures", Path(__file__).with_name("miniatures.py")
-)
-miniatures = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(miniatures)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
-    datasets._load.cache_clear()
-    yield
-    datasets._load.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_second_process_maps_the_first_ones_copy(tmp_path, monkeypatch):
@@ -47,15 +34,6 @@ def test_the_second_process_maps_the_first_ones_copy(tmp_path, monkeypatch):
             assert str(tmp_path / "cache") in line  # a file's pages, not memory of our own
             return
     pytest.fail("the inputs lie in no mapping")
-
-
-def test_columns_and_names_survive(tmp_path):
-    miniatures.leaf(tmp_path / "femnist")
-    raw = datasets._from_folder(datasets.info("femnist"), tmp_path / "femnist")
-    kept = cache.cached("femnist-x", lambda: raw)
-    assert kept.columns["writer"].tolist() == raw.columns["writer"].tolist()
-    assert kept.classes == raw.classes
-    assert kept.num_train == raw.num_train
 
 
 def test_what_tells_files_apart(tmp_path, monkeypatch):
@@ -107,19 +85,6 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
 
 def _size(folder: str) -> int:
     return len(datasets.load("mnist", folder).y)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-def test_processes_that_come_at_once(tmp_path):
-    """Three processes race for one entry: each sees the whole dataset, nothing else is left."""
-    miniatures.idx_pairs(tmp_path / "mnist")
-
-    def race() -> None:
-        assert _size(str(tmp_path)) == 200
-
-    children = [forked(race) for _ in range(3)]
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, caplog):
@@ -174,7 +139,7 @@ def test_a_deal_is_remembered_and_the_same(monkeypatch):
     """The second time flwr-datasets is not asked; another seed or rule is dealt anew."""
     config = {"num_clients": 6, "partition": "class-fraction", "partition_public_samples": 50}
     first = divide(**config)
-    monkeypatch.setattr(Federation, "_deal", None)  # dealing again would fail
+    monkeypatch.setattr(Federation, "_assign", None)  # dealing again would fail
     second = divide(**config)
     for client in range(6):
         for part in ("train", "validation", "test", "everything", "public"):
@@ -194,10 +159,10 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
     def make():
         made.append(len(made))
         rows = [np.arange(3), np.arange(3, 4), np.arange(4, 9)]
-        return Deal(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
+        return Assignment(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
 
     def number(*what):
-        deal = deals.remembered(*what, make)
+        deal = assignments.cached_assignment(*what, make)
         assert deal.pooled and [len(rows) for rows in deal.rows] == [3, 1, 5]
         assert deal.rows[2].tolist() == [4, 5, 6, 7, 8]
         assert deal.attributes[1] == {"writer": "b"}
@@ -205,7 +170,7 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
 
     told = ("one", {"seed": 1}), ("one", {"seed": 1}), ("two", {"seed": 1}), ("one", {"seed": 2})
     assert [number(*what) for what in told] == [0, 0, 1, 2]
-    monkeypatch.setattr(deals, "_code", lambda: "changed")
+    monkeypatch.setattr(assignments, "_code", lambda: "changed")
     assert [number("one", {"seed": 1}), number("", {}), number("", {})] == [3, 4, 5]
 
 
@@ -219,7 +184,7 @@ def test_a_damaged_deal_is_dealt_again(tmp_path):
 
 def test_few_deals_are_kept(tmp_path, monkeypatch):
     """The latest ones: each file is made a second older than the next."""
-    monkeypatch.setattr(deals, "MOST", 3)
+    monkeypatch.setattr(assignments, "MAX_FILES", 3)
     folder, files = tmp_path / "cache" / "deals", []
     for seed in range(5):
         divide(num_clients=4, seed=seed)

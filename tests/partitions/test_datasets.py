@@ -1,63 +1,17 @@
 """The real loaders on real MNIST where it is there, and on miniatures in the official forms."""
 
-import gzip
 import os
-import struct
 from dataclasses import replace
-from pathlib import Path
 
 import datasets as hf
+import miniatures
 import numpy as np
 import pytest
 
 from partitions import datasets
 from partitions.readers.raw import Raw
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
-    datasets._load.cache_clear()
-    yield
-    datasets._load.cache_clear()
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def miniature(folder: Path, zipped: bool) -> tuple[np.ndarray, np.ndarray]:
-    """12 + 4 images in MNIST's four files."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (16, 28, 28), dtype=np.uint8)
-    y = np.arange(16, dtype=np.uint8) % 10
-    folder.mkdir(parents=True)
-    for split, part in (("train", slice(0, 12)), ("t10k", slice(12, 16))):
-        for kind, array in (("images-idx3", x[part]), ("labels-idx1", y[part])):
-            data = idx(array)
-            name = f"{split}-{kind}-ubyte" + (".gz" if zipped else "")
-            (folder / name).write_bytes(gzip.compress(data) if zipped else data)
-    return x, y
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_idx_files_train_and_test_united(tmp_path, name, zipped):
-    x, y = miniature(tmp_path / name, zipped)
-    data = datasets.load(name, str(tmp_path))
-    assert np.array_equal(data.x.numpy()[:, 0], x)
-    assert np.array_equal(data.y.numpy(), y)
-    assert data.num_train == 12
-    assert datasets.load(name, str(tmp_path)) is data
-
-
-def test_changed_files_are_read_again(tmp_path):
-    miniature(tmp_path / "mnist", False)
-    datasets.load("mnist", str(tmp_path))
-    labels = np.arange(12, dtype=np.uint8)[::-1] % 10
-    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(labels.copy()))
-    datasets._load.cache_clear()
-    assert np.array_equal(datasets.load("mnist", str(tmp_path)).y.numpy()[:12], labels)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet"])
@@ -95,9 +49,8 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_a_truncated_file_is_named(tmp_path, zipped):
-    miniature(tmp_path / "mnist", zipped)
+def test_a_truncated_file_is_named(tmp_path):
+    miniatures.idx_pairs(tmp_path / "mnist", suffix=".gz")
     file = next((tmp_path / "mnist").glob("train-images*"))
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.*truncated"):
@@ -105,9 +58,9 @@ def test_a_truncated_file_is_named(tmp_path, zipped):
 
 
 def test_labels_out_of_range_and_missing_sources_are_errors(tmp_path, monkeypatch):
-    miniature(tmp_path / "mnist", False)
-    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(np.full(12, 11, np.uint8)))
-    with pytest.raises(ValueError, match=r"labels 2…11 lie outside 0…9"):
+    miniatures.idx_pairs(tmp_path / "mnist")
+    miniatures.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", np.full(100, 11))
+    with pytest.raises(ValueError, match=r"labels 0…11 lie outside 0…9"):
         datasets.load("mnist", str(tmp_path))
     monkeypatch.setattr(hf, "load_dataset", unreachable)
     monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
@@ -161,10 +114,10 @@ def test_the_files_names_of_classes_go_before_the_known_ones():
 
 def test_past_the_cache(tmp_path):
     """`reread` reads what `load` has kept; where there are no files, both are the same."""
-    miniature(tmp_path / "mnist", False)
+    miniatures.idx_pairs(tmp_path / "mnist")
     kept = datasets.load("mnist", str(tmp_path))
-    labels = np.arange(12, dtype=np.uint8)[::-1] % 10
-    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(labels.copy()))
+    labels = np.arange(100)[::-1] % 10
+    miniatures.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", labels)
     assert datasets.load("mnist", str(tmp_path)) is kept
-    assert datasets.reread("mnist", str(tmp_path)).y[:12].tolist() == labels.tolist()
+    assert datasets.reread("mnist", str(tmp_path)).y[:100].tolist() == labels.tolist()
     assert datasets.reread("digits", str(tmp_path)) is datasets.load("digits", str(tmp_path))

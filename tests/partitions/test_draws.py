@@ -17,7 +17,7 @@ from partitions.dirichlet_novel import NormalizedDirichletPartitioner
 from partitions.dirichlet_split import SplitDirichletPartitioner
 from partitions.iid import SomePartitioner
 from partitions.natural import NaturalPartitioner
-from partitions.partitioner import deal_by_shares
+from partitions.partitioner import assign_by_shares
 from partitions.pathological import PathologicalPartitioner
 from partitions.seeds import drawing, seed_of
 
@@ -153,7 +153,7 @@ def test_who_finds_its_classes_used_up_takes_any_other_alike():
 def test_shares_are_cut_where_their_sum_rounds_to():
     """Thirds of 5 rows: 5/3 and 10/3 are next to 2 and 3, so 2, 1 and 2 rows; in each part."""
     thirds = np.full((3, 1), 1 / 3)
-    parts = deal_by_shares(np.zeros(10, int), np.repeat([0, 2], 5), thirds)
+    parts = assign_by_shares(np.zeros(10, int), np.repeat([0, 2], 5), thirds)
     assert sets(parts) == [[0, 1, 5, 6], [2, 7], [3, 4, 8, 9]]
     rule = SplitDirichletPartitioner(np.zeros(3, bool), 1e12, 1.0, 0)
     assert [len(rows) for rows in dealt(rule, [0] * 5, part=[0] * 5)] == [2, 1, 2]

@@ -1,10 +1,10 @@
 """Each dataset in its official form goes through the real loader, a partition and FedAvg."""
 
-import importlib.util
 import json
 import pickle
 from pathlib import Path
 
+import miniatures
 import numpy as np
 import pytest
 import torch
@@ -18,20 +18,7 @@ from partitions import datasets, features, federation
 from partitions.cross import CrossFederation, translated
 from partitions.readers.femnist import read_femnist
 
-_spec = importlib.util.spec_from_file_location(
-    "miniatures", Path(__file__).with_name("miniatures.py")
-)
-miniatures = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(miniatures)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
-    datasets._load.cache_clear()
-    yield
-    datasets._load.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -7,23 +7,9 @@ from fedapps.commands.data import app
 from partitions import inspect
 from partitions.shares import Share
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 PARTS = ("train", "validation", "test", "everything", "public")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
-def test_distances_to_the_nearest_training_client():
-    """Novel (3, 1) against training (1, 3) and (2, 2): TV = min(½(½ + ½), ½(¼ + ¼)) = ¼.
-    KL with one sample more a class, (4, 2)/6 against (3, 3)/6: ⅔ ln(4/3) + ⅓ ln(2/3)."""
-    counts = np.array([[1, 3], [3, 1], [2, 2]])
-    variation, divergence = inspect.distances(counts, np.array([False, True, False]))
-    assert variation == pytest.approx([0.25])
-    assert divergence == pytest.approx([2 / 3 * np.log(4 / 3) + 1 / 3 * np.log(2 / 3)])
 
 
 def test_distances_are_of_each_novel_client_and_of_its_own_proportions():
@@ -101,7 +87,7 @@ def test_two_deals_do_not_lie_together(tmp_path, divide):
     """The same number of clients replaces the former ones; a fourth would keep their samples."""
     for _ in range(2):
         inspect.export(divide(num_clients=4, partition="iid"), tmp_path)
-    with pytest.raises(ValueError, match="holds client-3 of another deal"):
+    with pytest.raises(ValueError, match="holds client-3 of another partition"):
         inspect.export(divide(num_clients=3, partition="iid"), tmp_path)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedapps.settings.config import defaults
 from partitions.base import Federation
 from partitions.datasets import info
-from partitions.shares import Samples, Share
+from partitions.shares import Samples
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
 seeds = st.integers(0, 10**6)
@@ -46,31 +46,6 @@ def test_no_sample_twice_and_seeds_decide(name, seed, clients):
     assert (fed.novel == same.novel).all()
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
-@given(seed=seeds, clients=sizes)
-@few
-def test_a_share_is_cut_into_train_and_validation(name, seed, clients):
-    fed = federation(partition=name, num_clients=clients, seed=seed)
-    for client in range(clients):
-        share = fed.share(client)
-        train, validation, everything = (
-            set(part.index.tolist()) for part in (share.train, share.validation, share.everything)
-        )
-        assert not train & validation
-        assert train | validation == everything
-        assert len(validation) == max(1, round(0.15 * len(everything)))
-        assert share.novel == fed.novel[client]
-
-
-@given(seed=seeds, clients=sizes)
-@few
-def test_iid_takes_everything_in_equal_sizes(seed, clients):
-    fed = federation(partition="iid", num_clients=clients, seed=seed)
-    counts = [len(r) for r in rows(fed)]
-    assert sum(counts) == 1797
-    assert max(counts) - min(counts) <= 1
-
-
 @given(seed=seeds, clients=sizes, per_client=st.integers(1, 4))
 @few
 def test_pathological_holds_few_classes_and_equal_sizes(seed, clients, per_client):
@@ -87,18 +62,6 @@ def test_pathological_holds_few_classes_and_equal_sizes(seed, clients, per_clien
     assert (
         larger > 1797 // (clients * per_client) or (counts // larger).sum() < clients * per_client
     )
-
-
-@given(seed=seeds, clients=sizes, per_client=st.integers(1, 4))
-@few
-def test_shards_are_runs_of_sorted_labels(seed, clients, per_client):
-    changes = {"partition.shards-per-client": per_client}
-    fed = federation(partition="shards", num_clients=clients, seed=seed, **changes)
-    size = 1797 // (clients * per_client)
-    for client in range(clients):
-        assert len(rows(fed)[client]) == pytest.approx(size * per_client, abs=per_client)
-        # a run of `size` sorted labels meets at most 1 + ⌈size / smallest class⌉ classes
-        assert len(np.unique(labels(fed, client))) <= per_client * (2 + size // 174)
 
 
 def test_dirichlet_statistics():
@@ -125,46 +88,6 @@ def test_dirichlet_takes_another_alpha_for_novel_clients():
     assert held[fed.novel].min() > held[~fed.novel].mean()
 
 
-@given(clients=st.integers(1, 40), fraction=st.floats(0.1, 1.0))
-@few
-def test_roles_follow_the_train_fraction(clients, fraction):
-    if round(fraction * clients) == 0:
-        with pytest.raises(ValueError, match="train-fraction"):
-            federation(num_clients=clients, train_fraction=fraction)
-    else:
-        fed = federation(num_clients=clients, train_fraction=fraction)
-        assert (~fed.novel).sum() == round(fraction * clients)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"partition": "dirichlet", "partition.alpha": 0.0}, ["alpha", "0.0", "> 0"]),
-        ({"partition": "dirichlet", "partition.novel-alpha": -1.0}, ["alpha", "-1.0"]),
-        ({"num-clients": 2000}, ["2000", "1797"]),
-        ({"partition": "iid", "num-clients": 1500}, ["fewer than 2 samples", "1500"]),
-        ({"partition": "nope"}, ["'nope'", "iid", "pathological"]),
-        ({"dataset": "nope"}, ["'nope'", "digits", "mnist"]),
-        ({"partition.classes-per-client": 0}, ["classes-per-client", "0"]),
-        ({"partition.validation-fraction": 1.0}, ["validation-fraction", "1.0"]),
-        ({"train-fraction": 1.5}, ["train-fraction", "1.5"]),
-    ],
-)
-def test_impossible_requests_name_value_and_choices(changes, words):
-    with pytest.raises(ValueError) as error:
-        Federation(defaults() | changes)
-    assert all(word in str(error.value) for word in words)
-
-
-def test_standardised_training_inputs_have_mean_zero_and_deviation_one():
-    fed = federation(partition="iid", num_clients=4, standardize="training-clients")
-    inputs = np.concatenate(
-        [fed.share(i).everything[:][0].numpy().ravel() for i in np.flatnonzero(~fed.novel)]
-    )
-    assert inputs.mean() == pytest.approx(0, abs=1e-4)
-    assert inputs.std() == pytest.approx(1, abs=1e-4)
-
-
 def test_one_channel_is_standardised_by_its_constants():
     """MNIST's: 0.1307 and 0.3081; a dataset without constants says who has some."""
     known = info("mnist")
@@ -175,26 +98,6 @@ def test_one_channel_is_standardised_by_its_constants():
         federation(standardize="yes")
 
 
-def test_inputs_lie_in_the_unit_interval_by_default():
-    x, y = federation(partition="iid").share(0).everything[:]
-    assert x.shape[1:] == (1, 8, 8)
-    assert (x.min().item(), x.max().item()) == (0.0, 1.0)
-    assert y.dtype.is_floating_point is False
-
-
-def test_a_saved_share_is_the_share(tmp_path):
-    fed = federation(partition="iid", standardize="training-clients")
-    share = fed.share(3)
-    share.save(tmp_path, fed.info)
-    loaded, info = type(share).load(tmp_path)
-    assert (info.shape, info.num_classes, loaded.novel) == ((1, 8, 8), 10, share.novel)
-    for part in ("train", "validation"):
-        for mine, theirs in zip(getattr(share, part)[:], getattr(loaded, part)[:], strict=True):
-            assert mine.equal(theirs)
-    with pytest.raises(ValueError, match="data-path"):
-        type(share).load(tmp_path / "nothing")
-
-
 def test_converted_samples_are_the_same_to_the_bit():
     """Conversion once and conversion batch by batch agree, standardised or not."""
     x = torch.arange(24, dtype=torch.uint8).reshape(6, 4)
@@ -203,17 +106,6 @@ def test_converted_samples_are_the_same_to_the_bit():
         samples = Samples(x, y, torch.tensor([5, 1, 3]), mean=mean, std=std)
         for one, two in zip(samples[rows], samples.converted()[rows], strict=True):
             assert torch.equal(one, two)
-
-
-def test_a_saved_share_has_its_public_samples(tmp_path):
-    """Those that the federation drew, which are not the first ones of the dataset."""
-    fed = federation(partition="iid", num_clients=4, **{"partition.public-samples": 30})
-    share = fed.share(1)
-    share.save(tmp_path, fed.info)
-    loaded, _ = Share.load(tmp_path)
-    assert fed.public.index.tolist() != list(range(30))
-    for mine, theirs in zip(share.public[:], loaded.public[:], strict=True):
-        assert mine.equal(theirs)
 
 
 def test_samples_by_hand():

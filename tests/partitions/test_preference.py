@@ -148,14 +148,6 @@ def test_parts_that_cannot_be_halved_are_refused():
         users(**{"partition.validation-per-user": 3})
 
 
-def test_many_users_share_one_copy_of_the_data():
-    federation = users(num_clients=9000)
-    one, other = federation.share(0), federation.share(8999)
-    assert one.train.x.data_ptr() == other.test.x.data_ptr()
-    again = federation.share(0)
-    assert again.train.index.equal(one.train.index)
-
-
 def test_exported_share_keeps_its_taste(tmp_path):
     federation = users()
     share = federation.share(7)

@@ -71,86 +71,6 @@ def test_class_fraction_divides_train_validation_and_test_alike(toy, divide, hel
     assert some.max() < 1 / 3 + 0.01
 
 
-@few
-@given(seed=seeds, clients=st.integers(2, 10), alpha=st.sampled_from([0.5, 1.0, 10.0]))
-def test_dirichlet_novel_deals_every_sample(toy, divide, held, seed, clients, alpha):
-    data = toy(np.arange(3000) % 5, num_train=2500)
-    fed = divide(
-        data, partition="dirichlet-novel", num_clients=clients, seed=seed, partition_alpha=alpha
-    )
-    parts = held(fed)
-    assert_each_at_most_once(parts)
-    assert sum(map(len, parts)) == 3000
-
-
-def test_dirichlet_novel_normalises_over_clients(toy, divide, held):
-    """α = 10⁶ for everybody: all p are 1/C, so each of 8 clients gets 1/8 of every class.
-    With α = 10⁶ for novel clients alone they hold all classes; training clients at 0.02 few."""
-    data = toy(np.arange(8000) % 10)
-    parts = held(divide(data, partition="dirichlet-novel", num_clients=8, partition_alpha=1e6))
-    assert shares_of(data.y.numpy(), parts, 10) == pytest.approx(np.full((8, 10), 1 / 8), abs=0.01)
-    fed = divide(
-        data,
-        partition="dirichlet-novel",
-        num_clients=10,
-        partition_alpha=0.02,
-        partition_novel_alpha=1e6,
-    )
-    largest = np.array([np.bincount(data.y[rows]).max() / len(rows) for rows in held(fed)])
-    assert largest[fed.novel].max() < 0.5 < largest[~fed.novel].mean()
-
-
-@few
-@given(seed=seeds, each=st.integers(1, 5))
-def test_coarse_spreads_a_superclass_evenly_over_its_clients(toy, divide, held, seed, each):
-    """4 superclasses of 3 classes: `each` clients a superclass, each with all 3 classes."""
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(12), 20))
-    data = toy(labels, coarse=labels // 3)
-    fed = divide(data, partition="coarse", num_clients=4 * each, seed=seed)
-    parts = held(fed)
-    assert_each_at_most_once(parts)
-    assert sum(map(len, parts)) == 240
-    supers = [np.unique(labels[rows] // 3) for rows in parts]
-    assert all(len(one) == 1 for one in supers)
-    assert np.bincount(np.concatenate(supers)).tolist() == [each] * 4
-    for client, rows in enumerate(parts):
-        counts = np.bincount(labels[rows], minlength=12)
-        counts = counts[counts > 0]
-        assert len(counts) == 3
-        assert counts.max() - counts.min() <= 1
-        assert fed.share(client).attributes["coarse"] == str(supers[client][0])
-
-
-def test_coarse_gives_cifar100_exactly_five_clients_a_superclass(toy, divide, held):
-    """100 classes of 600 in 20 superclasses over 100 clients: 600 samples, 120 of each class."""
-    labels = np.repeat(np.arange(100), 600)
-    data = toy(labels, coarse=labels % 20)
-    parts = held(divide(data, partition="coarse", num_clients=100))
-    assert np.bincount([labels[rows[0]] % 20 for rows in parts]).tolist() == [5] * 20
-    for rows in parts:
-        assert sorted(np.unique(labels[rows], return_counts=True)[1]) == [120] * 5
-
-
-@few
-@given(seed=seeds, clients=st.integers(2, 6), least=st.integers(2, 30))
-def test_natural_gives_a_whole_writer_to_a_client(toy, divide, held, seed, clients, least):
-    rng = np.random.default_rng(seed)
-    writers = rng.permutation(np.repeat(list("abcdefgh"), rng.integers(31, 60, 8)))
-    data = toy(rng.integers(0, 3, len(writers)), writer=writers)
-    fed = divide(
-        data,
-        partition="natural",
-        num_clients=clients,
-        seed=seed,
-        partition_column="writer",
-        partition_min_samples=least,
-    )
-    names = [fed.share(client).attributes["writer"] for client in range(clients)]
-    assert len(set(names)) == clients
-    for name, rows in zip(names, held(fed), strict=True):
-        assert sorted(rows) == np.flatnonzero(writers == name).tolist()
-
-
 def test_natural_leaves_small_writers_out(toy, divide):
     writers = np.repeat(["many", "few", "some"], [50, 9, 10])
     data = toy(np.zeros(69), writer=writers)
@@ -187,32 +107,6 @@ def test_public_samples_are_nobodys(toy, divide, held, seed, count):
     assert len(public) == count
     assert sorted(np.concatenate([public, *held(fed)])) == list(range(100))
     assert all(torch.equal(fed.share(i).public.index, fed.public.index) for i in range(3))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"partition": "coarse"}, "no column 'coarse'; it has none"),
-        ({"partition": "natural"}, "digits has no natural column"),
-        ({"partition": "class-fraction", "partition_classes_per_client": 11}, "11.*only 10"),
-        ({"partition": "pathological", "partition_classes_per_client": 11}, "11.*only 10"),
-        ({"partition": "dirichlet-novel", "partition_alpha": 0.0}, "alpha is 0.0.*> 0"),
-        ({"partition": "rotated", "partition_samples": 5}, "samples is 5.*num-clients=20"),
-        ({"partition": "rotated", "partition_samples": 5000}, "samples is 5000.*1797"),
-        ({"partition": "rotated", "partition_angles": "0,x"}, "angles is '0,x'"),
-        ({"partition": "rotated", "partition_novel_angles": "nan"}, "novel-angles is 'nan'"),
-        ({"partition": "corrupted", "partition_blur": -1.0}, "blur is -1.0"),
-        ({"partition": "corrupted", "partition_base": "rotated"}, "'rotated'; known: iid, shards"),
-        ({"partition": "subsampled", "partition_keep_fraction": 0.0}, "keep-fraction is 0.0"),
-        ({"partition_public_samples": -2}, "public-samples is -2"),
-        ({"partition_public_samples": 1790}, "num-clients is 20, more than the 7 samples"),
-        ({"partition_test_fraction": 0.9}, "leave nothing to train on"),
-        ({"partition": "class-fraction", "num_clients": 900}, "fewer than 2 samples"),
-    ],
-)
-def test_impossible_requests_name_value_and_choices(divide, changes, message):
-    with pytest.raises(ValueError, match=message):
-        divide(**changes)
 
 
 # FedTTA's protocol

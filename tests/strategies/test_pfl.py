@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import at_once, federate, share, update
 
-from clients.domain import half
+from clients.domain import domain_gradient
 from clients.models import build_model
 from clients.pfl import PFLClient, PFLSampledClient
 from partitions.shares import Samples
@@ -41,7 +41,7 @@ def test_half_a_classifier_learns_from_three_of_five_inputs_and_errs_on_the_othe
         slope = 1 / (1 + np.exp(-(w[:, :1] * fit + w[:, 1:]))) - side
         expected = np.stack([(slope * fit).mean(1), slope.mean(1)], 1)
         one = samples(torch.tensor(x, dtype=torch.float32)[:, None])
-        found = half(one, torch.tensor(w, dtype=torch.float32), float(side), 2)
+        found = domain_gradient(one, torch.tensor(w, dtype=torch.float32), float(side), 2)
         np.testing.assert_allclose(found["gradient"], expected, rtol=1e-5)
         assert found["error"].tolist() == ([1.0, 0.5] if side == 0 else [0.0, 0.5])
 

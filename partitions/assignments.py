@@ -1,8 +1,8 @@
-"""Which rows each client was dealt, kept beside the dataset.
+"""The rows of each client, cached on disk.
 
-flwr-datasets and what it brings cost a process seconds and a hundred megabytes; where one process
-of a machine has dealt a dataset, the others need them not. The key covers the configuration, the
-dataset's files, this package's sources and the libraries that draw."""
+flwr-datasets and its dependencies cost a process seconds and a hundred megabytes; once one process
+of a machine has partitioned a dataset, the others do not need them. The key covers the
+configuration, the dataset's files, this package's sources and the versions of the libraries."""
 
 import hashlib
 import json
@@ -20,14 +20,14 @@ from safetensors import SafetensorError, safe_open
 
 from partitions.cache import cache_dir, save_arrays
 
-TRAIN, VALIDATION, TEST = 0, 1, 2  # parts that a pooled rule divides apart
-MOST = 200  # deals that are kept; older ones go
+TRAIN, VALIDATION, TEST = 0, 1, 2  # parts of a dataset
+MAX_FILES = 200  # older ones are deleted
 
 
 @dataclass(frozen=True)
-class Deal:
-    """Rows of each client; `public` ones are nobody's. A `pooled` rule has divided training,
-    validation and test rows apart. `attributes` describe each client."""
+class Assignment:
+    """Rows of each client; `public` ones belong to no client. A `pooled` rule has partitioned
+    training, validation and test rows separately. `attributes` describe each client."""
 
     rows: list[np.ndarray]
     public: np.ndarray
@@ -35,10 +35,12 @@ class Deal:
     attributes: list[dict[str, float | int | str]]
 
 
-def remembered(dataset: str, config: Mapping[str, object], make: Callable[[], Deal]) -> Deal:
-    """`make()`, or what it gave for the same dataset and configuration before.
+def cached_assignment(
+    dataset: str, config: Mapping[str, object], make: Callable[[], Assignment]
+) -> Assignment:
+    """`make()`, or its cached result for the same dataset and configuration.
 
-    `dataset` tells its content; where it is empty, nothing is kept."""
+    `dataset` identifies the content; if it is empty, nothing is cached."""
     if not dataset:
         return make()
     text = json.dumps([dataset, _code(), sorted(config.items())])
@@ -47,10 +49,10 @@ def remembered(dataset: str, config: Mapping[str, object], make: Callable[[], De
     try:
         return _read(file)
     except (OSError, SafetensorError):
-        deal = make()
-    with suppress(OSError):  # nowhere to keep it: the next process deals itself
-        _write(deal, file)
-    return deal
+        assignment = make()
+    with suppress(OSError):  # without a cache the next process partitions again
+        _write(assignment, file)
+    return assignment
 
 
 @cache
@@ -60,15 +62,15 @@ def _code() -> str:
     return hashlib.blake2b(sources + repr(libraries).encode()).hexdigest()
 
 
-def _write(deal: Deal, file: Path) -> None:
-    """Whole or not at all: a temporary file, then a rename."""
+def _write(assignment: Assignment, file: Path) -> None:
+    """Write a temporary file, then rename it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
-        "rows": np.concatenate(deal.rows),
-        "sizes": np.array([len(rows) for rows in deal.rows]),
-        "public": deal.public,
+        "rows": np.concatenate(assignment.rows),
+        "sizes": np.array([len(rows) for rows in assignment.rows]),
+        "public": assignment.public,
     }
-    about = json.dumps({"pooled": deal.pooled, "attributes": deal.attributes})
+    about = json.dumps({"pooled": assignment.pooled, "attributes": assignment.attributes})
     handle, name = tempfile.mkstemp(dir=file.parent)
     os.close(handle)
     try:
@@ -76,13 +78,13 @@ def _write(deal: Deal, file: Path) -> None:
         Path(name).rename(file)
     finally:
         Path(name).unlink(missing_ok=True)
-    for old in sorted(file.parent.glob("*.safetensors"), key=os.path.getmtime)[:-MOST]:
+    for old in sorted(file.parent.glob("*.safetensors"), key=os.path.getmtime)[:-MAX_FILES]:
         old.unlink(missing_ok=True)
 
 
-def _read(file: Path) -> Deal:
+def _read(file: Path) -> Assignment:
     with safe_open(file, framework="numpy") as content:
         arrays = {name: content.get_tensor(name) for name in ("rows", "sizes", "public")}
         about = json.loads(content.metadata()["about"])
     rows = np.split(arrays["rows"], np.cumsum(arrays["sizes"])[:-1])
-    return Deal(rows, arrays["public"], about["pooled"], about["attributes"])
+    return Assignment(rows, arrays["public"], about["pooled"], about["attributes"])
