@@ -1,6 +1,6 @@
-"""Clients that nobody here wrote, over small and unequal shares of the digits, and what they send.
+"""Clients of other packages, over small and unequal shares of the digits, and what they send.
 
-The first is docs/plug-in.md's, Flower's quickstart; nodes 1, 2 and 3 hold 20, 30 and 50 samples."""
+The first is Flower's quickstart of docs/plug-in.md. Nodes 1, 2 and 3 hold 20, 30 and 50 samples."""
 
 import warnings
 
@@ -29,14 +29,14 @@ def rows(node):
 
 
 def load_data(partition_id, num_partitions):
-    """In place of the page's: all samples to train and to test on."""
+    """Replaces that of the page: all samples for training and for testing."""
     x, y = rows(partition_id)
     data = TensorDataset(torch.from_numpy(x)[:, None], torch.from_numpy(y))
     return [DataLoader(data, 10), DataLoader(data, 10)]
 
 
 class Old(NumPyClient):
-    """Of Flower's older kind; node 0's gives a text among its metrics."""
+    """A client of Flower's older API; node 0 has a text among its metrics."""
 
     def __init__(self, task, loaders, note):
         self.task, self.net, self.loaders, self.note = task, task.Net(), loaders, note
@@ -53,8 +53,8 @@ class Old(NumPyClient):
 
     def evaluate(self, parameters, config):
         self.load(parameters)
-        told = {"eval_acc": self.task.test(self.net, self.loaders[1]), **self.note}
-        return 0.5, len(self.loaders[1].dataset), told
+        metrics = {"eval_acc": self.task.test(self.net, self.loaders[1]), **self.note}
+        return 0.5, len(self.loaders[1].dataset), metrics
 
 
 def old(task):
@@ -68,7 +68,7 @@ def old(task):
 
 
 def changed(client_app, change):
-    """`client_app` whose replies are changed."""
+    """`client_app` with changed replies."""
     other = ClientApp()
     for name, register in (("train", other.train), ("evaluate", other.evaluate)):
         answer = client_app._registered_funcs[f"{name}.default"]
@@ -77,7 +77,7 @@ def changed(client_app, change):
 
 
 def with_texts(client_app):
-    """With words under names that mean something here; it raises where it is asked who it is."""
+    """With texts under names that this package uses; raises an error on the opening query."""
 
     def change(reply):
         said = {"accuracy": "high", "client": "me", "model": "two\nlines", "novel": "no"}
@@ -94,17 +94,17 @@ def with_texts(client_app):
 
 
 def with_float64(client_app):
-    """Wide floats, half a sample more, and measures under names and in ranges of their own; it says
-    that it has 5 samples, is client 7, and novel."""
+    """With float64 arrays, half a sample more, and metrics of other names and ranges. It identifies
+    itself as novel client 7 with 5 samples."""
 
     def change(reply):
         for record in reply.content.array_records.values():
             for name, array in from_record(record).items():
                 record[name] = Array(array.astype(np.float64))
-        told = reply.content["metrics"]
-        told["num-examples"] += 0.5
-        told.update({"accuracy": 93.5, "classes": [1, 2, 4], "client": -1, "loss": [0.5, 0.25]})
-        told.update({f"layer{i}/norm": i for i in range(150)})
+        metrics = reply.content["metrics"]
+        metrics["num-examples"] += 0.5
+        metrics.update({"accuracy": 93.5, "classes": [1, 2, 4], "client": -1, "loss": [0.5, 0.25]})
+        metrics.update({f"layer{i}/norm": i for i in range(150)})
         return reply
 
     other = changed(client_app, change)
@@ -118,7 +118,7 @@ def with_float64(client_app):
 
 
 def sklearn_app():
-    """As Flower's quickstart for scikit-learn: a linear model's float64 arrays, by number."""
+    """Flower's quickstart for scikit-learn: a linear model's float64 arrays, named by number."""
     client_app = ClientApp()
 
     def model_of(message):
@@ -136,22 +136,22 @@ def sklearn_app():
             warnings.simplefilter("ignore")
             everything = np.concatenate([x.reshape(len(x), -1), np.zeros((10, 64))])
             model.fit(everything, np.concatenate([y, np.arange(10)]), **start)
-        told = MetricRecord({"num-examples": len(y), "train_loss": float(len(y))})
+        metrics = MetricRecord({"num-examples": len(y), "train_loss": float(len(y))})
         arrays = ArrayRecord([model.coef_, model.intercept_])
-        return Message(RecordDict({"arrays": arrays, "metrics": told}), reply_to=message)
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     @client_app.evaluate()
     def evaluate(message, context):
         x, y = rows(context.node_config["partition-id"])
         accuracy = float((model_of(message).predict(x.reshape(len(x), -1)) == y).mean())
-        told = MetricRecord({"num-examples": len(y), "eval_acc": accuracy})
-        return Message(RecordDict({"metrics": told}), reply_to=message)
+        metrics = MetricRecord({"num-examples": len(y), "eval_acc": accuracy})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return client_app
 
 
 def clients(task, quickstart):
-    """ClientApps by name, each with the arrays that its server starts from."""
+    """ClientApps by name, each with its initial arrays."""
     task.load_data = load_data
     torch.manual_seed(0)
     net = ArrayRecord(task.Net().state_dict())
@@ -166,7 +166,7 @@ def clients(task, quickstart):
 
 
 class Noted(InProcessGrid):
-    """Three nodes; notes what was sent to them and what came back, by kind, round and node."""
+    """Three nodes; records messages and replies by kind, round and node."""
 
     @classmethod
     def of(cls, client_app):

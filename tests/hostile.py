@@ -1,4 +1,4 @@
-"""What hostile or broken clients send, by name, and under which cause it counts as dropped."""
+"""Malformed replies of hostile or broken clients, and the cause under which each is dropped."""
 
 import io
 import math
@@ -10,9 +10,9 @@ from clients.arrays import from_record, to_record
 
 
 def file(save, *content, **options):
-    written = io.BytesIO()
-    save(written, *content, **options)
-    return written.getvalue()
+    buffer = io.BytesIO()
+    save(buffer, *content, **options)
+    return buffer.getvalue()
 
 
 def header(shape):
@@ -32,12 +32,12 @@ BYTES = {
     "unclosed": header("'''"),
 }
 VALUES = {"nan": math.nan, "infinity": math.inf, "1e10": 1e10, "3e38": 3e38, "-1e20": -1e20}
-TOLD = {
+METRICS = {
     f"{name} is {value!r:.20}": {name: value}
     for name in ("num-examples", "loss", "risk", "dp-sigma", "accuracy", "counts", "head")
     for value in ("many", b"\0", True, [1.0, 2.0], [], -3.5, 1e300, math.nan, 0, 10**9)
 }
-# What no honest client tells; other numbers have overflowed, and others yet are nobody's business.
+# Values that no honest client sends. Other large numbers may be an overflow.
 NO_NUMBER = {"'many'", "b'\\x00'", "True", "[1.0, 2.0]", "[]"}
 NO_COUNT = NO_NUMBER | {"-3.5", "1e+300", "nan"}
 REFUSED = {
@@ -70,7 +70,7 @@ def with_value(value):
     return spoil
 
 
-def with_told(values):
+def with_metrics(values):
     def spoil(reply):
         for record in reply.content.metric_records.values():
             for name in values.keys() & record.keys():
@@ -87,13 +87,13 @@ def without_metrics(reply):
 MALFORMED = {
     **{f"bytes: {name}": with_bytes(data) for name, data in BYTES.items()},
     **{f"values: {name}": with_value(value) for name, value in VALUES.items()},
-    **{f"told: {name}": with_told(values) for name, values in TOLD.items()},
+    **{f"metric: {name}": with_metrics(values) for name, values in METRICS.items()},
     "no metrics": without_metrics,
 }
 
 
-# What an opening answer says.
-SAID = [
+# Properties in a reply to the opening query.
+OPENINGS = [
     *({"client": value} for value in ("7", -1, True, [1.0], math.nan, 1e300, b"7")),
     *({"novel": value} for value in ("no", 1, [True])),
     *({"num-examples": value} for value in ("many", -5, math.inf, True, 10**12)),
@@ -105,14 +105,14 @@ SAID = [
 
 
 def due_cause(kind, reply):
-    """Under what this reply, spoilt by that malformation, counts as dropped; "" if it is borne."""
+    """The cause under which this reply is dropped after the malformation, "" if it is accepted."""
     family, _, what = kind.partition(": ")
     name, _, value = what.partition(" is ")
     arrays = [a for record in reply.content.array_records.values() for a in record.values()]
-    if (family == "bytes" and arrays) or (family == "told" and value in REFUSED[name]):
+    if (family == "bytes" and arrays) or (family == "metric" and value in REFUSED[name]):
         return "malformed"
     trained = reply.metadata.message_type == "train"
-    if trained and kind in ("no metrics", "told: num-examples is 0"):
+    if trained and kind in ("no metrics", "metric: num-examples is 0"):
         return "malformed"
     if family == "values" and any(
         a.dtype.startswith("float") and math.prod(a.shape) for a in arrays

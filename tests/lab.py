@@ -1,4 +1,4 @@
-"""Somebody's own package: the code of docs/extending.md, written to a folder and allowed."""
+"""A user's package: the code of docs/extending.md, written to a folder and allowed."""
 
 import os
 import re
@@ -15,7 +15,7 @@ NET, INFO = "my_lab.nets:resnet10", "my_lab.data:RINGS"
 
 @contextmanager
 def written(folder):
-    """The page's files in `folder`, which Python finds; leaves no trace of them in the process.
+    """Writes the page's files to `folder`, on Python's path; the process forgets them afterwards.
 
     A block begins with a comment that names its file."""
     for name, code in re.findall(r"```\w+\n# (\S+\.(?:py|toml))\n(.*?)```", PAGE, re.S):

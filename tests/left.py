@@ -1,4 +1,4 @@
-"""What finished runs leave, written by hand: folders to make tables, figures and reports of."""
+"""Folders of finished runs, written by hand, for tests of tables, figures and reports."""
 
 import json
 
@@ -8,19 +8,18 @@ from fedapps.settings.config import defaults, folder_name, variant
 
 
 def leave(folder, label, seed, novel, *, train=(0.5, 0.5), last=None, curve=(), **settings):
-    """A run whose training and novel clients end with these accuracies; `last`: at the last round.
-
-    Its clients are numbered through, training ones first; `curve` are the training clients'
-    accuracies by round."""
+    """A run with these accuracies of training and novel clients; `last` are those of the novel
+    clients at the last round, `curve` the training clients' by round. Client ids count from 0,
+    training clients first."""
     config = variant(defaults() | settings, label) | {"seed": seed}
     run = folder / folder_name(label, seed)
     run.mkdir(parents=True)
     (run / "config.toml").write_text(tomli_w.dumps(config | {"versions": {"flwr": "9.9"}}))
-    result = told(train, novel)
+    result = scores(train, novel)
     summary = {
         **{key: config[key] for key in ("method", "dataset", "partition", "model", "seed")},
         **{"engine": "in-process", "rounds": len(curve), "best_round": 1, **result},
-        "last": told(train, last) if last else result,
+        "last": scores(train, last) if last else result,
         "megabytes_per_client_round": {"down": 1.0, "up": 2.0},
         "seconds": 3.0,
         "dropped_replies": 0,
@@ -32,8 +31,8 @@ def leave(folder, label, seed, novel, *, train=(0.5, 0.5), last=None, curve=(), 
     return run
 
 
-def told(train, novel):
-    """Both groups as a summary has them."""
+def scores(train, novel):
+    """Both groups as in a summary."""
     groups = {"train": train, "novel": novel}
     means = {
         role: {"accuracy": sum(values) / len(values), "clients": len(values)} if values else None

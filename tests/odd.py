@@ -1,4 +1,4 @@
-"""Networks of kinds that methods could trip over, each a `head` on features of 10 units."""
+"""Networks with unusual parts, each with a `head` on features of 10 units."""
 
 import torch
 from torch import nn
@@ -45,7 +45,7 @@ class Dropout(Plain):
 
 
 class Frozen(Plain):
-    """Whose first layer is not trained."""
+    """With a first layer that is not trained."""
 
     def __init__(self, shape, num_classes):
         super().__init__(shape, num_classes)
@@ -53,7 +53,7 @@ class Frozen(Plain):
 
 
 class Tied(Plain):
-    """With a third layer that has the second one's weight."""
+    """With a third layer that shares the second one's weight."""
 
     def __init__(self, shape, num_classes):
         super().__init__(shape, num_classes)
@@ -65,9 +65,9 @@ class Tied(Plain):
 
 
 class Buffers(Plain):
-    """With a parameter and buffers without dimensions, an order of the units, and a mask.
+    """With a scalar parameter and scalar buffers, an order of the units, and a mask.
 
-    Training counts mini-batches and follows the activations' level."""
+    Training counts mini-batches and tracks the mean activation."""
 
     def __init__(self, shape, num_classes):
         super().__init__(shape, num_classes)
@@ -85,7 +85,7 @@ class Buffers(Plain):
 
 
 class Everything(Buffers):
-    """All of it."""
+    """With all of these parts."""
 
     def __init__(self, shape, num_classes):
         super().__init__(shape, num_classes)
@@ -100,7 +100,7 @@ class Everything(Buffers):
 
 
 class TiedHead(Plain):
-    """Whose head has the weight of the layer before it, as there are 10 classes."""
+    """With a head that shares the weight of the layer before it, as there are 10 classes."""
 
     def __init__(self, shape, num_classes):
         super().__init__(shape, num_classes)

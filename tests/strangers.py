@@ -1,4 +1,4 @@
-"""What a stranger may send in place of a run's folder: its files with anything exchanged."""
+"""Random corruption of the files of a run's folder, as an untrusted author could send them."""
 
 import json
 import tomllib
@@ -33,7 +33,7 @@ KINDS = ["gone", "folder", "bytes", "cut", *["content"] * 8]
 
 
 def spoil(file, draw):
-    """Change the file in a way that is drawn; returns its name."""
+    """Corrupt the file in a random way; returns its name."""
     kind, data = draw.choice(KINDS), file.read_bytes()
     if kind in ("gone", "folder"):
         file.unlink()
@@ -47,28 +47,22 @@ def spoil(file, draw):
     else:
         try:
             file.write_bytes(CONTENT[file.suffix](file, draw))
-        except (
-            TypeError,
-            ValueError,
-            AttributeError,
-            AssertionError,
-        ):  # what is drawn is nothing that it can hold
+        except (TypeError, ValueError, AttributeError, AssertionError):  # the format cannot hold it
             file.write_bytes(b"[")
     return kind
 
 
 def places(value, place=()):
-    """Every place in nested tables and lists, as keys and numbers."""
+    """The path to every value in nested tables and lists."""
     yield place
     if isinstance(value, dict | list):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(one, (*place, key))
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(entry, (*place, key))
 
 
 def changed(value, draw):
-    """`value` with something else at a place, without it, or with more beside it."""
-    place = draw.choice(list(places(value)))
-    return _at(value, place, draw)
+    """`value` with one entry replaced, removed or added."""
+    return _at(value, draw.choice(list(places(value))), draw)
 
 
 def _at(value, place, draw):
@@ -87,14 +81,6 @@ def _at(value, place, draw):
     return copy
 
 
-def _toml(file, draw):
-    return tomli_w.dumps(changed(tomllib.loads(file.read_text()), draw)).encode()
-
-
-def _json(file, draw):
-    return json.dumps(changed(json.loads(file.read_text()), draw)).encode()
-
-
 def _lines(file, draw):
     lines = file.read_text().splitlines()
     at = draw.randrange(len(lines))
@@ -103,7 +89,7 @@ def _lines(file, draw):
 
 
 def _arrays(file, draw):
-    """Other shapes, types or names of arrays; of a state other values, under a right digest."""
+    """Other shapes, types or names of arrays; in a state, other values under a correct digest."""
     if file.stem == "strategy" or file.parent.name == "checkpoints":
         return state_bytes(changed(read_state(file), draw))
     with safe_open(file, "numpy") as content:
@@ -119,4 +105,9 @@ def _arrays(file, draw):
     return file.read_bytes()
 
 
-CONTENT = {".toml": _toml, ".json": _json, ".jsonl": _lines, ".safetensors": _arrays}
+CONTENT = {
+    ".toml": lambda f, draw: tomli_w.dumps(changed(tomllib.loads(f.read_text()), draw)).encode(),
+    ".json": lambda f, draw: json.dumps(changed(json.loads(f.read_text()), draw)).encode(),
+    ".jsonl": _lines,
+    ".safetensors": _arrays,
+}

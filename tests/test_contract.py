@@ -1,4 +1,4 @@
-"""What every method of the table keeps: names, state, determinism, survival of bad clients."""
+"""The contract of every method: names, state, determinism, privacy, survival of bad clients."""
 
 import sys
 from contextlib import contextmanager
@@ -8,8 +8,7 @@ import pytest
 import tiny
 import wire
 from flwr.app import ArrayRecord
-from flwr.clientapp import ClientApp
-from tiny import NEEDS, WEE
+from tiny import NEEDS, WEE, answering
 
 import partitions
 from clients.arrays import from_record, to_record
@@ -22,67 +21,59 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.base import PersonalizedStrategy
 
-SCORES = ("accuracy", "loss", "sem")  # how keys end whose values labels decide
+SCORES = ("accuracy", "loss", "sem")  # ends of the keys whose values depend on labels
 EVERY = pytest.mark.parametrize("method", METHODS)
-
-
 SMALL = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
 
 
-@pytest.fixture(scope="module")
-def config():
-    return defaults() | WEE | SMALL
-
-
 @pytest.fixture(scope="module", params=METHODS)
-def undisturbed(request, config):
-    """A method's run that several tests look at: its name, result, grid, and every prediction."""
-    with predictions() as seen, draws() as drawn:
-        result, grid = go(request.param, config, grid=Watched)
+def finished(request):
+    """A method's run that several tests check: its name, result, grid, and every prediction."""
+    with predictions() as logits, draws() as drawn:
+        result, grid = go(request.param, grid=Watched)
     grid.drawn = drawn
-    return request.param, result, grid, seen
+    return request.param, result, grid, logits
 
 
 @contextmanager
 def predictions():
-    """Within the context: each client's logits, as bytes, in the order of their making."""
-    seen: list[tuple[int, bytes]] = []
-    classes = {one for m in METHODS.values() for one in m.client.__mro__ if "predict" in vars(one)}
+    """Records each client's logits, as bytes, in the order of the calls."""
+    recorded: list[tuple[int, bytes]] = []
+    classes = {cls for m in METHODS.values() for cls in m.client.__mro__ if "predict" in vars(cls)}
     with pytest.MonkeyPatch.context() as patch:
         for cls in classes:
 
             def predict(self, x, real=cls.predict):
                 logits = real(self, x)
-                seen.append((self.client, logits.detach().cpu().numpy().tobytes()))
+                recorded.append((self.client, logits.detach().cpu().numpy().tobytes()))
                 return logits
 
             patch.setattr(cls, "predict", predict)
-        yield seen
+        yield recorded
 
 
 @contextmanager
 def draws():
-    """Within the context: what generators are seeded by, and in which message; None: the server's
-    are in none."""
+    """Records what generators are seeded by, and the message in which; None on the server."""
     drawn: list[tuple[tuple, tuple | None]] = []
     with pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):
             folder = name.partition(".")[0]
             if folder in ("clients", "strategies") and hasattr(module, "seed_of"):
 
-                def noted(*words, real=module.seed_of, here=folder == "strategies"):
-                    drawn.append((words, None if here else Watched.now))
+                def seed_of(*words, real=module.seed_of, server=folder == "strategies"):
+                    drawn.append((words, None if server else Watched.now))
                     return real(*words)
 
-                patch.setattr(module, "seed_of", noted)
+                patch.setattr(module, "seed_of", seed_of)
         yield drawn
 
 
 class Watched(tiny.Watched):
-    """Keeps every message and reply, and whether an evaluation changed a state."""
+    """Records every message and reply, and whether an evaluation changed a state."""
 
     changed_by_evaluation = False
-    now = (0, 0, 0)  # number, node and round of the message that is answered
+    now = (0, 0, 0)  # number, node and round of the current message
 
     def _deliver(self, message):
         round_ = message.content.config_records["config"].get("server-round", 0)
@@ -96,14 +87,18 @@ class Watched(tiny.Watched):
         return reply
 
 
-def go(method, config, client_app=app, grid=InProcessGrid):
-    config = config | {"method": method} | NEEDS.get(method, {})
+def configured(method, **changes):
+    return defaults() | WEE | SMALL | {"method": method} | NEEDS.get(method, {}) | changes
+
+
+def go(method, client_app=app, grid=InProcessGrid, **changes):
+    config = configured(method, **changes)
     grid = grid.simulation(client_app, config, config["num-clients"])
     return run(grid, config, "in-process"), grid
 
 
-def broken(method, config, spoil):
-    """The method's ClientApp, in which one training client answers train messages by `spoil`."""
+def broken(method, spoil):
+    """The method's ClientApp, in which `spoil` changes one training client's train replies."""
     bad = {}
 
     def handle(message, context):
@@ -115,54 +110,46 @@ def broken(method, config, spoil):
                 return spoil(message, reply)
         return reply
 
-    client_app = ClientApp()
-    client_app.query()(handle)
-    client_app.train()(handle)
-    client_app.evaluate()(handle)
-    for exchange in METHODS[method].client.exchanges:
-        category, _, action = exchange.partition(".")
-        getattr(client_app, category)(action)(handle)
-    return client_app
+    return answering(method, handle)
 
 
 def raising(message, reply):
     raise OSError("disk full")
 
 
-def not_finite(message, reply):
-    arrays = from_record(reply.content["arrays"])
-    reply.content["arrays"] = to_record({n: np.full_like(a, np.nan) for n, a in arrays.items()})
-    return reply
+def changed(change):
+    def spoil(message, reply):
+        arrays = from_record(reply.content["arrays"])
+        reply.content["arrays"] = to_record({n: change(a) for n, a in arrays.items()})
+        return reply
+
+    return spoil
 
 
-def wrong_shape(message, reply):
-    arrays = from_record(reply.content["arrays"])
-    reply.content["arrays"] = to_record({n: a.reshape(-1)[:1] for n, a in arrays.items()})
-    return reply
+not_finite = changed(lambda a: np.full_like(a, np.nan))
+wrong_shape = changed(lambda a: a.reshape(-1)[:1])
 
 
-def test_personal_names_never_travel_and_evaluation_changes_nothing(undisturbed, config):
-    method, _, grid, _ = undisturbed
-    client = METHODS[method].client
-    own = config | {"method": method} | NEEDS.get(method, {})
-    _, initial = method_model(method, own, partitions.task(own))
-    personal = {name for name in initial if client.is_personal(name)}
-    travelled = {
+def test_personal_names_are_never_sent_and_evaluation_changes_nothing(finished):
+    method, _, grid, _ = finished
+    _, initial = method_model(method, configured(method), partitions.task(configured(method)))
+    personal = {name for name in initial if METHODS[method].client.is_personal(name)}
+    sent = {
         name.rpartition("/")[2]
         for message in grid.seen
         if message.has_content()
         for record in message.content.array_records.values()
         for name in record
     }
-    assert not personal & travelled
+    assert not personal & sent
     assert not grid.changed_by_evaluation
     assert not any(message.has_error() for message in grid.seen)
 
 
-def test_no_two_draws_share_a_generator(undisturbed):
-    """Not those of two clients, of two rounds, or of two purposes in one message; a descriptor's
-    gradient draws the inputs of the message before it once more. Nor any two of the server's."""
-    _, _, grid, _ = undisturbed
+def test_no_two_draws_share_a_generator(finished):
+    """Draws of two clients, of two rounds, or for two purposes in one message differ, and so do any
+    two of the server's. A descriptor's gradient repeats the inputs of the previous message."""
+    _, _, grid, _ = finished
     server = [words for words, message in grid.drawn if message is None]
     assert len(server) == len(set(server)) and server
     uses: dict[tuple, list[tuple]] = {}
@@ -176,15 +163,14 @@ def test_no_two_draws_share_a_generator(undisturbed):
         assert len(numbers) == len(messages), words
 
 
-def test_messages_hold_what_the_page_on_privacy_names(undisturbed, config):
-    method, _, grid, _ = undisturbed
-    found = wire.held(method, config | NEEDS.get(method, {}), grid.seen)
-    assert not wire.unnamed(method, found)
+def test_messages_hold_only_what_the_page_on_privacy_names(finished):
+    method, _, grid, _ = finished
+    assert not wire.unnamed(method, wire.held(method, configured(method), grid.seen))
 
 
-def test_same_seed_same_bits_and_another_seed_others(undisturbed, config, monkeypatch):
-    """And arrays that a strategy does not claim to change in place may be locked."""
-    method, one, *_ = undisturbed
+def test_one_seed_gives_the_same_bits_and_another_seed_others(finished, monkeypatch):
+    """Also with locked arrays, if the strategy does not claim to change them in place."""
+    method, one, *_ = finished
     aggregate_train = PersonalizedStrategy.aggregate_train
 
     def locked(strategy, *arguments):
@@ -193,19 +179,18 @@ def test_same_seed_same_bits_and_another_seed_others(undisturbed, config, monkey
         return aggregate_train(strategy, *arguments)
 
     monkeypatch.setattr(PersonalizedStrategy, "aggregate_train", locked)
-    two, other = (go(method, config | {"seed": seed})[0] for seed in (0, 1))
+    two, other = (go(method, seed=seed)[0] for seed in (0, 1))
     numbers = [dict(r.evaluate_metrics_clientapp[3]) for r in (one, two, other)]
     assert numbers[0] == numbers[1] != numbers[2]
     assert {n: a.data for n, a in one.arrays.items()} == {n: a.data for n, a in two.arrays.items()}
 
 
-def test_held_out_labels_reach_nothing_but_the_score(undisturbed, config):
-    """With every label of validation and test samples, and of novel clients that are served without
-    labels, replaced by another class: the same server arrays, messages, replies, predictions and
-    adaptations (steps, entropies), hence the same chosen round; only scores change."""
-    method, before, grid, seen = undisturbed
-    own = config | NEEDS.get(method, {})
-    federation = partitions.federation(with_public(own, method))
+def test_held_out_labels_change_only_scores(finished):
+    """Every label of validation and test samples, and of novel clients that are served without
+    labels, is replaced by another class. Server arrays, messages, replies, predictions and
+    adaptations (steps, entropies) stay the same, hence the chosen round."""
+    method, before, grid, logits = finished
+    federation = partitions.federation(with_public(configured(method), method))
     labels = federation.dataset.y
     kept = labels.clone()
     for share in map(federation.share, range(federation.num_clients)):
@@ -216,13 +201,13 @@ def test_held_out_labels_reach_nothing_but_the_score(undisturbed, config):
             labels[index] = (kept[index] + 3) % 10
     try:
         with predictions() as again:
-            after, other = go(method, config, grid=Watched)
+            after, other = go(method, grid=Watched)
     finally:
         labels.copy_(kept)
     if before.arrays is not None:
         one, two = ({n: a.data for n, a in r.arrays.items()} for r in (before, after))
         assert one == two
-    assert seen == again and seen
+    assert logits == again and logits
     assert [contents(m) for m in grid.seen] == [contents(m) for m in other.seen]
     one, two = (dict(r.evaluate_metrics_clientapp[3]) for r in (before, after))
     changed = {key for key in one if one[key] != two[key]}
@@ -232,47 +217,44 @@ def test_held_out_labels_reach_nothing_but_the_score(undisturbed, config):
 
 
 def contents(message):
-    """What a message holds but its scores and the run's token, to be compared."""
+    """What a message holds, without its scores and the run's token."""
     arrays = [{n: a.data for n, a in r.items()} for r in message.content.array_records.values()]
     records = [*message.content.config_records.values(), *message.content.metric_records.values()]
-    told = {key: value for record in records for key, value in record.items()}
-    told.pop("run-token", None)
+    values = {key: value for record in records for key, value in record.items()}
+    values.pop("run-token", None)
     if message.metadata.message_type == "evaluate":
-        told = {key: v for key, v in told.items() if not key.endswith((*SCORES, "counts"))}
-    return message.metadata.message_type, arrays, told
+        values = {key: v for key, v in values.items() if not key.endswith((*SCORES, "counts"))}
+    return message.metadata.message_type, arrays, values
 
 
 @EVERY
-def test_a_bad_client_is_dropped_and_counted(method, config):
+def test_a_bad_client_is_dropped_and_counted(method):
     """It raises in the first round, sends NaN in the second, and one entry in the third."""
     spoils = {1: raising, 2: not_finite, 3: wrong_shape}
     causes = {1: ["error"], 2: ["not-finite"], 3: ["shape", "malformed", "names"]}
-    if method == "local":  # whose replies hold nothing that could be spoilt
-        spoils = dict.fromkeys(spoils, raising)
-        causes = {round_: ["error"] for round_ in causes}
+    if method == "local":  # its replies hold no array
+        spoils, causes = dict.fromkeys(spoils, raising), {n: ["error"] for n in causes}
 
     def spoil(message, reply):
         return spoils[message.content["config"]["server-round"]](message, reply)
 
-    result, _ = go(method, config, broken(method, config, spoil))
+    result, _ = go(method, broken(method, spoil))
     for round_, metrics in result.train_metrics_clientapp.items():
         assert metrics["valid-replies"] == 2
         assert sum(metrics.get(f"dropped-{cause}", 0) for cause in causes[round_]) == 1
     assert len(result.train_metrics_clientapp) == 3
-    assert all(
-        np.isfinite(a.numpy()).all()
-        for a in (result.arrays or ArrayRecord()).values()
-        if a.numpy().dtype.kind == "f"
-    )
+    arrays = from_record(result.arrays or ArrayRecord()).values()
+    assert all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
 
 
 @EVERY
-def test_stop_on_failure_stops(method, config):
-    with pytest.raises(RuntimeError, match="client failed"):
-        go(method, config | {"on-client-failure": "stop"}, broken(method, config, raising))
-
-
-@EVERY
-def test_too_few_valid_replies_stop_the_run(method, config):
-    with pytest.raises(RuntimeError, match="min-valid-replies is 3"):
-        go(method, config | {"min-valid-replies": 3}, broken(method, config, raising))
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("on-client-failure", "stop", "client failed"),
+        ("min-valid-replies", 3, "min-valid-replies is 3"),
+    ],
+)
+def test_a_failing_client_stops_the_run_if_asked(method, key, value, error):
+    with pytest.raises(RuntimeError, match=error):
+        go(method, broken(method, raising), **{key: value})

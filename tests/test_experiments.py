@@ -1,4 +1,4 @@
-"""Every shipped experiment names known keys, methods and seeds."""
+"""Every shipped experiment has known keys, methods and seeds."""
 
 import itertools
 

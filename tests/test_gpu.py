@@ -1,4 +1,4 @@
-"""Every method on a GPU: what the CPU gives, up to rounding. Run by ``pytest -m gpu``."""
+"""Every method on a GPU has the results of the CPU, up to rounding: ``pytest -m gpu``."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fedapps.methods import METHODS
 from fedapps.serverapp import run
 
 pytestmark = pytest.mark.gpu
-DRAWS_THERE = {"fedsr"}  # noise, by the device's own generator
+DEVICE_NOISE = {"fedsr"}  # its noise comes from the device's own generator
 
 
 @pytest.fixture(autouse=True)
@@ -19,33 +19,25 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # 10 bits of a mantissa
 
 
-def told(result):
-    """All numbers of a run's rounds."""
-    return [
-        {**result.train_metrics_clientapp[i], **result.evaluate_metrics_clientapp[i]}
-        for i in (1, 2)
-    ]
-
-
-def compare(ours, other):
-    for name, array in ours.arrays.items():
+def compare(one, other):
+    for name, array in one.arrays.items():
         assert other.arrays[name].numpy() == pytest.approx(array.numpy(), rel=1e-2, abs=1e-3), name
-    for one, two in zip(told(ours), told(other), strict=True):
-        assert one.keys() == two.keys()
-        for key, value in one.items():
-            assert two[key] == pytest.approx(value, rel=1e-2, abs=1e-3), key
+    for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+        for round_ in (1, 2):
+            metrics = dict(getattr(one, kind)[round_])
+            assert dict(getattr(other, kind)[round_]) == pytest.approx(metrics, rel=1e-2, abs=1e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_gpu_gives_what_the_cpu_gives(method):
+def test_a_gpu_has_the_results_of_the_cpu(method):
     settings = NEEDS.get(method, {}) | {"method": method}
     on_cpu, on_gpu = (federate(**settings, device=device)[0] for device in ("cpu", "cuda"))
-    if method not in DRAWS_THERE:
+    if method not in DEVICE_NOISE:
         compare(on_cpu, on_gpu)
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet", "convnet"])
-def test_a_cohort_gives_what_clients_in_turn_give(model):
+def test_a_cohort_has_the_results_of_clients_in_turn(model):
     config = SMALL | {"model": model, "dataset": "mnist", "num-clients": 20, "device": "cuda"}
     one, many = (
         run(InProcessGrid.simulation(app, config, 20, cohort), config, "in-process")

@@ -1,6 +1,6 @@
-"""Every method on every kind of network: a run with checkpoints, resumed from one, and served.
+"""Every method on every kind of network: a run with checkpoints, a resumed run, and serving.
 
-A method that cannot bear a kind says so before the first round. On Ray all of them end in the same
+A method that cannot use a kind says so before the first round. On Ray, all runs end with the same
 bits: pytest -n0 -m slow tests/test_networks_matrix.py"""
 
 import os
@@ -32,34 +32,30 @@ from strategies.base import PersonalizedStrategy
 KINDS = ("Norm", "Dropout", "Frozen", "Tied", "Buffers", "Everything")
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
 SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 2, "batch-size": 32}
-NO_NORM = "fedbn needs batch normalisation, {kind} has none"
-REFUSED = {("fedbn", kind): NO_NORM.format(kind=kind) for kind in KINDS[1:5]} | {
-    ("fedma", "Norm"): "fedma matches linear and convolutional layers with biases; 'norm' is none",
-    ("fedma", "Frozen"): "fedma permutes the neurons of every layer, but 'first.bias' is fro",
-    (
-        "fedma",
-        "Tied",
-    ): "fedma permutes the neurons of every layer, but 'third.weight' is t",
-    ("fedma", "Buffers"): "fedma matches linear and convolutional layers with biases; 'gain' is no",
-    ("fedma", "Everything"): "fedma permutes the neurons of every layer, but 'third.weight'",
+REFUSED = {("fedbn", kind): f"fedbn needs .*{kind}" for kind in KINDS[1:5]} | {
+    ("fedma", "Norm"): "fedma matches .*'norm'",
+    ("fedma", "Frozen"): "fedma moves .*'first.bias'",
+    ("fedma", "Tied"): "fedma moves .*'third.weight'",
+    ("fedma", "Buffers"): "fedma matches .*'gain'",
+    ("fedma", "Everything"): "fedma moves .*'third.weight'",
 }
 HYPERNETWORKS = ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")
 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch):
-    """Networks of tests/odd.py are code from outside the package."""
+    """tests/odd.py is code from outside the package."""
     monkeypatch.setenv(trust.VARIABLE, ",".join(f"odd:{kind}" for kind in (*KINDS, "TiedHead")))
 
 
-def configuration(method, kind, **more):
-    own = NEEDS.get(method, {}) if method != "fedbn" else {}
+def configuration(method, kind):
+    needs = NEEDS.get(method, {}) if method != "fedbn" else {}
     keys = {"model", f"{method}.model"} & SMALL.keys()
-    return SMALL | own | dict.fromkeys(keys, f"odd:{kind}") | {"method": method, **more}
+    return SMALL | needs | dict.fromkeys(keys, f"odd:{kind}") | {"method": method}
 
 
-def go(config, folder, **more):
-    config = config | {"output-dir": str(folder), **more}
+def go(config, folder, **changes):
+    config = config | {"output-dir": str(folder), **changes}
     grid = Watched.simulation(app, config, int(config["num-clients"]))
     return run(grid, config), grid
 
@@ -74,7 +70,7 @@ def test_a_run_resumes_and_serves(method, kind, tmp_path, monkeypatch):
         if server_round == 3 and not cut.exists():
             shutil.copytree(whole, cut)
         elif server_round == 1:
-            assert not cut.exists()  # what is resumed does not begin anew
+            assert not cut.exists()  # a resumed run does not start again
         return begin(self, server_round, *args)
 
     monkeypatch.setattr(PersonalizedStrategy, "configure_train", configure_train)
@@ -85,17 +81,17 @@ def test_a_run_resumes_and_serves(method, kind, tmp_path, monkeypatch):
     result, grid = go(config, whole)
     again, _ = go(config, cut, resume=True)
     assert left(whole) == left(cut) and bits(result) == bits(again)
-    told = result.train_metrics_clientapp
-    assert len(told) == 3 and all(metrics["valid-replies"] == 2 for metrics in told.values())
+    valid = [metrics["valid-replies"] for metrics in result.train_metrics_clientapp.values()]
+    assert valid == [2, 2, 2]
     assert not any(message.has_error() for message in grid.seen)
     check(method, config, result, grid)
-    if METHODS[method].novel and method != "pfl-nearest":  # which asks the training clients
-        served = fedapps.load(whole)
-        x = partitions.federation(config).share(0).everything
-        found = served.serve(served.inputs(x.x[x.index]))
+    if METHODS[method].novel and method != "pfl-nearest":  # it needs the training clients
+        samples, model = partitions.federation(config).share(0).everything, fedapps.load(whole)
+        x = samples.x[samples.index]
+        served = model.serve(model.inputs(x))
         with torch.no_grad():
-            again = found.module()(x.x[x.index])
-        torch.testing.assert_close(again, found.logits, rtol=1e-3, atol=1e-4)
+            logits = served.module()(x)
+        torch.testing.assert_close(logits, served.logits, rtol=1e-3, atol=1e-4)
 
 
 def bits(result):
@@ -103,15 +99,15 @@ def bits(result):
 
 
 def check(method, config, result, grid):
-    """Arrays of the network keep their shapes, dtypes and order in all messages; variances are not
-    negative; what is frozen stays as it is, exactly where it is generated by its neighbours, and
-    tied names have one value, in what is sent and in what clients keep."""
+    """The network's arrays keep their shapes, dtypes and order in all messages. Variances are not
+    negative. Frozen arrays do not change, and tied names have one value, in messages and in the
+    clients' states."""
     model, initial = method_model(method, config, partitions.task(config))
     roles = roles_of(model)
     places = {name: i for i, name in enumerate(initial)}
     sent = [m.content.array_records.get("arrays", {}) for m in grid.seen if m.has_content()]
-    kept = [group for own in states(grid, method).values() for group in models(own)]
-    for record in (*map(from_record, sent), from_record(result.arrays), *kept):
+    saved = [model for state in states(grid, method).values() for model in models(state)]
+    for record in (*map(from_record, sent), from_record(result.arrays), *saved):
         order = [places[name] for name in record if name in places]
         assert order == sorted(order)
         for full, array in record.items():
@@ -123,29 +119,25 @@ def check(method, config, result, grid):
             same = roles.tied.get(full)
             assert same is None or same not in record or np.array_equal(array, record[same])
             if full in roles.frozen:
-                tolerance = 0 if method in HYPERNETWORKS else 1e-6  # of the mean of equal numbers
+                tolerance = 0 if method in HYPERNETWORKS else 1e-6  # of a mean of equal numbers
                 np.testing.assert_allclose(array, initial[full], rtol=tolerance)
 
 
 def models(state):
-    """The models that a client keeps, by the groups of its state."""
-    groups = {name.partition("/")[0] for name in state} & {"own", "personal", "theta"}
-    for one in groups:
-        yield {n.partition("/")[2]: a for n, a in state.items() if n.startswith(f"{one}/")}
+    """The models in a client's state, by group."""
+    for group in ("own/", "personal/", "theta/"):
+        yield {n.removeprefix(group): a for n, a in state.items() if n.startswith(group)}
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedrep", "fedbabu", "lg-fedavg", "shot"])
-def test_what_is_apart_is_not_tied_to_the_rest(method, tmp_path):
-    message = (
-        f"^{method} treats 'head.weight' and 'second.weight' differently, but they are one "
-        "parameter of TiedHead"
-    )
+def test_a_personal_part_must_not_be_tied_to_the_rest(method, tmp_path):
+    message = f"^{method} .*'head.weight' and 'second.weight'.* one parameter of TiedHead"
     with pytest.raises(ValueError, match=message):
         go(configuration(method, "TiedHead"), tmp_path)
 
 
 class Disturbed(InProcessGrid):
-    """Before each answer torch's generator stands elsewhere."""
+    """Reseeds torch's generator before each reply."""
 
     calls = 0
 
@@ -156,7 +148,7 @@ class Disturbed(InProcessGrid):
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].client.exchanges])
-def test_a_message_alone_decides_what_dropout_draws(method):
+def test_dropout_depends_only_on_the_message(method):
     config = configuration(method, "Dropout")
     one, two = (
         bits(run(grid.simulation(app, config, 4), config)) for grid in (InProcessGrid, Disturbed)
@@ -175,8 +167,5 @@ def test_on_ray_the_bits_are_the_same():
                 one = run(InProcessGrid.simulation(app, config, 4), config)
                 two = run(RayGrid(actors, config, simulated(4)), config, "ray")
                 assert bits(one) == bits(two), method
-                metrics = [
-                    {n: dict(m) for n, m in r.evaluate_metrics_clientapp.items()}
-                    for r in (one, two)
-                ]
-                assert metrics[0] == metrics[1] and metrics[0], method
+                metrics = [dict(result.evaluate_metrics_clientapp[3]) for result in (one, two)]
+                assert metrics[0] == metrics[1], method

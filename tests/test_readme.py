@@ -147,8 +147,11 @@ def test_the_readmes_own_strategy_and_app_can_be_made(monkeypatch):
 def test_links_of_the_pages_lead_somewhere():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     for page in pages:
-        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text("utf-8")):
+        text = page.read_text("utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", text):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for test in re.findall(r"\btests/[\w/]+\.py", text):
+            assert (ROOT / test).exists(), f"{page.name}: {test}"
 
 
 def test_the_layout_is_that_of_the_repository():

@@ -1,15 +1,13 @@
-"""docs/privacy.md names all that messages hold, also under settings that change them, and no more
-than that; under privacy they hold what it says."""
+"""docs/privacy.md names everything that messages hold, under any settings and under privacy."""
 
 import pytest
+import tiny
 from tiny import SMALL, Watched, federate
 from wire import DOWN, UP, held, table, unnamed
 
 from fedapps.methods import METHODS
 
-TASTES = {"partition": "preference", "num-clients": 20, "evaluate-every": 2}
-TASTES |= {f"{m}.local-epochs": 1 for m in ("fedembed", "global", "global+", "pfedkm")}
-TASTES |= {f"{m}.embedding-dim": 8 for m in ("fedembed", "global+")}
+TASTES = tiny.TASTES | {"num-clients": 20, "evaluate-every": 2}
 VARIANTS = [
     ("fedavg", {"bound": True, "lr-decay": 0.9, "num-clients": 3, "evaluate-every": 2}),
     ("fedembed", TASTES | {"fedembed.assignment": "som"}),
@@ -21,24 +19,21 @@ VARIANTS = [
 
 
 def messages(method, **changes):
-    """All messages of a small run, and its configuration."""
+    """All messages of a small run, and their names."""
     _, grid = federate(Watched, method=method, **changes)
     assert not any(message.has_error() for message in grid.seen)
-    return grid.seen, SMALL | changes
+    return grid.seen, held(method, SMALL | changes, grid.seen)
 
 
 @pytest.mark.parametrize(("method", "changes"), VARIANTS)
-def test_other_settings_send_nothing_that_is_not_named(method, changes):
-    seen, config = messages(method, **changes)
-    assert not unnamed(method, held(method, config, seen))
+def test_every_name_is_documented_under_other_settings(method, changes):
+    assert not unnamed(method, messages(method, **changes)[1])
 
 
-def test_a_name_that_no_row_has_is_found():
-    found = {("train", UP): {"model", "loss", "age"}, ("query.gossip", DOWN): {"method"}}
-    assert unnamed("fedavg", found) == [
-        ("query.gossip", DOWN, "method"),
-        ("train", UP, "age"),
-    ]
+def test_a_name_that_no_row_has_is_reported():
+    names = {("train", UP): {"model", "loss", "age"}, ("query.gossip", DOWN): {"method"}}
+    missing = [("query.gossip", DOWN, "method"), ("train", UP, "age")]
+    assert unnamed("fedavg", names) == missing
     assert unnamed("fedavg", {("train", UP): {"control/model"}})
     assert not unnamed("scaffold", {("train", UP): {"control/model"}})
 
@@ -50,19 +45,19 @@ def test_every_method_of_the_page_exists():
 
 
 PRIVATE = {"dp-noise-multiplier": 1.0, "rounds": 1, "fedembed.assignment": "type"} | TASTES
-KEPT = [(method, kind) for method, entry in METHODS.items() for kind in entry.dp]
 
 
-@pytest.mark.parametrize(("method", "kind"), KEPT)
-def test_a_private_client_tells_who_it_is_and_its_change(method, kind):
-    own = {"model": "convnet-bn"} if method == "fedbn" else {}
-    seen, config = messages(method, dp=kind, **PRIVATE, **own)
-    found = held(method, config, seen)
-    assert found.pop(("query", UP)) == {"fedapps", "client", "novel", "model", "input-size"}
-    told = found.pop(("train", UP), {"model", "num-examples"})  # perhaps nobody was drawn
-    assert told - {"own/model"} == {"model", "num-examples"}
-    assert {way for _, way in found} <= {DOWN}
-    assert not unnamed(method, found)
+@pytest.mark.parametrize(
+    ("method", "kind"), [(method, kind) for method, entry in METHODS.items() for kind in entry.dp]
+)
+def test_a_private_client_sends_only_its_identity_and_its_change(method, kind):
+    model = {"model": "convnet-bn"} if method == "fedbn" else {}
+    seen, names = messages(method, dp=kind, **PRIVATE, **model)
+    assert names.pop(("query", UP)) == {"fedapps", "client", "novel", "model", "input-size"}
+    trained = names.pop(("train", UP), {"model", "num-examples"})  # sampling may select nobody
+    assert trained - {"own/model"} == {"model", "num-examples"}
+    assert {way for _, way in names} <= {DOWN}
+    assert not unnamed(method, names)
     for message in seen:
         for record in message.content.metric_records.values():
             assert dict(record) == {"num-examples": 1}

@@ -1,4 +1,4 @@
-"""Shares and replies small enough to work by hand."""
+"""Small runs, shares and replies that many tests use."""
 
 import json
 import os
@@ -21,18 +21,18 @@ from fedapps.settings.config import defaults
 from partitions.shares import Samples, Share
 from strategies.replies import Node, Update
 
-# Hypernetworks and passes over the public set cost most of a small run.
+# Hypernetworks and passes over the public set take most of the time of a small run.
 WEE = {
     **{f"{method}.hidden-dim": 8 for method in ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")},
     **{f"pfl-{which}.hidden-dim": 8 for which in ("sampled", "nearest", "ensemble")},
     **{f"{method}.novel-digest-epochs": 2 for method in ("fedmd", "heterotent", "heterofedtta")},
 }
 
-# Six clients of the embedded digits, two rounds, every one evaluated.
+# Six clients of the embedded digits, two rounds, each evaluated.
 SMALL = defaults() | WEE
 SMALL |= {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 
-# What some methods need: data of their own, and less work; layers of a kind.
+# What some methods need: their own kind of data, less work, certain layers.
 TASTES = {
     "partition": "preference",
     "fedembed.embedding-dim": 8,
@@ -46,7 +46,7 @@ NEEDS |= dict.fromkeys(("fedmd", "heterotent", "heterofedtta"), PUBLIC)
 
 
 class Watched(InProcessGrid):
-    """Keeps every message and reply."""
+    """Records every message and reply."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -68,17 +68,17 @@ def share(x, y, *, validation=None):
 
 
 def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
-    """A reply of training client `client`, on a node of another id."""
+    """A reply of training client `client`; the node has another id."""
     return Update(Node(client, 50 + client), arrays, n, metrics)
 
 
 def at_once(exchange):
-    """A strategy's `exchanges` where `exchange` answers each of the requests."""
+    """A strategy's `exchanges` in which `exchange` answers each request."""
     return lambda *requests: [partial(exchange, *vars(r).values()) for r in requests]
 
 
 def answering(method, handle):
-    """A ClientApp that lets `handle` answer every message of `method`."""
+    """A ClientApp in which `handle` answers every message of `method`."""
     client_app = ClientApp()
     for register in (client_app.query, client_app.train, client_app.evaluate):
         register()(handle)
@@ -96,7 +96,7 @@ def federate(grid=InProcessGrid, **changes):
 
 
 def states(grid, method):
-    """The clients' states by node, of those that have one."""
+    """The clients' states by node, for clients that have one."""
     key = f"fedapps.{method}"
     return {
         node: {name: array.numpy() for name, array in context.state[key].items()}
@@ -106,12 +106,12 @@ def states(grid, method):
 
 
 def left(folder):
-    """All that a run left, timings apart."""
+    """The content of a run's folder without timings."""
     summary = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for told in (summary, *lines):
-        del told["seconds"]
-        told.pop("phases", None)
+    for table in (summary, *lines):
+        del table["seconds"]
+        table.pop("phases", None)
     arrays = {
         f"{file.relative_to(folder)}:{name}": (array.dtype.str, array.shape, array.tobytes())
         for file in sorted(folder.rglob("*.safetensors"))
@@ -121,8 +121,8 @@ def left(folder):
 
 
 def forked(function):
-    """The id of a process of its own, forked from this one, which has everything loaded, that calls
-    the function and ends with the code that it returns, 1 if it raises."""
+    """The id of a process, forked from this one, that calls the function and exits with the code
+    that it returns, 1 if it raises."""
     sys.stderr.flush()
     if child := os.fork():
         return child
@@ -138,7 +138,7 @@ def forked(function):
 
 
 def wait(done, seconds, what):
-    """Until `done()`; fails with `what()` after so many seconds."""
+    """Waits until `done()`; fails with `what()` after this many seconds."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, what()

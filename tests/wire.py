@@ -1,4 +1,4 @@
-"""What messages hold, against the table of docs/privacy.md."""
+"""The names in messages, compared with the table of docs/privacy.md."""
 
 import re
 from pathlib import Path
@@ -24,34 +24,32 @@ def table() -> list[tuple[str, list[str], dict[str, list[str]]]]:
 
 def held(method, config, messages) -> dict[Place, set[str]]:
     """Names in those messages, arrays of the network as ``model``, clients as ``<client>``."""
-    own = with_public(config | {"method": method}, method)
-    model = set(method_model(method, own, partitions.task(own))[1])
-    found: dict[Place, set[str]] = {}
+    config = with_public(config | {"method": method}, method)
+    model = set(method_model(method, config, partitions.task(config))[1])
+    places: dict[Place, set[str]] = {}
     for message in messages:
         if message.has_error():
             continue
         way = UP if message.metadata.reply_to_message_id else DOWN
-        names = found.setdefault((message.metadata.message_type, way), set())
+        names = places.setdefault((message.metadata.message_type, way), set())
         for record in message.content.array_records.values():
             for name in record:
                 start, slash, rest = ("", "", name) if name in model else name.rpartition("/")
                 start = "<client>" if start.isdigit() else start
                 names.add(f"{start}{slash}{'model' if rest in model else rest}")
-        for record in (
-            *message.content.config_records.values(),
-            *message.content.metric_records.values(),
-        ):
+        content = message.content
+        for record in (*content.config_records.values(), *content.metric_records.values()):
             names |= set(record)
-    return found
+    return places
 
 
-def unnamed(method, found) -> list[tuple[str, str, str]]:
-    """What was held and stands in no row of the page for the method."""
-    rows = [(kind, told) for kind, who, told in table() if method in who or who == ["all"]]
-    wrong = []
-    for (message, way), names in found.items():
-        named = message in (kind for kind, _ in rows)
-        kinds = (message, "any") if named else ()
-        known = {name for kind, told in rows if kind in kinds for name in told[way]}
-        wrong += [(message, way, name) for name in names - known]
-    return sorted(wrong)
+def unnamed(method, places) -> list[tuple[str, str, str]]:
+    """The names that the page lacks for the method."""
+    rows = [(kind, names) for kind, methods, names in table() if {method, "all"} & {*methods}]
+    kinds = {kind for kind, _ in rows}
+    missing = []
+    for (message, way), names in places.items():
+        allowed = (message, "any") if message in kinds else ()
+        known = {name for kind, named in rows if kind in allowed for name in named[way]}
+        missing += [(message, way, name) for name in names - known]
+    return sorted(missing)
