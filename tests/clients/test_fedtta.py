@@ -306,7 +306,7 @@ def test_a_step_on_n_samples_is_the_step_that_was_meta_learnt(batches):
 
 def test_a_guarded_step_must_agree_with_the_first():
     """w = (1, −0.2), a = (1, −1): d = w₁ − w₂ = 1.2 goes by ∓2η = 1 a step: 0.2, then −0.8, which
-    changes the prediction. Its entropy is lower, since |d| is larger, but the guard keeps step 1."""
+    changes the prediction. Its entropy is lower, as |d| is larger, but the guard keeps step 1."""
     model = line(w=[1.0, -0.2], a=[1.0, -1.0])
     client = GuardedFedTTAPlusPlusClient(model, share(ONE), batch_size=1)
     z = client.predict(torch.ones(1, 1))[0]
