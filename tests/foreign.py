@@ -67,9 +67,10 @@ def old(task):
     return fedapps.from_client_fn(client_fn)
 
 
-def changed(client_app, change):
-    """`client_app` with changed replies."""
+def changed(client_app, change, query):
+    """`client_app` with changed replies, and an answer to the opening query."""
     other = ClientApp()
+    other.query()(query)
     for name, register in (("train", other.train), ("evaluate", other.evaluate)):
         answer = client_app._registered_funcs[f"{name}.default"]
         register()(lambda message, context, answer=answer: change(answer(message, context)))
@@ -80,17 +81,14 @@ def with_texts(client_app):
     """With texts under names that this package uses; raises an error on the opening query."""
 
     def change(reply):
-        said = {"accuracy": "high", "client": "me", "model": "two\nlines", "novel": "no"}
-        reply.content["notes"] = ConfigRecord(said)
+        texts = {"accuracy": "high", "client": "me", "model": "two\nlines", "novel": "no"}
+        reply.content["notes"] = ConfigRecord(texts)
         return reply
 
-    other = changed(client_app, change)
-
-    @other.query()
     def query(message, context):
         raise KeyError("task")
 
-    return other
+    return changed(client_app, change, query)
 
 
 def with_float64(client_app):
@@ -107,14 +105,11 @@ def with_float64(client_app):
         metrics.update({f"layer{i}/norm": i for i in range(150)})
         return reply
 
-    other = changed(client_app, change)
-
-    @other.query()
     def query(message, context):
-        said = {"num-examples": 5, "client": 7, "novel": True}
-        return Message(RecordDict({"said": ConfigRecord(said)}), reply_to=message)
+        identity = ConfigRecord({"num-examples": 5, "client": 7, "novel": True})
+        return Message(RecordDict({"identity": identity}), reply_to=message)
 
-    return other
+    return changed(client_app, change, query)
 
 
 def sklearn_app():
@@ -131,11 +126,13 @@ def sklearn_app():
     def train(message, context):
         x, y = rows(context.node_config["partition-id"])
         model = model_of(message)
-        start = {"coef_init": model.coef_, "intercept_init": model.intercept_}
+        inputs, labels = (
+            np.concatenate([x.reshape(len(x), -1), np.zeros((10, 64))]),
+            [*y, *range(10)],
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            everything = np.concatenate([x.reshape(len(x), -1), np.zeros((10, 64))])
-            model.fit(everything, np.concatenate([y, np.arange(10)]), **start)
+            model.fit(inputs, labels, coef_init=model.coef_, intercept_init=model.intercept_)
         metrics = MetricRecord({"num-examples": len(y), "train_loss": float(len(y))})
         arrays = ArrayRecord([model.coef_, model.intercept_])
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -176,16 +173,14 @@ class Noted(InProcessGrid):
 
     def _deliver(self, message):
         reply, kind = super()._deliver(message), message.metadata.message_type
-        if kind not in ("train", "evaluate") or reply.has_error():
-            return reply
-        round_ = message.content["config"]["server-round"]
-        where = (kind, round_)
-
-        def arrays(content) -> Arrays:
-            return {n: a for r in content.array_records.values() for n, a in from_record(r).items()}
-
-        node = message.metadata.dst_node_id
-        self.sent.setdefault(where, {})[node] = arrays(message.content)
-        self.came.setdefault(where, {})[node] = arrays(reply.content)
-        self.told.setdefault(where, {})[node] = dict(reply.content["metrics"])
+        if kind in ("train", "evaluate") and not reply.has_error():
+            where = (kind, message.content["config"]["server-round"])
+            node = message.metadata.dst_node_id
+            self.sent.setdefault(where, {})[node] = arrays(message.content)
+            self.came.setdefault(where, {})[node] = arrays(reply.content)
+            self.told.setdefault(where, {})[node] = dict(reply.content["metrics"])
         return reply
+
+
+def arrays(content) -> Arrays:
+    return {n: a for r in content.array_records.values() for n, a in from_record(r).items()}

@@ -2,6 +2,7 @@
 
 import io
 import math
+from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
@@ -51,44 +52,35 @@ REFUSED = {
 }
 
 
-def with_bytes(data):
-    def spoil(reply):
-        for record in reply.content.array_records.values():
-            for array in record.values():
-                array.data = data
-
-    return spoil
+def set_bytes(data, reply):
+    for record in reply.content.array_records.values():
+        for array in record.values():
+            array.data = data
 
 
-def with_value(value):
-    def spoil(reply):
-        for key, record in reply.content.array_records.items():
-            arrays = from_record(record)
-            wrong = {n: a + a.dtype.type(value) for n, a in arrays.items() if a.dtype.kind == "f"}
-            reply.content[key] = to_record(arrays | wrong)
-
-    return spoil
+def add_value(value, reply):
+    for key, record in reply.content.array_records.items():
+        arrays = from_record(record)
+        wrong = {n: a + a.dtype.type(value) for n, a in arrays.items() if a.dtype.kind == "f"}
+        reply.content[key] = to_record(arrays | wrong)
 
 
-def with_metrics(values):
-    def spoil(reply):
-        for record in reply.content.metric_records.values():
-            for name in values.keys() & record.keys():
-                del record[name]
-        reply.content["more"] = ConfigRecord(values)
-
-    return spoil
+def set_metrics(values, reply):
+    for record in reply.content.metric_records.values():
+        for name in values.keys() & record.keys():
+            del record[name]
+    reply.content["more"] = ConfigRecord(values)
 
 
-def without_metrics(reply):
+def remove_metrics(reply):
     reply.content["metrics"] = MetricRecord({})
 
 
 MALFORMED = {
-    **{f"bytes: {name}": with_bytes(data) for name, data in BYTES.items()},
-    **{f"values: {name}": with_value(value) for name, value in VALUES.items()},
-    **{f"metric: {name}": with_metrics(values) for name, values in METRICS.items()},
-    "no metrics": without_metrics,
+    **{f"bytes: {name}": partial(set_bytes, data) for name, data in BYTES.items()},
+    **{f"values: {name}": partial(add_value, value) for name, value in VALUES.items()},
+    **{f"metric: {name}": partial(set_metrics, values) for name, values in METRICS.items()},
+    "no metrics": remove_metrics,
 }
 
 

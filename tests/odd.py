@@ -8,95 +8,73 @@ WIDTH = 10
 
 
 class Plain(nn.Module):
-    """in-10-10-C with ReLU; `middle` sees the first layer's activations (n, 10)."""
+    """in-10-10-C with ReLU, and the parts that a subclass names."""
+
+    parts: tuple[str, ...] = ()
 
     def __init__(self, shape, num_classes):
         super().__init__()
         self.first = nn.Linear(torch.Size(shape).numel(), WIDTH)
         self.second = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, num_classes)
+        if "buffers" in self.parts:
+            self.gain = nn.Parameter(torch.tensor(1.0))
+            self.register_buffer("level", torch.tensor(0.0))
+            self.register_buffer("batches", torch.tensor(0))
+            self.register_buffer("order", torch.arange(WIDTH - 1, -1, -1, dtype=torch.int32))
+            self.register_buffer("mask", torch.arange(WIDTH) > 0)
+        if "norm" in self.parts:
+            self.norm = nn.BatchNorm1d(WIDTH)
+        if "tied" in self.parts:
+            self.third = nn.Linear(WIDTH, WIDTH)
+            self.third.weight = self.second.weight
+        self.first.requires_grad_("frozen" not in self.parts)
 
     def features(self, x):
-        return F.relu(self.second(self.middle(F.relu(self.first(x.flatten(1))))))
+        h = F.relu(self.first(x.flatten(1)))
+        if "norm" in self.parts:
+            h = self.norm(h)
+        if "buffers" in self.parts:
+            h = self.scale(h)
+        if "tied" in self.parts:
+            h = F.relu(self.third(h))
+        if "dropout" in self.parts:
+            h = F.dropout(h, 0.5, self.training)
+        return F.relu(self.second(h))
 
-    def forward(self, x):
-        return self.head(self.features(x))
-
-    def middle(self, h):
-        return h
-
-
-class Norm(Plain):
-    """With batch normalisation."""
-
-    def __init__(self, shape, num_classes):
-        super().__init__(shape, num_classes)
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def middle(self, h):
-        return self.norm(h)
-
-
-class Dropout(Plain):
-    """With dropout."""
-
-    def middle(self, h):
-        return F.dropout(h, 0.5, self.training)
-
-
-class Frozen(Plain):
-    """With a first layer that is not trained."""
-
-    def __init__(self, shape, num_classes):
-        super().__init__(shape, num_classes)
-        self.first.requires_grad_(False)
-
-
-class Tied(Plain):
-    """With a third layer that shares the second one's weight."""
-
-    def __init__(self, shape, num_classes):
-        super().__init__(shape, num_classes)
-        self.third = nn.Linear(WIDTH, WIDTH)
-        self.third.weight = self.second.weight
-
-    def middle(self, h):
-        return F.relu(self.third(h))
-
-
-class Buffers(Plain):
-    """With a scalar parameter and scalar buffers, an order of the units, and a mask.
-
-    Training counts mini-batches and tracks the mean activation."""
-
-    def __init__(self, shape, num_classes):
-        super().__init__(shape, num_classes)
-        self.gain = nn.Parameter(torch.tensor(1.0))
-        self.register_buffer("level", torch.tensor(0.0))
-        self.register_buffer("batches", torch.tensor(0))
-        self.register_buffer("order", torch.arange(WIDTH - 1, -1, -1, dtype=torch.int32))
-        self.register_buffer("mask", torch.arange(WIDTH) > 0)
-
-    def middle(self, h):
+    def scale(self, h):
+        """Training counts mini-batches and tracks the mean activation."""
         if self.training:
             self.batches += 1
             self.level.lerp_(h.detach().mean(), 0.1)
         return self.gain * (h[:, self.order.long()] - self.level) * self.mask
 
+    def forward(self, x):
+        return self.head(self.features(x))
 
-class Everything(Buffers):
-    """With all of these parts."""
 
-    def __init__(self, shape, num_classes):
-        super().__init__(shape, num_classes)
-        self.norm = nn.BatchNorm1d(WIDTH)
-        self.third = nn.Linear(WIDTH, WIDTH)
-        self.third.weight = self.second.weight
-        self.first.requires_grad_(False)
+class Norm(Plain):
+    parts = ("norm",)
 
-    def middle(self, h):
-        h = F.relu(self.third(super().middle(self.norm(h))))
-        return F.dropout(h, 0.5, self.training)
+
+class Dropout(Plain):
+    parts = ("dropout",)
+
+
+class Frozen(Plain):
+    parts = ("frozen",)
+
+
+class Tied(Plain):
+    parts = ("tied",)
+
+
+class Buffers(Plain):
+    parts = ("buffers",)
+
+
+class Everything(Plain):
+    parts = ("norm", "dropout", "frozen", "tied", "buffers")
 
 
 class TiedHead(Plain):

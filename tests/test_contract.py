@@ -37,7 +37,7 @@ def finished(request):
 
 @contextmanager
 def predictions():
-    """Records each client's logits, as bytes, in the order of the calls."""
+    """Yields each client's logits, as bytes, in the order of the calls."""
     recorded: list[tuple[int, bytes]] = []
     classes = {cls for m in METHODS.values() for cls in m.client.__mro__ if "predict" in vars(cls)}
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +54,7 @@ def predictions():
 
 @contextmanager
 def draws():
-    """Records what generators are seeded by, and the message in which; None on the server."""
+    """Yields the words that seed each generator, with the client's message; None on the server."""
     drawn: list[tuple[tuple, tuple | None]] = []
     with pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):

@@ -116,8 +116,7 @@ def test_flowers_command_takes_what_the_readme_gives_it():
     assert {key for config in parsed for key in config} <= defaults().keys()
 
 
-def test_own_settings_win_over_common_ones():
-    """`pfedhn.lr=0.01` sets the learning rate of pFedHN alone."""
+def test_a_methods_section_overrides_the_common_keys():
     config = override(defaults(), {"pfedhn.lr": 0.01, "lr": 0.7})
     assert [settings(config, name)["lr"] for name in ("pfedhn", "fedavg")] == [0.01, 0.7]
 

@@ -7,7 +7,7 @@ from statistics import median
 from experiments.benchmarks.measure import NEVER, Row, round_seconds, train
 from fedapps.settings.config import Config, defaults
 
-ROUNDS, REPEATS = 8, 5
+ROUNDS, REPEATS, COHORT = 8, 5, 50
 LIMITS = {"mlp": "0.10", "lenet": "0.20", "convnet": ""}  # by network, for the clients' part
 
 
@@ -33,13 +33,13 @@ def measure(config: Config) -> dict[str, float]:
     }
 
 
-def rows(models: tuple[str, ...] = tuple(LIMITS), cohort: int = 50) -> list[Row]:
+def rows() -> list[Row]:
     """A cohort's round over one of clients in turn; medians of alternating runs."""
     table = []
-    for model in models:
+    for model, bound in LIMITS.items():
         config = protocol(model)
-        pairs = [(measure(config | {"cohort": cohort}), measure(config)) for _ in range(REPEATS)]
-        for part, limit in (("round", ""), ("clients", LIMITS[model])):
+        pairs = [(measure(config | {"cohort": COHORT}), measure(config)) for _ in range(REPEATS)]
+        for part, limit in (("round", ""), ("clients", bound)):
             one, other = (median(pair[i][part] for pair in pairs) for i in (0, 1))
             what = f"{model}: {part} of a cohort / in turn"
             table.append(Row(what, one / other, limit, f"{one:.3f} / {other:.3f}"))

@@ -84,11 +84,11 @@ def private_memory(pid: int) -> int:
     return (sizes["VmRSS:"] - sizes["RssShmem:"]) // 1024
 
 
-def in_process(methods: tuple[str, ...] = METHODS) -> list[Row]:
+def in_process() -> list[Row]:
     """The time of a round with most clients registered over that with fewest, and the memory."""
     measured = {
         method: np.array([in_new_process(measure, short_protocol(method, n)) for n in REGISTERED])
-        for method in methods
+        for method in METHODS
     }
     table, limit, few, many = [], SERVER + ACTOR, REGISTERED[0], REGISTERED[-1]
     for method, values in measured.items():
@@ -103,11 +103,11 @@ def in_process(methods: tuple[str, ...] = METHODS) -> list[Row]:
     return table
 
 
-def on_ray(methods: tuple[str, ...] = METHODS) -> list[Row]:
+def on_ray() -> list[Row]:
     """On Ray actors: the time of a round with most clients registered over that with fewest, and
     the memory with most."""
     table, few, many = [], REGISTERED[0], REGISTERED[-1]
-    for method in methods:
+    for method in METHODS:
         (base, *_), (took, server, actor) = (
             in_new_process(measure_on_ray, short_protocol(method, n)) for n in (few, many)
         )

@@ -278,10 +278,10 @@ def measure(name: str) -> np.ndarray:
     return np.array([np.mean(rounds[1:]) for rounds in seconds])
 
 
-def rows(names: tuple[str, ...] = tuple(SIMULATORS), repeats: int = REPEATS) -> list[Row]:
+def rows() -> list[Row]:
     """Every simulator's round over that of the hand-written loop; medians of repeats in turn."""
-    runs = [{name: measure(name) for name in names} for _ in range(repeats)]
-    measured = {name: np.array([run[name] for run in runs]) for name in names}
+    runs = [{name: measure(name) for name in SIMULATORS} for _ in range(REPEATS)]
+    measured = {name: np.array([run[name] for run in runs]) for name in SIMULATORS}
     base = measured["hand-written loop"]
     table = []
     for number, (model, batch) in enumerate(WORKS):
