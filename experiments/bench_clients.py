@@ -59,7 +59,7 @@ def protocol(method: str, registered: int) -> Config:
 
 def later_rounds(config: Config) -> list[dict[str, float]]:
     """Seconds of every later round of a run in process by phase, evaluation apart."""
-    from fedapps.engines.jobs import run_in_process
+    from fedapps.serverapp import run_in_process
 
     with tempfile.TemporaryDirectory() as folder:
         run_in_process(config | {"output-dir": folder})
@@ -88,7 +88,9 @@ def _measure(config: Config) -> tuple[float, float]:
 def _measure_on_actors(config: Config) -> tuple[float, float, float]:
     """On Ray: the median of the later rounds' seconds, and in MB the most memory, as seen ten times
     a second, of the server's process and of an actor."""
-    from fedapps.engines.jobs import make_jobs, run_jobs
+    from fedapps.engines.jobs import make_jobs
+    from fedapps.engines.run import run_jobs
+    from fedapps.serverapp import APPS
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     own = psutil.Process()
@@ -102,7 +104,7 @@ def _measure_on_actors(config: Config) -> tuple[float, float, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         jobs = make_jobs(config, [str(config["method"])], [0], Path(folder))
-        run_jobs(jobs, "ray", follow=follow)
+        run_jobs(jobs, "ray", APPS, follow=follow)
         if jobs[0].error:
             raise RuntimeError(jobs[0].error)
         reports = jobs[0].news()

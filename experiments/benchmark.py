@@ -33,7 +33,9 @@ from experiments import (
     bench_pfedhn,
     by_hand,
 )
-from fedapps.engines.jobs import make_jobs, run_jobs
+from fedapps.engines.jobs import make_jobs
+from fedapps.engines.run import run_jobs
+from fedapps.serverapp import APPS
 from fedapps.settings.config import Config, defaults
 
 ROUNDS, REPEATS = 4, 5
@@ -126,7 +128,7 @@ def _on(engine: str) -> float:
         def follow(jobs) -> None:
             reports.extend(report for job in jobs for report in job.news())
 
-        run_jobs(jobs, engine, follow=follow)
+        run_jobs(jobs, engine, APPS, follow=follow)
         if jobs[0].error:
             raise RuntimeError(jobs[0].error)
     rounds = [report["seconds"] for report in reports if ROUNDS < report["round"] < 3 * ROUNDS]
@@ -141,7 +143,7 @@ def start() -> Rows:
     def first_round(engine: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
             jobs = make_jobs(config, ["fedavg"], [0], Path(folder))
-            took = seconds(lambda: run_jobs(jobs, engine, follow=lambda _: None))
+            took = seconds(lambda: run_jobs(jobs, engine, APPS, follow=lambda _: None))
         if jobs[0].error:
             raise RuntimeError(jobs[0].error)
         return took

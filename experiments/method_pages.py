@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedapps.engines.jobs import run_in_process
 from fedapps.methods import METHODS
+from fedapps.serverapp import run_in_process
 from fedapps.settings.config import defaults, project_dir
 
 FOLDER = Path(__file__).parents[1] / "docs" / "methods"

@@ -81,13 +81,18 @@ def ours(engine: str) -> Callable[[Work, Shares], list[float]]:
     """This package on one of its engines, by its own clock."""
 
     def measured(work: Work, shares: Shares) -> list[float]:
-        from fedapps.engines.jobs import make_jobs, run_jobs
+        from fedapps.engines.jobs import make_jobs
+        from fedapps.engines.run import run_jobs
+        from fedapps.serverapp import APPS
 
         reports: list[dict[str, Any]] = []
         with tempfile.TemporaryDirectory() as folder:
             jobs = make_jobs(protocol(work), ["fedavg"], [0], Path(folder))
             run_jobs(
-                jobs, engine, follow=lambda jobs: reports.extend(r for j in jobs for r in j.news())
+                jobs,
+                engine,
+                APPS,
+                follow=lambda jobs: reports.extend(r for j in jobs for r in j.news()),
             )
             if jobs[0].error:
                 raise RuntimeError(jobs[0].error)

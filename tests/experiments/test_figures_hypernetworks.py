@@ -13,8 +13,8 @@ from experiments.analysis import (
     total_variation,
 )
 from experiments.figures_hypernetworks import by_distance, cli
-from fedapps.engines.jobs import run_in_process
 from fedapps.files import read_arrays
+from fedapps.serverapp import run_in_process
 from fedapps.service.models import descriptors, label_shares
 from fedapps.settings.config import defaults
 

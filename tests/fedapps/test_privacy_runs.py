@@ -1,11 +1,10 @@
 """Privacy from a run's settings to what its folder and its table say."""
 
 import json
-import sys
 from itertools import pairwise
 
 import pytest
-from tiny import federate
+from tiny import dying_in, federate
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
@@ -14,7 +13,6 @@ from fedapps.results.report import run_data
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 from strategies.accountant import central_epsilon
-from strategies.fedavg import FedAvg
 
 PRIVATE = {"dp": "central", "dp-noise-multiplier": 1.5, "fraction-train": 0.5, "local-steps": 1}
 ALL = {"fraction-train": 1.0}  # a closed form: no numbers to compose
@@ -37,35 +35,24 @@ def test_a_budget_goes_on_with_the_model(tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 0])
-def test_rounds_that_a_crash_lost_are_spent(checkpoint_every, tmp_path, monkeypatch):
+def test_rounds_that_a_crash_lost_are_spent(checkpoint_every, tmp_path):
     """Killed in its third round, a run of four resumes. With checkpoints, the third is trained
     twice: five rounds in all. Without, the run starts over: the three lost and four more."""
     own = PRIVATE | ALL | {"output-dir": str(tmp_path), "rounds": 4}
     own |= {"checkpoint-every": checkpoint_every}
-    with monkeypatch.context() as patch:
-        aggregate = FedAvg.aggregate_train
-
-        def dies_in_the_third(self, server_round, replies):
-            if server_round == 3:
-                raise SystemExit
-            return aggregate(self, server_round, replies)
-
-        patch.setattr(FedAvg, "aggregate_train", dies_in_the_third)
-        with pytest.raises(SystemExit):
-            federate(**own)
+    with dying_in(3), pytest.raises(SystemExit):
+        federate(**own)
     federate(**own, resume=True)
     spent = central_epsilon({(1.5, 1.0): 5 if checkpoint_every else 7}, 1e-5)
     assert summary(tmp_path)["privacy"]["epsilon"] == spent
 
 
-def test_a_resumed_run_keeps_its_epsilon(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_epsilon(tmp_path):
     """The round that is trained again has to be paid for: by more noise in the rounds to come."""
     own = PRIVATE | ALL | {"output-dir": str(tmp_path), "rounds": 4, "checkpoint-every": 1}
     own |= {"dp-noise-multiplier": 0.0, "dp-epsilon": 3.0}
-    with monkeypatch.context() as patch:
-        patch.setattr(FedAvg, "aggregate", lambda *_: sys.exit())
-        with pytest.raises(SystemExit):
-            federate(**own)
+    with dying_in(1), pytest.raises(SystemExit):
+        federate(**own)
     federate(**own, resume=True)
     told = summary(tmp_path)["privacy"]
     (_, first), (_, rest) = json.loads((tmp_path / "privacy.json").read_text())["spent"].items()
