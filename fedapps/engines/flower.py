@@ -12,9 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import tomli_w
@@ -126,49 +125,22 @@ class Flwr:
 
 
 class SuperLink(Flwr):
-    """A SuperLink process that writes to `log`; with `simulation` it runs virtual clients on Ray.
+    """The processes of a SuperLink in the process group `home`; their output goes to `log`."""
 
-    A context manager: on exit every process that it started is ended."""
-
-    def __init__(self, log: Path, *, simulation: bool = True) -> None:
-        self._group = ExitStack()
-        super().__init__(self._group.enter_context(process_group()), NAME)
-        self.simulation, self.log_file, self.port = simulation, log, free_port()
+    def __init__(self, home: Path, log: Path) -> None:
+        super().__init__(home, NAME)
+        self.log_file, self.port = log, free_port()
         self.env |= {
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use this environment, not a new one
-            "RAY_TMPDIR": str(self.home),
-            GROUP: str(self.home),
+            "RAY_TMPDIR": str(home),
+            GROUP: str(home),
         }
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> "SuperLink":
+        self.processes: list[subprocess.Popen[bytes]] = []
         connection = {"address": f"127.0.0.1:{self.port}", "insecure": True}
         config = {"superlink": {"default": NAME, NAME: connection}}
-        (self.home / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        arguments = ["--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
-        arguments += ["--disable-runtime-dependency-installation"]
-        arguments += ["--simulation"] if self.simulation else []
-        try:
-            process = self.start("flower-superlink", *arguments)
-            deadline = time.monotonic() + START_SECONDS
-            while not listening(self.port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the SuperLink did not start; its log is {self.log_file}")
-                time.sleep(0.1)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+        (home / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
+        log.parent.mkdir(parents=True, exist_ok=True)
 
     def start(self, command: str, *arguments: str) -> "subprocess.Popen[bytes]":
         """Start one of Flower's commands as a process of the group, output to the log."""
@@ -181,20 +153,38 @@ class SuperLink(Flwr):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C must not reach it; `stop` ends it
             )
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def check(self) -> None:
         """Raises RuntimeError once the SuperLink has died."""
-        if (code := self._processes[0].poll()) is not None:
+        if (code := self.processes[0].poll()) is not None:
             raise RuntimeError(
                 f"the SuperLink has died, or was killed (code {code}); {RESUME_HINT}"
             )
 
-    def stop(self) -> None:
-        """End the group's processes and remove its folder."""
-        self._group.close()
-        for process in self._processes:
+
+@contextmanager
+def superlink(log: Path, *, simulation: bool = True) -> Iterator[SuperLink]:
+    """A running SuperLink; with `simulation` it runs virtual clients on Ray. On exit every process
+    that it started is ended."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with process_group() as home:
+            link = SuperLink(home, log)
+            processes = link.processes
+            arguments = ["--insecure", "--host", "127.0.0.1", "--port", str(link.port)]
+            arguments += ["--disable-runtime-dependency-installation"]
+            arguments += ["--simulation"] if simulation else []
+            process = link.start("flower-superlink", *arguments)
+            deadline = time.monotonic() + START_SECONDS
+            while not listening(link.port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the SuperLink did not start; its log is {log}")
+                time.sleep(0.1)
+            yield link
+    finally:
+        for process in processes:
             process.wait()
 
 
@@ -214,7 +204,7 @@ def listening(port: int) -> bool:
 
 def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -> None:
     """Submit the jobs as Flower runs, at most `parallel` at a time, and wait for them."""
-    with SuperLink(jobs[0].folder.parent / "superlink.log") as superlink:
+    with superlink(jobs[0].folder.parent / "superlink.log") as link:
         waiting = flower_runs(jobs)
         running: dict[int, list[Job]] = {}
         polled, failed_polls = time.monotonic(), 0
@@ -222,13 +212,13 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
             if waiting and len(running) < parallel:
                 group = waiting.pop(0)
                 try:
-                    running[_submit(superlink, group, gpus)] = group
+                    running[_submit(link, group, gpus)] = group
                 except RuntimeError as error:
                     for job in group:
                         job.close(error_line(error))
             time.sleep(POLL_SECONDS)
             follow(jobs)
-            superlink.check()
+            link.check()
             overdue = time.monotonic() - polled > STATUS_SECONDS
             for run_id, group in list(running.items()):
                 for job in group:
@@ -237,7 +227,7 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
                 if not overdue and not all(job.done for job in group):
                     continue
                 try:
-                    reason, failed_polls = _end_of_run(superlink, run_id), 0
+                    reason, failed_polls = _end_of_run(link, run_id), 0
                 except RuntimeError:  # a command may fail on a busy machine
                     failed_polls += 1
                     if failed_polls == MAX_FAILED_POLLS:
@@ -263,7 +253,7 @@ def flower_runs(jobs: Sequence[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def _submit(superlink: SuperLink, group: list[Job], gpus: float) -> int:
+def _submit(link: SuperLink, group: list[Job], gpus: float) -> int:
     """Submit a group of jobs as one run; returns its id."""
     first = group[0]
     methods = ",".join(str(job.config["method"]) for job in group)
@@ -273,19 +263,19 @@ def _submit(superlink: SuperLink, group: list[Job], gpus: float) -> int:
         f"num-supernodes={nodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
     )
     config = first.config | {"method": methods, "output-dir": str(folder)}
-    return superlink.submit(config, federation)
+    return link.submit(config, federation)
 
 
-def _end_of_run(superlink: SuperLink, run_id: int) -> str:
+def _end_of_run(link: SuperLink, run_id: int) -> str:
     """Why the Flower run ended, "" while it runs. Raises RuntimeError if the poll fails."""
     try:
-        status, details = superlink.status(run_id)
+        status, details = link.status(run_id)
     except RuntimeError:
-        superlink.check()  # its error says more
+        link.check()  # its error says more
         raise
     if not status.startswith("finished"):
         return ""
     if "heartbeat" in details:
         return f"the run's process has died, or was killed ({details}); {RESUME_HINT}"
     completed = status == "finished:completed"  # then the log has no error
-    return ("" if completed else superlink.error(run_id)) or f"the run {status} {details}".strip()
+    return ("" if completed else link.error(run_id)) or f"the run {status} {details}".strip()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedapps.engines.flower import SuperLink, free_port
+from fedapps.engines.flower import free_port, superlink
 from fedapps.engines.jobs import make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.results.folder import read_memories
@@ -120,19 +120,19 @@ def test_real_supernodes(tmp_path):
     jobs = make_jobs(config, ["fedavg", "fedper"], [0], tmp_path / "here")
     run_jobs(jobs, "in-process", APPS, follow=nothing)
     output = tmp_path / "nodes"
-    with SuperLink(tmp_path / "superlink.log", simulation=False) as superlink:
+    with superlink(tmp_path / "superlink.log", simulation=False) as link:
         for i in range(3):
             node = f'partition-id={i} num-partitions=3 state-dir="{tmp_path}/state-{i}"'
-            superlink.start(
-                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{superlink.port}",
+            link.start(
+                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link.port}",
                 "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node,
             )  # fmt: skip
-        run_id = superlink.submit(config | {"method": "fedavg,fedper", "output-dir": str(output)})
+        run_id = link.submit(config | {"method": "fedavg,fedper", "output-dir": str(output)})
         deadline = time.monotonic() + 900
-        while not (status := superlink.status(run_id))[0].startswith("finished"):
+        while not (status := link.status(run_id))[0].startswith("finished"):
             assert time.monotonic() < deadline, (tmp_path / "superlink.log").read_text()
             time.sleep(3)
-        assert status[0] == "finished:completed", superlink.error(run_id)
+        assert status[0] == "finished:completed", link.error(run_id)
     for job in jobs:
         summary = json.loads((output / job.name / "summary.json").read_text())
         assert numbers(summary) == numbers(job.summary())

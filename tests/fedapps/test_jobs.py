@@ -104,7 +104,7 @@ class Busy:
 def test_three_failed_polls_in_a_row_do_not_end_a_sweep(answers, survived, tmp_path, monkeypatch):
     monkeypatch.setattr(flower, "STATUS_SECONDS", 0.0)
     monkeypatch.setattr(flower, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(flower, "SuperLink", lambda log: Busy(answers))
+    monkeypatch.setattr(flower, "superlink", lambda log: Busy(answers))
     jobs = make_jobs(SMALL, ["fedavg", "fedavg lr=0.1"], [0], tmp_path)
     if survived:
         run_jobs(jobs, "flower", APPS, follow=lambda _: None)
