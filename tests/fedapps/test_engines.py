@@ -58,20 +58,6 @@ def test_all_engines_agree_to_the_last_bit(tmp_path):
             assert list(memories) == [0] * (one.method == "fedper")  # both rounds draw client 0
 
 
-@pytest.mark.slow
-def test_flower_reports_a_failing_method_and_stops_what_it_started(tmp_path):
-    arguments = ["num-clients=4", "rounds=1", "min-valid-replies=3", "--methods", "fedavg"]
-    arguments += ["--engine", "flower"]
-    done = subprocess.run(
-        [*COMMAND, *arguments, "--output", str(tmp_path)], capture_output=True, text=True,
-        env=os.environ | {"COLUMNS": "200", "PATH": os.defpath}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "fedavg-seed0 failed" in done.stdout
-    assert "2 valid replies of 2, min-valid-replies is 3" in done.stdout
-    assert not leftovers()
-
-
 def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_path):
     """The first of two methods fails, the second one is interrupted in its rounds."""
     methods = "fedavg min-valid-replies=3,tent"

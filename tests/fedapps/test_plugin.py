@@ -24,33 +24,6 @@ from partitions.items import Items, from_items
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-in.md").read_text("utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S))
-OLD = """
-from flwr.client import NumPyClient
-from my_app import task
-
-
-class Old(NumPyClient):
-    def __init__(self, loaders):
-        self.net, self.loaders = task.Net(), loaders
-
-    def load(self, parameters):
-        names = self.net.state_dict()
-        self.net.load_state_dict({n: task.torch.from_numpy(a) for n, a in zip(names, parameters)})
-
-    def fit(self, parameters, config):
-        self.load(parameters)
-        task.train(self.net, self.loaders[0], 2, 0.05)
-        new = [t.numpy() for t in self.net.state_dict().values()]
-        return new, len(self.loaders[0].dataset), {}
-
-    def evaluate(self, parameters, config):
-        self.load(parameters)
-        return 0.5, len(self.loaders[1].dataset), {"eval_acc": task.test(self.net, self.loaders[1])}
-
-
-def client_fn(context):
-    return Old(task.load_data(context.node_config["partition-id"], 4))
-"""
 TASTES = ("fedembed", "global", "global+", "pfedkm")
 
 
@@ -59,7 +32,7 @@ def my_app(tmp_path_factory):
     """The page's files as the package `my_app`; gives its modules by name."""
     root = tmp_path_factory.mktemp("app")
     (root / "my_app").mkdir()
-    for name, text in (FILES | {"__init__.py": "", "old.py": OLD}).items():
+    for name, text in (FILES | {"__init__.py": ""}).items():
         (root / "my_app" / name).write_text(text, "utf-8")
     sys.path.insert(0, str(root))
     yield lambda name: importlib.import_module(f"my_app.{name}")
@@ -236,10 +209,9 @@ def test_a_server_without_a_model_refuses_central_evaluation(name, my_app):
         )
 
 
-def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
-    """SCAFFOLD's server also holds control variates; only the network is evaluated, another one
-    in each round."""
-    task, seen = my_app("task"), []
+def norms(task):
+    """A central evaluation, and the norms of the layers that it has seen."""
+    seen = []
 
     def evaluate(round_, arrays):
         net = task.Net()
@@ -247,6 +219,14 @@ def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
         seen.append(float(net.fc2.weight.detach().norm()))
         return MetricRecord({"norm": seen[-1]})
 
+    return evaluate, seen
+
+
+def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
+    """SCAFFOLD's server also holds control variates; only the network is evaluated, another one
+    in each round."""
+    task = my_app("task")
+    evaluate, seen = norms(task)
     client = fedapps.client_app(
         "scaffold",
         model=task.Net,
@@ -264,14 +244,8 @@ def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
 
 def test_fedtta_hands_over_the_model_that_it_adapts(my_app):
     """ψ alone, whose names have no prefix; with clients that do not adapt it is the whole model."""
-    task, seen = my_app("task"), []
-
-    def evaluate(round_, arrays):
-        net = task.Net()
-        net.load_state_dict(arrays.to_torch_state_dict())
-        seen.append(float(net.fc2.weight.detach().norm()))
-
-    found = []
+    task, found = my_app("task"), []
+    evaluate, seen = norms(task)
     data = my_app("anyload_app").data
     server = fedapps.server_app(
         "fedtta", model=task.Net, shape=(1, 8, 8), rounds=1, min_available_nodes=4,
