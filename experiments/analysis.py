@@ -15,9 +15,8 @@ import partitions
 from clients.arrays import from_record
 from clients.base import Client
 from fedapps.clientapp import app, make_client
-from fedapps.engines.jobs import run_in_process
 from fedapps.node.building import with_public
-from fedapps.serverapp import run
+from fedapps.serverapp import run, run_in_process
 from fedapps.service.models import Watched, label_shares
 from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
 

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedapps.engines.jobs import run_in_process
 from fedapps.methods import METHODS
+from fedapps.serverapp import run_in_process
 from fedapps.settings import ranges
 from fedapps.settings.config import Config, defaults
 

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: builds the method's client for the node at hand and lets it answer."""
+"""The Flower ClientApp: builds the method's client for a node and lets it answer."""
 
 import os
 from functools import lru_cache
@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 
 import partitions
 from clients.base import Client
-from fedapps.engines.nodes import Host
+from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
-from fedapps.node.bridge import answer, identity, is_simulated
+from fedapps.node.bridge import answer, identity, is_simulated, register
 from fedapps.node.building import build_client, with_public
 from fedapps.node.ledger import guarded
 from fedapps.service import node as service
@@ -24,30 +24,30 @@ from partitions.references import is_reference
 from partitions.seeds import seed_of
 from partitions.shares import Share
 
-torch.set_num_threads(1)  # virtual clients share the machine; one process, one core
+torch.set_num_threads(1)  # virtual clients share the machine: one core for each process
 
 
 def make_client(context: Context, method: str) -> Client:
     """The method's client for this node.
 
-    Its data: the node's own ``data-path`` if it has one, else its partition of the dataset.
-    A real node imports what its own `allow` names, and reads no folder that a server names; the
-    command that simulates clients has checked their configuration. Raises ValueError if it has no
-    data, and if the federation's size is not num-clients."""
+    Its data are at the node's ``data-path``, else its partition of the dataset. A real node
+    imports only what its own `allow` names, and reads no folder that a server names. The command
+    that simulates clients has checked their configuration. Raises ValueError if the node has no
+    data, or the federation's size is not num-clients."""
     node = context.node_config
-    if not (simulation := is_simulated(context)):
+    if not (simulated := is_simulated(context)):
         trust.allow(*trust.named(str(node.get("allow", ""))))
-    config = completed(context.run_config, trusted=simulation)
+    config = completed(context.run_config, trusted=simulated)
     check_method(method)
-    if not simulation:
+    if not simulated:
         config["data-dir"] = str(node.get("data-dir", ""))
         if "data-path" not in node or METHODS[method].client.needs_public:
-            check_own_folder(config)
+            check_data_folder(config)
     client_id = identity(context)
     if (card := service.card_of(context)) is not None:
         share = service.inputs_of(context, card).share
         info, client_id = card.info(), service.CLIENT if share.novel else client_id
-        if share.novel and "descriptor-epsilon" in node:  # the privacy that it wants for itself
+        if share.novel and "descriptor-epsilon" in node:  # the node's own privacy
             config[f"{method}.descriptor-epsilon"] = float(node["descriptor-epsilon"])
     elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
@@ -67,8 +67,8 @@ def make_client(context: Context, method: str) -> Client:
     return build_client(config, method, share, info, client_id, str(node.get("model", "")))
 
 
-def check_own_folder(config: Config) -> None:
-    """Raise ValueError for data at a path, unless it is below this machine's folder of data."""
+def check_data_folder(config: Config) -> None:
+    """Raise ValueError for data at a path outside of this machine's data folder."""
     root = str(config["data-dir"]) or os.environ.get("FEDAPPS_DATA_DIR", "")
     for key in ("dataset", "partition.novel-dataset"):
         name = str(config[key])
@@ -87,14 +87,14 @@ def _load_share(path: str) -> tuple[Share, Info]:
 
 
 class App(ClientApp):
-    """Answers its methods' exchanges, also those of a method from outside the package, which
-    are not known before a message comes."""
+    """Registers a handler for an exchange when its first message arrives: the exchanges of methods
+    from outside the package are not known before."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """The reply; the bridge refuses what is no exchange of the method at hand."""
-        category, _, action = message.metadata.message_type.partition(".")
-        if action and message.metadata.message_type not in self._registered_funcs:
-            getattr(self, category)(action, mods=[guarded])(_answer)
+        """The reply; the bridge refuses exchanges that the method does not have."""
+        message_type = message.metadata.message_type
+        if message_type.partition(".")[2] and message_type not in self._registered_funcs:
+            register(self, message_type, _answer, guarded)
         return super().__call__(message, context)
 
 
@@ -103,18 +103,22 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 def _answer_simulated(message: Message, context: Context) -> Message:
-    """A virtual client tells what it keeps, and gets it back; a real node's state stays on it."""
+    """Send or restore the state of a virtual client; that of a real node stays on it."""
     if not is_simulated(context):
         raise PermissionError("what a real node keeps stays on it")
     return _answer(message, context)
 
 
 app = App()
-app.query(mods=[guarded])(_answer)
-app.train(mods=[guarded])(_answer)
-app.evaluate(mods=[guarded])(_answer)
-app.query("wants")(service.wants)
-app.query("serve")(lambda message, context: service.serve(message, context, make_client))
-app.query("keep")(_answer_simulated)
-app.train("recall")(_answer_simulated)
-host = Host(app)  # answers for all clients of a node
+for _type in ("query", "train", "evaluate"):
+    register(app, _type, _answer, guarded)
+for _type in ("query.keep", "train.recall"):
+    register(app, _type, _answer_simulated)
+register(app, "query.wants", service.wants)
+register(app, "query.serve", lambda message, context: service.serve(message, context, make_client))
+host = HostingApp(app)  # answers for all clients of a node
+
+
+def load_app() -> ClientApp:
+    """The ClientApp; Ray's actors import this function by name."""
+    return app

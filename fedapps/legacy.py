@@ -1,4 +1,4 @@
-"""Clients of Flower's older kind, which a `client_fn` makes, for strategies of its present kind."""
+"""Clients of Flower's older API, which a `client_fn` makes, for strategies of its present API."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,61 +22,58 @@ from fedapps.node.bridge import identity, unpack
 
 
 def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:
-    """A ClientApp whose messages the clients answer that `client_fn` makes of a Context, or of a
-    ``cid`` as the oldest did: a NumPyClient, a Client, or what ``to_client()`` gives.
+    """A ClientApp around the clients that `client_fn` makes of a Context, or of a ``cid``.
 
-    They get the message's config and the arrays in order; of their metrics the numbers come back.
-    """
+    A client is a NumPyClient, a Client, or what ``to_client()`` returns. It gets the message's
+    config and the arrays in order. Only numbers of its metrics are sent."""
     ((name, first),) = inspect.signature(client_fn).parameters.items()
     by_cid = name == "cid" or first.annotation in (str, "str")
     app = ClientApp()
 
-    def client_of(context: Context) -> Any:
-        return client_fn(str(identity(context)) if by_cid else context)
+    def called(message: Message, context: Context) -> tuple[Any, Any, list[str], list[Any]]:
+        """The client, the config, and the arrays' names and values."""
+        client = client_fn(str(identity(context)) if by_cid else context)
+        config, arrays = unpack(message.content)
+        del config[NAMES]
+        return client, config, list(arrays), list(arrays.values())
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        client, (config, arrays) = client_of(context), _read(message)
+        client, config, names, arrays = called(message, context)
         if isinstance(client, NumPyClient):
-            trained, count, metrics = client.fit(list(arrays.values()), config)
+            trained, count, metrics = client.fit(arrays, config)
         else:
-            done = client.fit(FitIns(ndarrays_to_parameters(list(arrays.values())), config))
-            _check(done)
-            trained, count = parameters_to_ndarrays(done.parameters), done.num_examples
-            metrics = done.metrics
-        if len(trained) != len(arrays):
-            raise ValueError(f"fit got {len(arrays)} arrays and returned {len(trained)}")
-        reply = RecordDict({"arrays": to_record(dict(zip(arrays, trained, strict=True)))})
-        reply["metrics"] = MetricRecord(_numbers(metrics | {"num-examples": count}))
-        return Message(reply, reply_to=message)
+            result = client.fit(FitIns(ndarrays_to_parameters(arrays), config))
+            _check(result)
+            trained, count = parameters_to_ndarrays(result.parameters), result.num_examples
+            metrics = result.metrics
+        if len(trained) != len(names):
+            raise ValueError(f"fit got {len(names)} arrays and returned {len(trained)}")
+        records = {"arrays": to_record(dict(zip(names, trained, strict=True)))}
+        return _reply(message, metrics | {"num-examples": count}, records)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        client, (config, arrays) = client_of(context), _read(message)
+        client, config, _, arrays = called(message, context)
         if isinstance(client, NumPyClient):
-            loss, count, metrics = client.evaluate(list(arrays.values()), config)
+            loss, count, metrics = client.evaluate(arrays, config)
         else:
-            ins = EvaluateIns(ndarrays_to_parameters(list(arrays.values())), config)
-            done = client.evaluate(ins)
-            _check(done)
-            loss, count, metrics = done.loss, done.num_examples, done.metrics
-        told = {"loss": loss} | metrics | {"num-examples": count}
-        return Message(RecordDict({"metrics": MetricRecord(_numbers(told))}), reply_to=message)
+            result = client.evaluate(EvaluateIns(ndarrays_to_parameters(arrays), config))
+            _check(result)
+            loss, count, metrics = result.loss, result.num_examples, result.metrics
+        return _reply(message, {"loss": loss} | metrics | {"num-examples": count}, {})
 
     return app
 
 
-def _read(message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    config, arrays = unpack(message.content)
-    return {key: value for key, value in config.items() if key != NAMES}, arrays
+def _check(result: Any) -> None:
+    if result.status.code != Code.OK:
+        reason = result.status.message or f"the client answered {result.status.code.name}"
+        raise RuntimeError(reason)
 
 
-def _check(done: Any) -> None:
-    if done.status.code != Code.OK:
-        raise RuntimeError(done.status.message or f"the client answered {done.status.code.name}")
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers among the metrics, as Python's own; a record of metrics holds nothing else."""
-    found = {k: v.item() if isinstance(v, np.generic) else v for k, v in metrics.items()}
-    return {k: v for k, v in found.items() if type(v) in (int, float)}
+def _reply(message: Message, metrics: Mapping[str, Any], records: dict[str, Any]) -> Message:
+    """A reply with `records` and the numbers of `metrics`; a record of metrics holds no others."""
+    values = {k: v.item() if isinstance(v, np.generic) else v for k, v in metrics.items()}
+    numbers = MetricRecord({k: v for k, v in values.items() if type(v) in (int, float)})
+    return Message(RecordDict(records | {"metrics": numbers}), reply_to=message)

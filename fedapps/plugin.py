@@ -1,4 +1,4 @@
-"""Any method in somebody else's Flower app: a network and data make its two components."""
+"""Any method in your own Flower app: its two components, from a network and data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +12,13 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from clients.arrays import Arrays, model_arrays, to_record
+from clients.arrays import to_record
 from clients.base import Client, Criterion
 from clients.models.head import headed
-from clients.models.roles import check_tied
 from clients.preference import GlobalClient
 from fedapps.methods import METHODS
-from fedapps.node.bridge import answer, identity
+from fedapps.node.bridge import answer, identity, register
+from fedapps.node.building import Network, construct_client, network_around
 from fedapps.node.ledger import guarded
 from fedapps.settings.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.settings.config import settings as of_method
@@ -45,38 +45,29 @@ def client_app(
 ) -> ClientApp:
     """Flower's client half of `method`, around the network that `model` makes.
 
-    `data` gives a node's samples: training ones, or a pair of training and validation ones, each a
-    DataLoader, a dataset, a tensor of inputs or a pair of tensors (x, y). A node without any label,
-    or with ``novel=true`` in its node configuration, is a novel client. `public` gives the inputs
-    that FedMD's methods learn from; `loss` stands for the cross entropy of logits and labels;
-    `settings` are the method's and the common ones, see `fedapps list methods` and pyproject.
+    `data` returns a node's samples: training samples, or a pair of training and validation
+    samples. Each is a DataLoader (its dataset is used), a dataset, a tensor of inputs or a pair of
+    tensors (x, y). A node whose samples have no labels, or with ``novel=true`` in its
+    configuration, is a novel client. `public` returns the inputs that FedMD's methods learn from.
+    `loss` replaces the cross entropy of logits and labels. `settings` are the method's and the
+    common ones, see `fedapps list methods` and pyproject.
 
     Raises ValueError for an unknown method or setting."""
     config = _configuration(method, settings)
 
-    def make(context: Context, _: str) -> Client:
+    def make_client(context: Context, _: str) -> Client:
         share = share_of(data(context), context, public)
-        built, initial = _network(method, model, config, tuple(share.everything.x.shape[1:]))
-        client: Client = construct(
-            METHODS[method].client,
-            built,
-            share,
-            config=config,
-            method=method,
-            client=identity(context),
-            initial=initial,
-        )
+        network = _network(method, model, config, tuple(share.everything.x.shape[1:]))
+        client = construct_client(config, method, network, share, identity(context))
         client.criterion = loss or client.criterion
         return client
 
-    app = ClientApp()
-
     def handle(message: Message, context: Context) -> Message:
-        return answer(message, context, make)
+        return answer(message, context, make_client)
 
-    for exchange in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
-        category, _, action = exchange.partition(".")
-        getattr(app, category)(action or "default", mods=[guarded])(handle)
+    app = ClientApp()
+    for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
+        register(app, message_type, handle, guarded)
     return app
 
 
@@ -92,8 +83,8 @@ def server_app(
 ) -> ServerApp:
     """Flower's server half of `method`, for networks whose inputs are (n, *shape).
 
-    It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` are
-    there, and hands the result to `then`. `settings` must be the clients'.
+    It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
+    joined, and passes the result to `then`. `settings` must be the clients'.
 
     Raises ValueError for an unknown method or setting."""
     config, entry = _configuration(method, settings), METHODS[method]
@@ -125,37 +116,40 @@ def server_app(
 
 
 def share_of(given: Any, context: Context, public: Callable[[], Tensor] | None = None) -> Share:
-    """What a node's `data` function gave, as a client's share."""
-    pair = isinstance(given, tuple | list) and len(given) == 2 and not _tensors(given)
-    parts = [_samples(part) for part in (given if pair else [given])]
-    train, unlabeled = parts[0], bool((parts[0].y[parts[0].index] == UNLABELED).all())
-    nothing = _rows(train, slice(0, 0))
+    """A client's share of what its node's `data` function returned."""
+    pair = isinstance(given, tuple | list) and len(given) == 2 and not _are_tensors(given)
+    train, *validation = [_samples(part) for part in (given if pair else [given])]
+    empty = replace(train, index=train.index[:0])
+    unlabeled = bool((train.y[train.index] == UNLABELED).all())
     novel = unlabeled or bool(context.node_config.get("novel", False))
-    validation = parts[1] if pair else nothing
-    others = None if public is None else from_tensors(public())
-    return Share(nothing if novel else train, validation, None, train, novel, {}, others)
+    public_samples = None if public is None else from_tensors(public())
+    return Share(
+        empty if novel else train,
+        validation[0] if pair else empty,
+        None,
+        train,
+        novel,
+        {},
+        public_samples,
+    )
 
 
 def _samples(part: Any) -> Samples:
     if isinstance(part, Tensor):
         return from_tensors(part)
-    if _tensors(part):
+    if _are_tensors(part):
         return from_tensors(*part)
     return from_items(part.dataset if isinstance(part, DataLoader) else part)
 
 
-def _tensors(given: Any) -> bool:
+def _are_tensors(given: Any) -> bool:
     return isinstance(given, tuple | list) and all(isinstance(part, Tensor) for part in given)
 
 
-def _rows(samples: Samples, rows: slice) -> Samples:
-    return replace(samples, index=samples.index[rows])
-
-
 def _configuration(method: str, settings: dict[str, Any]) -> Config:
-    """The defaults with `settings`, a method's own key before a common one of the same name.
+    """The defaults with `settings`; a method's own key wins over a common one of the same name.
 
-    What they name is the programmer's word, and allowed."""
+    References in them are allowed: the programmer wrote them."""
     trust.allow(*trust.named([method, settings]))
     entry = METHODS[check_method(method)]
     if issubclass(entry.client, GlobalClient):
@@ -165,27 +159,23 @@ def _configuration(method: str, settings: dict[str, Any]) -> Config:
             f"those that take any data: {', '.join(able)}"
         )
     config = defaults()
-    changes = {}
-    for name, value in settings.items():
-        key = name.replace("_", "-")
-        changes[f"{method}.{key}" if f"{method}.{key}" in config else key] = value
+    keys = {name: name.replace("_", "-") for name in settings}
+    changes = {
+        f"{method}.{key}" if f"{method}.{key}" in config else key: settings[name]
+        for name, key in keys.items()
+    }
     config = override(config, changes)
-    construct(entry.strategy, config=config, method=method)  # refuses what is out of range
+    construct(entry.strategy, config=config, method=method)  # raises for a value out of range
     return config
 
 
-def _network(
-    method: str, model: Model, config: Config, shape: tuple[int, ...]
-) -> tuple[nn.Module, Arrays]:
-    """The method's whole network around the user's, and its initial arrays, by the seed alone."""
-    client = METHODS[method].client
+def _network(method: str, model: Model, config: Config, shape: tuple[int, ...]) -> Network:
+    """The method's network around the user's. The seed alone decides its initial arrays."""
     with drawing(int(str(config["seed"]))):
         base = model()
         with torch.no_grad():
             classes = base.eval()(torch.zeros(1, *shape)).shape[1]
-        if client.needs_head:
+        if METHODS[method].client.needs_head:
             base = headed(base, type(base).__name__, shape, classes)
         info = Info("own", shape, classes, "")
-        whole = client.build_network(base, info, **of_method(config, method))
-        built = check_tied(whole, client.is_separate, method)
-    return built, model_arrays(built)
+        return network_around(base, method, info, of_method(config, method))

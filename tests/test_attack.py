@@ -11,7 +11,7 @@ from tiny import NEEDS, answering
 
 from clients.arrays import from_record
 from fedapps.clientapp import app, make_client
-from fedapps.engines.grid import InProcessGrid, refusal
+from fedapps.engines.grid import InProcessGrid, error_reply
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer
 from fedapps.serverapp import run
@@ -121,7 +121,7 @@ class Disturbed(InProcessGrid):
         chance = self.chance.uniform()
         if chance < FAILING:
             self.due["error"] += 1
-            return refusal(message, "no answer today")
+            return error_reply(message, "no answer today")
         if chance < FAILING + MALFORMING:
             malformation = self.chance.choice(list(MALFORMED))
             self.due.update(filter(None, [due_cause(malformation, reply)]))

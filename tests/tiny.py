@@ -5,20 +5,25 @@ import os
 import sys
 import time
 import traceback
+from contextlib import contextmanager
 from functools import partial
 
+import pytest
 import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, from_record
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
+from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.shares import Samples, Share
+from strategies.base import PersonalizedStrategy
+from strategies.fedavg import FedAvg
 from strategies.replies import Node, Update
 
 # Hypernetworks and passes over the public set take most of the time of a small run.
@@ -118,6 +123,49 @@ def left(folder):
         for name, array in load_file(file).items()
     }
     return summary, lines, arrays
+
+
+def bits(result):
+    """A result's arrays and metrics, to compare to the last bit."""
+    arrays = {name: array.tobytes() for name, array in from_record(result.arrays).items()}
+    rounds = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
+    return arrays, [{n: dict(m) for n, m in metrics.items()} for metrics in rounds]
+
+
+class Cut(BaseException):
+    """The run is cut, as by SIGKILL: nothing tidies up after it."""
+
+
+@contextmanager
+def cut_before(number):
+    """The run inside is cut when round `number` begins."""
+    begin = PersonalizedStrategy.configure_train
+
+    def configure_train(self, server_round, *arguments):
+        if server_round == number:
+            raise Cut
+        return begin(self, server_round, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(PersonalizedStrategy, "configure_train", configure_train)
+        patch.setattr(Recorder, "__exit__", lambda *_: None)
+        yield
+
+
+@contextmanager
+def dying_in(number, error=SystemExit):
+    """Inside, FedAvg's server raises `error` when the answers of round `number` arrive."""
+    aggregate = FedAvg.aggregate_train
+
+    def aggregate_train(self, server_round, replies):
+        if server_round == number:
+            list(replies)
+            raise error
+        return aggregate(self, server_round, replies)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FedAvg, "aggregate_train", aggregate_train)
+        yield
 
 
 def forked(function):

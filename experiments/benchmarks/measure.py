@@ -15,8 +15,9 @@ import torch
 
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import Job, make_jobs, run_jobs
-from fedapps.serverapp import run
+from fedapps.engines.jobs import Job, make_jobs
+from fedapps.engines.run import run_jobs
+from fedapps.serverapp import APPS, run
 from fedapps.settings.config import Config
 
 NEVER = 10**6  # `evaluate-every` of a run that is evaluated after its last round only
@@ -61,7 +62,7 @@ def train(
     """The reports of a run's rounds. Raises RuntimeError if the run fails."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = make_jobs(config, [str(config["method"])], [0], Path(folder))
-        run_jobs(jobs, engine, follow=follow)
+        run_jobs(jobs, engine, APPS, follow=follow)
         if jobs[0].error:
             raise RuntimeError(jobs[0].error)
         return jobs[0].news()

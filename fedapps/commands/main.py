@@ -15,8 +15,10 @@ from rich.table import Table
 
 from fedapps.commands import data, plot, serving, table, tune
 from fedapps.console import Allowed, make_console, say, say_error
-from fedapps.engines.cluster import check_address
-from fedapps.engines.jobs import ENGINES, Job, check_engine, chosen, make_jobs, run_jobs
+from fedapps.engines import ENGINES
+from fedapps.engines.jobs import Job, check_engine, choose_engine, make_jobs
+from fedapps.engines.ray_engine import check_address
+from fedapps.engines.run import run_jobs
 from fedapps.files import check_writable, opening, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint
@@ -159,7 +161,9 @@ def run(
         parallel = jobs or 1
         if not engine:
             waiting = sum(not job.done for job in work)
-            engine, parallel = chosen(waiting, jobs, ray=bool(ray_address or gpus_per_client))
+            engine, parallel = choose_engine(
+                waiting, jobs, ray=bool(ray_address or gpus_per_client)
+            )
         check_engine(engine, work, parallel)
         if not output.exists():  # what `flwr run` packs, or a repository, may be around it
             write_text(output / ".gitignore", "*\n")
@@ -168,11 +172,14 @@ def run(
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error
+    from fedapps.serverapp import APPS
+
     try:
         with Display(work, console, parallel) as display:
             run_jobs(
                 work,
                 engine,
+                APPS,
                 parallel=parallel,
                 gpus_per_client=gpus_per_client,
                 ray_address=ray_address,
@@ -246,13 +253,11 @@ def check(config: Config) -> None:
     from fedapps.clientapp import make_client
     from fedapps.engines.grid import simulated_node
     from fedapps.node.building import client_models, method_model
-    from fedapps.serverapp import check_privacy, check_run, check_shots
+    from fedapps.serverapp import check_run
     from partitions import task
 
     method = check_method(config["method"])
-    check_run(config)
-    check_shots(config, method)
-    privacy = check_privacy(config, method)
+    privacy = check_run(config)
     construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
     only = [sized(str(config["model"]), str(config["only-model"]))] if config["only-model"] else []
     for network in {str(config["model"]), *client_models(config), *only}:  # before data are dealt

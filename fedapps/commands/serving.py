@@ -124,7 +124,7 @@ def serve(
     allow: Allowed = None,
 ) -> None:
     """Serve a finished run to the nodes of a SuperLink, until Ctrl-C: a line for each node."""
-    from fedapps.engines.flwr import Flwr
+    from fedapps.engines.flower import Flwr
     from fedapps.service.deploy import Deployment
     from fedapps.service.run import Run
     from fedapps.service.serving import LINE, check_serving

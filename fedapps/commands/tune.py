@@ -9,7 +9,9 @@ from rich.table import Table
 
 from fedapps.commands.tuning import Search, Tuning, best
 from fedapps.console import make_console, say, say_error
-from fedapps.engines.jobs import ENGINES, Job, check_engine, run_jobs
+from fedapps.engines import ENGINES
+from fedapps.engines.jobs import Job, check_engine
+from fedapps.engines.run import run_jobs
 from fedapps.results.table import Display
 from fedapps.settings.config import (
     Experiment,
@@ -35,8 +37,10 @@ def command(
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
     def run(work: list[Job]) -> None:
+        from fedapps.serverapp import APPS
+
         with Display(work, console) as display:
-            run_jobs(work, engine, parallel=jobs, follow=display.follow)
+            run_jobs(work, engine, APPS, parallel=jobs, follow=display.follow)
 
     try:
         check_engine(engine)

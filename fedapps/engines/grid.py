@@ -1,7 +1,7 @@
 """InProcessGrid: the same strategies and ClientApps in one process, without Ray or a SuperLink.
 
-The one file that touches Flower's internals: ``TaskIdentity`` and message ids are set as
-Flower's own in-memory grid does, which is why pyproject pins flwr to one minor release."""
+This file alone uses Flower's internals: it sets ``TaskIdentity`` and message ids as Flower's
+in-memory grid does. Therefore pyproject pins flwr to one minor release."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -21,39 +21,39 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.cohort import Cohort
 
 UserConfig = Mapping[str, str | int | float | bool]
+Pause = Callable[[], None]  # called between messages; blocks once the command is interrupted
+
+
+def no_pause() -> None:
+    """The `Pause` of a run that nobody interrupts."""
 
 
 class Replies(Iterable[Message]):
-    """Replies as they come, the same ones whenever they are gone through again; whoever goes
-    through them `once` keeps none of them in memory."""
+    """Replies as they arrive. They can be iterated again; `once` keeps none of them in memory."""
 
-    def __init__(self, coming: Iterator[Message]) -> None:
-        self._coming, self._kept = coming, list[Message]()
+    def __init__(self, arriving: Iterator[Message]) -> None:
+        self._arriving, self._kept = arriving, list[Message]()
 
     def __iter__(self) -> Iterator[Message]:
         yield from self._kept
-        for reply in self._coming:
+        for reply in self._arriving:
             self._kept.append(reply)
             yield reply
 
     def once(self) -> Iterator[Message]:
-        """The replies that come."""
-        return chain(self._kept, self._coming)
+        """The replies, of which those that have not arrived yet are not kept."""
+        return chain(self._kept, self._arriving)
 
 
-class LocalGrid(Grid):
-    """A grid of virtual nodes 1, 2, …, one for each of `node_configs`.
+class AnsweringGrid(Grid):
+    """Flower's Grid, reduced to `get_node_ids` and `answer`, which subclasses define."""
 
-    A subclass says how the nodes answer."""
-
-    def __init__(self, node_configs: Sequence[UserConfig]) -> None:
-        self._count = len(node_configs)
+    def __init__(self) -> None:
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
-        """The nodes' replies; none from a node that does not answer within `timeout` seconds."""
+        """The replies of the nodes; a node that needs more than `timeout` seconds has none."""
         raise NotImplementedError
 
     def set_run(self, run: Run) -> None:
@@ -73,37 +73,45 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message to a node; Flower's deprecated way beside ``Message(…)``."""
+        """A message to a node; deprecated by Flower in favour of ``Message(…)``."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
-    def get_node_ids(self) -> Iterable[int]:
-        """The nodes' ids."""
-        return range(1, self._count + 1)
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let the nodes answer; replies wait to be pulled."""
-        sent = named(messages)
+        """Wait for all replies and store them until they are pulled."""
+        sent = with_ids(messages)
         self._replies |= {r.metadata.reply_to_message_id: r for r in self.answer(sent, None)}
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to the messages of these ids."""
+        """The stored replies to the messages of these ids."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """The replies that come within `timeout` seconds, each as it comes: nodes may not be asked
-        before the caller waits for their replies."""
-        return Replies(self.answer(named(messages), timeout))
+        """The replies that arrive within `timeout` seconds. Messages may be sent only when the
+        caller iterates."""
+        return Replies(self.answer(with_ids(messages), timeout))
+
+
+class LocalGrid(AnsweringGrid):
+    """A grid of virtual nodes 1, 2, …, one for each of `node_configs`."""
+
+    def __init__(self, node_configs: Sequence[UserConfig]) -> None:
+        super().__init__()
+        self._count = len(node_configs)
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes' ids."""
+        return range(1, self._count + 1)
 
 
 class InProcessGrid(LocalGrid):
-    """Calls `client_app` for each message, one after the other, a Context kept per node.
+    """Calls `client_app` for one message after the other and keeps a Context per node.
 
-    `node_configs` holds one node configuration per node. A client that raises answers with an
-    error reply, as in Flower's engines. Up to `cohort` clients train side by side, as one stack
-    (`clients.cohort`). `pause` is called before each message."""
+    A client that raises answers with an error reply, as in Flower's engines. Up to `cohort`
+    clients train side by side, as one stack (`clients.cohort`)."""
 
     def __init__(
         self,
@@ -111,19 +119,13 @@ class InProcessGrid(LocalGrid):
         run_config: UserConfig,
         node_configs: Sequence[UserConfig],
         cohort: int = 1,
-        pause: Callable[[], None] = lambda: None,
+        pause: Pause = no_pause,
     ) -> None:
         super().__init__(node_configs)
         self.client_app, self.cohort, self._pause = client_app, Cohort(cohort), pause
-        same = dict(run_config)  # hundreds of keys, once for thousands of clients
+        shared_config = dict(run_config)  # hundreds of keys; one copy for thousands of clients
         self.contexts = {
-            i: Context(
-                run_id=1,
-                node_id=i,
-                node_config=dict(node_config),
-                state=RecordDict(),
-                run_config=same,
-            )
+            i: Context(1, i, dict(node_config), RecordDict(), shared_config)
             for i, node_config in enumerate(node_configs, start=1)
         }
 
@@ -131,15 +133,15 @@ class InProcessGrid(LocalGrid):
     def simulation(
         cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int, *options: Any
     ) -> Self:
-        """A grid whose nodes are configured as Flower's simulation engine does."""
+        """A grid whose nodes have the configurations of Flower's simulation engine."""
         return cls(client_app, run_config, simulated(num_nodes), *options)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The ids of the nodes that are there."""
+        """The ids of the nodes that have a context."""
         return list(self.contexts)
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
-        """Nodes answer at once, so `timeout` is never reached."""
+        """The replies; `timeout` is not used."""
         training = [m.metadata.message_type.startswith("train") for m in messages]
         if self.cohort.size > 1 and all(training):
             yield from self.cohort.run([partial(self._deliver, message) for message in messages])
@@ -150,49 +152,48 @@ class InProcessGrid(LocalGrid):
         self._pause()
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None:
-            return refusal(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
+            return error_reply(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
         reply = respond(self.client_app, message, context)
         reply.metadata.__dict__["_message_id"] = str(uuid4())
         return reply
 
 
 def simulated(num_nodes: int) -> list[UserConfig]:
-    """The configurations that Flower's simulation engine gives its nodes, which also say that
-    they are simulated."""
+    """The node configurations of Flower's simulation engine, with ``simulated`` added."""
     return [simulated_node(i, num_nodes) for i in range(num_nodes)]
 
 
-def simulated_node(number: int, of: int) -> UserConfig:
-    """The configuration of one of them."""
-    return {"partition-id": number, "num-partitions": of, "simulated": True}
+def simulated_node(number: int, num_nodes: int) -> UserConfig:
+    """The configuration of one simulated node."""
+    return {"partition-id": number, "num-partitions": num_nodes, "simulated": True}
 
 
-def named(messages: Iterable[Message]) -> list[Message]:
-    """The messages, each with an id."""
-    found = list(messages)
-    for message in found:
+def with_ids(messages: Iterable[Message]) -> list[Message]:
+    """The messages, each with a new id."""
+    result = list(messages)
+    for message in result:
         message.metadata.__dict__["_message_id"] = str(uuid4())
-    return found
+    return result
 
 
-def alike(message: Message, records: Mapping[str, Any]) -> Message:
-    """A message of the same id, type and node that holds `records`."""
-    own = copy(message)
-    own.content = RecordDict(dict(records))
-    return own
+def with_records(message: Message, records: Mapping[str, Any]) -> Message:
+    """A message with the same metadata that holds `records`."""
+    result = copy(message)
+    result.content = RecordDict(dict(records))
+    return result
 
 
 def respond(client_app: ClientApp, message: Message, context: Context) -> Message:
-    """The ClientApp's reply; an error reply where it raises, as in Flower's engines."""
-    # Records of its own for each node: a strategy may put one RecordDict into many messages.
-    own = alike(message, {key: record.copy() for key, record in message.content.items()})
+    """The ClientApp's reply; an error reply if it raises, as in Flower's engines."""
+    # A strategy may put one RecordDict into many messages, so each node gets a copy.
+    copied = with_records(message, {key: r.copy() for key, r in message.content.items()})
     try:
-        return client_app(own, context)
-    except (Exception, SystemExit) as error:  # a client's failure must not end the others' run
-        return refusal(message, f"{type(error)}:<'{error}'>")
+        return client_app(copied, context)
+    except (Exception, SystemExit) as error:  # a failing client must not end the run
+        return error_reply(message, f"{type(error)}:<'{error}'>")
 
 
-def refusal(
+def error_reply(
     message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 ) -> Message:
     """An error reply to the message."""

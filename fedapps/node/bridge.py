@@ -1,4 +1,4 @@
-"""Flower Message ↔ NumPyClient call: names to lists, records to arrays, state kept."""
+"""From a Flower message to a client's call and back: arrays by name, and the client's state."""
 
 import sys
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.logger import log
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -19,44 +21,50 @@ from clients.protocol import DOMAIN, NAMES, OFFERS, RESTORE_STATE, RUN_TOKEN, SA
 from fedapps.files import write_arrays
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
-STATE = "fedapps."  # start of the key of the client's state in context.state; the method follows
+STATE = "fedapps."  # key of a client's state in context.state, followed by the method
+
+MakeClient = Callable[[Context, str], Client]
 
 
-Make = Callable[[Context, str], Client]
+def register(app: ClientApp, message_type: str, handler: ClientAppCallable, *mods: Mod) -> None:
+    """Let `handler` answer the messages of that type, such as "query" or "train.more"."""
+    category, _, action = message_type.partition(".")
+    getattr(app, category)(action or "default", mods=list(mods))(handler)
 
 
-def answer(message: Message, context: Context, make: Make) -> Message:
-    """As `reply_to`, but who it is a client always tells, be it that it cannot start and why: so it
-    is known from an app that is not ours, whose handler may raise."""
+def answer(message: Message, context: Context, make_client: MakeClient) -> Message:
+    """`reply_to`, but a client that cannot start answers the opening query with the reason.
+
+    Thereby the server distinguishes it from a foreign app, whose handler may raise."""
     try:
-        return reply_to(message, context, make)
+        return reply_to(message, context, make_client)
     except Exception as error:
         if message.metadata.message_type != "query":
             raise
         log(ERROR, "this client cannot start", exc_info=error)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        told = ConfigRecord({OFFERS: "", "error": reason})
-        return Message(RecordDict({"properties": told}), reply_to=message)
+        properties = ConfigRecord({OFFERS: "", "error": reason})
+        return Message(RecordDict({"properties": properties}), reply_to=message)
 
 
-def reply_to(message: Message, context: Context, make: Make) -> Message:
-    """Let the client that `make` builds for the method at hand answer the message.
+def reply_to(message: Message, context: Context, make_client: MakeClient) -> Message:
+    """The reply of the method's client to the message.
 
-    The method is the message's ``method``, else the run's. The client's state is loaded before
+    The method is the message's ``method``, else the run's. The client's state is loaded before,
     and stored after ``train`` messages and those in `saves_state_after`, so evaluation changes
-    nothing; it is also written to the node's ``state-dir``, if it has one, under the ``run-token``
-    of the message. That happens before the reply leaves."""
+    nothing. It is also written to the node's ``state-dir``, with the message's ``run-token``,
+    before the reply leaves."""
     config, arrays = unpack(message.content)
     method = str(config.get("method", context.run_config.get("method", "")))
-    client = make(context, method)
+    client = make_client(context, method)
     token = str(config.get(RUN_TOKEN, ""))
     client.state = load_state(context, method, client, token)
     action = message.metadata.message_type
     reply = RecordDict()
     if action == "query":
-        told = client.get_properties(config) | {"client": identity(context)}
-        told[OFFERS] = " ".join((*client.offers, *client.exchanges))
-        reply["properties"] = ConfigRecord(told)
+        properties = client.get_properties(config) | {"client": identity(context)}
+        properties[OFFERS] = " ".join((*client.offers, *client.exchanges))
+        reply["properties"] = ConfigRecord(properties)
     elif action == "train":
         values, num_examples, metrics = client.fit(list(arrays.values()), config)
         names = [name for name in metrics.pop(NAMES).split("\n") if name]
@@ -65,7 +73,7 @@ def reply_to(message: Message, context: Context, make: Make) -> Message:
     elif action == "evaluate":
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
         reply["metrics"] = MetricRecord({"num-examples": num_examples, "loss": loss, **metrics})
-    elif action not in (*client.exchanges, *_common(context)):
+    elif action not in (*client.exchanges, *_common_exchanges(context)):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
         named, metrics = answer_exchange(client, action, arrays, config)
@@ -76,28 +84,25 @@ def reply_to(message: Message, context: Context, make: Make) -> Message:
     return Message(reply, reply_to=message)
 
 
-def _common(context: Context) -> tuple[str, ...]:
+def _common_exchanges(context: Context) -> tuple[str, ...]:
     """The exchanges that every method's client answers in this run."""
-    return (
-        (SAVE_STATE, RESTORE_STATE, DOMAIN)
-        if context.run_config.get("bound")
-        else (SAVE_STATE, RESTORE_STATE)
-    )
+    bound = (DOMAIN,) if context.run_config.get("bound") else ()
+    return SAVE_STATE, RESTORE_STATE, *bound
 
 
 def identity(context: Context) -> int:
-    """The id of the client on this node: its partition's if it has one, else the node's."""
+    """The client's id: that of its partition, else that of its node."""
     return int(context.node_config.get("partition-id", context.node_id))
 
 
 def is_simulated(context: Context) -> bool:
-    """Whether the client is a virtual one, whose server is the same program."""
+    """Whether the client is virtual, so that its server is the same program."""
     ray = sys.modules.get("ray")
     return bool(context.node_config.get(SIMULATED) or (ray and ray.is_initialized()))
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
-    """The message's config, the arrays' names in it, and its named arrays."""
+    """The message's config, with the arrays' names, and its named arrays."""
     config: dict[str, Any] = {}
     arrays: Arrays = {}
     for record in content.values():
@@ -110,18 +115,18 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
 
 def _state_file(context: Context, method: str, client: Client) -> Path | None:
     folder = context.node_config.get("state-dir")
-    if Path(method).name != method:  # a message tells it
+    if Path(method).name != method:  # it comes from a message
         raise ValueError(f"{method!r:.200} is no method: it cannot name a file")
     return Path(str(folder)) / f"{method}-{client.client}.safetensors" if folder else None
 
 
 def load_state(context: Context, method: str, client: Client, token: str = "") -> Arrays:
-    """What the client of the method at hand kept on this node; that of other methods is dropped.
+    """The method's state of the client on this node; states of other methods are dropped.
 
-    Of a file that a run of another `token` wrote only `state_across_runs` is taken; a file without
-    a token belongs to every run."""
+    If a run with another `token` wrote the file, only `state_across_runs` arrays are taken from it.
+    A file or a message without a token matches any."""
     for key in [k for k in context.state if k.startswith(STATE) and k != STATE + method]:
-        del context.state[key]  # a run's methods follow each other; the last one's state is done
+        del context.state[key]  # a run's methods follow each other
     if STATE + method in context.state:
         record = context.state[STATE + method]
         assert isinstance(record, ArrayRecord)
@@ -140,18 +145,17 @@ def load_state(context: Context, method: str, client: Client, token: str = "") -
 
 
 def _store_state(context: Context, method: str, client: Client, token: str, *, must: bool) -> None:
-    """Keep the client's state, until its next training in memory alone where the disk is full.
+    """Store the client's state; in memory alone, until its next training, if the disk is full.
 
-    With `must` that raises OSError: no answer leaves a node that could forget it gave it. A state
-    that is not finite is not kept, so that the client goes on from the one before; with `must`
-    that raises ValueError."""
+    A state that is not finite is not stored. With `must` both raise, OSError and ValueError: no
+    answer may leave a node that could forget that it gave it."""
     if not client.state:
         return
-    if spoilt := [n for n, a in client.state.items() if not np.isfinite(a).all()]:
-        message = f"not finite and not kept: {', '.join(spoilt)}"
+    if broken := [n for n, a in client.state.items() if not np.isfinite(a).all()]:
+        reason = f"not finite and not kept: {', '.join(broken)}"
         if must:
-            raise ValueError(message)
-        log(WARNING, "%s", message)
+            raise ValueError(reason)
+        log(WARNING, "%s", reason)
         return
     file = _state_file(context, method, client)
     try:
@@ -160,5 +164,5 @@ def _store_state(context: Context, method: str, client: Client, token: str, *, m
     except OSError as error:
         if must:
             raise
-        log(WARNING, "%s is not written (%s); what it would hold is in memory alone", file, error)
+        log(WARNING, "%s is not written (%s); the state is in memory alone", file, error)
     context.state[STATE + method] = to_record(client.state)

@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from torch import nn
 
@@ -21,18 +22,30 @@ from partitions.seeds import drawing
 from partitions.settings import taken
 from partitions.shares import Share
 
+Network = tuple[nn.Module, Arrays]  # a method's whole network and its initial arrays
+
 
 def build_client(
-    config: Config, method: str, share: Share, info: Info, client_id: int, own: str = ""
+    config: Config, method: str, share: Share, info: Info, client_id: int, node_model: str = ""
 ) -> Client:
-    """The method's client that holds the share; `own` names its network if it has one."""
+    """The method's client that holds the share. `node_model` names its network if the node's
+    configuration does."""
     if share.public is None and METHODS[method].client.needs_public:
         share = replace(share, public=partitions.federation(with_public(config, method)).public)
-    config = config | {"model": client_model(config, method, client_id, own)}
+    config = config | {"model": client_model(config, method, client_id, node_model)}
     model, initial = method_model(method, config, info)
-    if in_cohort():  # the others' steps are still to come
+    if in_cohort():  # clients of a cohort train at the same time
         model = deepcopy(model)
-    return construct(
+    name = str(config["model"])
+    return construct_client(config, method, (model, initial), share, client_id, model_name=name)
+
+
+def construct_client(
+    config: Config, method: str, network: Network, share: Share, client_id: int, **options: Any
+) -> Client:
+    """The method's client with the network and the share."""
+    model, initial = network
+    client: Client = construct(
         METHODS[method].client,
         model,
         share,
@@ -40,30 +53,33 @@ def build_client(
         method=method,
         client=client_id,
         initial=initial,
-        model_name=str(config["model"]),
+        **options,
     )
+    return client
 
 
 def with_public(config: Config, method: str) -> Config:
-    """The configuration whose federation keeps public samples if the method needs some."""
+    """The configuration, with public samples in the federation if the method needs some."""
     key = "partition.public-samples"
     return config | {
         key: config[key] or (DEFAULT_PUBLIC if METHODS[method].client.needs_public else 0)
     }
 
 
-def client_model(config: Config, method: str, client: int, own: str = "") -> str:
-    """The network of a client: its node's `own`, else the one that client-models deals it.
+def client_model(config: Config, method: str, client: int, node_model: str = "") -> str:
+    """The name of a client's network: `node_model`, else the one that client-models deals it.
 
-    Raises ValueError if all clients of the method must have the same, unless the run is that of
-    one model's clients (only-model)."""
+    Raises ValueError for a network of its own if all clients of the method must have the same.
+    With only-model all clients of the run have the same."""
     dealt = client_models(config)
-    if not own and not dealt:
+    if not node_model and not dealt:
         return str(config["model"])
     if not config["only-model"] and not _any_model(METHODS[method]):
         able = ", ".join(name for name, m in METHODS.items() if _any_model(m))
         raise ValueError(f"{method!r} needs one model for all clients; their own have: {able}")
-    return sized(str(config["model"]), own) if own else dealt[client % len(dealt)]
+    if node_model:
+        return sized(str(config["model"]), node_model)
+    return dealt[client % len(dealt)]
 
 
 def client_models(config: Config) -> list[str]:
@@ -73,42 +89,49 @@ def client_models(config: Config) -> list[str]:
 
 
 def _any_model(method: Method) -> bool:
-    """Whether its clients' networks may differ: the strategy serves all, or they stay there."""
+    """Whether its clients may have different networks."""
     return method.strategy.any_model or method.client.personal == ("",)
 
 
-def method_model(method: str, config: Config, info: Info) -> tuple[nn.Module, Arrays]:
-    """The method's whole network and its initial arrays, which the seed alone decides.
+def method_model(method: str, config: Config, info: Info) -> Network:
+    """The method's network of a configuration. The seed alone decides its initial arrays.
 
     A process keeps one network per configuration: every call of a client sets all its arrays."""
-    known = settings(config, method)
-    own = options(config, str(known["model"]))
-    return _method_model(method, tuple(sorted(known.items())), tuple(sorted(own.items())), info)
+    method_settings = settings(config, method)
+    own = options(config, str(method_settings["model"]))
+    return _method_model(
+        method, tuple(sorted(method_settings.items())), tuple(sorted(own.items())), info
+    )
 
 
 @lru_cache(maxsize=8)
 def _method_model(
     method: str,
-    settings: tuple[tuple[str, object], ...],
-    own: tuple[tuple[str, object], ...],
+    method_settings: tuple[tuple[str, object], ...],
+    model_options: tuple[tuple[str, object], ...],
     info: Info,
-) -> tuple[nn.Module, Arrays]:
-    known = dict(settings)
-    seed = int(str(known["seed"]))
-    base = build_model(str(known["model"]), info.shape, info.num_classes, seed, **dict(own))
+) -> Network:
+    values: dict[str, Any] = dict(method_settings)
+    seed, name = int(str(values["seed"])), str(values["model"])
+    base = build_model(name, info.shape, info.num_classes, seed, **dict(model_options))
     with drawing(seed):
-        client = METHODS[method].client
-        model = check_tied(client.build_network(base, info, **known), client.is_separate, method)
+        return network_around(base, method, info, values)
+
+
+def network_around(base: nn.Module, method: str, info: Info, values: dict[str, Any]) -> Network:
+    """The method's network around `base`, by the method's settings `values`."""
+    client = METHODS[method].client
+    model = check_tied(client.build_network(base, info, **values), client.is_separate, method)
     return model, model_arrays(model)
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:
     """The initial arrays of the method's network around `model` that are not personal."""
     _, initial = network(config, method, model)
-    shared, known = METHODS[method].client.shared, settings(config, method)
-    return shared(initial, **{name: known[name] for name in taken(shared) if name in known})
+    shared, values = METHODS[method].client.shared, settings(config, method)
+    return shared(initial, **{name: values[name] for name in taken(shared) if name in values})
 
 
-def network(config: Config, method: str, model: str) -> tuple[nn.Module, Arrays]:
-    """The method's network around `model`, and its initial arrays."""
+def network(config: Config, method: str, model: str) -> Network:
+    """The method's network around `model`."""
     return method_model(method, config | {"model": model}, partitions.task(config))

@@ -15,11 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from clients.arrays import Arrays
-from fedapps.files import write_bytes
+from fedapps.files import CHECKPOINTS, write_bytes
 from fedapps.settings.config import Config, differences
 
 FORMAT = "1"
-FOLDER = "checkpoints"
 KEPT = 2  # where the newest is damaged, the one before it is used
 State = dict[str, Any]
 
@@ -32,7 +31,7 @@ def checkpoint_bytes(config: Config, state: Mapping[str, Any]) -> bytes:
 def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
     """Write that of the run in the folder `run` after a round; older ones go, but one."""
     write_bytes(_file(run, round_), content)
-    names = [f.stem.removeprefix("round-") for f in (run / FOLDER).glob("round-*.safetensors")]
+    names = [f.stem.removeprefix("round-") for f in (run / CHECKPOINTS).glob("round-*.safetensors")]
     rounds = sorted(int(name) for name in names if name.isdecimal())
     for old in [r for r in rounds if r <= round_][:-KEPT]:
         _file(run, old).unlink()
@@ -42,7 +41,7 @@ def newest_checkpoint(run: Path, config: Config) -> tuple[State | None, list[str
     """The state of the newest whole checkpoint of the run in the folder `run`, None if there is
     none; and why newer ones are refused, by name."""
     refused: list[str] = []
-    for file in sorted((run / FOLDER).glob("round-*.safetensors"), reverse=True):
+    for file in sorted((run / CHECKPOINTS).glob("round-*.safetensors"), reverse=True):
         try:
             content = read_state(file)
             if not all(isinstance(content.get(part), dict) for part in ("config", "state")):
@@ -91,7 +90,7 @@ def read_state(file: Path) -> State:
 
 
 def _file(run: Path, round_: int) -> Path:
-    return run / FOLDER / f"round-{round_:08d}.safetensors"
+    return run / CHECKPOINTS / f"round-{round_:08d}.safetensors"
 
 
 def _digest(text: str, arrays: Arrays) -> str:

@@ -1,22 +1,26 @@
 """What a run leaves in its folder, as docs/run-folder.md tells it, and its checkpoints."""
 
 import json
-import platform
 import shutil
 import time
 from copy import deepcopy
-from functools import cache
-from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import tomli_w
 from flwr.common.logger import log
 
 from clients.arrays import Arrays
-from fedapps.files import PRIVACY, Writer, append_text, aside, write_files, write_text
+from fedapps.files import (
+    CHECKPOINTS,
+    PRIVACY,
+    Writer,
+    append_text,
+    spill,
+    write_configuration,
+    write_files,
+)
 from fedapps.methods import METHODS
 from fedapps.results import checkpoint
 from fedapps.results import folder as folders
@@ -24,22 +28,6 @@ from fedapps.results.card import make_card, write_card
 from fedapps.results.checkpoint import State
 from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
-
-FORMAT = "1"  # of what a run leaves; docs/run-folder.md tells it
-LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-datasets")
-
-
-@cache
-def _versions() -> dict[str, str]:
-    """Those of the libraries, by name."""
-    return {name: version(name) for name in LIBRARIES}
-
-
-def write_configuration(folder: Path, config: Config) -> None:
-    """``config.toml``: all of the configuration, and the versions of what runs it."""
-    versions = _versions() | {"python": platform.python_version(), "results": FORMAT}
-    settings = dict(config) | {"resume": False, "versions": versions}
-    write_text(folder / "config.toml", tomli_w.dumps(settings))
 
 
 class Recorder:
@@ -80,7 +68,7 @@ class Recorder:
             folders.clear(folder)
             if not self.config["resume"]:  # what lost rounds spent stays spent
                 (folder / PRIVACY).unlink(missing_ok=True)
-            shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         write_configuration(folder, self.config)
         write_card(folder, make_card(self.config))
         if again:
@@ -126,7 +114,7 @@ class Recorder:
             return
         content = checkpoint.checkpoint_bytes(self.config, state | {"recorder": recorder})
         self._writer.write(
-            checkpoint.FOLDER, lambda: checkpoint.write_checkpoint(folder, number, content)
+            CHECKPOINTS, lambda: checkpoint.write_checkpoint(folder, number, content)
         )
 
     def _choose(self, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
@@ -153,7 +141,7 @@ class Recorder:
         """What the clients keep; they are asked once a round."""
         if self._told is None:
             folder = self.folder if self._asks else None
-            self._told = {} if folder is None else aside(strategy.client_states(), folder)
+            self._told = {} if folder is None else spill(strategy.client_states(), folder)
         return self._told
 
     def _keep(self, strategy: PersonalizedStrategy) -> None:
@@ -189,7 +177,7 @@ class Recorder:
         the disk did not take all that a finished run leaves."""
         folder, memories = self.folder, self._memories
         if folder is not None:
-            self._writer.due.pop(checkpoint.FOLDER, None)  # of no use any more
+            self._writer.due.pop(CHECKPOINTS, None)  # of no use any more
             self._write(bool(self.summary))
             if self._asks:
                 self._writer.write("clients", lambda: folders.write_memories(folder, memories))
@@ -202,7 +190,7 @@ class Recorder:
         if error is None and (failed := untold or self._untold()):
             raise failed
         if error is None and folder is not None:
-            shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
     def _untold(self) -> OSError | None:
         """What to say of files that are not written."""

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedapps.engines.jobs import Job
-from fedapps.files import read_json
-from fedapps.results.checkpoint import FOLDER as CHECKPOINTS
-from fedapps.results.recorder import FORMAT
+from fedapps.files import CHECKPOINTS, FORMAT, read_json
 from fedapps.settings.config import (
     Config,
     defaults,

@@ -11,8 +11,14 @@ from typing import Self
 import psutil
 import tomli_w
 
-from fedapps.engines.flwr import COMMANDS, Flwr, environment
-from fedapps.engines.superlink import START_SECONDS, free_port, listening
+from fedapps.engines.flower import (
+    COMMANDS,
+    START_SECONDS,
+    Flwr,
+    environment,
+    free_port,
+    listening,
+)
 from fedapps.files import write_text
 from fedapps.service.certificates import make_certificates, make_node_key
 

@@ -12,8 +12,9 @@ from clients.cohort import Cohort
 from clients.fedprox import FedProxClient
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import make_jobs, run_jobs
-from fedapps.serverapp import run
+from fedapps.engines.jobs import make_jobs
+from fedapps.engines.run import run_jobs
+from fedapps.serverapp import APPS, run
 from partitions import trust
 
 
@@ -203,7 +204,7 @@ def test_a_run_asks_for_its_cohort(tmp_path, monkeypatch):
     config = SMALL | {"cohort": 2, "output-dir": str(tmp_path)}
     jobs = make_jobs(config, ["fedavg"], [0], tmp_path)
     with pytest.raises(ValueError, match="in-process, not ray"):
-        run_jobs(jobs, "ray", follow=lambda _: None)
-    run_jobs(jobs, "in-process", follow=lambda _: None)
+        run_jobs(jobs, "ray", APPS, follow=lambda _: None)
+    run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
     assert not jobs[0].error
     assert done == [2, 1, 2, 1]  # three clients train, in two rounds

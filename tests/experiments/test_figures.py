@@ -7,8 +7,8 @@ from tiny import federate
 import partitions
 from experiments import analysis, figures_fedembed, figures_hypernetworks
 from experiments.analysis import configuration, kullback_leibler, nearest, total_variation
-from fedapps.engines.jobs import run_in_process
 from fedapps.files import read_arrays
+from fedapps.serverapp import run_in_process
 from fedapps.service.models import descriptors, label_shares
 from fedapps.settings.config import defaults
 

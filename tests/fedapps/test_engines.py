@@ -9,19 +9,15 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
 
-from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import flower_runs, make_jobs, run_jobs
-from fedapps.engines.superlink import SuperLink, free_port
+from fedapps.engines.flower import free_port, superlink
+from fedapps.engines.jobs import make_jobs
+from fedapps.engines.run import run_jobs
 from fedapps.results.folder import read_memories
+from fedapps.serverapp import APPS
 from fedapps.settings.config import defaults
-from strategies.pfedhn import PFedHN
 
 SMALL = {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 2}
 MARK = os.environ["FEDAPPS_TEST"] = str(os.getpid())  # tells our processes from others' runs
@@ -47,7 +43,7 @@ def test_all_engines_agree_to_the_last_bit(tmp_path):
         for engine in ("in-process", "flower")
     }
     for engine, runs in jobs.items():
-        run_jobs(runs, engine, follow=nothing)
+        run_jobs(runs, engine, APPS, follow=nothing)
     for one, two in zip(*jobs.values(), strict=True):
         assert (one.error, two.error) == ("", "")
         assert numbers(one.summary()) == numbers(two.summary())
@@ -60,32 +56,6 @@ def test_all_engines_agree_to_the_last_bit(tmp_path):
             memories = read_memories(job.folder)
             assert repr(memories) == repr(read_memories(one.folder))
             assert list(memories) == [0] * (one.method == "fedper")  # both rounds draw client 0
-
-
-def test_one_flower_run_serves_methods_under_one_configuration(tmp_path):
-    jobs = make_jobs(defaults(), ["fedavg", "tent", "tent lr=0.5"], [0, 1], tmp_path)
-    names = [[job.name for job in group] for group in flower_runs(jobs)]
-    assert names == [
-        ["fedavg-seed0", "tent-seed0"], ["tent,lr=0.5-seed0"],
-        ["fedavg-seed1", "tent-seed1"], ["tent,lr=0.5-seed1"],
-    ]  # fmt: skip
-    for job in jobs:  # each starts from the model of its own earlier run
-        job.config["from-dir"] = str(job.folder)
-    assert flower_runs(jobs) == [[job] for job in sorted(jobs, key=lambda job: job.seed)]
-
-
-@pytest.mark.slow
-def test_flower_reports_a_failing_method_and_stops_what_it_started(tmp_path):
-    arguments = ["num-clients=4", "rounds=1", "min-valid-replies=3", "--methods", "fedavg"]
-    arguments += ["--engine", "flower"]
-    done = subprocess.run(
-        [*COMMAND, *arguments, "--output", str(tmp_path)], capture_output=True, text=True,
-        env=os.environ | {"COLUMNS": "200", "PATH": os.defpath}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "fedavg-seed0 failed" in done.stdout
-    assert "2 valid replies of 2, min-valid-replies is 3" in done.stdout
-    assert not leftovers()
 
 
 def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_path):
@@ -129,71 +99,26 @@ def command(process: psutil.Process) -> str:
     return line if ours and re.search("ray|flower|fedapps run", line) else ""
 
 
-def test_pfedhn_with_a_client_that_nobody_here_wrote():
-    """A Message-API ClientApp without a query handler: each client trains w towards its own
-    target (node's partition id); the hypernetwork must learn to give each its own."""
-    client_app = ClientApp()
-
-    @client_app.train()
-    def train(message: Message, context: Context) -> Message:
-        target = np.full((1, 3), float(context.node_config["partition-id"]), np.float32)
-        weights = message.content["arrays"]["w"].numpy()
-        trained = weights + np.float32(0.5) * (target - weights)
-        reply = {
-            "arrays": ArrayRecord({"w": Array(trained)}),
-            "metrics": MetricRecord({"num-examples": 10}),
-        }
-        return Message(RecordDict(reply), reply_to=message)
-
-    @client_app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        target = float(context.node_config["partition-id"])
-        error = float(np.abs(message.content["arrays"]["w"].numpy() - target).max())
-        numbers = MetricRecord({"num-examples": 10, "error": error})
-        return Message(RecordDict({"metrics": numbers}), reply_to=message)
-
-    server_app, results = ServerApp(), []
-
-    @server_app.main()
-    def main(grid, context: Context) -> None:
-        initial = ArrayRecord({"w": Array(np.zeros((1, 3), np.float32))})
-        strategy = PFedHN(
-            min_available_nodes=3,
-            server_lr=0.05,
-            hidden_dim=32,
-            embedding_dim=8,  # node ids, hence embeddings, are random: enough room for any
-            server_weight_decay=0.0,
-            evaluate_every=60,
-        )
-        results.append(strategy.start(grid=grid, initial_arrays=initial, num_rounds=60))
-
-    nodes = [{"partition-id": i, "num-partitions": 3} for i in range(3)]
-    server_app(InProcessGrid(client_app, {}, nodes), Context(1, 0, {}, RecordDict(), {}))
-    # the best single model for all, w = 1, would leave errors of 1, 0 and 1: 2/3 on average
-    assert results[0].evaluate_metrics_clientapp[60]["error"] < 0.2
-    assert any(name.startswith("hypernetwork/") for name in results[0].arrays)
-
-
 @pytest.mark.slow
 def test_real_supernodes(tmp_path):
     """FedAvg and FedPer for two rounds on three SuperNodes; the same numbers as in process."""
     config = defaults() | SMALL | {"num-clients": 3, "train-fraction": 0.7}
     jobs = make_jobs(config, ["fedavg", "fedper"], [0], tmp_path / "here")
-    run_jobs(jobs, "in-process", follow=nothing)
+    run_jobs(jobs, "in-process", APPS, follow=nothing)
     output = tmp_path / "nodes"
-    with SuperLink(tmp_path / "superlink.log", simulation=False) as superlink:
+    with superlink(tmp_path / "superlink.log", simulation=False) as link:
         for i in range(3):
             node = f'partition-id={i} num-partitions=3 state-dir="{tmp_path}/state-{i}"'
-            superlink.start(
-                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{superlink.port}",
+            link.start(
+                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link.port}",
                 "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node,
             )  # fmt: skip
-        run_id = superlink.submit(config | {"method": "fedavg,fedper", "output-dir": str(output)})
+        run_id = link.submit(config | {"method": "fedavg,fedper", "output-dir": str(output)})
         deadline = time.monotonic() + 900
-        while not (status := superlink.status(run_id))[0].startswith("finished"):
+        while not (status := link.status(run_id))[0].startswith("finished"):
             assert time.monotonic() < deadline, (tmp_path / "superlink.log").read_text()
             time.sleep(3)
-        assert status[0] == "finished:completed", superlink.error(run_id)
+        assert status[0] == "finished:completed", link.error(run_id)
     for job in jobs:
         summary = json.loads((output / job.name / "summary.json").read_text())
         assert numbers(summary) == numbers(job.summary())

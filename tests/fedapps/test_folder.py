@@ -8,7 +8,7 @@ import pytest
 
 import partitions
 from fedapps import files
-from fedapps.files import aside, write_files
+from fedapps.files import spill, write_files
 from fedapps.results import folder as folders
 from fedapps.results.checkpoint import (
     FOLDER,
@@ -97,7 +97,7 @@ def test_what_clients_keep_beyond_some_bytes_lies_in_a_file_without_a_name(tmp_p
     """Client 5's 32 bytes stay in memory as they are; the others' arrays, of 13 and 28 bytes, are
     the same by order, name, shape and dtype, and nobody can change them."""
     monkeypatch.setattr(files, "IN_MEMORY", 32)
-    found = aside(KEPT_BY.items(), tmp_path)
+    found = spill(KEPT_BY.items(), tmp_path)
     assert not list(tmp_path.iterdir())
     np.testing.assert_equal(found, KEPT_BY)
     assert list(found) == [5, 2, 9]
@@ -112,7 +112,7 @@ def test_what_clients_keep_beyond_some_bytes_lies_in_a_file_without_a_name(tmp_p
 
 
 def test_little_that_clients_keep_needs_no_disk(tmp_path):
-    assert aside(KEPT_BY.items(), tmp_path / "not there") == KEPT_BY
+    assert spill(KEPT_BY.items(), tmp_path / "not there") == KEPT_BY
 
 
 def test_a_new_run_clears_the_former_ones_results_and_nothing_else(tmp_path):

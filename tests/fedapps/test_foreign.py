@@ -237,10 +237,3 @@ def own_metrics(result, grid, weights):
                 values = [came[i][name] for i in sorted(came)]
                 expected = np.average(values, 0, [weights[i] for i in sorted(came)])
                 assert metrics[name] == pytest.approx(expected)
-
-
-def test_the_page_has_a_column_for_every_client(kinds):
-    head = (
-        f"| strategy | {' | '.join(kinds)} | with them it is, or needs | `lenient=True` makes it |"
-    )
-    assert head in PAGE.splitlines()

@@ -1,4 +1,4 @@
-"""Several runs side by side, each whole in one of a few processes."""
+"""Several jobs: in worker processes, on a SuperLink that does not answer, and on which engine."""
 
 import os
 import signal
@@ -6,31 +6,35 @@ import signal
 import pytest
 from tiny import SMALL
 
-from fedapps.engines import flwr
-from fedapps.engines import jobs as engine
-from fedapps.engines.jobs import chosen, longest_first, make_jobs, run_jobs
+from fedapps.engines import flower, process
+from fedapps.engines.flower import flower_runs
+from fedapps.engines.jobs import choose_engine, make_jobs
+from fedapps.engines.process import longest_first
+from fedapps.engines.run import run_jobs
+from fedapps.serverapp import APPS
+from fedapps.settings.config import defaults
 
 
 def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
     tmp_path, monkeypatch
 ):
-    """Two processes for four jobs: one job would never end, and its process is killed when the
-    other one has told that its first job failed; the third and the fourth are carried out."""
+    """Two processes for four jobs: the first job would never end, and its process is killed when
+    the other process has returned the second job's error. The others are carried out."""
     methods = ["fedavg rounds=90000", "fedavg min-valid-replies=9", "fedper", "local"]
     jobs = make_jobs(SMALL | {"num-clients": 2}, methods, [0], tmp_path)
-    make, processes = engine._worker, []
+    start, processes = process._start_worker, []
 
-    def worker():
-        pipe, process = make()
-        processes.append(process)
-        return pipe, process
+    def start_worker():
+        pipe, worker = start()
+        processes.append(worker)
+        return pipe, worker
 
     def follow(_):
         if jobs[1].done and not jobs[0].done:
-            os.kill(processes[1].pid, signal.SIGKILL)  # the last one that waits takes the first job
+            os.kill(processes[1].pid, signal.SIGKILL)  # the last idle one takes the first job
 
-    monkeypatch.setattr(engine, "_worker", worker)
-    run_jobs(jobs, "in-process", parallel=2, follow=follow)
+    monkeypatch.setattr(process, "_start_worker", start_worker)
+    run_jobs(jobs, "in-process", APPS, parallel=2, follow=follow)
     assert jobs[0].error == "its process ended with code -9"
     assert "1 valid replies of 1, min-valid-replies is 9" in jobs[1].error
     assert [job.error for job in jobs[2:]] == ["", ""]
@@ -39,7 +43,7 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
 
 
 def test_runs_that_take_longest_begin_first(tmp_path):
-    """A round of FedTTA++ takes as long as five of FedAvg; those alike stay as they were named."""
+    """A round of FedTTA++ takes as long as five of FedAvg; equal ones keep their order."""
     methods = ["fedavg", "fedper", "fedavg rounds=4", "fedtta++", "tent", "fedavg rounds=40"]
     work = longest_first(make_jobs(SMALL | {"rounds": 2}, methods, [0], tmp_path))
     assert [job.method for job in work] == [
@@ -47,18 +51,30 @@ def test_runs_that_take_longest_begin_first(tmp_path):
     ]  # fmt: skip
 
 
+def test_one_flower_run_serves_methods_under_one_configuration(tmp_path):
+    jobs = make_jobs(defaults(), ["fedavg", "tent", "tent lr=0.5"], [0, 1], tmp_path)
+    names = [[job.name for job in group] for group in flower_runs(jobs)]
+    assert names == [
+        ["fedavg-seed0", "tent-seed0"], ["tent,lr=0.5-seed0"],
+        ["fedavg-seed1", "tent-seed1"], ["tent,lr=0.5-seed1"],
+    ]  # fmt: skip
+    for job in jobs:  # each starts from the model of its own earlier run
+        job.config["from-dir"] = str(job.folder)
+    assert flower_runs(jobs) == [[job] for job in sorted(jobs, key=lambda job: job.seed)]
+
+
 def test_a_superlink_that_never_answers_is_an_error(tmp_path, monkeypatch):
     command = tmp_path / "flwr"
     command.write_text("#!/bin/sh\nexec sleep 60\n")
     command.chmod(0o755)
-    monkeypatch.setattr(flwr, "COMMANDS", tmp_path)
-    monkeypatch.setattr(flwr, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(flower, "COMMANDS", tmp_path)
+    monkeypatch.setattr(flower, "COMMAND_SECONDS", 1.0)
     with pytest.raises(RuntimeError, match="flwr ls had no answer in 1 seconds"):
-        flwr.Flwr(tmp_path / "home", "one").status(7)
+        flower.Flwr(tmp_path / "home", "one").status(7)
 
 
 class Busy:
-    """A SuperLink that leaves some questions for a run's status without an answer."""
+    """A SuperLink that does not answer some polls."""
 
     def __init__(self, answers):
         self.answers, self.submitted = iter(answers), 0
@@ -82,35 +98,37 @@ class Busy:
         raise RuntimeError("flwr ls had no answer")
 
 
-def test_a_question_without_an_answer_does_not_end_a_sweep(tmp_path, monkeypatch):
-    """Three in a row are lived with, and three again after an answer; the fourth ends all."""
-    monkeypatch.setattr(engine, "STATUS_SECONDS", 0.0)
-    monkeypatch.setattr(engine, "POLL_SECONDS", 0.0)
-    for answers in ([0, 0, 0, 1] * 2, [0, 1, 0, 0, 0, 0]):
-        monkeypatch.setattr(engine, "SuperLink", lambda log, answers=answers: Busy(answers))
-        jobs = make_jobs(SMALL, ["fedavg", "fedavg lr=0.1"], [0], tmp_path)
-        if answers[:3] == [0, 0, 0]:
-            run_jobs(jobs, "flower", follow=lambda _: None)
-            assert [job.error for job in jobs] == ["the run finished:completed"] * 2
-        else:
-            with pytest.raises(RuntimeError, match="flwr ls had no answer"):
-                run_jobs(jobs, "flower", follow=lambda _: None)
-            assert [job.done for job in jobs] == [True, False]
+@pytest.mark.parametrize(
+    ("answers", "survived"), [([0, 0, 0, 1] * 2, True), ([0, 1, 0, 0, 0, 0], False)]
+)
+def test_three_failed_polls_in_a_row_do_not_end_a_sweep(answers, survived, tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(flower, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(flower, "superlink", lambda log: Busy(answers))
+    jobs = make_jobs(SMALL, ["fedavg", "fedavg lr=0.1"], [0], tmp_path)
+    if survived:
+        run_jobs(jobs, "flower", APPS, follow=lambda _: None)
+        assert [job.error for job in jobs] == ["the run finished:completed"] * 2
+    else:
+        with pytest.raises(RuntimeError, match="flwr ls had no answer"):
+            run_jobs(jobs, "flower", APPS, follow=lambda _: None)
+        assert [job.done for job in jobs] == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("runs", "parallel", "ray", "expected"),
+    ("runs", "parallel", "ray", "cores", "expected"),
     [
-        (5, None, False, ("in-process", 3)),
-        (3, None, False, ("in-process", 3)),
-        (2, None, False, ("ray", 1)),  # a core would have nothing to do
-        (2, 2, False, ("in-process", 2)),
-        (5, 1, False, ("ray", 1)),  # one is asked for
-        (5, None, True, ("ray", 1)),
+        (5, None, False, 3, ("in-process", 3)),
+        (3, None, False, 3, ("in-process", 3)),
+        (2, None, False, 3, ("ray", 1)),  # a core would have nothing to do
+        (2, 2, False, 3, ("in-process", 2)),
+        (5, 1, False, 3, ("ray", 1)),
+        (5, None, True, 3, ("ray", 1)),
+        (20, None, False, 12, ("in-process", 8)),  # each process takes memory
     ],
 )
-def test_each_core_gets_a_run_where_there_are_enough(monkeypatch, runs, parallel, ray, expected):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
-    assert chosen(runs, parallel, ray=ray) == expected
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
-    assert chosen(20, None, ray=False) == ("in-process", 8)  # each takes memory of its own
+def test_each_core_gets_a_run_if_there_are_enough(
+    monkeypatch, runs, parallel, ray, cores, expected
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    assert choose_engine(runs, parallel, ray=ray) == expected

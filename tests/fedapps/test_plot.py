@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import partitions
 from fedapps.commands.main import cli
-from fedapps.engines.jobs import run_in_process
 from fedapps.files import write_arrays
 from fedapps.results.plot import clients, curves, matrix, save, swept
 from fedapps.results.runs import read_runs
+from fedapps.serverapp import run_in_process
 from fedapps.service.models import confusion, embeddings, predictions
 from fedapps.settings.config import defaults, saved_configuration
 

@@ -24,33 +24,6 @@ from partitions.items import Items, from_items
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-in.md").read_text("utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S))
-OLD = """
-from flwr.client import NumPyClient
-from my_app import task
-
-
-class Old(NumPyClient):
-    def __init__(self, loaders):
-        self.net, self.loaders = task.Net(), loaders
-
-    def load(self, parameters):
-        names = self.net.state_dict()
-        self.net.load_state_dict({n: task.torch.from_numpy(a) for n, a in zip(names, parameters)})
-
-    def fit(self, parameters, config):
-        self.load(parameters)
-        task.train(self.net, self.loaders[0], 2, 0.05)
-        new = [t.numpy() for t in self.net.state_dict().values()]
-        return new, len(self.loaders[0].dataset), {}
-
-    def evaluate(self, parameters, config):
-        self.load(parameters)
-        return 0.5, len(self.loaders[1].dataset), {"eval_acc": task.test(self.net, self.loaders[1])}
-
-
-def client_fn(context):
-    return Old(task.load_data(context.node_config["partition-id"], 4))
-"""
 TASTES = ("fedembed", "global", "global+", "pfedkm")
 
 
@@ -59,7 +32,7 @@ def my_app(tmp_path_factory):
     """The page's files as the package `my_app`; gives its modules by name."""
     root = tmp_path_factory.mktemp("app")
     (root / "my_app").mkdir()
-    for name, text in (FILES | {"__init__.py": "", "old.py": OLD}).items():
+    for name, text in (FILES | {"__init__.py": ""}).items():
         (root / "my_app" / name).write_text(text, "utf-8")
     sys.path.insert(0, str(root))
     yield lambda name: importlib.import_module(f"my_app.{name}")
@@ -92,58 +65,47 @@ def test_the_pages_first_app_learns(my_app, capsys):
     assert told["eval_acc"] > 0.7
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedGMA", "CentralAdam"])
-def test_strategies_that_need_no_client_of_their_own_learn(name, my_app):
-    options, rounds = ({"server_lr": 0.01}, 12) if name == "CentralAdam" else ({}, 4)
-    strategy = getattr(strategies, name)(min_available_nodes=4, evaluate_every=rounds, **options)
-    result = train(strategy, my_app("client_app").app, my_app("task"), rounds)
-    assert result.evaluate_metrics_clientapp[rounds]["eval_acc"] > 0.7
-    row = next(line for line in PAGE.splitlines() if line.startswith("| `") and f"`{name}`" in line)
-    assert row.split("|")[2].strip().startswith("yes")
-
-
-def test_the_page_names_every_strategy():
-    table = "".join(line for line in PAGE.splitlines() if line.startswith("| `"))
-    named = set(re.findall(r"`(\w+)`", table)) & set(strategies.__all__)
-    used = {entry.strategy.__name__ for entry in METHODS.values()}
-    assert named == set(strategies.__all__) - {"PersonalizedStrategy"} == used
-    assert all(getattr(strategies, name).__name__ == name for name in strategies.__all__)
-
-
-def test_old_clients_learn(my_app):
-    strategy = strategies.FedAvg(min_available_nodes=4, evaluate_every=4)
-    result = train(strategy, my_app("from_client_fn").app, my_app("task"), rounds=4)
-    assert result.evaluate_metrics_clientapp[4]["eval_acc"] > 0.7
-
-
 def test_both_components_in_ten_lines_each(my_app):
     for name in ("any_client_app.py", "any_server_app.py"):
         assert len([line for line in FILES[name].splitlines() if line.strip()]) < 10
     my_app("any_server_app").app(over(my_app("any_client_app").app), context())
 
 
+def run_apps(method, model, data, *, shape, rounds=1, count=4, public=None, loss=None, **settings):
+    """Both components of the method over `count` nodes; its result and its strategy."""
+    found = []
+    client = fedapps.client_app(
+        method, model=model, data=data, public=public, loss=loss, **settings
+    )
+    server = fedapps.server_app(
+        method, model=model, shape=shape, rounds=rounds, min_available_nodes=count,
+        then=lambda *result: found.extend(result), **settings,
+    )  # fmt: skip
+    server(over(client, nodes(count)), context())
+    return found
+
+
+def data_of(task):
+    """What node i of four has in the page's app."""
+    return lambda context: task.load_data(context.node_config["partition-id"], 4)
+
+
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in {*TASTES, "fedbn"}])
 def test_any_method_runs_around_a_users_network(method, my_app):
     """Two rounds with three labeled nodes and an unlabeled one; a network without a `head`, and
     without the batch normalisation that FedBN needs."""
-    task, found = my_app("task"), []
+    task = my_app("task")
 
     def data(context):
-        loaders = task.load_data(context.node_config["partition-id"], 4)
+        loaders = data_of(task)(context)
         if context.node_config["partition-id"] == 3:
             return torch.stack([x for x, _ in loaders[0].dataset])
         return loaders
 
     public = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    client = fedapps.client_app(
-        method, model=task.Net, data=data, public=lambda: public, local_steps=2
+    result, strategy = run_apps(
+        method, task.Net, data, shape=(1, 8, 8), rounds=2, public=lambda: public, local_steps=2
     )
-    server = fedapps.server_app(
-        method, model=task.Net, shape=(1, 8, 8), rounds=2, min_available_nodes=4,
-        then=lambda result, strategy: found.append((result, strategy)),
-    )  # fmt: skip
-    server(over(client), context())
-    result, strategy = found[0]
     assert result.train_metrics_clientapp[2]["valid-replies"] == 3
     assert 0 <= result.evaluate_metrics_clientapp[2]["train-accuracy"] <= 1
     assert [node.novel for node in strategy.nodes] == [False] * 3 + [True]
@@ -154,45 +116,36 @@ def test_any_method_runs_around_a_users_network(method, my_app):
 @pytest.mark.parametrize("method", ["pfedhn", "odpfl-hn", "pfl-ensemble"])
 def test_a_users_network_tells_what_is_not_generated(method):
     """Frozen parameters stay as they are; the `level`, a buffer of no known name, is averaged."""
-    found = []
-
-    def network():
-        return odd.Everything((1, 2, 2), 10)
-
     settings = {"local_steps": 2, "hidden_dim": 8}
     settings |= {"base": "pfedhn"} if method == "pfl-ensemble" else {}
-    client = fedapps.client_app(
-        method, model=network, data=lambda _: (torch.rand(8, 1, 2, 2), torch.arange(8)), **settings
+    _, strategy = run_apps(
+        method,
+        lambda: odd.Everything((1, 2, 2), 10),
+        lambda _: (torch.rand(8, 1, 2, 2), torch.arange(8)),
+        shape=(1, 2, 2),
+        count=2,
+        **settings,
     )
-    server = fedapps.server_app(
-        method, model=network, shape=(1, 2, 2), rounds=1, min_available_nodes=2,
-        then=lambda result, strategy: found.append(strategy), **settings,
-    )  # fmt: skip
-    server(over(client, nodes(2)), context())
-    arrays = found[0].arrays
-    (level,) = (a for name, a in arrays.items() if name.endswith("level"))
+    (level,) = (a for name, a in strategy.arrays.items() if name.endswith("level"))
     assert level.shape == () and level != 0
-    generated = getattr(found[0], "trainer", found[0]).targets.shapes()
+    generated = getattr(strategy, "trainer", strategy).targets.shapes()
     assert not any("first." in name or name.endswith("level") for name in generated)
 
 
 def test_the_users_loss_is_what_is_trained_on(my_app):
     """With a loss of zero nothing moves: FedAvg's result is what it started from."""
-    task, found = my_app("task"), []
-    client = fedapps.client_app(
+    task = my_app("task")
+    result, _ = run_apps(
         "fedavg",
-        model=task.Net,
-        data=lambda context: task.load_data(context.node_config["partition-id"], 4),
+        task.Net,
+        data_of(task),
+        shape=(1, 8, 8),
         loss=lambda logits, y: 0.0 * logits.sum(),
+        seed=5,
     )
-    server = fedapps.server_app(
-        "fedavg", model=task.Net, shape=(1, 8, 8), rounds=1, min_available_nodes=4, seed=5,
-        then=lambda result, strategy: found.append(result.arrays),
-    )  # fmt: skip
-    server(over(client), context())
     torch.manual_seed(5)
     for name, tensor in task.Net().state_dict().items():
-        np.testing.assert_allclose(found[0][name].numpy(), tensor.numpy(), rtol=1e-5)
+        np.testing.assert_allclose(result.arrays[name].numpy(), tensor.numpy(), rtol=1e-5)
 
 
 def test_random_transforms_stay_random_and_mappings_are_read():
@@ -260,10 +213,9 @@ def test_a_server_without_a_model_refuses_central_evaluation(name, my_app):
         )
 
 
-def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
-    """SCAFFOLD's server also holds control variates; only the network is evaluated, another one
-    in each round."""
-    task, seen = my_app("task"), []
+def norms(task):
+    """A central evaluation, and the norms of the layers that it has seen."""
+    seen = []
 
     def evaluate(round_, arrays):
         net = task.Net()
@@ -271,10 +223,18 @@ def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
         seen.append(float(net.fc2.weight.detach().norm()))
         return MetricRecord({"norm": seen[-1]})
 
+    return evaluate, seen
+
+
+def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
+    """SCAFFOLD's server also holds control variates; only the network is evaluated, another one
+    in each round."""
+    task = my_app("task")
+    evaluate, seen = norms(task)
     client = fedapps.client_app(
         "scaffold",
         model=task.Net,
-        data=lambda context: task.load_data(context.node_config["partition-id"], 4),
+        data=data_of(task),
         local_steps=2,
     )
     strategies.Scaffold(min_available_nodes=4).start(
@@ -288,23 +248,11 @@ def test_central_evaluation_gets_the_present_model_under_its_own_names(my_app):
 
 def test_fedtta_hands_over_the_model_that_it_adapts(my_app):
     """ψ alone, whose names have no prefix; with clients that do not adapt it is the whole model."""
-    task, seen = my_app("task"), []
-
-    def evaluate(round_, arrays):
-        net = task.Net()
-        net.load_state_dict(arrays.to_torch_state_dict())
-        seen.append(float(net.fc2.weight.detach().norm()))
-
-    found = []
-    data = my_app("any_client_app").data
-    server = fedapps.server_app(
-        "fedtta", model=task.Net, shape=(1, 8, 8), rounds=1, min_available_nodes=4,
-        then=lambda result, strategy: found.append(strategy),
-    )  # fmt: skip
-    client = fedapps.client_app("fedtta", model=task.Net, data=data, local_steps=2)
-    server(over(client), context())
-    evaluate(1, to_record(found[0].global_model()))
-    base = found[0].arrays["base.fc2.weight"]
+    task = my_app("task")
+    evaluate, seen = norms(task)
+    _, strategy = run_apps("fedtta", task.Net, data_of(task), shape=(1, 8, 8), local_steps=2)
+    evaluate(1, to_record(strategy.global_model()))
+    base = strategy.arrays["base.fc2.weight"]
     assert seen == pytest.approx([float(np.linalg.norm(base))])
     strategies.FedTTA(min_available_nodes=4, lenient=True).start(
         grid=over(my_app("client_app").app),

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedapps.engines.household import GO_ON
+from fedapps.engines.process_group import RESUME_HINT
 
 MARK = f"{os.getpid()}-processes"  # tells our processes from others' runs
 COMMAND = [str(Path(sys.executable).parent / "fedapps"), "run", "num-clients=4", "rounds=30000"]
@@ -76,7 +76,7 @@ def test_the_death_of_a_process_is_told_in_a_sentence(engine, victim, tmp_path, 
     code = process.wait(SECONDS)
     assert code == (-signal.SIGKILL if victim == SELF else 1)
     until(lambda: VICTIMS[engine, victim] in said.read_text())
-    assert GO_ON in said.read_text() and "Traceback" not in said.read_text()
+    assert RESUME_HINT in said.read_text() and "Traceback" not in said.read_text()
     rounds = [json.loads(line)["round"] for line in metrics.read_text().splitlines()]
     assert rounds == list(range(1, len(rounds) + 1))
     until(lambda: not set(started()) - {os.getpid()})

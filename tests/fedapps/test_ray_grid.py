@@ -1,7 +1,8 @@
-"""RayGrid: the bits of the other engines, and actors that die or hang."""
+"""RayGrid: the bits of the other engines; actors and machines that die or hang."""
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -13,35 +14,34 @@ import numpy as np
 import pytest
 import ray
 from flwr.app import ConfigRecord, Message, RecordDict
-from tiny import SMALL, left
+from ray.cluster_utils import Cluster
+from tiny import SMALL, Cut, bits, cut_before, left
 
 import partitions
 from clients.arrays import from_record, to_record
-from fedapps.clientapp import app
-from fedapps.engines import ray_grid
-from fedapps.engines.cluster import ray_cluster
-from fedapps.engines.grid import InProcessGrid, named, simulated
-from fedapps.engines.jobs import _client_app
-from fedapps.engines.mailboxes import MEMORY, Mailboxes
-from fedapps.engines.ray_grid import AHEAD, Actors, Answer, Batch, RayGrid, Task
+from fedapps.clientapp import app, load_app
+from fedapps.engines.grid import InProcessGrid, simulated, with_ids
+from fedapps.engines.memory_files import MEMORY, MemoryFiles
+from fedapps.engines.ray_actors import AHEAD, Actors, machine_id
+from fedapps.engines.ray_engine import ray_cluster
+from fedapps.engines.ray_grid import RayGrid, Task
 from fedapps.node.building import method_model
-from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
-from strategies.base import PersonalizedStrategy
 
 NODE = 2  # of a training client that takes part in rounds 1 and 2, which the tests check
+ALL = {"fraction-train": 1.0, "train-fraction": 0.9}  # five clients train
 
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory):
-    """A file that says what becomes of the process in which NODE trains in round 2."""
+    """A file with an order for the process in which NODE trains in round 2."""
     return tmp_path_factory.mktemp("orders") / "now"
 
 
 @pytest.fixture(scope="module")
 def actors(orders, tmp_path_factory):
     """Two actors of a Ray that started where somebody's own package lies in a folder of
-    PYTHONPATH. One test after the other asks them: a process costs seconds."""
+    PYTHONPATH. All tests use them: a process costs seconds."""
     with lab.written(tmp_path_factory.mktemp("lab")) as folder, pytest.MonkeyPatch.context() as env:
         env.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         with ray_cluster():
@@ -51,15 +51,13 @@ def actors(orders, tmp_path_factory):
 
 
 def obeying(orders):
-    """The ClientApp, but for what `orders` says."""
+    """Loads the ClientApp, which obeys the orders."""
 
     def load():
-        answer = _client_app()
+        answer = load_app()
 
         def client_app(message, context):
-            config = message.content.config_records.get("config", {})
-            training = message.metadata.message_type == "train"
-            if training and config["server-round"] == 2 and context.node_id == NODE:
+            if trains_in_round_2(message) and context.node_id == NODE:
                 obey(orders)
             return answer(message, context)
 
@@ -68,28 +66,30 @@ def obeying(orders):
     return load
 
 
+def trains_in_round_2(message):
+    config = message.content.config_records.get("config", {})
+    return message.metadata.message_type == "train" and config["server-round"] == 2
+
+
 def obey(orders):
-    said = orders.read_text() if orders.exists() else ""
-    if said == "die once":
+    order = orders.read_text() if orders.exists() else ""
+    if order == "die once":
         orders.unlink()
-    if said.startswith("die"):
+    if order.startswith("die"):
         os._exit(1)
-    if said == "sleep":
+    if order == "sleep":
         time.sleep(600)
 
 
 @pytest.fixture
 def ordered(orders):
-    """Gives orders for the test's time."""
+    """Gives an order for the test's time."""
     yield orders.write_text
     orders.unlink(missing_ok=True)
 
 
 def configuration(method, **changes):
     return SMALL | {"method": method, "fraction-train": 0.7, "rounds": 3} | changes
-
-
-ALL = {"fraction-train": 1.0, "train-fraction": 0.9}  # five clients train
 
 
 def in_process(config):
@@ -100,102 +100,52 @@ def on_actors(actors, config):
     return run(RayGrid(actors, config, simulated(6)), config, "ray")
 
 
-def numbers(result):
-    arrays = {name: array.tobytes() for name, array in from_record(result.arrays).items()}
-    return arrays, {n: dict(m) for n, m in result.evaluate_metrics_clientapp.items()}
-
-
-def test_the_bits_are_those_of_one_process(actors):
-    """Methods with and without states, of one exchange and several, one after the other on the
-    same actors."""
-    for method in ("scaffold", "fedtta++", "odpfl-hn", "lg-fedavg", "pfl-nearest"):
-        config = configuration(method)
-        assert numbers(on_actors(actors, config)) == numbers(in_process(config))
-
-
-def stateful(actor):
-    """The nodes whose states it holds."""
-    call = actor.__ray_call__.remote
-    return ray.get(call(lambda own: [n for n, c in own.grid.contexts.items() if c.state]))
-
-
-@pytest.mark.parametrize("method", ["scaffold", "fedper"])
-def test_actors_that_forget_whom_they_do_not_serve_leave_the_bits_as_they_are(
-    actors, monkeypatch, method
-):
-    """Five clients train. Before a batch an actor forgets all but those of the batches it has."""
-    config = configuration(method, **ALL)
-    grid = RayGrid(actors, config, simulated(6))
-    run(grid, config, "ray")
-    training = {node for actor in actors.all for node in stateful(actor)}
-    assert len(training) == 5
-    monkeypatch.setattr(ray_grid, "HELD", 0)
-    grid = RayGrid(actors, config, simulated(6))
-    assert numbers(run(grid, config, "ray")) == numbers(in_process(config))
-    novel = [asked for asked in questions(grid) if asked.metadata.dst_node_id not in training]
-    list(grid.answer(named(novel), 60))
-    assert any(not stateful(actor) for actor in actors.all)
-
-
-def test_an_actor_forgets_who_lives_elsewhere_and_the_longest_unused(actors, monkeypatch):
-    """It holds 230 bytes of 180: 50 too many. Node 1 is needed, 3 the longest unused, as 2 has just
-    answered; 180 are left. Node 4 lives elsewhere. With 230 to hold all may stay."""
-    grid = RayGrid(actors, SMALL, simulated(6))
-    here, other = actors.all
-    held = {1: 60, 2: 10, 3: 50, 4: 20, 5: 70}
-    grid._held[here] = dict(held)
-    grid._home = dict.fromkeys(held, here) | {4: other}
-    grid._machines[here] = ray_grid._machine()
-    batch = Batch(here, [Task(questions(grid)[1], 1.0)], 0, None)
-    grid._remember(batch, [Answer(None, 0.1, state=30, changed=False)])
-    monkeypatch.setattr(ray_grid, "HELD", 230)
-    assert grid._surplus(here, {1}) == grid._surplus(other, {1}) == []
-    monkeypatch.setattr(ray_grid, "HELD", 180)
-    assert grid._surplus(here, {1}) == [3, 4]
-    assert grid._held[here] == {1: 60, 5: 70, 2: 30}
-    assert grid._home == {1: here, 2: here, 5: here, 4: other}
+@pytest.mark.parametrize("method", ["scaffold", "fedtta++", "odpfl-hn", "lg-fedavg", "pfl-nearest"])
+def test_the_bits_are_those_of_one_process(method, actors):
+    """Methods with and without states, of one exchange and several, on the same actors."""
+    config = configuration(method)
+    assert bits(on_actors(actors, config)) == bits(in_process(config))
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="no files in memory on this system")
-def test_messages_and_answers_go_by_mailboxes_without_names(actors, monkeypatch):
-    left, given = [], []
+def test_messages_and_answers_go_by_files_without_names(actors, monkeypatch):
+    returned, given = [], []
 
-    def put(own, number, thing, put=Mailboxes.put):
-        left.append(put(own, number, thing))
-        return left[-1]
+    def write(self, number, value, write=MemoryFiles.write):
+        returned.append(write(self, number, value))
+        return returned[-1]
 
-    def take(own, number, thing, take=Mailboxes.take):
-        given.append(thing)
-        return take(own, number, thing)
+    def read(self, number, value, read=MemoryFiles.read):
+        given.append(value)
+        return read(self, number, value)
 
-    monkeypatch.setattr(Mailboxes, "put", put)
-    monkeypatch.setattr(Mailboxes, "take", take)
+    monkeypatch.setattr(MemoryFiles, "write", write)
+    monkeypatch.setattr(MemoryFiles, "read", read)
     config = configuration("pfedhn")  # every client's message has arrays of its own
     grid = RayGrid(actors, config, simulated(6))
     run(grid, config, "ray")
-    assert len(left) == len(given) >= 6
-    assert {*left, *given} == {None}
-    names = [path for actor in grid._machines for path in actors.mailboxes[actor].paths]
+    assert len(returned) == len(given) >= 6
+    assert {*returned, *given} == {None}
+    names = [path for actor in grid._machines for path in actors.files[actor].paths]
     assert len(names) == len(grid._machines) * AHEAD
     assert not any(Path(name).exists() for name in names)
 
 
-def out_of_reach(count, made=Mailboxes.made):
-    """Mailboxes that an actor does not find, as on another machine."""
-    boxes = made(count)
-    boxes.hide()
-    return boxes
+def out_of_reach(count, create=MemoryFiles.create):
+    """Files that an actor does not find, as on another machine."""
+    files = create(count)
+    files.unlink()
+    return files
 
 
-@pytest.mark.parametrize("made", [lambda count: Mailboxes([]), out_of_reach])
-def test_without_mailboxes_the_bits_are_the_same(actors, monkeypatch, made):
+def test_without_files_in_memory_the_bits_are_the_same(actors, monkeypatch):
     config = configuration("pfedhn")
-    monkeypatch.setattr(Mailboxes, "made", made)
+    monkeypatch.setattr(MemoryFiles, "create", out_of_reach)
     for actor in [*actors.all]:
         actors.replace(actor)
     grid = RayGrid(actors, config, simulated(6))
-    assert numbers(run(grid, config, "ray")) == numbers(in_process(config))
-    assert not any(len(actors.mailboxes[actor]) for actor in grid._machines)
+    assert bits(run(grid, config, "ray")) == bits(in_process(config))
+    assert not any(len(actors.files[actor]) for actor in grid._machines)
     monkeypatch.undo()
     for actor in [*actors.all]:
         actors.replace(actor)
@@ -213,103 +163,105 @@ def test_what_a_private_client_has_answered_outlives_its_actor(actors):
     def asked(encoder):
         content = {"arrays": to_record(encoder), "config": ConfigRecord({"method": "odpfl-hn"})}
         message = Message(RecordDict(content), node, "query.encode")
-        (reply,) = grid.answer(named([message]), 60)
+        (reply,) = grid.answer(with_ids([message]), 600)
         return from_record(reply.content["arrays"]) if reply.has_content() else reply.error.reason
 
     first = asked(gamma)["descriptor"]
-    for _ in range(2):
+    for number in range(2):
         assert np.array_equal(asked(gamma)["descriptor"], first)
-        assert "has answered what descriptor-epsilon 1" in asked(
-            {n: a + 1 for n, a in gamma.items()}
-        )
-        ray.kill(grid._home[node])
+        other = asked({name: a + 1 for name, a in gamma.items()})
+        assert "has answered what descriptor-epsilon 1" in other
+        ray.kill(actors.all[number])
 
 
 @pytest.fixture
-def chosen(monkeypatch):
-    """The nodes of each batch that is chosen, and for which actor."""
+def sent(monkeypatch):
+    """The nodes of each batch that is sent, and its actor."""
     batches = []
 
-    def choose(grid, actor, *given, choose=RayGrid._choose):
-        batch = choose(grid, actor, *given)
-        batches.append(([task.node for task in batch], actor))
-        return batch
+    def send(grid, actor, tasks, *arguments, send=RayGrid._send):
+        batches.append(([task.node for task in tasks], actor))
+        return send(grid, actor, tasks, *arguments)
 
-    monkeypatch.setattr(RayGrid, "_choose", choose)
+    monkeypatch.setattr(RayGrid, "_send", send)
     return batches
 
 
-def questions(grid):
-    """Who are you, all nodes?"""
+def queries(grid):
+    """An opening query to every node."""
     return [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
 
 
-def begun(grid):
-    """Questions that were asked until every actor had begun."""
-    asked = questions(grid)
-    list(grid.answer(named(asked), 60))
+def begun(actors, count, **changes):
+    """A grid of so many nodes, all of whose actors have begun."""
+    config = configuration("fedavg", **{"num-clients": count, "rounds": 0} | changes)
+    grid = RayGrid(actors, config, simulated(count))
+    list(grid.answer(with_ids(queries(grid)), 60))
     while grid._starting:
-        list(grid.answer(named(asked), 60))
-    return asked
+        list(grid.answer(with_ids(queries(grid)), 60))
+    return grid
 
 
-def test_batches_become_shorter(actors, chosen):
-    """Each a quarter of the rest, rounded down, for two actors: 24 leave 18, 14, 11, 9, 7."""
-    config = configuration("fedavg", **{"num-clients": 24, "rounds": 1})
-    run(RayGrid(actors, config, simulated(24)), config, "ray")
-    sizes = [len(batch) for batch, _ in chosen]
-    assert sizes[:12] == [6, 4, 3, 2, 2, *[1] * 7]  # who are you?
+def test_batches_become_shorter_and_are_measured_in_seconds(actors, sent):
+    """Of equal answers each batch is a quarter of the rest, rounded down, for two actors: 24 leave
+    18, 14, 11, 9, 7. Of 54 seconds a quarter is 13: an answer of 30 goes first and alone. One of
+    unknown length takes the others' mean, (30 + 22) / 23 = 2.3, so it is the second."""
+    grid = begun(actors, 24)
+    for expected, sizes in (({}, [6, 4, 3, 2, 2, *[1] * 7]), ({7: 30.0}, [1, 4, 4, 3])):
+        grid._seconds = {(n, "query"): 1.0 for n in range(1, 24)} if expected else {}
+        grid._seconds |= {(node, "query"): seconds for node, seconds in expected.items()}
+        sent.clear()
+        list(grid.answer(with_ids(queries(grid)), 60))
+        assert [len(batch) for batch, _ in sent[: len(sizes)]] == sizes
+        assert sent[0][1] is not sent[1][1]
+    assert sent[0][0] == [7]
+    assert sent[1][0][0] == 24
 
 
-def test_a_batch_is_measured_in_seconds(actors, chosen):
-    """Of 54 expected a quarter is 13: one that takes 30 goes first and alone. One of whom nothing
-    is known takes what the others do on average: (30 + 22) / 23 = 2.3, so it is the second."""
-    config = configuration("fedavg", **{"num-clients": 24, "rounds": 0})
-    grid = RayGrid(actors, config, simulated(24))
-    grid._seconds = {(node, "query"): 1.0 for node in range(1, 24)} | {(7, "query"): 30.0}
-    asked = questions(grid)
-    list(grid.answer(named(asked), timeout=60))
-    assert chosen[0][0] == [7]
-    assert chosen[1][0][0] == 24
-    assert [len(batch) for batch, _ in chosen[1:4]] == [4, 4, 3]  # a quarter of 24.3, of 19, of 15
-    begun(grid)
-    chosen.clear()
-    list(grid.answer(named(asked), timeout=60))  # both actors have begun
-    assert chosen[0][1] is not chosen[1][1]
+def test_a_node_that_was_late_is_asked_alone_and_nothing_waits_behind_it(actors, sent):
+    grid = begun(actors, 8)
+    asked = queries(grid)
+    late = [Task(asked[2], 1.0), Task(asked[5], 1.0)]
+    grid._late |= {3, 6}
+    grid._seconds |= {(3, "query"): 20.0, (6, "query"): 20.0}
+    assert grid._weight(late) == AHEAD
+    sent.clear()
+    list(grid.answer(with_ids(asked), 60))
+    assert [nodes for nodes, _ in sent[:2]] == [[3], [6]]
+    assert sent[0][1] is not sent[1][1]
+    assert not grid._late and grid._seconds[3, "query"] < 20
 
 
 def test_actors_find_what_comes_from_outside_the_package(actors):
     """Method, data and partition, and their settings."""
     config = configuration(lab.DITTO, dataset=lab.RINGS, partition=lab.SIZES)
-    own = {f"{lab.DITTO}.penalty": 0.5, f"{lab.RINGS}.noise": 0.1, f"{lab.SIZES}.power": 0.5}
-    result = on_actors(actors, config | own)
-    assert numbers(result) == numbers(in_process(config | own))
-    assert numbers(result) != numbers(in_process(config | own | {f"{lab.DITTO}.penalty": 0.1}))
+    config |= {f"{lab.DITTO}.penalty": 0.5, f"{lab.RINGS}.noise": 0.1, f"{lab.SIZES}.power": 0.5}
+    result = bits(on_actors(actors, config))
+    assert result == bits(in_process(config))
+    assert result != bits(in_process(config | {f"{lab.DITTO}.penalty": 0.1}))
 
 
 def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):
-    """What is at work when the caller turns away still uses its mailboxes."""
-    config = configuration("fedavg", **{"local-steps": 300})
-    grid = RayGrid(actors, config, simulated(6))
-    who = begun(grid)
-    _, arrays = method_model("fedavg", config, partitions.task(config))
+    """Batches that run when the caller stops iterating still use their files."""
+    grid = begun(actors, 6, **{"local-steps": 300})
+    _, arrays = method_model("fedavg", SMALL, partitions.task(SMALL))
     content = {"arrays": to_record(arrays), "config": ConfigRecord({"server-round": 1})}
     asked = [Message(RecordDict(content), node, "train") for node in grid.get_node_ids()]
-    replies = grid.answer(named(asked), 60)
+    replies = grid.answer(with_ids(asked), 60)
     next(replies)
     replies.close()
     assert grid._left
-    replies = list(grid.answer(named(who), 60))
+    replies = list(grid.answer(with_ids(queries(grid)), 60))
     told = {reply.metadata.src_node_id: reply.content["properties"]["client"] for reply in replies}
     assert told == {node: node - 1 for node in grid.get_node_ids()}
-    list(grid.answer(named(who), 60))
+    list(grid.answer(with_ids(queries(grid)), 60))
     assert not grid._left
 
 
 FAULTS = """
 import resource, sys
 import numpy as np
-from fedapps.engines.ray_grid import keep_freed_memory
+from fedapps.engines.ray_actors import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 for _ in range(2):
@@ -326,19 +278,22 @@ def test_freed_memory_is_kept_for_the_next_arrays():
     """50 times arrays of 1.6 and 3.2 MB, in pages of 4 KB: 58 600 that have to be zeroed."""
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}  # else glibc learns it, sooner or later
     faults = [
-        int(subprocess.run([sys.executable, "-c", FAULTS, what], env=env, capture_output=True,
-                           check=True).stdout)
+        int(subprocess.check_output([sys.executable, "-c", FAULTS, what], env=env))
         for what in ("give", "keep")
-    ]  # fmt: skip
+    ]
     assert faults[0] > 50_000
     assert faults[1] < 1_000
 
 
-def test_one_that_never_answers_costs_the_timeout_and_its_batch(actors, ordered):
-    """Time enough for everybody else; the others of its batch are asked no more this round."""
+def test_a_client_that_never_answers_costs_the_timeout_and_its_batch(actors, ordered):
+    """Ten seconds for round 2, whose actors have answered before: enough for all others."""
     config = configuration("fedavg", **ALL)
     ordered("sleep")
     grid = RayGrid(actors, config, simulated(6))
+
+    def impatient(answer, messages, timeout):
+        return answer(messages, 10.0 if any(map(trains_in_round_2, messages)) else timeout)
+
     grid.answer = partial(impatient, grid.answer)
     told = run(grid, config, "ray").train_metrics_clientapp
     assert told[2]["dropped-missing"] >= 1
@@ -347,53 +302,12 @@ def test_one_that_never_answers_costs_the_timeout_and_its_batch(actors, ordered)
     assert np.isfinite(told[3]["loss"])
 
 
-def test_who_did_not_answer_in_time_goes_alone_and_nobody_waits_behind(actors, chosen):
-    config = configuration("fedavg", **{"num-clients": 8, "rounds": 0})
-    grid = RayGrid(actors, config, simulated(8))
-    asked = begun(grid)
-    late = [Task(asked[2], 1.0), Task(asked[5], 1.0)]
-    grid._suspect(late, 20.0)
-    assert grid._weight(late) == AHEAD
-    chosen.clear()
-    list(grid.answer(named(asked), 60))
-    assert [nodes for nodes, _ in chosen[:2]] == [[3], [6]]
-    assert chosen[0][1] is not chosen[1][1]
-    assert not grid._late and grid._seconds[3, "query"] < 20
-
-
-def test_an_actor_that_ray_ends_for_want_of_memory_is_replaced(actors, monkeypatch):
-    get, raised = ray.get, []
-
-    def once(refs, **options):
-        value = get(refs, **options)
-        if value is None and not raised:  # answers that lie in the mailbox
-            raised.append(value)
-            raise ray.exceptions.OutOfMemoryError("1 worker was killed")
-        return value
-
-    config = configuration("scaffold")
-    expected = numbers(in_process(config))
-    monkeypatch.setattr(ray, "get", once)
-    assert numbers(on_actors(actors, config)) == expected
-    assert raised
-
-
-def impatient(answer, messages, timeout):
-    """Ten seconds for round 2, whose actors have answered before."""
-    hangs = any(
-        message.metadata.message_type == "train" and message.content["config"]["server-round"] == 2
-        for message in messages
-    )
-    return answer(messages, 10.0 if hangs else timeout)
-
-
 def test_an_actor_that_dies_is_replaced_and_its_clients_keep_their_states(actors, ordered, orders):
-    """It dies once; asked again, the client goes on from the state that lay in the store."""
     config = configuration("scaffold", **ALL)
     ordered("die once")
     result = on_actors(actors, config)
     assert not orders.exists()
-    assert numbers(result) == numbers(in_process(config))
+    assert bits(result) == bits(in_process(config))
 
 
 def test_a_client_that_kills_every_process_costs_its_own_reply(actors, ordered):
@@ -401,10 +315,6 @@ def test_a_client_that_kills_every_process_costs_its_own_reply(actors, ordered):
     told = on_actors(actors, configuration("fedavg", **ALL)).train_metrics_clientapp
     assert [told[n].get("dropped-error", 0) for n in (1, 2, 3)] == [0, 1, 0]
     assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [5, 4, 5]
-
-
-class Cut(BaseException):
-    """The run is cut, as by SIGKILL."""
 
 
 def test_a_run_that_is_interrupted_stops_between_replies(actors):
@@ -421,20 +331,51 @@ def test_a_run_that_is_interrupted_stops_between_replies(actors):
     assert len(waited) == 3
 
 
-def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(actors, tmp_path, monkeypatch):
-    """SCAFFOLD, whose clients' states lie in actors, cut when round 3 begins."""
+def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(actors, tmp_path):
+    """SCAFFOLD, whose clients' states are in Ray's store, cut when round 3 begins."""
     config = configuration("scaffold", **{"checkpoint-every": 1, "train-fraction": 0.9})
-    begin = PersonalizedStrategy.configure_train
-
-    def configure_train(self, server_round, *args):
-        if server_round == 3:
-            raise Cut
-        return begin(self, server_round, *args)
-
     on_actors(actors, config | {"output-dir": str(tmp_path / "whole")})
-    with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(PersonalizedStrategy, "configure_train", configure_train)
-        patch.setattr(Recorder, "__exit__", lambda *_: None)
-        on_actors(actors, config | {"output-dir": str(tmp_path / "cut")})
-    on_actors(actors, config | {"output-dir": str(tmp_path / "cut"), "resume": True})
+    config["output-dir"] = str(tmp_path / "cut")
+    with cut_before(3):
+        on_actors(actors, config)
+    on_actors(actors, config | {"resume": True})
     assert left(tmp_path / "cut") == left(tmp_path / "whole")
+
+
+@pytest.fixture
+def cluster():
+    """The address of two Ray nodes with a core each, which stand for two machines."""
+    ray.shutdown()  # of the module's actors: this test is the last one
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes.add_node(num_cpus=1)
+    yield nodes.address
+    nodes.shutdown()
+
+
+def losing(marker, driver):
+    """Loads the ClientApp; the first client that trains in round 2 on another node than the
+    driver's ends that node."""
+
+    def load():
+        def client_app(message, context):
+            if trains_in_round_2(message) and machine_id() != driver and not marker.exists():
+                marker.touch()
+                os.kill(os.getppid(), signal.SIGKILL)  # the raylet, whose end is its workers' end
+                time.sleep(600)
+            return app(message, context)
+
+        return client_app
+
+    return load
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_costs_nothing(cluster, tmp_path):
+    """Its clients' states were on the driver's machine, too: SCAFFOLD ends with the same bits."""
+    config = configuration("scaffold", **ALL)
+    with ray_cluster(cluster):
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        with Actors(losing(tmp_path / "lost", machine_id()), 2) as actors:
+            result = on_actors(actors, config)
+    assert (tmp_path / "lost").exists()
+    assert bits(result) == bits(in_process(config))

@@ -18,13 +18,14 @@ from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.commands import main as commands
 from fedapps.commands.tuning import _validation
 from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import Job, run_jobs
+from fedapps.engines.jobs import Job
+from fedapps.engines.run import run_jobs
 from fedapps.files import MODEL, read_arrays
 from fedapps.results import plot
 from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
-from fedapps.serverapp import check_run, main
+from fedapps.serverapp import APPS, check_run, main
 from fedapps.service import onnx
 from fedapps.service.certificates import _place
 from fedapps.service.inputs import read_inputs, unlabeled
@@ -112,7 +113,7 @@ def test_jobs_of_no_engine(engine, parallel, cohort, words, tmp_path):
     for name in ("summary.json", "metrics.jsonl"):
         (tmp_path / name).write_text("")
     with pytest.raises(ValueError, match=words):
-        run_jobs(jobs, engine, parallel=parallel, follow=lambda jobs: None)
+        run_jobs(jobs, engine, APPS, parallel=parallel, follow=lambda jobs: None)
     assert len(list(tmp_path.iterdir())) == 2
 
 

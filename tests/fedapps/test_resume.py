@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import NEEDS, WEE, left
+from tiny import NEEDS, WEE, Cut, cut_before, left
 
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
@@ -20,7 +20,6 @@ from fedapps.results.folder import read_memories
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from strategies.base import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
@@ -44,10 +43,6 @@ CASES: dict[str, tuple[str, dict]] = {method: (method, {}) for method in METHODS
 }  # fmt: skip
 
 
-class Cut(BaseException):
-    """The run is cut, as by SIGKILL: nothing tidies up after it."""
-
-
 def go(folder, method, config, **more):
     config = SMALL | NEEDS.get(method, {}) | config
     config |= {"method": method, "output-dir": str(folder), **more}
@@ -55,27 +50,12 @@ def go(folder, method, config, **more):
     return run(grid, config, "in-process")
 
 
-def cut(folder, method, config, after, monkeypatch):
-    """A run that ends dead once it has written the checkpoint of round `after`."""
-    with monkeypatch.context() as patch:
-        begin = PersonalizedStrategy.configure_train
-
-        def configure_train(self, server_round, *args):
-            if server_round == after + 1:
-                raise Cut
-            return begin(self, server_round, *args)
-
-        patch.setattr(PersonalizedStrategy, "configure_train", configure_train)
-        patch.setattr(Recorder, "__exit__", lambda *_: None)
-        with pytest.raises(Cut):
-            go(folder, method, config)
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_resumed_is_as_good_as_undisturbed(name, tmp_path, monkeypatch):
+def test_resumed_is_as_good_as_undisturbed(name, tmp_path):
     method, config = CASES[name]
     last = go(tmp_path / "whole", method, config)
-    cut(tmp_path / "cut", method, config, 2, monkeypatch)
+    with cut_before(3):
+        go(tmp_path / "cut", method, config)
     resumed = go(tmp_path / "cut", method, config, resume=True)
     assert left(tmp_path / "whole") == left(tmp_path / "cut")
     assert {n: a.data for n, a in last.arrays.items()} == {
@@ -128,10 +108,12 @@ def dead_or_done(leave):
     return exit_
 
 
-def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(tmp_path, monkeypatch, caplog):
+def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(tmp_path, caplog):
     go(tmp_path / "whole", "fedper", FEDPER)
-    cut(tmp_path / "cut", "fedper", FEDPER, 2, monkeypatch)
-    cut(tmp_path / "other", "fedper", FEDPER | {"lr": 0.1}, 2, monkeypatch)
+    with cut_before(3):
+        go(tmp_path / "cut", "fedper", FEDPER)
+    with cut_before(3):
+        go(tmp_path / "other", "fedper", FEDPER | {"lr": 0.1})
     checkpoints = tmp_path / "cut" / "checkpoints"
     newest, before = checkpoints / "round-00000002.safetensors", "round-00000001.safetensors"
     whole = newest.read_bytes()
@@ -169,8 +151,8 @@ def test_a_full_disk_at_a_checkpoint_costs_that_checkpoint(tmp_path, monkeypatch
         return write(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with caplog.at_level(logging.WARNING, "flwr"):
-        cut(tmp_path / "cut", "fedper", FEDPER, 2, monkeypatch)
+    with caplog.at_level(logging.WARNING, "flwr"), cut_before(3):
+        go(tmp_path / "cut", "fedper", FEDPER)
     assert "checkpoints is not written ([Errno 28] No space left" in caplog.text
     state, refused = newest_checkpoint(tmp_path / "cut", SMALL | FEDPER | {"method": "fedper"})
     assert (state["strategy"]["round"], refused) == (1, [])
@@ -229,9 +211,10 @@ def test_clients_declare_whether_they_remember(method, tmp_path):
         assert bool(memories) == bool(METHODS[method].client.needs_state)
 
 
-def test_a_resumed_run_is_as_patient_as_before(tmp_path, monkeypatch):
+def test_a_resumed_run_is_as_patient_as_before(tmp_path):
     """With lr 0 validation never gets better than in round 1: patience 2 ends with round 3."""
     config = CASES["early-stopping"][1]
-    cut(tmp_path, "fedavg", config, 2, monkeypatch)
+    with cut_before(3):
+        go(tmp_path, "fedavg", config)
     go(tmp_path, "fedavg", config, resume=True)
     assert left(tmp_path)[0]["rounds"] == 3

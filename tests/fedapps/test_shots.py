@@ -19,6 +19,7 @@ from clients.fedtta import FedTTAClient
 from clients.models.adaptable import Adaptable, Adaptation
 from clients.perfedavg import PerFedAvgClient
 from clients.pfedme import PFedMeClient
+from clients.protocol import FewShot
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
 from fedapps.settings.config import former_name
@@ -120,7 +121,10 @@ def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeyp
 def test_all_who_can_learn_do(method):
     """No novel client fails on the way."""
     changes = {"method": method, "num-clients": 4, "rounds": 1, "local-steps": 1}
-    changes |= {"novel-shots": 2, "novel-rounds": int(METHODS[method].client.few_shot == "rounds")}
+    changes |= {
+        "novel-shots": 2,
+        "novel-rounds": int(METHODS[method].client.few_shot == FewShot.ROUNDS),
+    }
     told = federate(**changes | NEEDS.get(method, {}))[0].evaluate_metrics_clientapp
     assert told[max(told)]["novel-clients"] == 2
 

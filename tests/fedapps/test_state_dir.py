@@ -8,19 +8,17 @@ import json
 
 import pytest
 from safetensors.numpy import load_file
-from tiny import NEEDS, WEE, Watched, federate, left
+from tiny import NEEDS, WEE, Watched, cut_before, federate, left
 
 import fedapps
 import partitions
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid, simulated
-from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from fedapps.service.run import opened
 from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults
 from partitions.inspect import export
-from strategies.base import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 SMALL |= {"checkpoint-every": 1, "train-fraction": 0.75, "model": "mlp-small"}
@@ -53,25 +51,12 @@ def test_a_new_run_begins_as_if_there_were_no_state(method, changes, tmp_path):
     assert all(file.read_bytes() != before for file, before in files.items())
 
 
-def test_a_resumed_run_goes_on_from_its_state(tmp_path, monkeypatch):
+def test_a_resumed_run_goes_on_from_its_state(tmp_path):
     """It dies between rounds 2 and 3, and nobody but the nodes knows their heads."""
     whole = go(tmp_path / "whole", tmp_path / "other", rounds=4)
 
-    class Cut(BaseException):
-        pass
-
-    with monkeypatch.context() as patch:
-        begin = PersonalizedStrategy.configure_train
-
-        def configure_train(self, server_round, *arguments):
-            if server_round == 3:
-                raise Cut
-            return begin(self, server_round, *arguments)
-
-        patch.setattr(PersonalizedStrategy, "configure_train", configure_train)
-        patch.setattr(Recorder, "__exit__", lambda *_: None)
-        with pytest.raises(Cut):
-            go(tmp_path / "cut", tmp_path / "state", rounds=4)
+    with cut_before(3):
+        go(tmp_path / "cut", tmp_path / "state", rounds=4)
     assert go(tmp_path / "cut", tmp_path / "state", rounds=4, resume=True) == whole
 
 

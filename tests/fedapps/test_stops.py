@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 from flwr.app import RecordDict
-from tiny import SMALL, federate, forked
+from tiny import SMALL, dying_in, federate, forked
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import make_jobs, run_jobs
+from fedapps.engines.jobs import make_jobs
+from fedapps.engines.run import run_jobs
 from fedapps.files import locked
+from fedapps.serverapp import APPS
 from strategies.fedavg import FedAvg
 from strategies.round import Stop
 
@@ -55,7 +57,7 @@ def test_a_run_that_ends_its_thread_costs_itself_alone(tmp_path, monkeypatch):
     config = SMALL | {"rounds": 1, "local-steps": 1}
     jobs = make_jobs(config, ["fedavg", "pfedhn"], [0], tmp_path)
     monkeypatch.setattr(FedAvg, "aggregate_train", lambda *_: sys.exit("bye"))
-    run_jobs(jobs, "in-process", follow=lambda _: None)
+    run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
     assert all(job.done for job in jobs)
     assert [job.error for job in jobs] == ["SystemExit: bye", ""]
 
@@ -96,17 +98,9 @@ def test_nobody_else_writes_to_a_run_that_goes_on(tmp_path):
     fedapps(*RUN, "rounds=1", "--output", tmp_path)
 
 
-def test_an_unfinished_run_of_another_configuration_is_not_lost(tmp_path, monkeypatch):
+def test_an_unfinished_run_of_another_configuration_is_not_lost(tmp_path):
     own = [*RUN, "checkpoint-every=1", "--output", tmp_path]
-    with monkeypatch.context() as patch:
-        aggregate = FedAvg.aggregate_train
-
-        def fails_in_the_third(self, server_round, replies):
-            if server_round == 3:
-                raise RuntimeError("lost")
-            return aggregate(self, server_round, replies)
-
-        patch.setattr(FedAvg, "aggregate_train", fails_in_the_third)
+    with dying_in(3, RuntimeError("lost")):
         fedapps(*own, "rounds=4", code=1)
     said = fedapps(*own, "rounds=5", code=2)
     assert "holds an unfinished run of another configuration (rounds is 4 there, 5 here)" in said

@@ -19,11 +19,11 @@ from tiny import NEEDS, SMALL
 from typer.testing import CliRunner
 
 from fedapps.commands.main import _experiment, _jobs, cli
-from fedapps.engines.jobs import run_in_process
 from fedapps.results import recorder
 from fedapps.results.card import make_card
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.sweep import begun_jobs, keep_finished
+from fedapps.serverapp import run_in_process
 from fedapps.service.inputs import read_inputs
 from partitions import federation, trust
 from partitions.inspect import export

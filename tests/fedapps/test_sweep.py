@@ -7,7 +7,8 @@ from tiny import SMALL
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
-from fedapps.engines.jobs import Job, make_jobs, run_jobs
+from fedapps.engines.jobs import Job, make_jobs
+from fedapps.engines.run import run_jobs
 from fedapps.results.sweep import finished, seconds_left
 from fedapps.settings.config import differences
 from strategies.fedavg import FedAvg

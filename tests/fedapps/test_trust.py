@@ -26,9 +26,9 @@ from fedapps.callbacks import make_callbacks
 from fedapps.clientapp import app, make_client
 from fedapps.commands.main import cli
 from fedapps.engines.grid import respond
-from fedapps.engines.jobs import run_in_process
 from fedapps.plugin import client_app
 from fedapps.results.card import Card
+from fedapps.serverapp import run_in_process
 from fedapps.service.delivery import Served
 from fedapps.settings.config import defaults, override
 from partitions import federation, trust

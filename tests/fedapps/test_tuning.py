@@ -13,7 +13,7 @@ from clients.base import Client
 from fedapps.commands.main import cli
 from fedapps.commands.tuning import Outcome, Search, Tuning, best, drawn
 from fedapps.engines import jobs
-from fedapps.results.recorder import FORMAT
+from fedapps.files import FORMAT
 from fedapps.settings.config import defaults, read_experiment, variant
 
 EXPERIMENT = """

@@ -202,7 +202,7 @@ from partitions import federation
 federation(defaults()).share(0)
 slow = {"dp_accounting", "flwr_datasets", "matplotlib", "ray", "scipy.stats"}
 print("started with", *sorted(slow & set(sys.modules)))
-from fedapps.engines.jobs import run_in_process
+from fedapps.serverapp import run_in_process
 config = defaults() | {"num-clients": 4, "rounds": 1, "local-steps": 2}
 for method in ("fedavg", "tent", "pfedhn", "fedtta++"):
     run_in_process(config | {"method": method})

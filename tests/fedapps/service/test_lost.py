@@ -7,7 +7,7 @@ import signal
 import pytest
 from tiny import left, wait
 
-from fedapps.engines.jobs import run_in_process
+from fedapps.serverapp import run_in_process
 from fedapps.service.deploy import NAME, SUPERLINK, Deployment, plan
 from fedapps.settings.config import defaults
 

@@ -14,8 +14,8 @@ import fedapps
 import partitions
 from clients.models import build_model
 from fedapps.commands.main import cli
-from fedapps.engines.jobs import run_in_process
 from fedapps.methods import METHODS
+from fedapps.serverapp import run_in_process
 from fedapps.service.inputs import read_inputs
 from fedapps.settings.config import defaults
 from partitions.inspect import export

@@ -17,10 +17,10 @@ import fedapps
 import partitions
 from fedapps.clientapp import app
 from fedapps.commands.main import cli
-from fedapps.engines.flwr import Flwr
+from fedapps.engines.flower import Flwr
 from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import run_in_process
 from fedapps.results.card import LONGEST, Card
+from fedapps.serverapp import run_in_process
 from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
 from fedapps.service.run import opened

@@ -9,7 +9,7 @@ from tiny import wait
 
 import fedapps
 import partitions
-from fedapps.engines.flwr import COMMANDS
+from fedapps.engines.flower import COMMANDS
 from fedapps.service.certificates import make_node_key
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
 from fedapps.settings.config import defaults

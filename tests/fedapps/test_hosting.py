@@ -5,12 +5,20 @@ import logging
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
-from tiny import SMALL, Watched, states
+from tiny import SMALL, Watched, bits, states
 
-from clients.arrays import from_record
 from fedapps.clientapp import app, host
 from fedapps.engines.grid import InProcessGrid, simulated
-from fedapps.engines.nodes import ASK, TABLE, Host, Hosts, engine_of, pack, read, unpacked
+from fedapps.engines.hosting import (
+    ASK,
+    TABLE,
+    HostingApp,
+    HostingGrid,
+    engine_of,
+    pack,
+    unpack,
+    unpacked,
+)
 from fedapps.serverapp import run
 from strategies.roster import Roster
 
@@ -31,13 +39,7 @@ def configuration(method, **changes):
 
 def on_three_nodes(config, client_app=host, grid=InProcessGrid):
     inner = grid(client_app, config, simulated(3))
-    return run(Hosts(inner, 7, 60.0), config, "in-process"), inner
-
-
-def numbers(result):
-    arrays = {name: array.tobytes() for name, array in from_record(result.arrays).items()}
-    rounds = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
-    return arrays, [{n: dict(m) for n, m in told.items()} for told in rounds]
+    return run(HostingGrid(inner, 7, 60.0), config, "in-process"), inner
 
 
 @pytest.mark.parametrize("method", ["scaffold", "odpfl-hn", "fedper"])
@@ -46,7 +48,7 @@ def test_the_bits_are_those_of_a_node_for_each_client(method):
     alone = InProcessGrid.simulation(app, config, 7)
     expected = run(alone, config, "in-process")
     found, inner = on_three_nodes(config)
-    assert numbers(found) == numbers(expected)
+    assert bits(found) == bits(expected)
     kept = {}
     for context in inner.contexts.values():
         for key, record in context.state.items():
@@ -67,7 +69,7 @@ def test_a_message_carries_a_nodes_clients_and_what_they_share_once():
     assert kinds == [ASK] * 3 + ["query"] * 3 + ["train"] * 3 + ["evaluate"] * 3
     trained = 0
     for message, reply in pairs[6:9]:
-        told, contents = read(message.content)
+        told, contents = unpack(message.content)
         assert set(told["clients"]) <= set(HOSTED[message.metadata.dst_node_id])
         assert len(message.content.array_records) == 1
         assert len(reply.content.array_records) == len(contents) == len(told["clients"])
@@ -84,7 +86,7 @@ def test_a_failing_client_is_its_own_error_and_its_neighbours_go_on():
         return app(message, context)
 
     config = configuration("fedavg", **{"train-fraction": 1.0, "fraction-train": 1.0})
-    told = on_three_nodes(config, Host(client_app))[0].train_metrics_clientapp
+    told = on_three_nodes(config, HostingApp(client_app))[0].train_metrics_clientapp
     assert [told[n]["dropped-error"] for n in (1, 2, 3)] == [1, 1, 1]
     assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [6, 6, 6]
 
@@ -130,9 +132,9 @@ def test_who_lives_where():
     """Node 1 is number 0 of 2, node 2 number 1 of 2, node 3 says that it is alone with all: it is
     refused. Node 4, with data of its own, is one client; node 5's number is none."""
     told = {1: place(0, 2), 2: place(1, 2), 3: place(0, 1), 4: RecordDict(), 5: place(7, 7)}
-    hosts = Hosts(Answers(lambda message: told[message.metadata.dst_node_id], 5), 5, 9.0)
+    hosts = HostingGrid(Answers(lambda message: told[message.metadata.dst_node_id], 5), 5, 9.0)
     assert len(list(hosts.get_node_ids())) == 3 + 2 + 0 + 1 + 1
-    assert sorted(str(home) for home in hosts._homes.values()) == [
+    assert sorted(str(home) for home in hosts._clients.values()) == [
         "(1, 0)", "(1, 2)", "(1, 4)", "(2, 1)", "(2, 3)", "(4, None)", "(5, None)",
     ]  # fmt: skip
 
@@ -153,10 +155,12 @@ def test_nodes_that_come_late_outvote_one_of_another_number(lie, caplog):
     """Node 3 comes first and is believed until the two others are there; then its client is gone.
     Once there is work, no nodes that come outvote those that do it."""
     grid = Late({1: (0, 2), 2: (1, 2), 3: (0, lie), 4: (1, lie), 5: (2, lie)})
-    hosts, seen = Hosts(grid, 6, 9.0), []
+    hosts, seen = HostingGrid(grid, 6, 9.0), []
     with caplog.at_level(logging.WARNING, "flwr"):
         for grid.there in ({3}, {1, 2, 3}, {1, 2, 3}):
-            seen.append([hosts._homes[i] for i in hosts.get_node_ids()])
+            ids = list(hosts.get_node_ids())
+            seen.append([hosts._clients[i] for i in ids])
+            list(hosts.send_and_receive([Message(RecordDict(), ids[0], "query")]))  # no work yet
     assert seen[0] == [(3, client) for client in range(0, 6, lie)]
     assert sorted(seen[1]) == [(node, c) for node in (1, 2) for c in range(node - 1, 6, 2)]
     assert seen[2] == seen[1]
@@ -169,41 +173,19 @@ def test_nodes_that_come_late_outvote_one_of_another_number(lie, caplog):
     assert list(hosts.get_node_ids()) == ids
     assert hosts.refused.keys() == {3, 4, 5}
     grid.there = {2, 5}
-    assert {hosts._homes[i][0] for i in hosts.get_node_ids()} == {2}
+    assert {hosts._clients[i][0] for i in hosts.get_node_ids()} == {2}
     assert hosts.refused.keys() == {5}
-
-
-def test_the_opening_question_is_no_work_yet():
-    grid = Late({1: (0, 2), 2: (1, 2), 3: (0, 3)})
-    hosts = Hosts(grid, 6, 9.0)
-    grid.there = {3}
-    list(hosts.send_and_receive([Message(RecordDict(), i, "query") for i in hosts.get_node_ids()]))
-    grid.there = {1, 2, 3}
-    assert len(list(hosts.get_node_ids())) == 6
 
 
 def test_too_few_clients_are_told_with_the_nodes_that_are_refused_and_why():
     """Of three nodes the first two are there, with clients 0, 3 and 1, 4, and one of two nodes."""
-    hosts = Hosts(InProcessGrid(host, SMALL, [*simulated(3)[:2], *simulated(2)[:1]]), 6, 9.0)
+    hosts = HostingGrid(InProcessGrid(host, SMALL, [*simulated(3)[:2], *simulated(2)[:1]]), 6, 9.0)
     with pytest.raises(RuntimeError) as error:
         Roster(6, 0.0, "").present(hosts, {"method": "fedavg"}, 9.0)
     assert str(error.value) == (
         "4 of 6 nodes answered within 0 s; node 3 is refused: it says that there are 2 nodes, "
         "most say 3"
     )
-
-
-def test_what_comes_back_in_pieces_is_whole_when_pulled():
-    config = configuration("fedavg")
-    hosts = Hosts(InProcessGrid(host, config, simulated(3)), 7, 9.0)
-    query = RecordDict({"config": ConfigRecord({"method": "fedavg"})})
-    sent = [Message(query, node, "query") for node in hosts.get_node_ids()]
-    first, *others = hosts.push_messages(sent)
-    (reply,) = hosts.pull_messages([first])
-    assert reply.metadata.reply_to_message_id == first
-    replies = [reply, *hosts.pull_messages(others)]
-    assert sorted(r.content["properties"]["client"] for r in replies) == list(range(7))
-    assert not list(hosts.pull_messages([first, *others]))
 
 
 @pytest.mark.parametrize(

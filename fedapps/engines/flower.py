@@ -1,0 +1,281 @@
+"""The flower engine: runs on a SuperLink that is started for one command, by ``flwr`` commands.
+
+Flower's local daemon keeps the folder and environment of the command that started it first. This
+SuperLink runs in a neutral folder, on a free port, and ends with the command."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedapps.engines.jobs import POLL_SECONDS, Follow, Job, error_line
+from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
+from fedapps.engines.staging import declare, stage
+from fedapps.settings.config import Value
+
+COMMANDS = Path(sys.executable).parent  # of the running environment, activated or not
+COMMAND_SECONDS = 300.0  # that a `flwr` command may take
+START_SECONDS = 60.0
+STATUS_SECONDS = 10.0  # between two polls of the SuperLink; each starts a process
+MAX_FAILED_POLLS = 4  # in a row
+NAME = "fedapps"  # of the SuperLink in Flower's configuration
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of processes whose FLWR_HOME is `home`."""
+    return os.environ | {
+        "PATH": f"{COMMANDS}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+
+
+class Flwr:
+    """Flower's command under FLWR_HOME = `home`, whose configuration has the SuperLink `name`."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.home, self.name = home, name
+        self.env = environment(home)
+
+    def submit(self, config: Mapping[str, Value], federation: str = "") -> int:
+        """Submit a run of this package by ``flwr run``; returns the run's id."""
+        app = self.home / "app"
+        shutil.rmtree(app, ignore_errors=True)
+        stage(app)
+        declare(app, config)
+        options = ["--federation-config", federation] if federation else []
+        return int(self.call("run", str(app), self.name, *options)["run-id"])
+
+    def status(self, run_id: int) -> tuple[str, str]:
+        """The run's status, e.g. "running" or "finished:completed", and its details."""
+        run = self.call("ls", self.name, "--run-id", str(run_id))["runs"][0]
+        return str(run["status"]), str(run.get("status-details") or "")
+
+    def log(self, run_id: int) -> list[str]:
+        """The run's log so far."""
+        done = self._run("log", str(run_id), self.name, "--show")
+        return [line.strip() for line in done.stdout.splitlines()]
+
+    def follow(self, run_id: int) -> Iterator[str]:
+        """The lines of the run's log, as they are written, until the run or the SuperLink ends."""
+        with subprocess.Popen(
+            [str(COMMANDS / "flwr"), "log", str(run_id), self.name, "--stream"],
+            env=self.env | {"PYTHONUNBUFFERED": "1"},
+            cwd=self._neutral(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            try:
+                yield from map(str.strip, process.stdout or [])
+            finally:
+                process.terminate()
+
+    def error(self, run_id: int) -> str:
+        """The last exception in the run's log, in one line; "" if there is none."""
+        errors = [x for x in self.log(run_id) if re.match(r"[\w.]*(Error|Exception): ", x)]
+        return errors[-1] if errors else ""
+
+    def cancel(self, run_id: int) -> None:
+        """Stop the run."""
+        self.call("stop", str(run_id), self.name)
+
+    def call(self, *arguments: str) -> dict[str, Any]:
+        """The JSON answer of a ``flwr`` command; RuntimeError with its message if it failed."""
+        done = self._run(*arguments, "--format", "json")
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except json.JSONDecodeError:
+            answer = {"error-message": (done.stderr or done.stdout).strip()}
+        if done.returncode or not answer.get("success", False):
+            raise RuntimeError(f"flwr {arguments[0]} failed: {answer.get('error-message')}")
+        return answer
+
+    def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        try:
+            return subprocess.run(
+                [str(COMMANDS / "flwr"), *arguments],
+                env=self.env,
+                cwd=self._neutral(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMMAND_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            name, seconds = arguments[0], round(COMMAND_SECONDS)
+            raise RuntimeError(f"flwr {name} had no answer in {seconds} seconds") from error
+
+    def _neutral(self) -> Path:
+        """A folder without an app, as the working directory of commands."""
+        folder = self.home / "neutral"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+class SuperLink(Flwr):
+    """The processes of a SuperLink in the process group `home`; their output goes to `log`."""
+
+    def __init__(self, home: Path, log: Path) -> None:
+        super().__init__(home, NAME)
+        self.log_file, self.port = log, free_port()
+        self.env |= {
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use this environment, not a new one
+            "RAY_TMPDIR": str(home),
+            GROUP: str(home),
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+        connection = {"address": f"127.0.0.1:{self.port}", "insecure": True}
+        config = {"superlink": {"default": NAME, NAME: connection}}
+        (home / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
+        log.parent.mkdir(parents=True, exist_ok=True)
+
+    def start(self, command: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Start one of Flower's commands as a process of the group, output to the log."""
+        with self.log_file.open("ab") as output:
+            process = subprocess.Popen(
+                [str(COMMANDS / command), *arguments],
+                cwd=self._neutral(),
+                env=self.env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C must not reach it; `stop` ends it
+            )
+        self.processes.append(process)
+        return process
+
+    def check(self) -> None:
+        """Raises RuntimeError once the SuperLink has died."""
+        if (code := self.processes[0].poll()) is not None:
+            raise RuntimeError(
+                f"the SuperLink has died, or was killed (code {code}); {RESUME_HINT}"
+            )
+
+
+@contextmanager
+def superlink(log: Path, *, simulation: bool = True) -> Iterator[SuperLink]:
+    """A running SuperLink; with `simulation` it runs virtual clients on Ray. On exit every process
+    that it started is ended."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with process_group() as home:
+            link = SuperLink(home, log)
+            processes = link.processes
+            arguments = ["--insecure", "--host", "127.0.0.1", "--port", str(link.port)]
+            arguments += ["--disable-runtime-dependency-installation"]
+            arguments += ["--simulation"] if simulation else []
+            process = link.start("flower-superlink", *arguments)
+            deadline = time.monotonic() + START_SECONDS
+            while not listening(link.port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the SuperLink did not start; its log is {log}")
+                time.sleep(0.1)
+            yield link
+    finally:
+        for process in processes:
+            process.wait()
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that is free at present."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    """Whether a process accepts connections on the port of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -> None:
+    """Submit the jobs as Flower runs, at most `parallel` at a time, and wait for them."""
+    with superlink(jobs[0].folder.parent / "superlink.log") as link:
+        waiting = flower_runs(jobs)
+        running: dict[int, list[Job]] = {}
+        polled, failed_polls = time.monotonic(), 0
+        while waiting or running:
+            if waiting and len(running) < parallel:
+                group = waiting.pop(0)
+                try:
+                    running[_submit(link, group, gpus)] = group
+                except RuntimeError as error:
+                    for job in group:
+                        job.close(error_line(error))
+            time.sleep(POLL_SECONDS)
+            follow(jobs)
+            link.check()
+            overdue = time.monotonic() - polled > STATUS_SECONDS
+            for run_id, group in list(running.items()):
+                for job in group:
+                    summary = job.summary()
+                    job.done, job.error = "finished" in summary, summary.get("error", "")
+                if not overdue and not all(job.done for job in group):
+                    continue
+                try:
+                    reason, failed_polls = _end_of_run(link, run_id), 0
+                except RuntimeError:  # a command may fail on a busy machine
+                    failed_polls += 1
+                    if failed_polls == MAX_FAILED_POLLS:
+                        raise
+                    continue
+                if reason:
+                    for job in group:
+                        job.close(reason)
+                    del running[run_id]
+            if overdue:
+                polled = time.monotonic()
+        follow(jobs)
+
+
+def flower_runs(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs, by seed, in groups that one Flower run can serve: the same configuration but for
+    the method, and no settings in a method's name."""
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: job.seed):
+        common = job.config | {"method": "", "output-dir": ""}
+        variant = job.name if " " in job.method else ""  # its folder's name has the settings
+        groups.setdefault((variant, *common.items()), []).append(job)
+    return list(groups.values())
+
+
+def _submit(link: SuperLink, group: list[Job], gpus: float) -> int:
+    """Submit a group of jobs as one run; returns its id."""
+    first = group[0]
+    methods = ",".join(str(job.config["method"]) for job in group)
+    folder = first.folder if len(group) == 1 else first.folder.parent
+    nodes = min(int(first.config["num-clients"]), os.cpu_count() or 1)
+    federation = (
+        f"num-supernodes={nodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
+    )
+    config = first.config | {"method": methods, "output-dir": str(folder)}
+    return link.submit(config, federation)
+
+
+def _end_of_run(link: SuperLink, run_id: int) -> str:
+    """Why the Flower run ended, "" while it runs. Raises RuntimeError if the poll fails."""
+    try:
+        status, details = link.status(run_id)
+    except RuntimeError:
+        link.check()  # its error says more
+        raise
+    if not status.startswith("finished"):
+        return ""
+    if "heartbeat" in details:
+        return f"the run's process has died, or was killed ({details}); {RESUME_HINT}"
+    completed = status == "finished:completed"  # then the log has no error
+    return ("" if completed else link.error(run_id)) or f"the run {status} {details}".strip()

@@ -1,0 +1,255 @@
+"""Many clients on a node: `HostingGrid` is a grid of clients over a grid of nodes, `HostingApp` the
+node's half, around a ClientApp.
+
+The node with number p of P (``partition-id``, ``num-partitions``) hosts the clients c ≡ p (mod P)
+of all num-clients. A node with its own data, or without these numbers, is one client. A message
+carries the work of all clients of a node, and records that they share once; their replies return
+together. Clients' states stay on their node: if it is lost, so are they, until a node with the
+same number joins."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from fedapps.engines.grid import AnsweringGrid, error_reply, respond, with_records
+
+ASK = "query.hosted"  # asks a node which clients it hosts
+OPENING = "query"  # asks a client who it is
+TABLE = "fedapps.clients"  # record that says which records belong to which client
+PARTITION = ("partition-id", "num-partitions")
+
+
+def engine_of(grid: Grid) -> str:
+    """Flower's engine of a ServerApp's grid: "flower", which simulates nodes, or "deployment"."""
+    from flwr.superlink.grid import InMemoryGrid  # takes a second to import
+
+    return "flower" if isinstance(grid, InMemoryGrid) else "deployment"
+
+
+class HostingGrid(AnsweringGrid):
+    """The clients 0 … `num_clients` − 1 on the nodes of `grid`, as if each were a node.
+
+    A node is asked once for its number p of P, and has `timeout` seconds to answer. Nodes whose P
+    is not that of most nodes host no clients; `refused` says why. P is counted anew at every call
+    of `get_node_ids` until the first work is sent, since nodes join late."""
+
+    def __init__(self, grid: Grid, num_clients: int, timeout: float) -> None:
+        super().__init__()
+        self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
+        # Node and client by id; the client is None if it is the whole node.
+        self._clients: dict[int, tuple[int, int | None]] = {}
+        self._places: dict[int, tuple[int, int] | None] = {}  # p and P by node
+        self._partitions = 0  # P of most of the present nodes
+        self._hosting: set[int] = set()  # nodes whose clients have ids
+        self._working = False  # whether more than the opening question was sent
+        self.refused: dict[int, str] = {}  # present nodes that host no clients, and why
+        self._ids = count(1)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._grid.run
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The ids of the clients whose nodes are present."""
+        present = set(self._grid.get_node_ids())
+        if new := sorted(present - self._places.keys()):
+            self._ask_places(new)
+        self._assign({node: self._places[node] for node in sorted(present & self._places.keys())})
+        hosting = present - self.refused.keys()
+        return [i for i, (node, _) in self._clients.items() if node in hosting]
+
+    def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
+        """The clients' replies, after all nodes have answered or `timeout` seconds."""
+        packed = self._packed(messages)
+        replies = self._grid.send_and_receive([m for m, _ in packed], timeout=timeout)
+        sent = {message.metadata.message_id: parts for message, parts in packed}
+        for reply in replies:
+            yield from unpacked(reply, sent.pop(reply.metadata.reply_to_message_id, []))
+
+    def _ask_places(self, nodes: Sequence[int]) -> None:
+        """Ask nodes for their number p of P."""
+        asked = [Message(RecordDict(), node, ASK) for node in nodes]
+        replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
+        senders = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
+        for reply in replies:
+            node = senders.get(reply.metadata.reply_to_message_id)
+            lost = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
+            if node is not None and not lost:
+                self._places[node] = place_in(reply)
+
+    def _assign(self, places: Mapping[int, tuple[int, int] | None]) -> None:
+        """Count P among the present nodes, and give an id to each client of those that agree."""
+        votes = Counter(place[1] for place in places.values() if place)
+        if votes and not (self._working and self._partitions):
+            self._partitions = max(votes, key=lambda number: (votes[number], number))
+        before, self.refused = self.refused, {}
+        for node, place in places.items():
+            if place and place[1] != self._partitions:
+                why = f"it says that there are {place[1]} nodes, most say {self._partitions}"
+                self.refused[node] = why
+                if before.get(node) != why:
+                    log(WARNING, "node %s is refused: %s", node, why)
+            elif node not in self._hosting:
+                self._hosting.add(node)
+                clients: Iterable[int | None] = [None]
+                if place:
+                    clients = range(place[0], self._num_clients, place[1])
+                    log(INFO, "node %s hosts %s clients", node, len(clients))
+                self._clients |= {next(self._ids): (node, client) for client in clients}
+
+    def _packed(self, messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
+        """The messages to nodes, each with those to clients that it carries."""
+        groups: dict[tuple[int, str, bool], list[Message]] = {}
+        for message in messages:
+            node, client = self._clients[message.metadata.dst_node_id]
+            self._working |= message.metadata.message_type != OPENING
+            kind = (node, message.metadata.message_type, client is None)
+            groups.setdefault(kind, []).append(message)
+        packed = []
+        for (node, action, whole_node), parts in groups.items():
+            if whole_node:
+                packed += [(Message(part.content, node, action), [part]) for part in parts]
+                continue
+            clients = [self._clients[part.metadata.dst_node_id][1] for part in parts]
+            header = {"clients": clients, "of": self._num_clients}
+            content = pack([part.content for part in parts], header)
+            packed.append((Message(content, node, action), parts))
+        return packed
+
+
+class HostingApp(ClientApp):
+    """Lets `app` answer for every client that the node hosts, each with its own context."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self._app = app
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """The replies of all clients that the message is for, in one."""
+        place = _place(context.node_config)
+        if message.metadata.message_type == ASK:
+            return Message(RecordDict({"place": place}), reply_to=message)
+        if TABLE not in message.content:
+            return self._app(message, context)
+        header, contents = unpack(message.content)
+        states = _states(context.state)
+        replies: list[RecordDict | str] = []
+        for client, records in zip(header["clients"], contents, strict=True):
+            assert not isinstance(records, str)
+            if not _hosts(place, client):
+                replies.append(f"no client {client!r} lives with this node")
+                continue
+            node_config = context.node_config | dict(
+                zip(PARTITION, (client, header["of"]), strict=True)
+            )
+            state = states.get(f"{client}:", RecordDict())
+            client_context = Context(
+                context.run_id, context.node_id, node_config, state, context.run_config
+            )
+            reply = respond(self._app, with_records(message, records), client_context)
+            states[f"{client}:"] = client_context.state
+            replies.append((reply.error.reason or "") if reply.has_error() else reply.content)
+        context.state = RecordDict(
+            {prefix + key: r for prefix, state in states.items() for key, r in state.items()}
+        )
+        return Message(pack(replies, {}), reply_to=message)
+
+
+def pack(contents: Sequence[RecordDict | str], header: Mapping[str, Any]) -> RecordDict:
+    """Several contents, or errors in their place, and a header in one content. A record that
+    several of them hold is stored once."""
+    records: dict[str, Any] = {}
+    keys: dict[int, str] = {}
+    table: list[dict[str, str] | str] = []
+    for content in contents:
+        if isinstance(content, str):
+            table.append(content)
+            continue
+        for record in content.values():
+            if id(record) not in keys:
+                keys[id(record)] = str(len(keys))
+                records[keys[id(record)]] = record
+        table.append({name: keys[id(record)] for name, record in content.items()})
+    return RecordDict({**records, TABLE: ConfigRecord({"json": json.dumps([header, table])})})
+
+
+def unpack(content: RecordDict) -> tuple[Mapping[str, Any], list[Mapping[str, Any] | str]]:
+    """The header that `pack` got, and the records of each content, or the errors.
+
+    Raises ValueError, TypeError, AttributeError or KeyError for content that `pack` did not make.
+    """
+    header, table = json.loads(str(content.config_records[TABLE]["json"]))
+    return header, [
+        entry if isinstance(entry, str) else {name: content[key] for name, key in entry.items()}
+        for entry in table
+    ]
+
+
+def unpacked(reply: Message, sent: Sequence[Message]) -> list[Message]:
+    """The replies in a node's reply to the messages `sent`."""
+    if reply.has_error():
+        return [Message(reply.error, reply_to=message) for message in sent]
+    if TABLE not in reply.content:
+        return [Message(reply.content, reply_to=message) for message in sent[:1]]
+    try:
+        contents = unpack(reply.content)[1]
+        if len(contents) != len(sent):
+            raise ValueError(f"{len(contents)} replies to {len(sent)} messages")
+    except Exception as error:  # a malicious node's reply must cost its own clients only
+        reason, code = f"malformed reply: {error}", ErrorCode.UNKNOWN
+        return [error_reply(message, reason, code) for message in sent]
+    return [
+        error_reply(message, content)
+        if isinstance(content, str)
+        else Message(RecordDict(dict(content)), reply_to=message)
+        for message, content in zip(sent, contents, strict=True)
+    ]
+
+
+def place_in(reply: Message) -> tuple[int, int] | None:
+    """The node's number p, and the number P of nodes; None for a node that is one client."""
+    if reply.has_error():  # its app hosts no clients
+        return None
+    place: Mapping[str, Any] = reply.content.metric_records.get("place", {})
+    number, of = (place.get(key) for key in PARTITION)
+    if isinstance(number, int) and isinstance(of, int) and 0 <= number < of:
+        return number, of
+    return None
+
+
+def _place(node_config: Mapping[str, Any]) -> MetricRecord:
+    """A node's number p of P, as a record; an empty one if the node has its own data."""
+    if "data-path" in node_config or any(key not in node_config for key in PARTITION):
+        return MetricRecord()
+    return MetricRecord({key: int(node_config[key]) for key in PARTITION})
+
+
+def _hosts(place: Mapping[str, Any], client: Any) -> bool:
+    """Whether the node hosts a client of that number. Without this check a server could ask for
+    one user's data under many numbers."""
+    valid = isinstance(client, int) and not isinstance(client, bool) and client >= 0
+    return bool(place) and valid and client % place["num-partitions"] == place["partition-id"]
+
+
+def _states(state: RecordDict) -> dict[str, RecordDict]:
+    """The clients' states, by the prefix of their keys in the node's state."""
+    states: dict[str, RecordDict] = {}
+    for key, record in state.items():
+        client, colon, name = key.partition(":")
+        states.setdefault(client + colon, RecordDict())[name] = record
+    return states

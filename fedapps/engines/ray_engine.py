@@ -1,0 +1,123 @@
+"""The ray engine: starts, watches and ends Ray for one command; one run after the other."""
+
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedapps.engines.grid import Pause, simulated
+from fedapps.engines.jobs import Apps, Follow, Job
+from fedapps.engines.process import run_in_turn
+from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
+from fedapps.engines.staging import stage
+from fedapps.settings.config import Config
+
+MAX_STARTS = 3  # Ray itself waits half a minute in each
+CONNECT_SECONDS = 5.0
+VITAL = ("raylet", "gcs_server")  # processes without which Ray cannot work
+
+Check = Callable[[], None]
+
+
+def run_on_ray(jobs: list[Job], apps: Apps, gpus: float, address: str, follow: Follow) -> None:
+    """One job after the other, its clients in parallel on Ray actors."""
+    with ray_cluster(address) as check:
+        from fedapps.engines.ray_actors import Actors
+        from fedapps.engines.ray_grid import RayGrid
+
+        with Actors(apps.client_app, gpus=gpus) as actors:
+
+            def carry_out(config: Config, pause: Pause) -> None:
+                nodes = simulated(int(config["num-clients"]))
+                apps.run(RayGrid(actors, config, nodes, check, pause), config, "ray")
+
+            run_in_turn(jobs, carry_out, follow, check)
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError if no process listens there, since Ray would wait for minutes. Ray itself
+    resolves "auto"."""
+    host, _, port = address.rpartition(":")
+    try:
+        if address != "auto":
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"--ray-address is {address!r}: {error}; it is host:port of a Ray cluster's head "
+            '(ray start --head), or "auto"'
+        ) from error
+
+
+@contextmanager
+def ray_cluster(address: str = "") -> Iterator[Check]:
+    """Ray on this machine alone, with its cores; or the cluster at `address`, to whose machines
+    the package is copied.
+
+    Yields a function that raises RuntimeError once Ray's processes on this machine have died.
+    Raises RuntimeError if Ray does not start."""
+    # Read when ray is imported. Under `uv run` workers would build an environment of their own.
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late call after the end starts no other Ray
+    import ray
+
+    with ExitStack() as stack:
+        if address:
+            app = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "app"
+            stage(app)
+            variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+            _init(address=address, runtime_env={"working_dir": str(app), "env_vars": variables})
+            stack.callback(ray.shutdown)
+            yield lambda: None  # the cluster's processes are not ours to watch
+        else:
+            yield _start(stack)
+
+
+def _start(stack: ExitStack) -> Check:
+    """Start Ray; the `stack` ends it."""
+    import ray
+
+    errors: list[str] = []
+    while len(errors) < MAX_STARTS:
+        with ExitStack() as attempt:
+            folder = attempt.enter_context(process_group())
+            os.environ[GROUP] = str(folder)
+            try:
+                _init(address="local", include_dashboard=False, _temp_dir=str(folder))
+            except Exception as error:  # Ray raises a plain one if the machine is too busy
+                errors.append(f"{type(error).__name__}: {error}".replace("\n", " "))
+                ray.shutdown()
+                continue
+            finally:
+                del os.environ[GROUP]
+            stack.push(attempt.pop_all())
+            stack.callback(ray.shutdown)  # before the group's processes are ended
+            return _watch()
+    raise RuntimeError(
+        f"Ray did not start, in {MAX_STARTS} tries ({errors[-1]}); try again when this machine has "
+        "less to do, or take --engine in-process"
+    )
+
+
+def _init(**options: Any) -> None:
+    import ray
+
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def _watch() -> Check:
+    """Raises RuntimeError if one of Ray's vital processes on this machine has died."""
+    vital = {p: p.name() for p in psutil.Process().children() if p.name() in VITAL}
+
+    def check() -> None:
+        for process, name in vital.items():
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                raise RuntimeError(f"Ray's {name} has died, or was killed; {RESUME_HINT}")
+
+    return check

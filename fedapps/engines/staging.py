@@ -1,0 +1,34 @@
+"""The package as a Flower app in a folder, for processes on other machines or of Flower."""
+
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import tomli_w
+
+from fedapps.settings.config import Value, project_dir
+from partitions.references import OURS
+
+
+def stage(folder: Path) -> None:
+    """Copy the app to `folder`; a checkout and an installed package give the same files."""
+    folder.mkdir(parents=True)
+    source = project_dir()
+    shutil.copy(source / "pyproject.toml", folder)
+    for name in ("LICENSE", "README.md"):
+        text = (source / name).read_text("utf-8") if (source / name).is_file() else f"{name}\n"
+        (folder / name).write_text(text, "utf-8")
+    packages = Path(__file__).parents[2]
+    for name in OURS:
+        ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.json", "*.jsonl")
+        shutil.copytree(packages / name, folder / name, ignore=ignore)
+
+
+def declare(app: Path, config: Mapping[str, Value]) -> None:
+    """Declare the run's whole configuration in the app's pyproject. Flower lets a run set no other
+    keys, and code from outside the package has settings that the package does not know."""
+    file = app / "pyproject.toml"
+    project = tomllib.loads(file.read_text("utf-8"))
+    project["tool"]["flwr"]["app"]["config"] = dict(config)
+    file.write_text(tomli_w.dumps(project), "utf-8")

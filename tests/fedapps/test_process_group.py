@@ -1,0 +1,125 @@
+"""A command's processes end with it, however it ends; Ray that does not start, or dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedapps.engines import jobs, process, process_group, ray_engine
+from fedapps.engines.process_group import GROUP
+from fedapps.settings.config import defaults
+
+# Starts a member of its group in another session, prints its id, and sleeps.
+COMMAND = f"""
+import os, subprocess, sys, time
+from fedapps.engines.process_group import process_group
+with process_group() as folder:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    environment = os.environ | {{"{GROUP}": str(folder)}}
+    child = subprocess.Popen(command, env=environment, start_new_session=True)
+    print(folder, child.pid, flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_group_ends_with_its_command(killed, tmp_path):
+    """Soon after the command was killed; before the command ends in order."""
+    command = [sys.executable, "-c", COMMAND, "600" if killed else "0"]
+    with (tmp_path / "said").open("w") as said:
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+    with running:
+        folder, child = running.stdout.readline().split()
+        if killed:
+            running.kill()
+    deadline = time.monotonic() + (60 if killed else 0)
+    while alive(int(child)) or Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert running.returncode == (-signal.SIGKILL if killed else 0)
+    assert (tmp_path / "said").read_text() == (f"{process_group.KILLED}\n" if killed else "")
+
+
+def test_a_process_that_ignores_sigterm_is_killed_and_no_other(tmp_path, monkeypatch):
+    """Neither one without a group nor one of another group."""
+    monkeypatch.setattr(process_group, "TERMINATE_SECONDS", 0.5)
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    groups = (str(tmp_path), "/another/group", "")
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", deaf],
+            env=os.environ | ({GROUP: group} if group else {}),
+            stdout=subprocess.PIPE,
+        )
+        for group in groups
+    ]
+    for one in started:
+        one.stdout.readline()
+    process_group.end_group(str(tmp_path))
+    assert started[0].wait() == -signal.SIGKILL
+    assert [one.poll() for one in started[1:]] == [None, None]
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.parametrize("failures", [1, ray_engine.MAX_STARTS])
+def test_ray_that_does_not_start_is_tried_again(failures, monkeypatch):
+    """Each try has a new folder; those of failed tries are removed."""
+    folders = []
+
+    def start(*, _temp_dir, **options):
+        assert os.environ[GROUP] == _temp_dir
+        assert not any(map(os.path.exists, folders))
+        folders.append(_temp_dir)
+        if len(folders) <= failures:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray_engine, "_init", start)
+    if failures < ray_engine.MAX_STARTS:
+        with ray_engine.ray_cluster() as check:
+            check()
+            assert os.path.exists(folders[-1])
+    else:
+        with (
+            pytest.raises(RuntimeError, match=r"not start, in 3 tries .*timed out.*in-process"),
+            ray_engine.ray_cluster(),
+        ):
+            pass
+    assert len(folders) == min(failures + 1, ray_engine.MAX_STARTS)
+    assert not any(map(os.path.exists, folders))
+    assert GROUP not in os.environ
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_runs_end_when_what_they_need_has_died(hangs, tmp_path, monkeypatch, capsys):
+    """The current run fails, or hangs; its error and the next run's say what happened."""
+    monkeypatch.setattr(process, "EXIT_SECONDS", 0.3)
+    work = jobs.make_jobs(defaults(), ["local", "fedavg", "scaffold"], [0], tmp_path)
+    begun = []
+
+    def carry_out(config, pause):
+        begun.append(config["method"])
+        if len(begun) == 2:
+            time.sleep(60 if hangs else 0)
+            raise OSError("broken pipe")
+
+    def check():
+        if len(begun) == 2:
+            raise RuntimeError("it has died")
+
+    process.run_in_turn(work, carry_out, lambda _: None, check)
+    assert begun == ["local", "fedavg"]
+    assert [job.done for job in work] == [True] * 3
+    said = "RuntimeError: it has died"
+    assert [job.error for job in work] == ["", said if hangs else "OSError: broken pipe", said]
+    assert not hangs or capsys.readouterr().err == "it has died\n"
