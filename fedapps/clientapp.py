@@ -117,8 +117,3 @@ for _type in ("query.keep", "train.recall"):
 register(app, "query.wants", service.wants)
 register(app, "query.serve", lambda message, context: service.serve(message, context, make_client))
 host = HostingApp(app)  # answers for all clients of a node
-
-
-def load_app() -> ClientApp:
-    """The ClientApp; Ray's actors import this function by name."""
-    return app

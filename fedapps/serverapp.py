@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context
+from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
@@ -18,7 +19,6 @@ from clients.models import sized
 from clients.privacy import EVERYTHING
 from clients.protocol import FewShot
 from fedapps.callbacks import make_callbacks
-from fedapps.clientapp import load_app
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.jobs import Apps
@@ -280,7 +280,14 @@ def _privacy(config: Config, method: str) -> Privacy | None:
     return privacy
 
 
-APPS = Apps(run, load_app)
+def load_client_app() -> ClientApp:
+    """The ClientApp. A server alone does not import it, since it limits torch to one thread."""
+    from fedapps.clientapp import app
+
+    return app
+
+
+APPS = Apps(run, load_client_app)
 
 
 def run_in_process(config: Config) -> None:

@@ -17,13 +17,13 @@ import fedapps
 import partitions
 from clients.arrays import from_record
 from clients.models.roles import roles_of
-from fedapps.clientapp import app, load_app
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid, simulated
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import Actors, RayGrid
 from fedapps.methods import METHODS
 from fedapps.node.building import method_model
-from fedapps.serverapp import run
+from fedapps.serverapp import load_client_app, run
 from fedapps.settings.config import defaults
 from partitions import trust
 from strategies.base import PersonalizedStrategy
@@ -159,7 +159,7 @@ def test_dropout_depends_only_on_the_message(method):
 def test_on_ray_the_bits_are_the_same():
     with pytest.MonkeyPatch.context() as env:
         env.setenv("PYTHONPATH", str(Path(odd.__file__).parent), prepend=os.pathsep)
-        with ray_cluster(), Actors(load_app, 2) as actors:
+        with ray_cluster(), Actors(load_client_app, 2) as actors:
             for method in METHODS:
                 kind = "Dropout" if method == "fedma" else "Everything"
                 config = configuration(method, kind)

@@ -1,4 +1,6 @@
-"""The same code on Ray, on real SuperNodes, and in somebody else's Flower app."""
+"""The engines with real processes: the same bits, and nothing that remains when one dies.
+
+The deaths take minutes: pytest -n0 -m slow tests/fedapps/test_engines.py"""
 
 import json
 import os
@@ -6,14 +8,17 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from tiny import wait
 
 from fedapps.engines.flower import free_port, superlink
 from fedapps.engines.jobs import make_jobs
+from fedapps.engines.process_group import RESUME_HINT
 from fedapps.engines.run import run_jobs
 from fedapps.results.folder import read_memories
 from fedapps.serverapp import APPS
@@ -22,6 +27,20 @@ from fedapps.settings.config import defaults
 SMALL = {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 2}
 MARK = os.environ["FEDAPPS_TEST"] = str(os.getpid())  # tells our processes from others' runs
 COMMAND = [str(Path(sys.executable).parent / "fedapps"), "run"]
+OURS = r"ray|flower|flwr|fedapps run|/fedapps-"  # of commands that are ours
+SECONDS = 600  # for whatever a busy machine takes
+SELF = "the command itself"
+VICTIMS = {
+    ("ray", "raylet"): "raylet",
+    ("ray", "gcs_server"): "Ray's gcs_server has died, or was killed",
+    ("ray", SELF): "fedapps was killed",
+    ("flower", "flower-superlink"): "the SuperLink has died, or was killed (code -9); finished",
+    ("flower", "flwr-simulation"): "the run's process has died, or was killed (No heartbeat",
+    ("flower", SELF): "fedapps was killed",
+}
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are found by /proc"
+)
 
 
 def nothing(jobs):
@@ -67,36 +86,31 @@ def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_pat
         stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200", "PATH": os.defpath},
     )  # fmt: skip
     metrics = tmp_path / "tent-seed0" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while not metrics.is_file():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: metrics.is_file() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert re.search(r"fedavg,min-valid-replies=3-seed0 .* failed", said)
     assert "fedavg,min-valid-replies=3-seed0 failed: RuntimeError: round 1: 2 valid" in said
-    assert not leftovers()
+    until(lambda: not started())
 
 
-def leftovers() -> list[str]:
-    """Commands of processes that ours started and that are there after ten seconds still."""
-    deadline = time.monotonic() + 10
-    while (found := [c for c in map(command, psutil.process_iter()) if c]) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.2)
+def started():
+    """The command lines of processes that this file's tests started and that still run, by id."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            block = Path(f"/proc/{process.pid}/environ").read_bytes()
+            line = " ".join(process.cmdline())
+            if f"FEDAPPS_TEST={MARK}\0".encode() in block and re.search(OURS, line):
+                found[process.pid] = line
+        except (OSError, psutil.Error):
+            continue
     return found
 
 
-def command(process: psutil.Process) -> str:
-    """The command of a process that a command of this test started, else ""."""
-    try:
-        ours = process.environ().get("FEDAPPS_TEST") == MARK and process.pid != os.getpid()
-        line = " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return ""
-    return line if ours and re.search("ray|flower|fedapps run", line) else ""
+def until(done):
+    wait(done, SECONDS, started)
 
 
 @pytest.mark.slow
@@ -125,4 +139,35 @@ def test_real_supernodes(tmp_path):
         assert summary["engine"] == "deployment"
     heads = list(tmp_path.glob("state-*/fedper-*.safetensors"))
     assert len(heads) == 2  # of the two training clients
-    assert not leftovers()
+    until(lambda: not started())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "victim"), VICTIMS)
+def test_the_death_of_a_process_is_told_in_a_sentence(engine, victim, tmp_path, monkeypatch):
+    """The rounds so far stay, and no process and no folder remains."""
+    monkeypatch.setenv("COLUMNS", "400")
+    said, run = tmp_path / "said", tmp_path / "out" / "fedavg-seed0"
+    metrics = run / "metrics.jsonl"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [*COMMAND, "num-clients=4", "rounds=30000", "local-steps=1", "evaluate-every=100",
+             "--methods", "fedavg,scaffold", "--engine", engine, "--output", str(tmp_path / "out")],
+            stdout=output, stderr=output,
+        )  # fmt: skip
+    until(lambda: metrics.is_file() or process.poll() is not None)
+    folders = set(re.findall(r"/fedapps-\w+", " ".join(started().values())))
+    assert folders
+    if victim == SELF:
+        process.kill()
+    else:
+        pids = [pid for pid, line in started().items() if victim in line.partition(" --")[0]]
+        os.kill(max(pids), signal.SIGKILL)
+    code = process.wait(SECONDS)
+    assert code == (-signal.SIGKILL if victim == SELF else 1)
+    until(lambda: VICTIMS[engine, victim] in said.read_text())
+    assert RESUME_HINT in said.read_text() and "Traceback" not in said.read_text()
+    rounds = [json.loads(line)["round"] for line in metrics.read_text().splitlines()]
+    assert rounds == list(range(1, len(rounds) + 1))
+    until(lambda: not started())
+    until(lambda: not any(Path(tempfile.gettempdir() + one).exists() for one in folders))

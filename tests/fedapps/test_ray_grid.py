@@ -19,14 +19,14 @@ from tiny import SMALL, Cut, bits, cut_before, left
 
 import partitions
 from clients.arrays import from_record, to_record
-from fedapps.clientapp import app, load_app
+from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid, simulated, with_ids
 from fedapps.engines.memory_files import MEMORY, MemoryFiles
 from fedapps.engines.ray_actors import AHEAD, Actors, machine_id
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid, Task
 from fedapps.node.building import method_model
-from fedapps.serverapp import run
+from fedapps.serverapp import load_client_app, run
 
 NODE = 2  # of a training client that takes part in rounds 1 and 2, which the tests check
 ALL = {"fraction-train": 1.0, "train-fraction": 0.9}  # five clients train
@@ -54,7 +54,7 @@ def obeying(orders):
     """Loads the ClientApp, which obeys the orders."""
 
     def load():
-        answer = load_app()
+        answer = load_client_app()
 
         def client_app(message, context):
             if trains_in_round_2(message) and context.node_id == NODE:

@@ -56,24 +56,6 @@ def test_a_share_is_cut_by_class():
     assert whole.with_shots(2, 0) is whole  # a training client's
 
 
-def test_who_learns_from_labels_and_how():
-    """Of the methods only those without a model of a novel client's own, or without labels that
-    mean the same to all, do not; which ones learn otherwise than by tuning is listed here."""
-    others = {"pfedhn": "rounds", "pfedhn-pc": "rounds", "pefll": "descriptor"}
-    cannot = (
-        "pfl-sampled",
-        "pfl-nearest",
-        "pfl-ensemble",
-        "fedembed",
-        "global",
-        "global+",
-        "pfedkm",
-    )
-    ways = {name: entry.client.few_shot for name, entry in METHODS.items()}
-    assert {n: w for n, w in ways.items() if w != "tuned"} == others | dict.fromkeys(cannot, "")
-    assert {ways[name] for name in LEARN} == {"tuned", "rounds", "descriptor"}
-
-
 @pytest.mark.parametrize("method", LEARN)
 def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeypatch):
     changes = {"method": method, "novel-shots": 2, "novel-rounds": 2, "num-clients": 4}
