@@ -1,16 +1,18 @@
-"""What the command says: as it is, whatever signs it holds. No text from outside is markup."""
+"""What the commands print. Text from files and clients is escaped and is never markup."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from partitions import trust
-
 
 def _allow(references: list[str] | None) -> list[str] | None:
+    from partitions import trust
+
     try:
         trust.allow(*references or [])
     except ValueError as error:
@@ -48,6 +50,17 @@ def say_error(console: Console, error: object, what: str = "error:") -> None:
     """Print `what` in red and the error."""
     shown = Text.assemble((visible(what), "red"), " ", visible(error))
     console.print(shown, soft_wrap=True)
+
+
+@contextmanager
+def refusals(*kinds: type[Exception], code: int = 2) -> Iterator[None]:
+    """Print a ValueError, an OSError or one of `kinds` as one sentence and exit with `code`."""
+    errors: tuple[type[Exception], ...] = (ValueError, OSError, *kinds)
+    try:
+        yield
+    except errors as error:
+        say_error(make_console(), error)
+        raise typer.Exit(code) from error
 
 
 def spreadsheet_cell(name: str) -> str:

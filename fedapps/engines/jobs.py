@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedapps.engines import check_engine_name
 from fedapps.engines.cluster import ray_cluster
 from fedapps.engines.household import GO_ON
 from fedapps.engines.superlink import SuperLink
@@ -30,7 +31,6 @@ from partitions.datasets import own_path
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
-ENGINES = ("ray", "flower", "in-process")
 MOST_UNASKED = 8  # runs side by side: each has torch and its data in memory
 POLL_SECONDS = 0.25
 LAST_SECONDS = 2.0
@@ -115,8 +115,7 @@ def chosen(runs: int, parallel: int | None, *, ray: bool) -> tuple[str, int]:
 def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> None:
     """Raise ValueError for an unknown engine, and for one that cannot run what is not done of the
     `jobs`, `parallel` at once."""
-    if engine not in ENGINES:
-        raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    check_engine_name(engine)
     waiting = [job for job in jobs if not job.done]
     if engine != "in-process" and any(int(job.config["cohort"]) > 1 for job in waiting):
         raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")

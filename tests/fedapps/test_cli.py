@@ -6,8 +6,9 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from fedapps.commands.main import LISTS, cli, defaults
+from fedapps.commands.main import LISTS, cli
 from fedapps.methods import METHODS
+from fedapps.settings.config import defaults
 
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
 

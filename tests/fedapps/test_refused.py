@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from clients.base import Client
 from fedapps.callbacks import TensorBoard
 from fedapps.clientapp import _answer_simulated, app, make_client
-from fedapps.commands import main as commands
-from fedapps.commands.tuning import _validation
+from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import Job, run_jobs
 from fedapps.files import MODEL, read_arrays
@@ -32,6 +31,7 @@ from fedapps.service.node import inputs_of
 from fedapps.service.serving import serve_once
 from fedapps.settings import config as configuration
 from fedapps.settings.config import defaults, run_configuration
+from fedapps.tuning import validation_accuracy
 from partitions import federation
 from partitions.inspect import export
 
@@ -39,7 +39,7 @@ CARD = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, 0.5, 0.25)
 
 
 def fedapps(*arguments, code=2):
-    done = CliRunner().invoke(commands.cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
     assert done.exit_code == code, (done.output, done.exception)
     return " ".join(done.output.split())
 
@@ -47,14 +47,14 @@ def fedapps(*arguments, code=2):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "--resume", "OUT", "lr=0.1"], "--resume goes on with runs as they are"),
+        (["run", "--resume", "OUT", "lr=0.1"], "--resume continues runs as they are"),
         (["run", "--resume", "OUT"], "holds no run that could go on: no config.toml in it"),
         (["run", "a.toml", "b.toml"], "one experiment at a time, not a.toml, b.toml"),
         (["run", "--gpus-per-client", "0.5"], "is 0.5, but this machine has 0 GPUs"),
         (["tune", "--engine", "spark"], "unknown engine 'spark'; known: "),
         (["tune", "--trials", "0"], "--trials is 0; it must be at least 1"),
         (["tune", "--seeds", "0,one"], "seed 'one' is not a whole number"),
-        (["tune", "--methods", ","], "tune takes methods and single values"),
+        (["tune", "--methods", ","], "methods are ','; name at least one"),
         (["show", "OUT"], "holds no run; name a folder such as results/"),
         (["serve", "OUT"], "name either --deployment or --superlink"),
         (["serve", "OUT", "--superlink", "mine"], "holds no run; name a folder such as results/"),
@@ -92,7 +92,7 @@ def test_an_engine_that_breaks_down_is_told(tmp_path, monkeypatch):
     def broken(*arguments, **named):
         raise RuntimeError("Ray's raylet has died")
 
-    monkeypatch.setattr(commands, "run_jobs", broken)
+    monkeypatch.setattr("fedapps.engines.jobs.run_jobs", broken)
     said = fedapps("run", "num-clients=6", "--output", tmp_path, "--engine", "ray", code=1)
     assert "Ray's raylet has died" in said
 
@@ -227,10 +227,10 @@ def test_a_trial_counts_by_validation_alone(tmp_path, finished):
     summary = {"finished": finished, "train": {"accuracy": None}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     if not finished:
-        assert _validation(job) is None
+        assert validation_accuracy(job) is None
         return
     with pytest.raises(ValueError, match="no validation samples of training clients to tune by"):
-        _validation(job)
+        validation_accuracy(job)
 
 
 def test_inputs_that_do_not_fit_a_run(tmp_path):
