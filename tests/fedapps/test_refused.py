@@ -1,6 +1,5 @@
 """What the commands and the app refuse: a sentence names what is wrong, and nothing has begun."""
 
-import ipaddress
 import json
 import logging
 import sys
@@ -25,7 +24,6 @@ from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
 from fedapps.serverapp import check_run, main
 from fedapps.service import onnx
-from fedapps.service.certificates import _place
 from fedapps.service.inputs import read_inputs, unlabeled
 from fedapps.service.node import inputs_of
 from fedapps.service.serving import serve_once
@@ -237,7 +235,7 @@ def test_inputs_that_do_not_fit_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"inputs have shape \(2, 3\); the run takes \(n, \*\(4,"):
         unlabeled(torch.ones(2, 3), CARD)
     nowhere = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, None, None)
-    with pytest.raises(ValueError, match="standardised inputs by constants that only its nodes"):
+    with pytest.raises(ValueError, match="standardized inputs by constants that only its nodes"):
         unlabeled(torch.ones(2, 4), nowhere)
     folder = export(federation(SMALL), tmp_path)[0]
     with pytest.raises(ValueError, match=r"holds inputs of shape \(1, 8, 8\) and 10 classes"):
@@ -256,11 +254,6 @@ def test_a_server_without_data_keeps_no_moments(tmp_path, monkeypatch):
     config = defaults() | {"dataset": "mnist", "data-dir": str(tmp_path / "none")}
     card = make_card(config | {"standardize": "training-clients"})
     assert (card.mean, card.std, len(card.classes)) == (None, None, 10)
-
-
-def test_a_certificate_names_an_address_or_a_host():
-    assert _place("127.0.0.1").value == ipaddress.ip_address("127.0.0.1")
-    assert _place("flower.example").value == "flower.example"
 
 
 def test_nobody_to_serve_is_no_error():
@@ -292,6 +285,6 @@ def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="differs from the model by up to 1"):
         onnx.export(lambda x: torch.zeros(len(x), 2), (4,), tmp_path)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(onnx, "NEEDED", ("no_such_library",))
+    monkeypatch.setattr(onnx, "REQUIRED", ("no_such_library",))
     with pytest.raises(ValueError, match="--onnx needs no_such_library: pip install 'fedapps"):
         onnx.check_installed()

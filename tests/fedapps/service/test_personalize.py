@@ -155,7 +155,7 @@ def test_the_nearest_model_needs_the_training_clients(run):
 def test_inputs_that_do_not_fit_are_refused(run, tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((3, 5, 5), np.uint8))
     told = command("personalize", run("fedavg"), tmp_path / "x.npy", code=2)
-    assert "(1, 5, 5)" in told and "(1, 8, 8)" in told
+    assert "(3, 1, 5, 5)" in told and "(1, 8, 8)" in told
     assert "there is no" in command("personalize", run("fedavg"), tmp_path / "y", code=2)
     assert "holds no run" in command("personalize", tmp_path, tmp_path, code=2)
 
@@ -193,7 +193,7 @@ def test_a_private_client_pays_its_own_epsilon(run):
 @pytest.mark.parametrize(
     ("method", "epsilon", "words"),
     [
-        ("fedavg", 1, "epsilon is 1, but fedavg's clients tell no descriptor"),
+        ("fedavg", 1, "epsilon is 1, but fedavg's clients send no descriptor"),
         ("odpfl-hn", -1, "odpfl-hn.descriptor-epsilon is -1"),
         ("odpfl-hn", "nan", "odpfl-hn.descriptor-epsilon is nan"),
         ("odpfl-hn", 0.5, "no bounded sensitivity"),
