@@ -11,12 +11,13 @@ from rich.text import Text
 
 
 def _allow(references: list[str] | None) -> list[str] | None:
-    from partitions import trust
+    if references:
+        from partitions import trust
 
-    try:
-        trust.allow(*references or [])
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        try:
+            trust.allow(*references)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
     return references
 
 

@@ -139,11 +139,12 @@ def read_request(
 
     References that they name are allowed. Methods and seeds default to those of the runs in the
     folder `from_`. Raises ValueError for two experiment files."""
-    from fedapps.settings.config import Experiment, parse_experiment, read_experiment, saved_runs
-
     files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
     if len(files) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(files)}")
+
+    from fedapps.settings.config import Experiment, parse_experiment, read_experiment, saved_runs
+
     experiment = parse_experiment([a for a in arguments if a not in files])
     for file in files:
         experiment = read_experiment(file) | experiment
@@ -171,10 +172,10 @@ def plan(
     labels = combinations(split_names("methods", experiment.methods), experiment.grid)
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
     for label in labels:
-        variant(config, label)  # refused before torch is loaded
+        check_names(variant(config, label))
 
     from fedapps.engines.jobs import make_jobs
-    from fedapps.files import check_writable, opening
+    from fedapps.files import opening
     from fedapps.results.published import Published
 
     jobs = make_jobs(config | {"resume": not fresh}, labels, seeds, output)
@@ -185,8 +186,18 @@ def plan(
             check(job.config)
     if experiment.published:
         Published.read(experiment.settings, experiment.published)
-    check_writable(output)
     return jobs
+
+
+def check_names(config: "Config") -> None:
+    """Raise ValueError for an unknown dataset, partition or model; loads no torch."""
+    from clients.models import MODELS
+    from partitions import task
+    from partitions.registry import PARTITIONS
+
+    task(config)
+    PARTITIONS.check(str(config["partition"]))
+    MODELS.check(str(config["model"]))
 
 
 def start_from(
@@ -235,8 +246,10 @@ def check(config: "Config") -> None:
 
 def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> None:
     """Mark finished runs as done; with `fedapps run --fresh` they are repeated."""
+    from fedapps.files import check_writable
     from fedapps.results.sweep import finished, keep_finished
 
+    check_writable(output)
     if not fresh:
         keep_finished(work)
     elif not yes and (lost := [job.name for job in work if finished(job.folder)]):

@@ -12,7 +12,12 @@ MODELS_OF_NOVEL_CLIENTS = {  # by METHODS[…].novel
     "adapted": "a model of its own, from unlabeled inputs",
     "": "nothing without labels; other methods can: fedapps list methods",
 }
-RunFolder = Annotated[Path, typer.Argument(help="A finished run's folder, <method>-seed<seed>.")]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        help="A finished run's folder, <method>-seed<seed>.", exists=True, file_okay=False
+    ),
+]
 
 
 def show(run: RunFolder, allow: Allowed = None) -> None:

@@ -59,6 +59,8 @@ def fedapps(*arguments, code=2):
         (["deploy", "OUT"], "holds no deployment.json"),
         (["deploy", "OUT/d", "--nodes", "2", "--only", "node-5"], "unknown node-5; known: super"),
         (["deploy", "OUT/d", "--nodes", "2", "--data", "OUT"], "--nodes is 2; "),
+        (["deploy", "OUT/d", "--nodes", "-1"], "--nodes is -1"),
+        (["deploy", 'OUT/a"b', "--nodes", "1"], "has a quote, a backslash or a line break"),
     ],
 )
 def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatch):
@@ -69,12 +71,6 @@ def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatc
         arguments += [str(tmp_path / "search.toml"), "--output", str(tmp_path / "study")]
     assert words in fedapps(*arguments)
     assert not (tmp_path / "study").exists()
-
-
-def test_a_running_deployment_is_not_written_anew(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "node-0.json").write_text("{}")
-    assert "may be running; first: fedapps deploy" in fedapps("deploy", tmp_path, "--nodes", 1)
 
 
 def test_a_deployment_tells_what_is_down(tmp_path):
@@ -95,22 +91,12 @@ def test_an_engine_that_breaks_down_is_told(tmp_path, monkeypatch):
     assert "Ray's raylet has died" in said
 
 
-@pytest.mark.parametrize(
-    ("engine", "parallel", "cohort", "words"),
-    [
-        ("ray", 2, 1, "ray gives all cores to one run"),
-        ("spark", 1, 1, "unknown engine 'spark'; known"),
-        ("flower", 1, 2, "a cohort trains in one process"),
-    ],
-)
-def test_jobs_of_no_engine(engine, parallel, cohort, words, tmp_path):
-    """What former runs left stays."""
-    config = defaults() | {"cohort": cohort}
-    jobs = [Job("fedavg", seed, config, tmp_path) for seed in (0, 1)]
+def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
+    jobs = [Job("fedavg", seed, defaults(), tmp_path) for seed in (0, 1)]
     for name in ("summary.json", "metrics.jsonl"):
         (tmp_path / name).write_text("")
-    with pytest.raises(ValueError, match=words):
-        run_jobs(jobs, engine, parallel=parallel, follow=lambda jobs: None)
+    with pytest.raises(ValueError, match="ray gives all cores to one run"):
+        run_jobs(jobs, "ray", parallel=2, follow=lambda jobs: None)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -205,9 +191,9 @@ def test_another_methods_setting_is_a_dash_in_a_table(tmp_path):
         _value(job, "rates", [])
 
 
-def test_a_search_without_its_library_says_what_to_install(tmp_path, monkeypatch):
+def test_a_search_without_its_library_names_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text("methods = 'fedavg'\n[search]\nlr = [0.1, 0.2]\n")
-    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna.distributions", None)
     said = fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "study")
     assert "pip install 'fedapps[tune]'" in said
 
@@ -219,14 +205,12 @@ def test_data_are_told_with_their_files_and_columns(tmp_path):
     assert "column writer: 3 values" in fedapps("data", tmp_path / "own.npz", code=0)
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_trial_counts_by_validation_alone(tmp_path, finished):
+def test_a_trial_counts_by_validation_alone(tmp_path):
     job = Job("fedavg", 0, defaults(), tmp_path)
-    summary = {"finished": finished, "train": {"accuracy": None}}
+    summary = {"finished": False, "train": {"accuracy": None}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    if not finished:
-        assert validation_accuracy(job) is None
-        return
+    assert validation_accuracy(job) is None
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"finished": True}))
     with pytest.raises(ValueError, match="no validation samples of training clients to tune by"):
         validation_accuracy(job)
 

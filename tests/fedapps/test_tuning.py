@@ -80,48 +80,40 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
 
 
 def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatch):
-    """Two trials, then four in all: two more; a trial that is suggested again is not run again."""
+    """Killed in its first trial, which does not count; then two trials, then six in all: four more.
+    A trial that is suggested again is not run again."""
     ran = []
     run = jobs.run_in_process
     monkeypatch.setattr(
         jobs, "run_in_process", lambda config, *_: (ran.append(config), run(config))
     )
-    output = tmp_path / "tuning"
-    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output]
-    fedapps(*arguments, "--trials", 2)
-    before = trials(output)
-    fedapps(*arguments, "--trials", 6)
-    after = trials(output)
-    assert after[:2] == before
-    assert [row["trial"] for row in after] == list("123456")
-    rates = [config["lr"] for config in ran]
-    assert sorted(rates) == sorted({float(row["settings"].partition("=")[2]) for row in after})
-    assert all(not config["evaluate-novel"] for config in ran)
-    said = fedapps(*arguments, "rounds=2", code=2)
-    assert "under other settings" in said
-
-
-def test_a_killed_trial_does_not_count(experiment, tmp_path, monkeypatch):
-    output = tmp_path / "tuning"
-    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output, "--trials", 2]
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
+    output = tmp_path / "tuning"
+    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output, "--trials"]
     with monkeypatch.context() as patch:
-        patch.setattr("fedapps.engines.jobs.run_jobs", killed)
-        assert "the same command resumes" in fedapps(*arguments, code=130)
-    fedapps(*arguments)
-    assert len(trials(output)) == 2
-    assert all(row["validation"] for row in trials(output))
+        patch.setattr(jobs, "run_jobs", killed)
+        assert "the same command resumes" in fedapps(*arguments, 2, code=130)
+    fedapps(*arguments, 2)
+    before = trials(output)
+    fedapps(*arguments, 6)
+    after = trials(output)
+    assert after[:2] == before and all(row["validation"] for row in after)
+    assert [row["trial"] for row in after] == list("123456")
+    rates = [config["lr"] for config in ran]
+    assert sorted(rates) == sorted({float(row["settings"].partition("=")[2]) for row in after})
+    assert all(not config["evaluate-novel"] for config in ran)
+    assert "under other settings" in fedapps(*arguments, 6, "rounds=2", code=2)
 
 
 SEARCH = {"lr": {"low": 0.001, "high": 1.0, "log": True}}
 
 
 class Lab:
-    """Stands for runs: their accuracy is highest at lr 0.1, and above 0.5 they fail. Stopped before
-    another one once `last` of them have `ran` to their end."""
+    """Simulates runs: their accuracy is highest at lr 0.1, and above 0.5 they fail. It is stopped
+    after `last` of them."""
 
     def __init__(self, last=None):
         self.ran, self.last = [], last
