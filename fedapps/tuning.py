@@ -166,13 +166,17 @@ class Tuning:
 
     def _run_batch(self, study: "Study", method: str, count: int) -> None:
         """Run `count` trials at once; interrupted ones come first, without new ones."""
-        from optuna.trial import TrialState
+        from optuna.samplers import TPESampler
+        from optuna.trial import FrozenTrial, Trial, TrialState
 
-        space = self._space(method)
+        sections, search = ("", "partition", method.split(maxsplit=1)[0]), self.search.items()
+        space = {k: distribution(v) for k, v in search if k.rpartition(".")[0] in sections}
         begun = study.get_trials(states=(TrialState.RUNNING,))
-        batch = [t for t in begun if t.params.keys() == space.keys()][:count]
-        batch = batch or self._suggest(study, space, count)
-        labels = {t.number: trial_label(method, self.search, t.params) for t in batch}
+        batch: list[Trial | FrozenTrial] = [t for t in begun if t.params.keys() == space.keys()]
+        if not batch:  # each has a seed of its own: a study that was stopped draws the same
+            study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
+            batch = [study.ask(space) for _ in range(count)]
+        labels = {t.number: trial_label(method, self.search, t.params) for t in batch[:count]}
         distinct = list(dict.fromkeys(labels.values()))
         jobs = make_jobs(self.config, distinct, self.seeds, self.output / "trials")
         keep_finished(jobs)
@@ -184,22 +188,6 @@ class Tuning:
                 study.tell(number, state=TrialState.FAIL)
             else:
                 study.tell(number, float(np.mean(values)))
-
-    def _space(self, method: str) -> "dict[str, BaseDistribution]":
-        """What is searched for the method."""
-        sections = ("", "partition", method.split(maxsplit=1)[0])
-        items = self.search.items()
-        return {k: distribution(v) for k, v in items if k.rpartition(".")[0] in sections}
-
-    def _suggest(
-        self, study: "Study", space: "dict[str, BaseDistribution]", count: int
-    ) -> "list[FrozenTrial]":
-        """`count` new trials. The seed is the batch's: a study that was stopped draws the same."""
-        from optuna.samplers import TPESampler
-
-        study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
-        numbers = [study.ask(space).number for _ in range(count)]
-        return [study.trials[number] for number in numbers]
 
 
 def validation_accuracy(job: Job) -> float | None:

@@ -13,7 +13,7 @@ from fedapps.engines import ENGINES, check_engine_name
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
-    from fedapps.tuning import Outcome, Tuning
+    from fedapps.tuning import Tuning
 
 
 def tune(
@@ -42,39 +42,35 @@ def tune(
     except KeyboardInterrupt:
         say(console, f"stopped; the same command resumes the search in {output}")
         raise typer.Exit(130) from None
-    console.print(trials_table(outcomes))
+    from fedapps.tuning import best
+
+    winners = best(outcomes)
+    table = Table("method", "trial", "settings", "validation, %", title="trials; the best in bold")
+    for trial in outcomes:
+        score = "failed" if trial.validation is None else f"{100 * trial.validation:.2f}"
+        style = "bold" if trial == winners.get(trial.method) else None
+        table.add_row(trial.method, str(trial.number), trial.settings, score, style=style)
+    console.print(table)
     say(console, f"{output}/best.toml, trials.csv, trials.pdf")
-    succeeded = {outcome.method for outcome in outcomes if outcome.validation is not None}
-    if len(succeeded) < len(labels):
+    if len(winners) < len(labels):
         raise typer.Exit(1)
 
 
 def read_tuning(
-    file: str,
-    arguments: list[str],
-    methods: str,
-    seeds: str,
-    output: Path,
-    engine: str,
-    jobs: int,
-) -> "tuple[list[str], Tuning]":
+    file: str, arguments: list[str], methods: str, seeds: str, output: Path, engine: str, jobs: int
+) -> "tuple[list[str], Tuning]":  # fmt: skip
     """The methods and the search that are asked for. Raises ValueError for bad input."""
-    from fedapps.settings.config import (
-        Experiment,
-        defaults,
-        override,
-        parse_experiment,
-        read_experiment,
-    )
+    from fedapps.settings import config as settings
 
     numbers = parse_seeds(seeds)
-    experiment = read_experiment(file) | parse_experiment(arguments) | Experiment(methods=methods)
+    experiment = settings.read_experiment(file) | settings.parse_experiment(arguments)
+    experiment |= settings.Experiment(methods=methods)
     experiment.allow()
     labels = split_names("methods", experiment.methods)
     if experiment.grid:
         key = min(experiment.grid)
         raise ValueError(f"{key} has several values; tune takes single ones, and lists in [search]")
-    config = override(defaults(), experiment.settings)
+    config = settings.override(settings.defaults(), experiment.settings)
 
     from fedapps.engines.jobs import run_jobs
     from fedapps.results.table import Display
@@ -89,16 +85,3 @@ def read_tuning(
     except ImportError as error:
         raise ValueError(f"{error}; pip install 'fedapps[tune]'") from error
     return labels, Tuning(config, numbers, search, output, jobs, run)
-
-
-def trials_table(outcomes: "list[Outcome]") -> Table:
-    """Every trial, the best of each method first and in bold."""
-    table = Table("method", "trial", "settings", "validation, %", title="trials")
-    previous = ""
-    for outcome in sorted(outcomes, key=lambda o: (o.method, -(o.validation or 0.0))):
-        score = "failed" if outcome.validation is None else f"{100 * outcome.validation:.2f}"
-        first = outcome.method != previous and outcome.validation is not None
-        style = "bold" if first else None
-        table.add_row(outcome.method, str(outcome.number), outcome.settings, score, style=style)
-        previous = outcome.method
-    return table

@@ -101,8 +101,8 @@ class Run:
         if errors:
             raise errors[0]
         if not served:
-            told = "; ".join(reasons.values())
-            raise ValueError(f"{self.method} gives no model for these inputs: {told}")
+            why = "; ".join(reasons.values())
+            raise ValueError(f"{self.method} gives no model for these inputs: {why}")
         return served[0]
 
     def _private(self, epsilon: float) -> Config:
