@@ -55,20 +55,16 @@ def run(
         str, typer.Option(help='Ray cluster to join, host:port; "auto": that of this machine.')
     ] = "",
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
-    jobs: Annotated[
-        int | None, typer.Option(help="Number of runs side by side. Default: set by the engine.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs side by side. Default: all cores.")] = None,
     from_: Annotated[
         Path | None,
-        typer.Option("--from", help="Folder of finished runs to start from; rounds default to 0."),
+        typer.Option("--from", help="Folder of finished runs to start from; 0 rounds by default."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of one or several runs; resume unfinished ones.")
+        Path | None, typer.Option(help="Folder of unfinished runs to resume.")
     ] = None,
     bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Repeat finished runs; asks for confirmation.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat finished runs; asks.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     allow: Allowed = None,
 ) -> None:
