@@ -1,20 +1,23 @@
-"""What the command says: as it is, whatever signs it holds. No text from outside is markup."""
+"""What the commands print. Text from files and clients is escaped and is never markup."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from partitions import trust
-
 
 def _allow(references: list[str] | None) -> list[str] | None:
-    try:
-        trust.allow(*references or [])
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    if references:
+        from partitions import trust
+
+        try:
+            trust.allow(*references)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
     return references
 
 
@@ -24,23 +27,23 @@ Allowed = Annotated[
         "--allow",
         callback=_allow,
         metavar="MODULE:NAME",
-        help="Code from outside that a saved run may use, once for each.",
+        help="Code from outside the package that a saved run may use; can be repeated.",
     ),
 ]
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console to which square brackets are square brackets."""
+    """A console that prints square brackets as they are."""
     return Console(stderr=stderr, markup=False)
 
 
 def visible(text: object) -> str:
-    """`text` in one line, signs that no terminal shows, or that it obeys, escaped."""
+    """`text` in one line, with control and other unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def say(console: Console, text: object) -> None:
-    """Print a sentence that names what came from files or clients."""
+    """Print a line that may hold text from files or clients."""
     console.print(visible(text), highlight=False, soft_wrap=True)
 
 
@@ -50,8 +53,18 @@ def say_error(console: Console, error: object, what: str = "error:") -> None:
     console.print(shown, soft_wrap=True)
 
 
+@contextmanager
+def refusals(*kinds: type[Exception], code: int = 2) -> Iterator[None]:
+    """Print a ValueError, an OSError or one of `kinds` as one sentence and exit with `code`."""
+    errors: tuple[type[Exception], ...] = (ValueError, OSError, *kinds)
+    try:
+        yield
+    except errors as error:
+        say_error(make_console(), error)
+        raise typer.Exit(code) from error
+
+
 def spreadsheet_cell(name: str) -> str:
-    """A name, as text to spreadsheets: one that they would take for a formula gets a single quote
-    in front. Numbers, the negative ones as well, stay as they are."""
+    """A name as a spreadsheet's text: a formula gets a single quote in front, a number does not."""
     formula = re.match(r"[=+\-@\t\r]", name) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
     return f"'{name}" if formula else name

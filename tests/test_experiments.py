@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from fedapps.commands.tuning import Search
 from fedapps.results.published import SCORES, Published
 from fedapps.serverapp import check_run
 from fedapps.settings.config import (
@@ -15,6 +14,7 @@ from fedapps.settings.config import (
     read_experiment,
     variant,
 )
+from fedapps.tuning import read_search
 
 
 @pytest.mark.parametrize("name", sorted(experiments()))
@@ -33,4 +33,4 @@ def test_a_shipped_experiment_is_valid(name):
             for score in column.keys() & SCORES.keys():
                 assert all(variant(config, label) for label in column[score])
     if asked.search:
-        Search.read(asked.search, config)
+        read_search(asked.search, config)

@@ -13,7 +13,8 @@ from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 import strategies
-from fedapps.commands.main import MAIN_JOB, MAIN_METHODS, cli
+from fedapps.commands.main import cli
+from fedapps.commands.run import MAIN_JOB, MAIN_METHODS
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults, override, settings
 from partitions import datasets, federation
@@ -97,11 +98,9 @@ def test_every_run_of_the_readme_would_start(words, monkeypatch, tmp_path):
     """Its settings, methods, seeds and files pass the checks before a run."""
     started = []
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(
-        "fedapps.commands.main.run_jobs", lambda work, *_, **__: started.extend(work)
-    )
-    monkeypatch.setattr("fedapps.commands.main.results_table", lambda work: "")
-    monkeypatch.setattr("fedapps.commands.main.write_report", lambda work, output: output)
+    monkeypatch.setattr("fedapps.engines.run.run_jobs", lambda work, *_, **__: started.extend(work))
+    monkeypatch.setattr("fedapps.results.table.results_table", lambda work: "")
+    monkeypatch.setattr("fedapps.results.report.write_report", lambda work, output: output)
     folders = [f"data-dir={tmp_path}", "--output", str(tmp_path / "out")]
     done = CliRunner().invoke(cli, ["run", *words, *folders])
     assert done.exit_code == 0 and started and len(RUNS) >= 7, done.output

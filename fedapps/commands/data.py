@@ -2,69 +2,72 @@
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.logging import RichHandler
+from rich.console import Console
 from rich.table import Table
 
-from fedapps.console import make_console, say_error, visible
-from fedapps.settings.config import Config, defaults, override, parse_override
-from partitions import trust
+from fedapps.console import make_console, refusals, say, visible
 
-app = typer.Typer(pretty_exceptions_enable=False)
+if TYPE_CHECKING:
+    from fedapps.settings.config import Config
+    from partitions.inspect import Summary
+
 partition = typer.Typer(help="Partitions of a dataset.", no_args_is_help=True)
-app.add_typer(partition, name="partition")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value overrides, such as partition=dirichlet.")
 ]
 
 
-@app.command()
 def data(
     name: Annotated[str, typer.Argument(help="A name of `fedapps list datasets`.")],
     arguments: Overrides = None,
-    info: Annotated[bool, typer.Option("--info", help="Only what is known unread.")] = False,
+    info: Annotated[bool, typer.Option("--info", help="Do not read the data.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Read the files again.")] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write one directory per client for real nodes.")
     ] = None,
 ) -> None:
-    """Show a dataset: where it is found, sizes and class counts; or export it by client."""
-    from partitions import federation, inspect
-    from partitions.datasets import info as known
-    from partitions.datasets import source
+    """Show a dataset's source, sizes and class counts, or export it by client."""
+    from rich.logging import RichHandler
 
     console = make_console()
     handler = RichHandler(console=make_console(stderr=True))
     logging.basicConfig(handlers=[handler], format="%(message)s")
-    try:
-        config = _config(arguments, {"dataset": name})
-        data_dir, entry = str(config["data-dir"]), known(name)
+    with refusals(ImportError):
+        from partitions import datasets
+
+        config = configuration(arguments, {"dataset": name})
+        data_dir, entry = str(config["data-dir"]), datasets.info(name)
         console.print(f"{name}: {entry.line}; {entry.num_classes} classes, inputs {entry.shape}")
-        console.print(f"from: {source(name, data_dir)}", highlight=False, soft_wrap=True)
+        say(console, f"from: {datasets.source(name, data_dir)}")
         if entry.files:
-            console.print(f"official files: {entry.files}", highlight=False)
+            say(console, f"official files: {entry.files}")
         if info:
             return
+        from partitions import federation, inspect
+
         if export is not None:
-            paths = inspect.export(federation(config), export)
-            console.print(f"{len(paths)} clients in {export}; a node's own: {paths[0]}")
+            folders = inspect.export(federation(config), export)
+            console.print(f"{len(folders)} clients in {export}; a node's own: {folders[0]}")
             return
-        found = inspect.summary(name, data_dir, check)
-    except (ValueError, OSError, ImportError) as error:
-        say_error(console, error)
-        raise typer.Exit(2) from error
-    console.print(f"{found.num_train} training and {found.num_test} test samples, {found.dtype}")
-    for column, values in found.columns.items():
+        print_summary(console, inspect.summary(name, data_dir, check))
+    if check:
+        console.print("the files are complete; shapes and labels are as expected")
+
+
+def print_summary(console: Console, summary: "Summary") -> None:
+    """Sizes, columns and class counts."""
+    console.print(f"{summary.num_train} training and {summary.num_test} test samples, "
+                  f"{summary.dtype}")  # fmt: skip
+    for column, values in summary.columns.items():
         console.print(f"column {visible(column)}: {values} values")
     table = Table("class", "samples")
-    for label, count in list(found.class_counts.items())[:100]:
+    for label, count in list(summary.class_counts.items())[:100]:
         table.add_row(visible(label), str(count))
     console.print(table)
-    if check:
-        console.print("the files are whole, shapes and labels as they should be")
 
 
 @partition.command()
@@ -75,21 +78,20 @@ def show(
     ),
 ) -> None:
     """Draw samples per class and client, and print the novel clients' distances."""
-    from partitions import federation, inspect
-
     console = make_console()
-    try:
-        clients = federation(_config(arguments, {}))
+    with refusals(ImportError):
+        config = configuration(arguments, {})
+
+        from partitions import federation, inspect
+
+        clients = federation(config)
         counts = inspect.class_counts(clients)
         inspect.figure(clients).savefig(output, dpi=120)
-    except (ValueError, OSError, ImportError) as error:
-        say_error(console, error)
-        raise typer.Exit(2) from error
     table = Table("role", "clients", "samples", "fewest", "most", "classes a client")
     for role, chosen in (("training", ~clients.novel), ("novel", clients.novel)):
         if chosen.any():
-            sizes, held = counts[chosen].sum(1), (counts[chosen] > 0).sum(1)
-            row = (chosen.sum(), sizes.sum(), sizes.min(), sizes.max(), f"{held.mean():.1f}")
+            sizes, classes = counts[chosen].sum(1), (counts[chosen] > 0).sum(1)
+            row = (chosen.sum(), sizes.sum(), sizes.min(), sizes.max(), f"{classes.mean():.1f}")
             table.add_row(role, *map(str, row))
     console.print(table)
     if clients.novel.any():
@@ -101,7 +103,11 @@ def show(
     console.print(f"figure: {output}", highlight=False)
 
 
-def _config(arguments: list[str] | None, changes: Config) -> Config:
-    asked = changes | dict(map(parse_override, arguments or []))
-    trust.allow(*trust.named(asked))
-    return override(defaults() | changes, asked)
+def configuration(arguments: list[str] | None, changes: "Config") -> "Config":
+    """The defaults with `changes` and key=value arguments; references in them are allowed."""
+    from fedapps.settings.config import defaults, override, parse_override
+    from partitions import trust
+
+    overrides = changes | dict(map(parse_override, arguments or []))
+    trust.allow(*trust.named(overrides))
+    return override(defaults() | changes, overrides)

@@ -1,81 +1,88 @@
-"""``fedapps tune``: the best settings of an experiment's methods, by validation alone."""
+"""`fedapps tune`: a search for settings."""
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from fedapps.commands.tuning import Search, Tuning, best
-from fedapps.console import make_console, say, say_error
-from fedapps.engines import ENGINES
-from fedapps.engines.jobs import Job, check_engine
-from fedapps.engines.run import run_jobs
-from fedapps.results.table import Display
-from fedapps.settings.config import (
-    Experiment,
-    defaults,
-    override,
-    parse_experiment,
-    read_experiment,
-)
+from fedapps.commands.run import parse_seeds, split_names
+from fedapps.console import make_console, refusals, say
+from fedapps.engines import ENGINES, check_engine_name
+
+if TYPE_CHECKING:
+    from fedapps.engines.jobs import Job
+    from fedapps.tuning import Tuning
 
 
-def command(
+def tune(
     experiment: Annotated[str, typer.Argument(help="An experiment's file with a [search] table.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="key=value overrides.")] = None,
-    methods: Annotated[str, typer.Option(help="Methods; default: the experiment's.")] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds that a trial is the mean of.")] = "0",
+    methods: Annotated[str, typer.Option(help="Methods. Default: the experiment's.")] = "",
+    seeds: Annotated[str, typer.Option(help="A trial's accuracy is the mean over these.")] = "0",
     trials: Annotated[int, typer.Option(help="Trials of each method.")] = 20,
     engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "in-process",
     jobs: Annotated[int, typer.Option(help="Trials side by side.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder of study.db, best.toml, …")] = Path("tuning"),
 ) -> None:
-    """Search settings by the training clients' validation; goes on where it was stopped."""
-    console = make_console()
+    """Search settings by the training clients' validation accuracy; resumes if interrupted."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    console = make_console()
+    try:
+        with refusals():
+            check_engine_name(engine)
+            for name, value in (("--trials", trials), ("--jobs", jobs)):
+                if value < 1:
+                    raise ValueError(f"{name} is {value}; it must be at least 1")
+            labels, tuning = read_tuning(
+                experiment, arguments or [], methods, seeds, output, engine, jobs
+            )
+            outcomes = tuning.tune(labels, trials)
+    except KeyboardInterrupt:
+        say(console, f"stopped; the same command resumes the search in {output}")
+        raise typer.Exit(130) from None
+    from fedapps.tuning import best
 
-    def run(work: list[Job]) -> None:
-        from fedapps.serverapp import APPS
+    winners = best(outcomes)
+    table = Table("method", "trial", "settings", "validation, %", title="trials; the best in bold")
+    for trial in outcomes:
+        score = "failed" if trial.validation is None else f"{100 * trial.validation:.2f}"
+        style = "bold" if trial == winners.get(trial.method) else None
+        table.add_row(trial.method, str(trial.number), trial.settings, score, style=style)
+    console.print(table)
+    say(console, f"{output}/best.toml, trials.csv, trials.pdf")
+    if len(winners) < len(labels):
+        raise typer.Exit(1)
 
-        with Display(work, console) as display:
+
+def read_tuning(
+    file: str, arguments: list[str], methods: str, seeds: str, output: Path, engine: str, jobs: int
+) -> "tuple[list[str], Tuning]":  # fmt: skip
+    """The methods and the search that are asked for. Raises ValueError for bad input."""
+    from fedapps.settings import config as settings
+
+    numbers = parse_seeds(seeds)
+    experiment = settings.read_experiment(file) | settings.parse_experiment(arguments)
+    experiment |= settings.Experiment(methods=methods)
+    experiment.allow()
+    labels = split_names("methods", experiment.methods)
+    if experiment.grid:
+        key = min(experiment.grid)
+        raise ValueError(f"{key} has several values; tune takes single ones, and lists in [search]")
+    config = settings.override(settings.defaults(), experiment.settings)
+
+    from fedapps.engines.run import run_jobs
+    from fedapps.results.table import Display
+    from fedapps.serverapp import APPS
+    from fedapps.tuning import Tuning, read_search
+
+    def run(work: "list[Job]") -> None:
+        with Display(work, make_console()) as display:
             run_jobs(work, engine, APPS, parallel=jobs, follow=display.follow)
 
     try:
-        check_engine(engine)
-        for name, value in (("--trials", trials), ("--jobs", jobs)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        if bad := [word for word in seeds.split(",") if not word.strip().isdigit()]:
-            raise ValueError(f"seed {bad[0]!r} is not a whole number")
-        asked = read_experiment(experiment) | parse_experiment(arguments or [])
-        asked |= Experiment(methods=methods)
-        asked.allow()
-        names = [word.strip() for word in asked.methods.split(",") if word.strip()]
-        if asked.grid or not names:
-            raise ValueError("tune takes methods and single values; what is sought is in [search]")
-        config = override(defaults(), asked.settings)
-        search = Search.read(asked.search or {}, config)
-        numbers = [int(word) for word in seeds.split(",")]
-        found = Tuning(config, numbers, search, output, jobs, run).tune(names, trials)
+        search = read_search(experiment.search or {}, config)
     except ImportError as error:
-        say_error(console, f"{error}; pip install 'fedapps[tune]'")
-        raise typer.Exit(2) from error
-    except (ValueError, OSError) as error:
-        say_error(console, error)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        say(console, f"stopped; the same command goes on from {output}")
-        raise typer.Exit(130) from None
-    chosen = best(found)
-    table = Table("method", "trial", "settings", "validation, %", title="trials")
-    for one in sorted(found, key=lambda o: (o.method, -(o.validation or 0.0))):
-        told = "failed" if one.validation is None else f"{100 * one.validation:.2f}"
-        style = "bold" if chosen.get(one.method) is one else None
-        words = one.label.removeprefix(one.method).strip()
-        table.add_row(one.method, str(one.number), words, told, style=style)
-    console.print(table)
-    say(console, f"{output}/best.toml, trials.csv, trials.pdf")
-    if len(chosen) < len(names):
-        raise typer.Exit(1)
+        raise ValueError(f"{error}; pip install 'fedapps[tune]'") from error
+    return labels, Tuning(config, numbers, search, output, jobs, run)

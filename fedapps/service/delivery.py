@@ -1,4 +1,4 @@
-"""What a client is left with: its model, what the model is, its predictions, and a report."""
+"""What a client receives: its model, the model's description, predictions, and a report."""
 
 import csv
 import io
@@ -26,14 +26,13 @@ class Personal(nn.Module):
     """A personal network together with the preprocessing of its inputs.
 
     forward gives logits (n, C) of inputs (n, *shape): whole numbers as the run's dataset stores
-    them, others scaled to [0, 1] already. `classes` names the outputs, `report` tells how the
-    network came about."""
+    them, or floats in [0, 1]. `classes` names the outputs, `report` describes the adaptation."""
 
     def __init__(self, network: nn.Module, card: Card, report: dict[str, Any]) -> None:
         super().__init__()
         self.network, self.classes, self.report = network, card.classes, report
         self.scale = card.scale
-        self.mean, self.std = (_as_wide(moment, card.shape) for moment in (card.mean, card.std))
+        self.mean, self.std = (_broadcast(moment, card.shape) for moment in (card.mean, card.std))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C)."""
@@ -41,64 +40,64 @@ class Personal(nn.Module):
         return self.network((x - self.mean) / self.std)
 
 
-def _as_wide(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
-    """One number, or one for each channel, to go with inputs (n, *shape)."""
-    assert moment is not None  # inputs could not have been made otherwise
+def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
+    """One number, or one for each channel, that broadcasts over inputs (n, *shape)."""
+    assert moment is not None  # otherwise the inputs were refused
     numbers = torch.tensor(moment)
     return numbers.reshape(-1, *[1] * (len(shape) - 1)) if isinstance(moment, tuple) else numbers
 
 
 @dataclass(frozen=True)
 class Served:
-    """A client's network, its logits (n, C) for `inputs`, and what its method tells of them."""
+    """A client's network, its logits (n, C) for `inputs`, and the metrics of its adaptation."""
 
     card: Card
     network: nn.Module
     logits: Tensor
     inputs: Inputs
-    told: dict[str, Any]
+    metrics: dict[str, Any]
 
     def module(self) -> Personal:
-        """The network as something to call."""
+        """The network with its preprocessing."""
         return Personal(self.network, self.card, self.report()).eval()
 
     def report(self) -> dict[str, Any]:
-        """Steps, entropies, ε, and, where labels came along, the accuracy."""
+        """Steps, entropies, ε, and the accuracy if there are labels."""
         rows = self.inputs.scored & (self.inputs.labels >= 0)
-        found: dict[str, Any] = {
+        report: dict[str, Any] = {
             "method": self.card.method,
             "run": self.card.run,
             "data": self.inputs.digest(),
             "role": "novel" if self.inputs.share.novel else "training",
             "samples": len(self.logits),
             "entropy": float(entropy(self.logits.clamp(min=-1e30))),
-        } | self.told
+        } | self.metrics
         if rows.any():
-            right = self.logits.argmax(1)[rows] == self.inputs.labels[rows]
-            found["labels"] = f"{int(rows.sum())} given, used for scoring alone"
-            found["accuracy"] = float(right.float().mean())
-        return found
+            correct = self.logits.argmax(1)[rows] == self.inputs.labels[rows]
+            report["labels"] = f"{int(rows.sum())} given, used for scoring alone"
+            report["accuracy"] = float(correct.float().mean())
+        return report
 
     def predictions(self) -> str:
-        """A line a sample: its name, its class, and the class's probability."""
+        """A CSV line for each sample: its name, its class, and the class's probability."""
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
         lines.writerow(("sample", "class", "probability"))
         for name, p in zip(self.inputs.names, self.logits.softmax(1), strict=True):
             best = int(p.argmax())
-            told = map(spreadsheet_cell, (name, self.card.classes[best]))
-            lines.writerow((*told, f"{float(p[best]):.6f}"))
+            cells = map(spreadsheet_cell, (name, self.card.classes[best]))
+            lines.writerow((*cells, f"{float(p[best]):.6f}"))
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
-        """The four files, the report last: where it stands, the others are whole. Another model's
-        ONNX file goes."""
+        """Write the four files, the report last: if it exists, the others are complete. The ONNX
+        file of a former model is removed."""
         (folder / ONNX).unlink(missing_ok=True)
         write_arrays(folder / MODEL, model_arrays(self.network))
-        known = asdict(self.card)
-        architecture = {"name": known.pop("model"), "network": type(self.network).__name__}
-        preprocessing = {key: known.pop(key) for key in ("scale", "mean", "std")}
-        described = {"architecture": architecture, **known, "preprocessing": preprocessing}
-        write_text(folder / DESCRIPTION, json.dumps(described, indent=1))
+        card = asdict(self.card)
+        architecture = {"name": card.pop("model"), "network": type(self.network).__name__}
+        preprocessing = {key: card.pop(key) for key in ("scale", "mean", "std")}
+        description = {"architecture": architecture, **card, "preprocessing": preprocessing}
+        write_text(folder / DESCRIPTION, json.dumps(description, indent=1))
         write_text(folder / PREDICTIONS, self.predictions())
         write_text(folder / REPORT, json.dumps(self.report(), indent=1))

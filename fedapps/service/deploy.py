@@ -1,9 +1,10 @@
-"""`fedapps deploy`: what a small federation of real nodes needs, and its processes on loopback."""
+"""The files of a small federation of real nodes, and its processes on this machine."""
 
 import json
 import shlex
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -24,16 +25,29 @@ from fedapps.service.certificates import make_certificates, make_node_key
 
 FILE = "deployment.json"
 SUPERLINK = "superlink"
-KNOWN = "already in use"  # what Flower says of a key that is registered
-NAME = "deployment"  # of its SuperLink in Flower's configuration
+REGISTERED = "already in use"  # in Flower's error for a key that is registered
+NAME = "deployment"  # of the SuperLink in Flower's configuration
+
+SCRIPT = """#!/bin/sh
+export FLWR_HOME={home} FLWR_TELEMETRY_ENABLED=0
+export PATH={commands}:$PATH
+cd {home}/neutral || exit 1
+exec {command}
+"""
+README = """# A federation at {host}:{port}, {nodes} nodes
+
+fedapps deploy {folder} --start, --status, --stop: all processes on this machine.
+On other machines: copy a node's start script and {secrets} there, and adapt the paths.
+FLWR_HOME={folder}/home flwr run APP {name} --stream: a run; fedapps serve RUN --deployment {folder}
+"""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A SuperLink at `host`:`port` and its nodes, whose own ports are `ports`; each has its data
-    in `data` ("": its partition of the run's dataset).
+    """A SuperLink at `host`:`port` and its nodes, each with a port of `ports` and its data in
+    `data` (empty: each node has its partition of the run's dataset).
 
-    `write` leaves scripts, keys and Flower's configuration in `folder`."""
+    `write` writes scripts, keys and Flower's configuration to `folder`."""
 
     folder: Path
     host: str
@@ -44,12 +58,12 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The deployment that `write` left in `folder`. Raises ValueError if there is none."""
+        """The deployment that `write` wrote to `folder`. Raises ValueError if there is none."""
         if not (folder / FILE).is_file():
             raise ValueError(f"{folder} holds no {FILE}; write it: fedapps deploy {folder} --nodes")
-        told = json.loads((folder / FILE).read_text("utf-8"))
-        lists = {key: tuple(told[key]) for key in ("ports", "data")}
-        return cls(**(told | lists | {"folder": folder.resolve()}))
+        values = json.loads((folder / FILE).read_text("utf-8"))
+        lists = {key: tuple(values[key]) for key in ("ports", "data")}
+        return cls(**(values | lists | {"folder": folder.resolve()}))
 
     @property
     def nodes(self) -> list[str]:
@@ -58,18 +72,18 @@ class Deployment:
 
     @property
     def home(self) -> Path:
-        """FLWR_HOME of all its processes, with the configuration that finds the SuperLink."""
+        """FLWR_HOME of all processes, with the configuration that names the SuperLink."""
         return self.folder / "home"
 
-    @property
-    def database(self) -> Path:
-        """What the SuperLink knows of its nodes, so that they stay when it starts again."""
-        return self.folder / "superlink.db"
+    def flwr(self) -> Flwr:
+        """Flower's command, over this deployment's SuperLink."""
+        return Flwr(self.home, NAME)
 
     def write(self) -> None:
-        """Everything that the processes need; a script for each."""
-        tls = self.folder / "tls"
-        self.database.unlink(missing_ok=True)
+        """Write all files that the processes need, with a start script for each."""
+        # The SuperLink keeps its registered nodes there when it restarts.
+        database, tls = self.folder / "superlink.db", self.folder / "tls"
+        database.unlink(missing_ok=True)
         connection: dict[str, str | bool] = {"address": f"{self.host}:{self.port}"}
         if self.tls:
             make_certificates(tls, self.host)
@@ -79,18 +93,45 @@ class Deployment:
         (self.home / "neutral").mkdir(parents=True, exist_ok=True)
         config = {"superlink": {"default": NAME, NAME: connection}}
         write_text(self.home / "config.toml", tomli_w.dumps(config))
-        self._script(SUPERLINK, ["flower-superlink", *self._superlink(tls)])
+        security = ["--ssl-ca-certfile", tls / "ca.crt", "--ssl-certfile", tls / "server.pem",
+                    "--ssl-keyfile", tls / "server.key", "--enable-supernode-auth"]  # fmt: skip
+        self._write_script(
+            SUPERLINK, "flower-superlink", "--host", self.host, "--port", self.port,
+            "--disable-runtime-dependency-installation", "--database", database,
+            *(security if self.tls else ["--insecure"]),
+        )  # fmt: skip
         for i, node in enumerate(self.nodes):
-            if self.tls:
-                make_node_key(self.folder / "keys" / node)
-            (self.folder / "state" / node).mkdir(parents=True, exist_ok=True)
-            self._script(node, ["flower-supernode", *self._node(i, tls)])
-        write_text(self.folder / "README.md", self._readme())
-        told = asdict(self) | {"folder": ""}
-        write_text(self.folder / FILE, json.dumps(told, indent=1))
+            self._write_node(i, node)
+        secrets = "keys/NODE and tls/ca.crt" if self.tls else "nothing secret"
+        values = {"host": self.host, "port": self.port, "folder": self.folder, "name": NAME}
+        readme = README.format(**values, nodes=len(self.ports), secrets=secrets)
+        write_text(self.folder / "README.md", readme)
+        write_text(self.folder / FILE, json.dumps(asdict(self) | {"folder": ""}, indent=1))
+
+    def _write_node(self, i: int, node: str) -> None:
+        key, state = self.folder / "keys" / node, self.folder / "state" / node
+        state.mkdir(parents=True, exist_ok=True)
+        config = f'partition-id={i} num-partitions={len(self.ports)} state-dir="{state}"'
+        config += f' data-path="{self.data[i]}"' if self.data else ""
+        security: list[object] = ["--insecure"]
+        if self.tls:
+            make_node_key(key)
+            authority = self.folder / "tls" / "ca.crt"
+            security = ["--root-certificates", authority, "--auth-supernode-private-key", key]
+        self._write_script(
+            node, "flower-supernode", "--superlink", f"{self.host}:{self.port}",
+            "--host", "127.0.0.1", "--port", self.ports[i], "--node-config", config, *security,
+        )  # fmt: skip
+
+    def _write_script(self, name: str, *command: object) -> None:
+        file = self.folder / f"start-{name}.sh"
+        home, commands = shlex.quote(str(self.home)), shlex.quote(str(COMMANDS))
+        text = shlex.join(map(str, command))
+        write_text(file, SCRIPT.format(home=home, commands=commands, command=text))
+        file.chmod(0o700)
 
     def start(self, names: list[str]) -> None:
-        """Start processes; nodes' keys are registered once the SuperLink answers.
+        """Start processes. Nodes' keys are registered when the SuperLink answers.
 
         Raises RuntimeError if the SuperLink does not start."""
         if SUPERLINK in names and not self.alive(SUPERLINK):
@@ -101,97 +142,44 @@ class Deployment:
                     log = self.folder / "log" / f"{SUPERLINK}.log"
                     raise RuntimeError(f"the SuperLink did not start; its log is {log}")
                 time.sleep(0.1)
-            if self.tls:
-                for node in self.nodes:
-                    self.register(node)
+            for node in self.nodes if self.tls else ():
+                self.register(node)
         for node in names:
             if node != SUPERLINK and not self.alive(node):
                 self._spawn(node)
 
     def _answers(self) -> bool:
-        """Whether the SuperLink does; it listens some time before."""
-        if not listening(self.port):
-            return False
-        try:
-            self.flwr().call("supernode", "list", NAME)
-        except RuntimeError:
-            return False
-        return True
+        """Whether the SuperLink answers; its port is open some time before."""
+        if listening(self.port):
+            with suppress(RuntimeError):
+                return bool(self.flwr().call("supernode", "list", NAME))
+        return False
 
     def register(self, node: str) -> None:
-        """Let the SuperLink accept the node's key, if it does not yet."""
+        """Register the node's key with the SuperLink, unless it is registered."""
         public = (self.folder / "keys" / node).with_suffix(".pub")
         try:
             self.flwr().call("supernode", "register", str(public), NAME)
         except RuntimeError as error:
-            if KNOWN not in str(error).lower():
+            if REGISTERED not in str(error).lower():
                 raise
 
     def stop(self, names: list[str]) -> None:
-        """End those processes and what they started, and nothing else."""
-        mine: list[psutil.Process] = []
+        """Stop those processes and their children, and nothing else."""
+        processes: list[psutil.Process] = []
         for name in names:
             if (process := self._process(name)) is not None:
-                mine += [process, *process.children(recursive=True)]
-            self._pid(name).unlink(missing_ok=True)
-        for process in mine:
-            _end(process, kill=False)
-        _, alive = psutil.wait_procs(mine, timeout=10)
-        for process in alive:
-            _end(process, kill=True)
+                processes += [process, *process.children(recursive=True)]
+            self._pid_file(name).unlink(missing_ok=True)
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    end(process)
+            _, processes = psutil.wait_procs(processes, timeout=10)
 
     def alive(self, name: str) -> bool:
         """Whether the process that `start` started runs."""
         return self._process(name) is not None
-
-    def flwr(self) -> Flwr:
-        """Flower's command, over this deployment's SuperLink."""
-        return Flwr(self.home, NAME)
-
-    def _superlink(self, tls: Path) -> list[str]:
-        arguments = ["--host", self.host, "--port", str(self.port)]
-        arguments += ["--disable-runtime-dependency-installation"]
-        arguments += ["--database", str(self.database)]
-        if not self.tls:
-            return [*arguments, "--insecure"]
-        arguments += ["--ssl-ca-certfile", str(tls / "ca.crt")]
-        arguments += ["--ssl-certfile", str(tls / "server.pem")]
-        arguments += ["--ssl-keyfile", str(tls / "server.key"), "--enable-supernode-auth"]
-        return arguments
-
-    def _node(self, i: int, tls: Path) -> list[str]:
-        node = self.nodes[i]
-        config = f"partition-id={i} num-partitions={len(self.ports)}"
-        config += f' state-dir="{self.folder / "state" / node}"'
-        config += f' data-path="{self.data[i]}"' if self.data else ""
-        arguments = ["--superlink", f"{self.host}:{self.port}", "--host", "127.0.0.1"]
-        arguments += ["--port", str(self.ports[i]), "--node-config", config]
-        if not self.tls:
-            return [*arguments, "--insecure"]
-        arguments += ["--root-certificates", str(tls / "ca.crt")]
-        return [*arguments, "--auth-supernode-private-key", str(self.folder / "keys" / node)]
-
-    def _script(self, name: str, command: list[str]) -> None:
-        file = self.folder / f"start-{name}.sh"
-        lines = [
-            "#!/bin/sh",
-            f"export FLWR_HOME={shlex.quote(str(self.home))} FLWR_TELEMETRY_ENABLED=0",
-            f"export PATH={shlex.quote(str(COMMANDS))}:$PATH",
-            f"cd {shlex.quote(str(self.home / 'neutral'))} || exit 1",
-            f"exec {shlex.join(command)}",
-        ]
-        write_text(file, "\n".join(lines) + "\n")
-        file.chmod(0o700)
-
-    def _readme(self) -> str:
-        keys = "keys/* (a node's key, its own) and tls/ca.crt" if self.tls else "nothing secret"
-        return (
-            f"# A federation at {self.host}:{self.port}, {len(self.ports)} nodes\n\n"
-            f"fedapps deploy {self.folder} --start, --status, --stop: all of it on this machine.\n"
-            f"Elsewhere: copy a node's start script and {keys} there, and mend the paths.\n"
-            f"FLWR_HOME={self.home} flwr run APP {NAME} --stream: a run; "
-            f"fedapps serve RUN --deployment {self.folder}: serve one.\n"
-        )
 
     def _spawn(self, name: str) -> None:
         log = self.folder / "log" / f"{name}.log"
@@ -205,47 +193,37 @@ class Deployment:
                 start_new_session=True,
             )
         born = psutil.Process(process.pid).create_time()
-        write_text(self._pid(name), json.dumps({"pid": process.pid, "born": born}))
+        write_text(self._pid_file(name), json.dumps({"pid": process.pid, "born": born}))
 
-    def _pid(self, name: str) -> Path:
+    def _pid_file(self, name: str) -> Path:
         return self.folder / "run" / f"{name}.json"
 
     def _process(self, name: str) -> psutil.Process | None:
-        """The process that `start` started, if it is alive; a pid may be another's by now."""
-        if not self._pid(name).is_file():
-            return None
-        told = json.loads(self._pid(name).read_text("utf-8"))
-        try:
-            process = psutil.Process(told["pid"])
-            same = abs(process.create_time() - told["born"]) < 1
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-        except psutil.NoSuchProcess:
-            return None
+        """The process that `start` started, if it runs; its pid may be another process's by now."""
+        if self._pid_file(name).is_file():
+            values = json.loads(self._pid_file(name).read_text("utf-8"))
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(values["pid"])
+                same = abs(process.create_time() - values["born"]) < 1
+                return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        return None
 
 
 def plan(folder: Path, nodes: int, *, tls: bool, host: str, data: Path | None) -> Deployment:
     """A deployment of `nodes` nodes on free ports. `data` holds a folder for each node, as
     ``fedapps data --export`` writes them.
 
-    Raises ValueError for a number of nodes below 1 or other than that of folders, and for a folder
-    whose name no node configuration can hold."""
+    Raises ValueError if there are fewer than 1 nodes or not as many as folders, and for a path that
+    a node configuration cannot hold."""
     folders = sorted(str(f.resolve()) for f in data.iterdir() if f.is_dir()) if data else []
     if nodes < 1 or (data and len(folders) != nodes):
         raise ValueError(f"--nodes is {nodes}; {data or folder} has folders for {len(folders)}")
-    for place in (str(folder.resolve()), *folders):
-        if not place.isprintable() or set(place) & set('"\\'):
+    for path in (str(folder.resolve()), *folders):
+        if not path.isprintable() or set(path) & set('"\\'):
             raise ValueError(
-                f"{place!r} has a quote, a backslash or a line's end; rename the folder"
+                f"{path!r} has a quote, a backslash or a line break; rename the folder"
             )
-    ports: list[int] = []
+    ports = set[int]()
     while len(ports) <= nodes:
-        if (port := free_port()) not in ports:
-            ports.append(port)
-    return Deployment(folder.resolve(), host, ports[0], tls, tuple(ports[1:]), tuple(folders))
-
-
-def _end(process: psutil.Process, *, kill: bool) -> None:
-    try:
-        process.kill() if kill else process.terminate()
-    except psutil.NoSuchProcess:
-        return
+        ports.add(free_port())
+    return Deployment(folder.resolve(), host, ports.pop(), tls, tuple(ports), tuple(folders))

@@ -1,4 +1,4 @@
-"""A node that is served: it says whether it wants its model, gets it, predicts and keeps it.
+"""A node that is served: it says whether it needs its model, receives it, predicts and keeps it.
 
 Predictions, labels and accuracies stay on the node."""
 
@@ -16,47 +16,54 @@ from fedapps.service.delivery import REPORT, Served
 from fedapps.service.inputs import Inputs, read_inputs
 
 Make = Callable[[Context, str], Client]
-CLIENT = 0  # whom a novel client's draws are by, so that equal data give equal predictions
+CLIENT = 0  # id of every novel client in its random draws: equal data give equal predictions
 
 
 def card_of(context: Context) -> Card | None:
-    """The card of the run that the node is served from, None where a run trains."""
+    """The card of the run that the node is served from; None if the run trains."""
     text = str(context.run_config.get("serving", ""))
     return Card.parse(text) if text else None
 
 
 def inputs_of(context: Context, card: Card) -> Inputs:
-    """The node's own data. Raises ValueError if its configuration names none."""
-    if "data-path" not in context.node_config:
-        raise ValueError("the node's configuration must name its data: data-path")
-    return read_inputs(Path(str(context.node_config["data-path"])), card)
+    """The node's data. Raises ValueError if its configuration names none."""
+    return read_inputs(_folder(context, "data-path", "its data"), card)
+
+
+def _folder(context: Context, key: str, what: str) -> Path:
+    if key not in context.node_config:
+        raise ValueError(f"the node's configuration must name {what}: {key}")
+    return Path(str(context.node_config[key]))
+
+
+def _state_dir(context: Context) -> Path:
+    return _folder(context, "state-dir", "the folder of its model")
+
+
+def _task(context: Context) -> tuple[Card, Inputs]:
+    card = card_of(context)
+    assert card is not None
+    return card, inputs_of(context, card)
 
 
 def wants(message: Message, context: Context) -> Message:
-    """Whether the node lacks the model of this run for the data that it has now."""
-    card = card_of(context)
-    assert card is not None
-    inputs = inputs_of(context, card)
-    file, wanting = _state_dir(context) / REPORT, True
+    """Whether the node lacks this run's model for its present data."""
+    card, inputs = _task(context)
+    file, wanted = _state_dir(context) / REPORT, True
     if file.is_file() and not unpack(message.content)[0].get("again"):
-        before = json.loads(file.read_text("utf-8"))
-        wanting = (before["run"], before["data"]) != (card.run, inputs.digest())
-    told = MetricRecord({"wants": int(wanting)})
-    return Message(RecordDict({"metrics": told}), reply_to=message)
+        report = json.loads(file.read_text("utf-8"))
+        wanted = (report["run"], report["data"]) != (card.run, inputs.digest())
+    return reply(message, wants=int(wanted))
 
 
 def serve(message: Message, context: Context, make: Make) -> Message:
-    """Adapt or take what the server sent, and leave the files in the node's state-dir."""
-    card = card_of(context)
-    assert card is not None
-    inputs = inputs_of(context, card)
-    served = served_by(message, context, make, card, inputs)
-    served.write(_state_dir(context))
-    return acknowledged(message)
+    """Adapt or take the server's model, and write the files to the node's state-dir."""
+    served_by(message, context, make, *_task(context)).write(_state_dir(context))
+    return reply(message)
 
 
 def served_by(message: Message, context: Context, make: Make, card: Card, inputs: Inputs) -> Served:
-    """What the client that `make` builds is left with. It holds the share of `inputs`.
+    """What the client that `make` builds receives. It holds the share of `inputs`.
 
     Raises ValueError for a training client whose personal part is not on this node."""
     config, arrays = unpack(message.content)
@@ -65,19 +72,13 @@ def served_by(message: Message, context: Context, make: Make, card: Card, inputs
     client.state = load_state(context, method, client, str(config.get(RUN_TOKEN, "")))
     if client.personal and not client.share.novel and not client.state:
         raise ValueError(
-            f"the personal part of training client {client.client} is not here; "
-            f"a node keeps it in the state-dir that it trained with, until another run trains it"
+            f"the personal part of training client {client.client} is not on this node; a node "
+            "keeps it in the state-dir that it trained with, until another run trains it"
         )
     network, logits = client.serve(arrays, config)
     return Served(card, network.cpu(), logits.cpu(), inputs, dict(client.adapted))
 
 
-def acknowledged(message: Message) -> Message:
-    """The answer to the server: that it is done, nothing of the data."""
-    return Message(RecordDict({"metrics": MetricRecord()}), reply_to=message)
-
-
-def _state_dir(context: Context) -> Path:
-    if "state-dir" not in context.node_config:
-        raise ValueError("the node's configuration must name where its model goes: state-dir")
-    return Path(str(context.node_config["state-dir"]))
+def reply(message: Message, **metrics: int | float | list[int] | list[float]) -> Message:
+    """A reply of metrics alone: it tells the server nothing of the data."""
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

@@ -1,8 +1,8 @@
-"""A finished run: what it is, and the model that a later client gets from it."""
+"""A finished run, and the model that a later client gets from it."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,18 +23,18 @@ from fedapps.results.folder import read_former
 from fedapps.results.kinds import FAILURE, SUMMARY
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
-from fedapps.service.node import CLIENT, acknowledged, served_by
+from fedapps.service.node import CLIENT, reply, served_by
 from fedapps.settings.config import Config, accepted, construct, override, saved_configuration
 from partitions import trust
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 
-STRANGER = 2**32  # client id of who is served here: nobody whom the run knows anything of
-PATIENCE = 5.0  # seconds that a look at the nodes waits for the first of them
+NEW_CLIENT = 2**32  # partition id that no client of the run has
+WAIT_SECONDS = 5.0  # for the first node, each time that the nodes are polled
 
 
 class Run:
-    """The run in `folder`. Raises ValueError if it holds none that could be served."""
+    """The run in `folder`. Raises ValueError if it holds none that can be served."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
@@ -56,21 +56,20 @@ class Run:
     def personalize(self, data: str | Path | Tensor | np.ndarray) -> Personal:
         """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path.
 
-        Inputs are whole numbers as the run's dataset stores them, or scaled to [0, 1] already.
+        Inputs are whole numbers as the run's dataset stores them, or floats in [0, 1].
         Raises ValueError if they do not fit, or if the method cannot serve such a client."""
         return self.serve(self.inputs(data)).module()
 
     def inputs(self, data: str | Path | Tensor | np.ndarray) -> Inputs:
-        """The data as the run's clients hold theirs."""
+        """The data as a client's inputs."""
         if isinstance(data, str | Path):
             return read_inputs(Path(data), self.card)
         return unlabeled(torch.as_tensor(data), self.card)
 
     def serve(self, inputs: Inputs, epsilon: float | None = None) -> Served:
-        """What a client with these inputs is left with, found as evaluation finds it.
+        """What a client with these inputs receives, computed as in evaluation.
 
-        `epsilon` is the privacy that an ODPFL-HN client wants for its descriptor; None: the
-        run's."""
+        `epsilon` is the privacy of an ODPFL-HN client's descriptor; None: the run's."""
         self.check_novel()
         if not inputs.share.novel:
             raise ValueError("this is a training client's folder; its own node serves it")
@@ -78,46 +77,41 @@ class Run:
             return self._serve(inputs, epsilon)
 
     def _serve(self, inputs: Inputs, epsilon: float | None) -> Served:
-        found: list[Served] = []
+        served: list[Served] = []
         errors: list[ValueError] = []
         config = self.config if epsilon is None else self._private(epsilon)
-        build_client(config, self.method, inputs.share, self.card.info(), CLIENT)  # or says why not
 
-        def make(context: Context, method: str) -> Client:
+        def make(context: Context | None, method: str) -> Client:
             return build_client(config, method, inputs.share, self.card.info(), CLIENT)
 
         def handle(message: Message, context: Context) -> Message:
             try:
                 if message.metadata.message_type != "query.serve":
                     return reply_to(message, context, make)
-                found.append(served_by(message, context, make, self.card, inputs))
-                return acknowledged(message)
+                served.append(served_by(message, context, make, self.card, inputs))
+                return reply(message)
             except ValueError as error:
                 errors.append(error)
                 raise
 
-        app = ClientApp()
-        app.query()(handle)
-        for action in {"query.serve", *METHODS[self.method].client.exchanges}:
-            category, _, name = action.partition(".")
-            if category == "query":
-                app.query(name)(handle)
-        strategy = opened(self, InProcessGrid(app, config, [{"partition-id": STRANGER}]))
+        make(None, self.method)  # raises ValueError if the inputs do not fit the method
+        app = cast(ClientApp, handle)  # the grid only calls it
+        strategy = opened(self, InProcessGrid(app, config, [{"partition-id": NEW_CLIENT}]))
         reasons = hand_out(strategy, strategy.present())
         if errors:
             raise errors[0]
-        if not found:
-            told = "; ".join(reasons.values())
-            raise ValueError(f"{self.method} gives no model for these inputs: {told}")
-        return found[0]
+        if not served:
+            why = "; ".join(reasons.values())
+            raise ValueError(f"{self.method} gives no model for these inputs: {why}")
+        return served[0]
 
     def _private(self, epsilon: float) -> Config:
-        """The run's configuration for a client that wants ε for its descriptor."""
+        """The run's configuration with the ε of a client's descriptor."""
         key = f"{self.method}.descriptor-epsilon"
         if key not in self.config:
             raise ValueError(
-                f"epsilon is {epsilon:g}, but {self.method}'s clients tell no descriptor that "
-                "noise could cover; odpfl-hn's do"
+                f"epsilon is {epsilon:g}, but {self.method}'s clients send no descriptor to add "
+                "noise to; odpfl-hn's do"
             )
         return override(self.config, {key: epsilon})
 
@@ -139,7 +133,7 @@ def load(run: str | Path, *, allow: Sequence[str] = ()) -> Run:
 
 
 def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
-    """The run's strategy as it ended, over the nodes of a grid."""
+    """The run's strategy in its final state, over the nodes of a grid."""
     entry, config = METHODS[run.method], run.config
     network, initial = method_model(run.method, config, run.card.info())
     strategy: PersonalizedStrategy = construct(
@@ -148,7 +142,7 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         method=run.method,
         min_available_nodes=0,
         evaluate_novel=bool(entry.novel),
-        wait=PATIENCE,
+        wait=WAIT_SECONDS,
         former=read_former(run.folder),
         saved_rounds=best_round(run.folder),
         privacy=None,
@@ -160,7 +154,7 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
 
 
 def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str]:
-    """Let nodes have their models; returns why those that have none have none, by client."""
+    """Send nodes their models; returns the reason for each client without one, by client."""
     payloads = strategy.personalize(strategy.arrays, nodes)
     served = {update.node.client for update in strategy.exchange("query.serve", payloads)}
     return {

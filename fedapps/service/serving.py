@@ -1,13 +1,12 @@
 """A finished run serves the nodes of a SuperLink until it is stopped.
 
-A node is served once, and again when its data have changed or it is told to. That is the node's
-to know: the server asks whether it wants its model, and learns nothing of the data."""
+A node is served once, and again if its data changed or it is asked to. The node decides: the server
+asks whether it wants its model, and learns nothing of the data."""
 
+import logging
 import time
-from logging import INFO
 from pathlib import Path
 
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from clients.arrays import Arrays
@@ -16,7 +15,7 @@ from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 
-LINE = "served by fedapps:"  # start of a line for people
+LINE = "served by fedapps:"  # start of the log lines that `fedapps serve` prints
 
 
 def check_serving(config: Config) -> None:
@@ -29,37 +28,35 @@ def check_serving(config: Config) -> None:
 
 
 def serve(grid: Grid, config: Config) -> None:
-    """Serve whoever is there, every ``serve-every`` seconds; never returns."""
+    """Serve the nodes of the grid every ``serve-every`` seconds; never returns."""
     check_serving(config)
     run = Run(str(config["serve-dir"]))
     strategy = opened(run, grid)
     strategy.timeout = float(config["serve-timeout"])
     again: set[int] | None = set() if config["serve-again"] else None
-    told: dict[int, str] = {}  # what was last said of a client
+    logged: dict[int, str] = {}  # the last line of each client
     while True:
         for client, line in serve_once(strategy, run, again).items():
-            if told.get(client) != line:
-                told[client] = line
-                log(INFO, "%s client %s: %s", LINE, client, line)
+            if logged.get(client) != line:
+                logged[client] = line
+                logging.getLogger("flwr").info("%s client %s: %s", LINE, client, line)
         time.sleep(float(config["serve-every"]))
 
 
 def serve_once(
     strategy: PersonalizedStrategy, run: Run, again: set[int] | None = None
 ) -> dict[int, str]:
-    """Serve the nodes that are there and want it; a line about each of those, by client.
+    """Serve the present nodes that want their model; a line for each of them, by client.
 
-    Clients that are not in `again` yet are served anew, and put there."""
+    With `again` every client is served anew once: `again` collects those that were."""
     try:
         nodes = strategy.present()
-    except RuntimeError as error:  # nobody is there, or nobody could start
+    except RuntimeError as error:  # no node is present, or none could start
         return {-1: f"waiting: {error}"} if "could start" in str(error) else {}
     able = [node for node in nodes if run.novel or not node.novel]
     lines = {n.client: f"{run.method} has no model without labels" for n in nodes if n not in able}
     wanting = wishes(strategy, able, again)
-    if not wanting:
-        return lines
-    refused = hand_out(strategy, wanting)
+    refused = hand_out(strategy, wanting) if wanting else {}
     for node in wanting:
         role = "novel" if node.novel else "training"
         lines[node.client] = refused.get(node.client, f"has its model now ({role})")
@@ -70,11 +67,11 @@ def serve_once(
 
 def wishes(strategy: PersonalizedStrategy, nodes: list[Node], again: set[int] | None) -> list[Node]:
     """The nodes that want their model."""
-    found = []
+    wanting = []
     for anew in (False, True):
         asked = [n for n in nodes if (again is not None and n.client not in again) == anew]
         if asked:
             payloads: dict[Node, Arrays] = {node: {} for node in asked}
             replies = strategy.exchange("query.wants", payloads, {"again": anew})
-            found += [reply.node for reply in replies if reply.metrics.get("wants")]
-    return sorted(found)
+            wanting += [reply.node for reply in replies if reply.metrics.get("wants")]
+    return sorted(wanting)

@@ -163,7 +163,7 @@ class Experiment:
     methods: str = ""  # separated by commas, as the seeds are
     seeds: str = ""
     published: Any = None  # its [published] tables, see `fedapps.results.published`
-    search: Any = None  # its [search] table, see `fedapps.commands.tuning`
+    search: Any = None  # its [search] table, see `fedapps.tuning`
     source: str = ""  # the file's text
 
     def __or__(self, other: "Experiment") -> "Experiment":

@@ -1,6 +1,5 @@
 """What the commands and the app refuse: a sentence names what is wrong, and nothing has begun."""
 
-import ipaddress
 import json
 import logging
 import sys
@@ -15,24 +14,22 @@ from typer.testing import CliRunner
 from clients.base import Client
 from fedapps.callbacks import TensorBoard
 from fedapps.clientapp import _answer_simulated, app, make_client
-from fedapps.commands import main as commands
-from fedapps.commands.tuning import _validation
+from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import Job
-from fedapps.engines.run import run_jobs
+from fedapps.engines.jobs import Job, run_jobs
 from fedapps.files import MODEL, read_arrays
 from fedapps.results import plot
 from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
-from fedapps.serverapp import APPS, check_run, main
+from fedapps.serverapp import check_run, main
 from fedapps.service import onnx
-from fedapps.service.certificates import _place
 from fedapps.service.inputs import read_inputs, unlabeled
 from fedapps.service.node import inputs_of
 from fedapps.service.serving import serve_once
 from fedapps.settings import config as configuration
 from fedapps.settings.config import defaults, run_configuration
+from fedapps.tuning import validation_accuracy
 from partitions import federation
 from partitions.inspect import export
 
@@ -40,7 +37,7 @@ CARD = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, 0.5, 0.25)
 
 
 def fedapps(*arguments, code=2):
-    done = CliRunner().invoke(commands.cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
     assert done.exit_code == code, (done.output, done.exception)
     return " ".join(done.output.split())
 
@@ -48,20 +45,22 @@ def fedapps(*arguments, code=2):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "--resume", "OUT", "lr=0.1"], "--resume goes on with runs as they are"),
+        (["run", "--resume", "OUT", "lr=0.1"], "--resume continues runs as they are"),
         (["run", "--resume", "OUT"], "holds no run that could go on: no config.toml in it"),
         (["run", "a.toml", "b.toml"], "one experiment at a time, not a.toml, b.toml"),
         (["run", "--gpus-per-client", "0.5"], "is 0.5, but this machine has 0 GPUs"),
         (["tune", "--engine", "spark"], "unknown engine 'spark'; known: "),
         (["tune", "--trials", "0"], "--trials is 0; it must be at least 1"),
         (["tune", "--seeds", "0,one"], "seed 'one' is not a whole number"),
-        (["tune", "--methods", ","], "tune takes methods and single values"),
+        (["tune", "--methods", ","], "methods are ','; name at least one"),
         (["show", "OUT"], "holds no run; name a folder such as results/"),
         (["serve", "OUT"], "name either --deployment or --superlink"),
         (["serve", "OUT", "--superlink", "mine"], "holds no run; name a folder such as results/"),
         (["deploy", "OUT"], "holds no deployment.json"),
         (["deploy", "OUT/d", "--nodes", "2", "--only", "node-5"], "unknown node-5; known: super"),
         (["deploy", "OUT/d", "--nodes", "2", "--data", "OUT"], "--nodes is 2; "),
+        (["deploy", "OUT/d", "--nodes", "-1"], "--nodes is -1"),
+        (["deploy", 'OUT/a"b', "--nodes", "1"], "has a quote, a backslash or a line break"),
     ],
 )
 def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatch):
@@ -72,12 +71,6 @@ def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatc
         arguments += [str(tmp_path / "search.toml"), "--output", str(tmp_path / "study")]
     assert words in fedapps(*arguments)
     assert not (tmp_path / "study").exists()
-
-
-def test_a_running_deployment_is_not_written_anew(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "node-0.json").write_text("{}")
-    assert "may be running; first: fedapps deploy" in fedapps("deploy", tmp_path, "--nodes", 1)
 
 
 def test_a_deployment_tells_what_is_down(tmp_path):
@@ -93,27 +86,17 @@ def test_an_engine_that_breaks_down_is_told(tmp_path, monkeypatch):
     def broken(*arguments, **named):
         raise RuntimeError("Ray's raylet has died")
 
-    monkeypatch.setattr(commands, "run_jobs", broken)
+    monkeypatch.setattr("fedapps.engines.run.run_jobs", broken)
     said = fedapps("run", "num-clients=6", "--output", tmp_path, "--engine", "ray", code=1)
     assert "Ray's raylet has died" in said
 
 
-@pytest.mark.parametrize(
-    ("engine", "parallel", "cohort", "words"),
-    [
-        ("ray", 2, 1, "ray gives all cores to one run"),
-        ("spark", 1, 1, "unknown engine 'spark'; known"),
-        ("flower", 1, 2, "a cohort trains in one process"),
-    ],
-)
-def test_jobs_of_no_engine(engine, parallel, cohort, words, tmp_path):
-    """What former runs left stays."""
-    config = defaults() | {"cohort": cohort}
-    jobs = [Job("fedavg", seed, config, tmp_path) for seed in (0, 1)]
+def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
+    jobs = [Job("fedavg", seed, defaults(), tmp_path) for seed in (0, 1)]
     for name in ("summary.json", "metrics.jsonl"):
         (tmp_path / name).write_text("")
-    with pytest.raises(ValueError, match=words):
-        run_jobs(jobs, engine, APPS, parallel=parallel, follow=lambda jobs: None)
+    with pytest.raises(ValueError, match="ray gives all cores to one run"):
+        run_jobs(jobs, "ray", parallel=2, follow=lambda jobs: None)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -208,9 +191,9 @@ def test_another_methods_setting_is_a_dash_in_a_table(tmp_path):
         _value(job, "rates", [])
 
 
-def test_a_search_without_its_library_says_what_to_install(tmp_path, monkeypatch):
+def test_a_search_without_its_library_names_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text("methods = 'fedavg'\n[search]\nlr = [0.1, 0.2]\n")
-    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna.distributions", None)
     said = fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "study")
     assert "pip install 'fedapps[tune]'" in said
 
@@ -222,23 +205,21 @@ def test_data_are_told_with_their_files_and_columns(tmp_path):
     assert "column writer: 3 values" in fedapps("data", tmp_path / "own.npz", code=0)
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_trial_counts_by_validation_alone(tmp_path, finished):
+def test_a_trial_counts_by_validation_alone(tmp_path):
     job = Job("fedavg", 0, defaults(), tmp_path)
-    summary = {"finished": finished, "train": {"accuracy": None}}
+    summary = {"finished": False, "train": {"accuracy": None}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    if not finished:
-        assert _validation(job) is None
-        return
+    assert validation_accuracy(job) is None
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"finished": True}))
     with pytest.raises(ValueError, match="no validation samples of training clients to tune by"):
-        _validation(job)
+        validation_accuracy(job)
 
 
 def test_inputs_that_do_not_fit_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"inputs have shape \(2, 3\); the run takes \(n, \*\(4,"):
         unlabeled(torch.ones(2, 3), CARD)
     nowhere = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, None, None)
-    with pytest.raises(ValueError, match="standardised inputs by constants that only its nodes"):
+    with pytest.raises(ValueError, match="standardized inputs by constants that only its nodes"):
         unlabeled(torch.ones(2, 4), nowhere)
     folder = export(federation(SMALL), tmp_path)[0]
     with pytest.raises(ValueError, match=r"holds inputs of shape \(1, 8, 8\) and 10 classes"):
@@ -257,11 +238,6 @@ def test_a_server_without_data_keeps_no_moments(tmp_path, monkeypatch):
     config = defaults() | {"dataset": "mnist", "data-dir": str(tmp_path / "none")}
     card = make_card(config | {"standardize": "training-clients"})
     assert (card.mean, card.std, len(card.classes)) == (None, None, 10)
-
-
-def test_a_certificate_names_an_address_or_a_host():
-    assert _place("127.0.0.1").value == ipaddress.ip_address("127.0.0.1")
-    assert _place("flower.example").value == "flower.example"
 
 
 def test_nobody_to_serve_is_no_error():
@@ -293,6 +269,6 @@ def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="differs from the model by up to 1"):
         onnx.export(lambda x: torch.zeros(len(x), 2), (4,), tmp_path)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(onnx, "NEEDED", ("no_such_library",))
+    monkeypatch.setattr(onnx, "REQUIRED", ("no_such_library",))
     with pytest.raises(ValueError, match="--onnx needs no_such_library: pip install 'fedapps"):
         onnx.check_installed()

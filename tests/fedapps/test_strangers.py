@@ -18,7 +18,8 @@ from strangers import spoil
 from tiny import NEEDS, SMALL
 from typer.testing import CliRunner
 
-from fedapps.commands.main import _experiment, _jobs, cli
+from fedapps.commands.main import cli
+from fedapps.commands.run import plan, read_request
 from fedapps.results import recorder
 from fedapps.results.card import make_card
 from fedapps.results.checkpoint import newest_checkpoint
@@ -129,7 +130,7 @@ def opened(name, run, root):
         return told.exit_code
     try:
         if name == "from":
-            jobs = _jobs(_experiment([], "", "", run), root / "out", run, False, False)
+            jobs = plan(read_request([], "", "", run), root / "out", run, False, False)
         else:
             jobs = begun_jobs(run)
         keep_finished(jobs)

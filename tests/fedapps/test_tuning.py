@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from clients.base import Client
 from fedapps.commands.main import cli
-from fedapps.commands.tuning import Outcome, Search, Tuning, best, drawn
 from fedapps.engines import jobs
 from fedapps.files import FORMAT
 from fedapps.settings.config import defaults, read_experiment, variant
+from fedapps.tuning import Outcome, Tuning, best, history, read_search
 
 EXPERIMENT = """
 methods = ["fedavg", "tent"]
@@ -80,48 +80,40 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
 
 
 def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatch):
-    """Two trials, then four in all: two more; a trial that is suggested again is not run again."""
+    """Killed in its first trial, which does not count; then two trials, then six in all: four more.
+    A trial that is suggested again is not run again."""
     ran = []
     run = jobs.run_in_process
     monkeypatch.setattr(
         jobs, "run_in_process", lambda config, *_: (ran.append(config), run(config))
     )
-    output = tmp_path / "tuning"
-    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output]
-    fedapps(*arguments, "--trials", 2)
-    before = trials(output)
-    fedapps(*arguments, "--trials", 6)
-    after = trials(output)
-    assert after[:2] == before
-    assert [row["trial"] for row in after] == list("123456")
-    rates = [config["lr"] for config in ran]
-    assert sorted(rates) == sorted({float(row["settings"].partition("=")[2]) for row in after})
-    assert all(not config["evaluate-novel"] for config in ran)
-    said = fedapps(*arguments, "rounds=2", code=2)
-    assert "under other settings" in said
-
-
-def test_a_killed_trial_does_not_count(experiment, tmp_path, monkeypatch):
-    output = tmp_path / "tuning"
-    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output, "--trials", 2]
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
+    output = tmp_path / "tuning"
+    arguments = ["tune", experiment, "--methods", "fedavg", "--output", output, "--trials"]
     with monkeypatch.context() as patch:
-        patch.setattr("fedapps.commands.tune.run_jobs", killed)
-        assert "the same command goes on" in fedapps(*arguments, code=130)
-    fedapps(*arguments)
-    assert len(trials(output)) == 2
-    assert all(row["validation"] for row in trials(output))
+        patch.setattr(jobs, "run_jobs", killed)
+        assert "the same command resumes" in fedapps(*arguments, 2, code=130)
+    fedapps(*arguments, 2)
+    before = trials(output)
+    fedapps(*arguments, 6)
+    after = trials(output)
+    assert after[:2] == before and all(row["validation"] for row in after)
+    assert [row["trial"] for row in after] == list("123456")
+    rates = [config["lr"] for config in ran]
+    assert sorted(rates) == sorted({float(row["settings"].partition("=")[2]) for row in after})
+    assert all(not config["evaluate-novel"] for config in ran)
+    assert "under other settings" in fedapps(*arguments, 6, "rounds=2", code=2)
 
 
-SPACE = Search({"lr": {"low": 0.001, "high": 1.0, "log": True}})
+SEARCH = {"lr": {"low": 0.001, "high": 1.0, "log": True}}
 
 
 class Lab:
-    """Stands for runs: their accuracy is highest at lr 0.1, and above 0.5 they fail. Stopped before
-    another one once `last` of them have `ran` to their end."""
+    """Simulates runs: their accuracy is highest at lr 0.1, and above 0.5 they fail. It is stopped
+    after `last` of them."""
 
     def __init__(self, last=None):
         self.ran, self.last = [], last
@@ -150,7 +142,7 @@ def test_a_study_that_was_stopped_is_what_an_unbroken_one_is(parallel, tmp_path,
 
     def tuned(name, last=None, trials=14):
         lab = Lab(last)
-        tuning = Tuning(defaults(), [0, 1], SPACE, tmp_path / name, parallel, lab.run)
+        tuning = Tuning(defaults(), [0, 1], SEARCH, tmp_path / name, parallel, lab.run)
         if last is None:
             return tuning.tune(["fedavg"], trials), lab.ran
         with pytest.raises(KeyboardInterrupt):
@@ -164,7 +156,7 @@ def test_a_study_that_was_stopped_is_what_an_unbroken_one_is(parallel, tmp_path,
     assert len({one.label for one in whole}) == 14
     assert any(one.validation is None for one in whole)
     with monkeypatch.context() as patch:
-        patch.setattr(Search, "label", stopped)
+        patch.setattr("fedapps.tuning.trial_label", stopped)
         tuned("cut", 0)
     _, first = tuned("cut", 3)
     one, none = tuned("cut", trials=1)
@@ -180,7 +172,7 @@ def test_a_method_whose_trials_fail_has_no_best():
         Outcome("a", 3, "a lr=3", 0.75), Outcome("b", 1, "b", None),
     ]  # fmt: skip
     assert best(told) == {"a": told[1]}
-    dots = [line for line in drawn(told).axes[0].lines if line.get_linestyle() == "None"]
+    dots = [line for line in history(told).axes[0].lines if line.get_linestyle() == "None"]
     assert dots[0].get_ydata().tolist() == [50, 75, 75]
 
 
@@ -193,11 +185,11 @@ def test_a_method_whose_trials_fail_has_no_best():
         ('lr = ["fast"]', ["lr is 'fast'", "a number"]),
         ("rate = [1]", ["unknown key 'rate'"]),
         ("lr = { low = 0.1 }", ["lr is {'low': 0.1}"]),
-        ("lr = { low = 0.3, high = 0.1 }", ["low 0.3 is not below 0.1"]),
-        ("lr = { low = 0.0, high = 0.1, log = true }", ["begins above 0"]),
+        ("lr = { low = 0.3, high = 0.1 }", ["search of lr", "(low=0.3, high=0.1)"]),
+        ("lr = { low = 0.0, high = 0.1, log = true }", ["search of lr", "`low > 0` must hold"]),
     ],
 )
 def test_a_bad_search_is_refused(table, words):
     with pytest.raises(ValueError) as error:
-        Search.read(tomllib.loads(table), defaults())
+        read_search(tomllib.loads(table), defaults())
     assert all(word in str(error.value) for word in words)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedapps.commands.data import app
+from fedapps.commands.main import cli
 from partitions import inspect
 from partitions.shares import Share
 
@@ -105,7 +105,7 @@ def test_a_summary_by_hand(toy, monkeypatch):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(cli, arguments)
     return result.exit_code, " ".join(result.output.split())
 
 
@@ -118,7 +118,7 @@ def test_data_shows_checks_and_exports(tmp_path):
     code, text = run("data", "digits", "--check")
     assert code == 0
     assert "1437 training and 360 test samples, uint8" in text
-    assert "the files are whole" in text
+    assert "the files are complete" in text
     code, text = run("data", "digits", "num-clients=3", "partition=iid", "--export", "out")
     assert (code, sorted(p.name for p in (tmp_path / "out").iterdir())) == (
         0,

@@ -4,13 +4,13 @@ and once over TLS with keys."""
 import contextlib
 import json
 import ssl
-import time
 from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
 from flwr.common.constant import PUBLIC_KEY_ALREADY_IN_USE_MESSAGE as KNOWN
+from tiny import wait
 from typer.testing import CliRunner
 
 import fedapps
@@ -138,61 +138,49 @@ def test_what_a_deployment_writes(tmp_path):
     script = (tmp_path / "d" / "start-node-1.sh").read_text()
     assert "partition-id=1 num-partitions=2" in script and "--root-certificates" in script
     assert not deployment.alive(SUPERLINK)
-    for arguments, words in (
-        ([tmp_path / "none", "--status"], "holds no deployment.json"),
-        ([tmp_path / "d", "--status", "--only", "node-2"], "unknown node-2"),
-        ([tmp_path / "d", "--nodes", "-1"], "--nodes is -1"),
-    ):
-        result = CliRunner().invoke(cli, ["deploy", *map(str, arguments)], env={"COLUMNS": "300"})
-        assert result.exit_code == 2 and words in result.output
-
-
-def wait(done, seconds, what):
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, what()
-        time.sleep(1.0)
 
 
 def test_certificates_hold_for_their_host_alone(tmp_path):
-    """A TLS handshake on loopback: the authority vouches for 127.0.0.1, not for another host,
-    and another authority does not."""
-    for name in ("one", "other"):
-        make_certificates(tmp_path / name, "127.0.0.1")
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(tmp_path / "one" / "server.pem", tmp_path / "one" / "server.key")
+    """TLS handshakes in memory: an authority vouches for its host, an address or a name, but not
+    for another host, and another authority does not."""
+    for folder, host in (("a", "127.0.0.1"), ("b", "127.0.0.1"), ("c", "flower.example")):
+        make_certificates(tmp_path / folder, host)
 
-    def shake(authority, host):
+    def handshake(folder, authority, host):
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(tmp_path / folder / "server.pem", tmp_path / folder / "server.key")
         client = ssl.create_default_context(cafile=tmp_path / authority / "ca.crt")
-        ours, theirs = (ssl.MemoryBIO() for _ in range(2))
+        client.verify_flags |= ssl.VERIFY_X509_STRICT
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = (
-            client.wrap_bio(ours, theirs, server_hostname=host),
-            server.wrap_bio(theirs, ours, server_side=True),
+            client.wrap_bio(down, up, server_hostname=host),
+            server.wrap_bio(up, down, server_side=True),
         )
-        for _ in range(4):
-            for end in ends:
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    end.do_handshake()
+        for end in ends * 4:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
         return ends[0].version()
 
-    assert shake("one", "127.0.0.1") == "TLSv1.3"
-    for authority, host in (("one", "127.0.0.2"), ("other", "127.0.0.1")):
+    assert handshake("a", "a", "127.0.0.1") == handshake("c", "c", "flower.example") == "TLSv1.3"
+    for arguments in (("a", "a", "127.0.0.2"), ("a", "b", "127.0.0.1"), ("c", "c", "a.example")):
         with pytest.raises(ssl.SSLCertVerificationError):
-            shake(authority, host)
+            handshake(*arguments)
 
 
-def test_processes_are_started_told_and_stopped(tmp_path):
+def test_processes_are_started_and_stopped(tmp_path):
     """Nodes whose scripts sleep, one of them in a child: stopping one leaves the other alone."""
-    deployment = plan(tmp_path / "d", 2, tls=False, host="127.0.0.1", data=None)
+    folder = tmp_path / "d"
+    deployment = plan(folder, 2, tls=False, host="127.0.0.1", data=None)
     deployment.write()
     for node in deployment.nodes:
-        (tmp_path / "d" / f"start-{node}.sh").write_text("#!/bin/sh\nsleep 60 &\nwait\n")
+        (folder / f"start-{node}.sh").write_text("#!/bin/sh\nsleep 60 &\nwait\n")
     try:
         deployment.start(["node-0", "node-1"])
-        children = psutil.Process(pid_of(tmp_path / "d", "node-0")).children
+        pid = json.loads((folder / "run" / "node-0.json").read_text())["pid"]
+        children = psutil.Process(pid).children
         wait(lambda: len(children()) == 1, 10, lambda: "no child")
         (child,) = children()
-        result = CliRunner().invoke(cli, ["deploy", str(tmp_path / "d"), "--status"])
+        result = CliRunner().invoke(cli, ["deploy", str(folder), "--status"])
         assert result.output.split() == [
             "superlink:",
             "down",
@@ -204,14 +192,10 @@ def test_processes_are_started_told_and_stopped(tmp_path):
         deployment.stop(["node-0"])
         assert not child.is_running() and not deployment.alive("node-0")
         assert deployment.alive("node-1")
-        result = CliRunner().invoke(cli, ["deploy", str(tmp_path / "d"), "--nodes", "3"])
+        result = CliRunner().invoke(cli, ["deploy", str(folder), "--nodes", "3"])
         assert result.exit_code == 2 and "may be running" in " ".join(result.output.split())
     finally:
         deployment.stop(deployment.nodes)
-
-
-def pid_of(folder, name):
-    return json.loads((folder / "run" / f"{name}.json").read_text())["pid"]
 
 
 def test_a_key_that_is_registered_already_is_no_error(tmp_path, monkeypatch):

@@ -1,0 +1,52 @@
+"""`fedapps personalize`: a later client's model, from a finished run."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedapps.commands.show import RunFolder
+from fedapps.console import Allowed, make_console, refusals, say
+
+REPORTED = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
+
+
+def personalize(
+    run: RunFolder,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder of images, a .npz or .npy, a folder or parquet of the datasets library,"
+            " or a client's folder from `fedapps data --export`."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the model and predictions.")] = Path(
+        "personal"
+    ),
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx, too.")] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="odpfl-hn: ε of the descriptor. Default: the run's.")
+    ] = None,
+    allow: Allowed = None,
+) -> None:
+    """Create a later client's model from a finished run and the client's unlabeled data."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with refusals():
+        from fedapps.service import onnx as exporter
+        from fedapps.service.run import Run
+
+        if onnx:
+            exporter.check_installed()
+        loaded = Run(run)
+        loaded.check_novel()
+        served = loaded.serve(loaded.inputs(data), epsilon)
+        served.write(output)
+        if onnx:
+            exporter.export(served.module(), loaded.card.shape, output)
+    console, report = make_console(), served.report()
+    if "accuracy" in report:
+        console.print(f"labels: {report['labels']}; accuracy {100 * report['accuracy']:.2f} %")
+    values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
+    console.print(f"{report['samples']} samples, {loaded.method}: {values}")
+    say(console, f"{output}: {', '.join(sorted(file.name for file in output.iterdir()))}")

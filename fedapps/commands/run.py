@@ -1,0 +1,338 @@
+"""`fedapps run`: train methods and compare them on training and novel clients."""
+
+import logging
+import signal
+import threading
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedapps.console import Allowed, make_console, refusals, say, say_error
+from fedapps.engines import ENGINES, check_engine_name
+
+if TYPE_CHECKING:
+    from fedapps.engines.jobs import Job
+    from fedapps.settings.config import Config, Experiment
+
+MAX_JOBS = 1024
+MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
+# What `fedapps run` changes where no method and no experiment is named: a federation in which every
+# class is trained on, and clients drift little in a round, so that a later client's unlabeled
+# inputs are worth something.
+MAIN_JOB: "Config" = {
+    "num-clients": 50,
+    "rounds": 60,
+    "local-steps": 5,
+    "batch-size": 32,
+    "evaluate-every": 10,
+    "fedtta++.clip-norm": 5.0,
+    "pfedhn.lr": 0.05,  # 5 steps of 0.005, which is for 50, move a model too little
+}
+
+
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="An experiment's .toml file; key=value; lr=0.01,0.1 spans a grid."),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help='Methods, separated by commas; "tent adapt-steps=5" is one, too.')
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help=f"One of {', '.join(ENGINES)}. Default: in-process if there are at least as many "
+            "runs as cores, else ray."
+        ),
+    ] = "",
+    gpus_per_client: Annotated[float, typer.Option(help="Share of a GPU per client.")] = 0.0,
+    ray_address: Annotated[
+        str, typer.Option(help='Ray cluster to join, host:port; "auto": that of this machine.')
+    ] = "",
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    jobs: Annotated[int | None, typer.Option(help="Runs side by side. Default: all cores.")] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="Folder of finished runs to start from; 0 rounds by default."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of unfinished runs to resume.")
+    ] = None,
+    bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat finished runs; asks.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    allow: Allowed = None,
+) -> None:
+    """Train methods and compare them on training and novel clients.
+
+    Finished runs in the output folder are kept if their configuration is the same;
+    unfinished runs resume from their newest checkpoint."""
+    console = make_console()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop cleanly, as on Ctrl-C
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with refusals():
+        check_options(arguments or [], methods, seeds, engine, jobs, gpus_per_client, ray_address)
+        if resume is not None:
+            if arguments or methods or seeds or from_ or bound or fresh:
+                raise ValueError("--resume continues runs as they are; it takes no settings")
+            from fedapps.results.sweep import begun_jobs
+
+            work, source = begun_jobs(resume), ""
+            output = work[0].folder.parent
+        else:
+            experiment = read_request(arguments or [], methods, seeds, from_)
+            work, source = plan(experiment, output, from_, bound, fresh), experiment.source
+            keep_or_discard(work, output, fresh, yes)
+        ray_only = bool(ray_address or gpus_per_client)
+        engine, parallel = prepare(console, work, output, source, engine, jobs, ray_only)
+    options = {"gpus_per_client": gpus_per_client, "ray_address": ray_address}
+    carry_out(console, work, output, engine, parallel=parallel, **options)
+    report_results(console, work, output)
+
+
+def check_options(
+    arguments: list[str], methods: str, seeds: str, engine: str, jobs: int | None,
+    gpus_per_client: float, ray_address: str,
+) -> None:  # fmt: skip
+    """Raise ValueError for options that are out of range or that exclude each other."""
+    if engine:
+        check_engine_name(engine)
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MAX_JOBS}]")
+    if ray_address and engine not in ("", "ray"):
+        raise ValueError(f"--ray-address is for --engine ray, not {engine}")
+    if gpus_per_client and engine == "in-process":
+        raise ValueError("--gpus-per-client is for --engine ray or flower, not in-process")
+    for option, given in (("methods", methods), ("seeds", seeds)):
+        also = [a for a in arguments if a.partition("=")[0] in (option, option[:-1])]
+        if given and also:
+            raise ValueError(f"--{option} is {given!r}, but {also[0]} is given as well; remove one")
+    if not 0 <= gpus_per_client <= 64:
+        raise ValueError(f"--gpus-per-client is {gpus_per_client}; it must lie in [0, 64]")
+    if ray_address:
+        from fedapps.engines.ray_engine import check_address
+
+        check_address(ray_address)
+    elif gpus_per_client:
+        from torch import cuda
+
+        if gpus_per_client > (gpus := cuda.device_count()):  # Ray would wait for more GPUs forever
+            raise ValueError(
+                f"--gpus-per-client is {gpus_per_client}, but this machine has {gpus} GPUs"
+            )
+
+
+def read_request(
+    arguments: list[str], methods: str, seeds: str, from_: Path | None
+) -> "Experiment":
+    """The experiment that a file, key=value arguments and options describe together.
+
+    References that they name are allowed. Methods and seeds default to those of the runs in the
+    folder `from_`. Raises ValueError for two experiment files."""
+    files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
+    if len(files) > 1:
+        raise ValueError(f"one experiment at a time, not {', '.join(files)}")
+
+    from fedapps.settings.config import Experiment, parse_experiment, read_experiment, saved_runs
+
+    experiment = parse_experiment([a for a in arguments if a not in files])
+    for file in files:
+        experiment = read_experiment(file) | experiment
+    experiment |= Experiment(methods=methods, seeds=seeds)
+    experiment.allow()
+    if from_ is None:
+        return experiment
+    methods, seeds = saved_runs(from_)
+    return Experiment({"rounds": 0}, methods=methods, seeds=seeds) | experiment
+
+
+def plan(
+    experiment: "Experiment", output: Path, from_: Path | None, bound: bool, fresh: bool
+) -> "list[Job]":
+    """The runs of an experiment, checked. Raises ValueError for bad input."""
+    from fedapps.settings.config import Experiment, combinations, defaults, override, variant
+
+    changes = experiment.settings | ({"bound": True} if bound else {})
+    if not experiment.methods:
+        experiment, changes = experiment | Experiment(methods=MAIN_METHODS), MAIN_JOB | changes
+    config = override(defaults(), changes)
+    for key, values in experiment.grid.items():
+        for value in values:
+            override(config, {key: value})
+    labels = combinations(split_names("methods", experiment.methods), experiment.grid)
+    seeds = parse_seeds(experiment.seeds or str(config["seed"]))
+    for label in labels:
+        check_names(variant(config, label))
+
+    from fedapps.engines.jobs import make_jobs
+    from fedapps.files import opening
+    from fedapps.results.published import Published
+
+    jobs = make_jobs(config | {"resume": not fresh}, labels, seeds, output)
+    with opening(from_) if from_ else nullcontext():
+        if from_ is not None:
+            start_from(from_, jobs, changes, output, fresh)
+        for job in {job.method: job for job in jobs}.values():
+            check(job.config)
+    if experiment.published:
+        Published.read(experiment.settings, experiment.published)
+    return jobs
+
+
+def check_names(config: "Config") -> None:
+    """Raise ValueError for an unknown dataset, partition or model; loads no torch."""
+    from clients.models import MODELS
+    from partitions import task
+    from partitions.registry import PARTITIONS
+
+    task(config)
+    PARTITIONS.check(str(config["partition"]))
+    MODELS.check(str(config["model"]))
+
+
+def start_from(
+    saved: Path, jobs: "list[Job]", changes: "Config", output: Path, fresh: bool
+) -> None:
+    """Let each job start from the final state of the run of the same name in the folder `saved`."""
+    from fedapps.engines.jobs import make_jobs
+    from fedapps.results.folder import check_former, check_unseen
+    from fedapps.settings.config import former_name, override, run_folder, saved_configuration
+
+    for job in jobs:
+        folder = run_folder(saved, former_name(saved, job.method, job.seed))
+        check_former(folder, job.method.split()[0])
+        before = saved_configuration(folder)
+        config = override(before, changes | {"from-dir": str(folder), "resume": not fresh})
+        job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
+        check_unseen(folder, before, job.config, job.method.split()[0])
+
+
+def check(config: "Config") -> None:
+    """Raise ValueError for every error in a configuration that can be known before a run."""
+    from flwr.app import Context, RecordDict
+
+    from clients.models import sized
+    from fedapps.clientapp import make_client
+    from fedapps.engines.grid import simulated_node
+    from fedapps.methods import METHODS
+    from fedapps.node.building import client_models, method_model
+    from fedapps.serverapp import check_run
+    from fedapps.settings.config import check_method, construct
+    from partitions import task
+
+    method = check_method(config["method"])
+    privacy = check_run(config)
+    construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
+    only = [sized(str(config["model"]), str(config["only-model"]))] if config["only-model"] else []
+    for network in {str(config["model"]), *client_models(config), *only}:  # needs no data
+        method_model(method, config | {"model": network}, task(config))
+    models = len(str(config["client-models"]).split(","))
+    for client in range(min(models, int(config["num-clients"]))):
+        node = dict(simulated_node(client, int(config["num-clients"])))
+        make_client(Context(0, 0, node, RecordDict(), config), method)
+
+
+def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> None:
+    """Mark finished runs as done; with `fedapps run --fresh` they are repeated."""
+    from fedapps.files import check_writable
+    from fedapps.results.sweep import finished, keep_finished
+
+    check_writable(output)
+    if not fresh:
+        keep_finished(work)
+    elif not yes and (lost := [job.name for job in work if finished(job.folder)]):
+        lost_runs = f"{output} holds finished runs that will be lost: {', '.join(lost)}"
+        typer.confirm(f"{lost_runs}. Go on?", abort=True)
+
+
+def prepare(
+    console: Console, work: "list[Job]", output: Path, source: str, engine: str, jobs: int | None,
+    ray_only: bool,
+) -> tuple[str, int]:  # fmt: skip
+    """Choose the engine and the number of runs side by side, and create the folder of results.
+
+    Prints the checkpoints that runs cannot resume from. Raises ValueError if the engine cannot run
+    the jobs."""
+    from fedapps.engines.jobs import check_engine, choose_engine
+    from fedapps.files import write_text
+    from fedapps.results.checkpoint import newest_checkpoint
+
+    for job in work:
+        if job.config["resume"] and not job.done:
+            for refused in newest_checkpoint(job.folder, job.config)[1]:
+                say(console, refused)
+    parallel = jobs or 1
+    if not engine:
+        engine, parallel = choose_engine(sum(not job.done for job in work), jobs, ray=ray_only)
+    check_engine(engine, work, parallel)
+    if not output.exists():
+        write_text(output / ".gitignore", "*\n")  # neither git nor `flwr run` takes results
+    if source:
+        write_text(output / "experiment.toml", source)
+    return engine, parallel
+
+
+def carry_out(
+    console: Console, work: "list[Job]", output: Path, engine: str, **options: Any
+) -> None:
+    """Run the jobs; exit with 1 if the engine fails and with 130 on Ctrl-C."""
+    from fedapps.engines import run as engines
+    from fedapps.results.table import Display
+    from fedapps.serverapp import APPS
+
+    try:
+        progress = Display(work, console, options["parallel"])
+        with refusals(RuntimeError, code=1), progress as display:
+            engines.run_jobs(work, engine, APPS, follow=display.follow, **options)
+    except KeyboardInterrupt:
+        say_failures(console, work)
+        say(console, f"stopped; the rounds so far are in {output}")
+        raise typer.Exit(130) from None
+
+
+def report_results(console: Console, work: "list[Job]", output: Path) -> None:
+    """Print the table, the failures and the report's path; exit with 1 if a run failed."""
+    from fedapps.results import report, table
+
+    console.print(table.results_table(work))
+    say_failures(console, work)
+    try:
+        say(console, f"results: {output}, report: {report.write_report(work, output)}")
+    except OSError as error:
+        say_error(console, f"{error}; free some space, then: fedapps report {output}", "no report:")
+        raise typer.Exit(1) from error
+    if any(job.error for job in work):
+        raise typer.Exit(1)
+
+
+def say_failures(console: Console, work: "list[Job]") -> None:
+    """Print the error of each job that failed."""
+    for job in work:
+        if job.error:
+            say_error(console, job.error, f"{job.name} failed:")
+
+
+def split_names(what: str, text: str) -> list[str]:
+    """The names in a comma-separated text. Raises ValueError for none and for duplicates."""
+    names = [" ".join(name.split()) for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"{what} are {text!r}; name at least one")
+    if duplicates := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{what} name {duplicates[0]!r} twice")
+    return names
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds in a comma-separated text. Raises ValueError for what is no seed."""
+    from fedapps.settings import ranges
+
+    seeds = split_names("seeds", text)
+    if invalid := [seed for seed in seeds if not seed.isdecimal()]:
+        raise ValueError(f"seed {invalid[0]!r} is not a whole number")
+    return [int(ranges.check("seed", int(seed), 0)) for seed in seeds]

@@ -1,0 +1,254 @@
+"""Tuning on Optuna: settings are chosen by the training clients' validation accuracy alone.
+
+An experiment's [search] table holds a list of choices or a range for each setting:
+
+    [search]
+    lr = [0.01, 0.1, 0.3]
+    "fedtta.adapt-lr" = { low = 0.001, high = 0.1, log = true }
+
+A key without a section is searched for every method, a key of a method's section for that method
+alone. Every method has the same number of trials. No trial evaluates novel clients."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tomli_w
+
+from fedapps.engines.jobs import Job, make_jobs
+from fedapps.files import write_text
+from fedapps.results.plot import line_styles, save
+from fedapps.results.sweep import keep_finished
+from fedapps.settings.config import Config, Value, defaults, override, variant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+STORAGE = "study.db"
+NO_NOVEL_CLIENTS: Config = {"evaluate-novel": False, "novel-rounds": 0, "bound": False}
+RANGE = {"low", "high", "log"}
+
+Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
+
+
+def read_search(table: Mapping[str, Any], config: Mapping[str, Value]) -> Search:
+    """A [search] table with flat keys. Raises ValueError for unknown keys and bad values."""
+    search = dict(_leaves(table))
+    if not search:
+        raise ValueError("the experiment has no [search] table: nothing to tune")
+    for key, values in search.items():
+        if isinstance(values, list):
+            tried = values
+        else:
+            complete = RANGE - {"log"} <= values.keys() <= RANGE
+            tried = [values["low"], values["high"]] if complete else []
+        if not tried:
+            raise ValueError(f"search of {key} is {values!r}; a list or {{low, high, log}}")
+        for value in tried:
+            override(config, {key: value})
+        try:
+            distribution(values)
+        except ValueError as error:
+            raise ValueError(f"search of {key}: {error}") from error
+    return search
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping) and not value.keys() & RANGE:
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, list | Mapping):
+            yield prefix + key, value
+        else:
+            raise ValueError(f"search of {prefix}{key} is {value!r}; a list or {{low, high, log}}")
+
+
+def distribution(values: Any) -> "BaseDistribution":
+    """Optuna's distribution over choices or a range. Raises ValueError for an empty range."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(values, list):
+        return CategoricalDistribution(values)
+    low, high, log = values["low"], values["high"], values.get("log", False)
+    if isinstance(low, int) and isinstance(high, int):
+        return IntDistribution(low, high, log)
+    return FloatDistribution(float(low), float(high), log)
+
+
+def trial_label(method: str, search: Search, params: Mapping[str, Any]) -> str:
+    """The method with a trial's settings: ``"fedtta lr=0.1 adapt-lr=0.0123"``."""
+    name, words = method.split(maxsplit=1)[0], [method]
+    for key, values in search.items():
+        if key in params:
+            value = params[key]
+            if isinstance(value, float) and not isinstance(values, list):
+                value = float(f"{value:.3g}")
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            words.append(f"{key.removeprefix(f'{name}.')}={text}")
+    return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One trial: its number from 1, its settings, and its validation accuracy (None: failed)."""
+
+    method: str
+    number: int
+    label: str
+    validation: float | None
+
+    @property
+    def settings(self) -> str:
+        """The label without the method."""
+        return self.label.removeprefix(self.method).strip()
+
+
+@dataclass
+class Tuning:
+    """Trials of `search` over `config`, each the mean over `seeds`, `parallel` at once.
+
+    `run` runs jobs, each to its folder. All results are in `output`."""
+
+    config: Config
+    seeds: Sequence[int]
+    search: Search
+    output: Path
+    parallel: int
+    run: Callable[[list[Job]], None]
+
+    def __post_init__(self) -> None:
+        self.config = override(self.config, NO_NOVEL_CLIENTS)
+
+    def tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
+        """Run `trials` trials of every method; those in `output` count.
+
+        Raises ValueError if `output` holds trials of other settings."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.output.mkdir(parents=True, exist_ok=True)
+        outcomes: list[Outcome] = []
+        for method in methods:
+            study = self._study(method)
+            while (missing := trials - len(_finished(study))) > 0:
+                self._run_batch(study, method, min(self.parallel, missing))
+            outcomes += [
+                Outcome(method, number, trial_label(method, self.search, trial.params), trial.value)
+                for number, trial in enumerate(_finished(study), 1)
+            ]
+            write_results(outcomes, self.config, self.seeds, self.output)
+        return outcomes
+
+    def _study(self, method: str) -> "Study":
+        import optuna
+
+        search = sorted(map(repr, self.search.items()))
+        settings = repr((sorted(self.config.items()), search, list(self.seeds)))
+        study = optuna.create_study(
+            storage=f"sqlite:///{(self.output / STORAGE).resolve()}",
+            study_name=method,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        if study.user_attrs.get("settings", settings) != settings:
+            raise ValueError(
+                f"{self.output} holds trials of {method} under other settings; choose another "
+                "--output"
+            )
+        study.set_user_attr("settings", settings)
+        return study
+
+    def _run_batch(self, study: "Study", method: str, count: int) -> None:
+        """Run `count` trials at once; interrupted ones come first, without new ones."""
+        from optuna.samplers import TPESampler
+        from optuna.trial import FrozenTrial, Trial, TrialState
+
+        sections, search = ("", "partition", method.split(maxsplit=1)[0]), self.search.items()
+        space = {k: distribution(v) for k, v in search if k.rpartition(".")[0] in sections}
+        begun = study.get_trials(states=(TrialState.RUNNING,))
+        batch: list[Trial | FrozenTrial] = [t for t in begun if t.params.keys() == space.keys()]
+        if not batch:  # each has a seed of its own: a study that was stopped draws the same
+            study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
+            batch = [study.ask(space) for _ in range(count)]
+        labels = {t.number: trial_label(method, self.search, t.params) for t in batch[:count]}
+        distinct = list(dict.fromkeys(labels.values()))
+        jobs = make_jobs(self.config, distinct, self.seeds, self.output / "trials")
+        keep_finished(jobs)
+        self.run(jobs)
+        for number, label in labels.items():
+            accuracies = [validation_accuracy(job) for job in jobs if job.method == label]
+            values = [accuracy for accuracy in accuracies if accuracy is not None]
+            if len(values) < len(accuracies):
+                study.tell(number, state=TrialState.FAIL)
+            else:
+                study.tell(number, float(np.mean(values)))
+
+
+def validation_accuracy(job: Job) -> float | None:
+    """Validation accuracy of the training clients at the reported round; None if the run failed.
+
+    Raises ValueError if no training client has validation samples."""
+    summary = job.summary()
+    if job.error or not summary.get("finished"):
+        return None
+    accuracy = summary["train"]["accuracy"]
+    if accuracy is None:
+        raise ValueError(f"{job.name}: no validation samples of training clients to tune by")
+    return float(accuracy)
+
+
+def _finished(study: "Study") -> "list[FrozenTrial]":
+    """Completed and failed trials."""
+    return [trial for trial in study.trials if trial.state.is_finished()]
+
+
+def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
+    """The best trial of each method, the first of equals; none if all trials failed."""
+    scores = [(o.method, o.validation, -o.number, o) for o in outcomes if o.validation is not None]
+    methods = dict.fromkeys(method for method, *_ in scores)
+    return {method: max(s for s in scores if s[0] == method)[-1] for method in methods}
+
+
+def write_results(
+    outcomes: Sequence[Outcome], config: Config, seeds: Sequence[int], output: Path
+) -> None:
+    """Write best.toml, an experiment of every method at its best settings, trials.csv and
+    trials.pdf."""
+    known = defaults() | NO_NOVEL_CLIENTS | {"method": config["method"]}
+    changed = {k: v for k, v in config.items() if v != known[k] and k != "output-dir"}
+    labels = [outcome.label for outcome in best(outcomes).values()]
+    for label in labels:
+        variant(config, label)  # checks that best.toml can be read
+    content = {"methods": labels, "seeds": list(seeds), **changed}
+    title = "# The best settings by the training clients' validation accuracy\n"
+    write_text(output / "best.toml", title + tomli_w.dumps(content))
+    with (output / "trials.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "trial", "settings", "validation"])
+        writer.writerows([o.method, o.number, o.settings, o.validation] for o in outcomes)
+    if labels:
+        save(history(outcomes), output / "trials.pdf")
+
+
+def history(outcomes: Sequence[Outcome]) -> "Figure":
+    """Validation accuracy of each trial as a dot, and of the best so far as a line."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.subplots()
+    for method, style in zip(best(outcomes), line_styles(), strict=False):
+        succeeded = [o for o in outcomes if o.method == method and o.validation is not None]
+        x, y = zip(*((o.number, 100 * (o.validation or 0.0)) for o in succeeded), strict=True)
+        axis.plot(x, np.maximum.accumulate(y), label=method, **style | {"marker": ""})
+        axis.plot(x, y, style["marker"], color=style["color"], alpha=0.6)
+    axis.set(xlabel="trial", ylabel="validation accuracy of training clients, %")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.legend()
+    return figure
