@@ -19,7 +19,8 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
+from fedapps.settings.config import Config, defaults, override, parse_override
+from fedapps.settings.experiments import read_experiment
 
 matplotlib.use("Agg")
 cli = typer.Typer(help="FedEmbed's figures.", no_args_is_help=True, add_completion=False)

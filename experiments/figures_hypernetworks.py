@@ -28,7 +28,8 @@ from experiments.analysis import (
     total_variation,
 )
 from fedapps.node.building import with_public
-from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
+from fedapps.settings.config import Config, defaults, override, parse_override
+from fedapps.settings.experiments import read_experiment
 
 matplotlib.use("Agg")
 cli = typer.Typer(help="Hypernetworks' figures.", no_args_is_help=True, add_completion=False)

@@ -13,12 +13,14 @@ from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 import strategies
-from fedapps.commands.main import MAIN_JOB, MAIN_METHODS, cli
+from fedapps.commands.main import cli
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults, override, settings
+from fedapps.settings.experiments import main_job
 from partitions import datasets, federation
 
 ROOT = Path(__file__).parents[1]
+MAIN_JOB, MAIN_METHODS = main_job().settings, main_job().methods
 README = (ROOT / "README.md").read_text("utf-8")
 ROW = ["partitions", "clients", "strategies", "fedapps", "experiments"]
 RUN_CONFIG = r"--run-config '(.*?)'"

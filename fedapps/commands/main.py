@@ -26,37 +26,21 @@ from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.sweep import begun_jobs, finished, keep_finished
 from fedapps.results.table import Display, results_table
-from fedapps.settings import ranges
 from fedapps.settings.config import (
     Config,
-    Experiment,
     check_method,
-    combinations,
     construct,
     defaults,
-    former_name,
     override,
-    parse_experiment,
-    read_experiment,
     run_folder,
     saved_configuration,
     saved_runs,
 )
+from fedapps.settings.experiments import Experiment, main_job, parse_experiment, read_experiment
+from fedapps.settings.schema import check as check_setting
+from fedapps.settings.variants import Variant, check_shadowed, combinations
 
 MOST_JOBS = 1024
-MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
-# What `fedapps run` changes where no method and no experiment is named: a federation in which every
-# class is trained on, and clients drift little in a round, so that a later client's unlabeled
-# inputs are worth something.
-MAIN_JOB: Config = {
-    "num-clients": 50,
-    "rounds": 60,
-    "local-steps": 5,
-    "batch-size": 32,
-    "evaluate-every": 10,
-    "fedtta++.clip-norm": 5.0,
-    "pfedhn.lr": 0.05,  # 5 steps of 0.005, which is for 50, move a model too little
-}
 
 cli = typer.Typer(
     help="Personalized federated learning on Flower.",
@@ -143,7 +127,7 @@ def run(
             output = work[0].folder.parent
         else:
             asked = _experiment(arguments or [], methods, seeds, from_)
-            work, source = _jobs(asked, output, from_, bound, fresh), asked.source
+            work, source = _jobs(asked, output, from_, bound, fresh, console), asked.source
             check_writable(output)
             if fresh:
                 lost = [job.name for job in work if finished(job.folder)]
@@ -275,17 +259,25 @@ def check_gpus(share: float, *, here: bool) -> None:
 
 
 def _jobs(
-    asked: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
+    asked: Experiment,
+    output: Path,
+    from_: Path | None,
+    bound: bool,
+    fresh: bool,
+    console: Console,
 ) -> list[Job]:
     """The runs that are asked for, checked. Raises ValueError for bad input."""
-    changes = asked.settings | ({"bound": True} if bound else {})
     if not asked.methods:
-        asked, changes = asked | Experiment(methods=MAIN_METHODS), MAIN_JOB | changes
+        asked = main_job() | asked
+    changes = asked.settings | ({"bound": True} if bound else {})
     config = override(defaults(), changes)
     for key, values in asked.grid.items():
         for value in values:
             override(config, {key: value})
-    names = combinations(_words("methods", asked.methods), asked.grid)
+    methods = _words("methods", asked.methods)
+    names = combinations(methods, asked.grid)
+    for note in check_shadowed(config, asked.settings, methods, asked.from_file):
+        say(console, note)
     numbers = [_whole(word) for word in _words("seeds", asked.seeds or str(config["seed"]))]
     work = make_jobs(config | {"resume": not fresh}, names, numbers, output)
     with opening(from_) if from_ else nullcontext():
@@ -301,7 +293,7 @@ def _jobs(
 def _go_on_from(saved: Path, jobs: list[Job], changes: Config, output: Path, fresh: bool) -> None:
     """Let each job begin with what the run of its name in the folder `saved` ended with."""
     for job in jobs:
-        folder = run_folder(saved, former_name(saved, job.method, job.seed))
+        folder = run_folder(saved, Variant.parse(job.method).former(saved, job.seed))
         check_former(folder, job.method.split()[0])
         before = saved_configuration(folder)
         begun = {"from-dir": str(folder), "resume": not fresh}
@@ -347,7 +339,7 @@ def _words(what: str, text: str) -> list[str]:
 def _whole(word: str) -> int:
     if not word.isdecimal():
         raise ValueError(f"seed {word!r} is not a whole number")
-    return int(ranges.check("seed", int(word), 0))
+    return int(check_setting("seed", int(word), 0))
 
 
 def _text(value: Any) -> str:
@@ -400,7 +392,7 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _experiments() -> list[dict[str, Any]]:
-    from fedapps.settings.config import experiments
+    from fedapps.settings.experiments import experiments
 
     return [
         {"name": name, "line": file.read_text("utf-8").partition("\n")[0].lstrip("# ")}

@@ -11,13 +11,9 @@ from fedapps.commands.tuning import Search, Tuning, best
 from fedapps.console import make_console, say, say_error
 from fedapps.engines.jobs import ENGINES, Job, check_engine, run_jobs
 from fedapps.results.table import Display
-from fedapps.settings.config import (
-    Experiment,
-    defaults,
-    override,
-    parse_experiment,
-    read_experiment,
-)
+from fedapps.settings.config import defaults, override
+from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment
+from fedapps.settings.variants import check_shadowed
 
 
 def command(
@@ -52,6 +48,8 @@ def command(
         if asked.grid or not names:
             raise ValueError("tune takes methods and single values; what is sought is in [search]")
         config = override(defaults(), asked.settings)
+        for note in check_shadowed(config, asked.settings, names, asked.from_file):
+            say(console, note)
         search = Search.read(asked.search or {}, config)
         numbers = [int(word) for word in seeds.split(",")]
         found = Tuning(config, numbers, search, output, jobs, run).tune(names, trials)

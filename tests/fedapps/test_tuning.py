@@ -14,7 +14,8 @@ from fedapps.commands.main import cli
 from fedapps.commands.tuning import Outcome, Search, Tuning, best, drawn
 from fedapps.engines import jobs
 from fedapps.results.recorder import FORMAT
-from fedapps.settings.config import defaults, read_experiment, variant
+from fedapps.settings.config import defaults, variant
+from fedapps.settings.experiments import read_experiment
 
 EXPERIMENT = """
 methods = ["fedavg", "tent"]

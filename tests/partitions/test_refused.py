@@ -30,7 +30,6 @@ from partitions.readers.local import read_local
 from partitions.readers.omniglot import read_omniglot
 from partitions.readers.raw import Raw
 from partitions.readers.stl10 import read_stl10
-from partitions.registry import RULES
 from partitions.shares import PreferredSamples
 
 
@@ -64,10 +63,6 @@ def test_superclasses_are_dealt_to_equally_many_clients(divide, toy):
         (lambda: ClassFractionPartitioner(2, 0, 0), "classes-per-client is 0"),
         (lambda: ClassFractionPartitioner(2, 3, 0).deal(np.arange(4) % 2), "3, more than the 2 cl"),
         (lambda: NaturalPartitioner(2, "writer", 0, 0), "min-samples is 0"),
-        (
-            lambda: RULES["shards"].make({"partition.shards-per-client": 0}, np.ones(2)),
-            "shards-per-client is 0",
-        ),
         (lambda: novel_shots({"novel-shots": -1}), "novel-shots is -1"),
         (lambda: from_items(3), "int is no dataset with items"),
         (lambda: from_items([]), "list is no dataset with items and a length above 0"),
