@@ -1,7 +1,7 @@
 """Writes docs/methods/: ``python -m experiments.method_pages``.
 
 A page of a method is made of what already stands somewhere once: the table of methods, the
-docstrings of its two halves, its section of pyproject with the comments, what a tiny run of it
+docstrings of its two halves, its settings with their meaning, what a tiny run of it
 reports, and its rows in docs/results.md."""
 
 import inspect
@@ -15,7 +15,8 @@ from typing import Any
 
 from fedapps.engines.jobs import run_in_process
 from fedapps.methods import METHODS
-from fedapps.settings.config import defaults, project_dir
+from fedapps.settings.config import defaults
+from fedapps.settings.schema import declared
 
 FOLDER = Path(__file__).parents[1] / "docs" / "methods"
 RESULTS = Path(__file__).parents[1] / "docs" / "results.md"
@@ -65,13 +66,11 @@ def page(method: str, logged: list[str]) -> str:
 
 
 def settings(method: str) -> Iterator[tuple[str, str, str]]:
-    """Key, default and comment of the method's section in pyproject."""
-    text = (project_dir() / "pyproject.toml").read_text("utf-8")
-    for name in (method, f'"{method}"'):
-        _, found, rest = text.partition(f"\n[tool.flwr.app.config.{name}]\n")
-        for line in rest.partition("\n[")[0].splitlines() if found else ():
-            if told := re.match(r'([\w-]+) = ("[^"]*"|[^#]*?)\s*(?:# (.*))?$', line):
-                yield told[1], told[2], told[3] or ""
+    """Key, default and meaning of what the method's section may set."""
+    for key, setting in declared().items():
+        section, _, name = key.rpartition(".")
+        if section == method:
+            yield name, json.dumps(setting.default, ensure_ascii=False), setting.meaning
 
 
 def measured(method: str) -> Iterator[str]:

@@ -1,19 +1,19 @@
 """The `fedapps` command."""
 
-import json
 import logging
 import signal
 import threading
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedapps.commands import data, plot, serving, table, tune
+from fedapps.commands.list import list_
+from fedapps.commands.settings import settings
 from fedapps.console import Allowed, make_console, say, say_error
 from fedapps.engines.cluster import check_address
 from fedapps.engines.jobs import ENGINES, Job, check_engine, chosen, make_jobs, run_jobs
@@ -54,6 +54,8 @@ cli.command()(table.table)
 cli.add_typer(serving.app)
 cli.command()(plot.plot)
 cli.command("tune")(tune.command)
+cli.command("list")(list_)
+cli.command("settings")(settings)
 
 
 @cli.command()
@@ -197,26 +199,6 @@ def report(
     say(console, file)
 
 
-@cli.command("list")
-def list_(
-    what: Annotated[str, typer.Argument(help="methods, datasets, partitions, models, experiments")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List what can be named in a configuration."""
-    console = make_console()
-    if what not in LISTS:
-        say_error(console, f"unknown list {what!r}; known: {', '.join(LISTS)}")
-        raise typer.Exit(2)
-    rows = LISTS[what]()
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
-        return
-    table = Table(*(rows[0] if rows else ["nothing yet"]))
-    for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
-    console.print(table)
-
-
 def main() -> None:
     """Entry point."""
     cli()
@@ -340,70 +322,3 @@ def _whole(word: str) -> int:
     if not word.isdecimal():
         raise ValueError(f"seed {word!r} is not a whole number")
     return int(check_setting("seed", int(word), 0))
-
-
-def _text(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def _methods() -> list[dict[str, Any]]:
-    from clients.base import Client
-
-    return [
-        {
-            "name": name,
-            "paper": method.paper,
-            "line": method.line,
-            "novel clients": method.novel or "no",
-            "privacy": ", ".join(method.dp) or "no",
-            "own client": method.client is not Client,
-        }
-        for name, method in METHODS.items()
-    ]
-
-
-def _datasets() -> list[dict[str, Any]]:
-    from partitions.datasets import DATASETS, info
-
-    return [
-        {
-            "name": name,
-            "shape": str(info(name).shape),
-            "classes": info(name).num_classes,
-            "line": info(name).line,
-        }
-        for name in DATASETS
-    ]
-
-
-def _partitions() -> list[dict[str, Any]]:
-    from partitions.registry import PARTITIONS
-
-    return [
-        {"name": name, "line": entry.line, "options": ", ".join(entry.options)}
-        for name, entry in PARTITIONS.items()
-    ]
-
-
-def _models() -> list[dict[str, Any]]:
-    from clients.models import MODELS
-
-    return [{"name": name, "line": model.line} for name, model in MODELS.items()]
-
-
-def _experiments() -> list[dict[str, Any]]:
-    from fedapps.settings.experiments import experiments
-
-    return [
-        {"name": name, "line": file.read_text("utf-8").partition("\n")[0].lstrip("# ")}
-        for name, file in experiments().items()
-    ]
-
-
-LISTS = {
-    "methods": _methods,
-    "datasets": _datasets,
-    "partitions": _partitions,
-    "models": _models,
-    "experiments": _experiments,
-}

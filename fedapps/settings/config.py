@@ -96,7 +96,7 @@ CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every", "round-timeout", "s
 
 def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
     """The keys in which two runs' configurations differ, with both values; "" if in none."""
-    here = override(defaults(), here)
+    there, here = defaults() | dict(there), override(defaults(), here)
     other = [key for key in here if key not in CIRCUMSTANCES and there.get(key) != here[key]]
     return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in other)
 

@@ -31,7 +31,7 @@ def section(text, title):
 
 
 def test_pages_tell_defaults_comments_and_measurements():
-    assert ("mu", "0.001", "weight of the proximal term") in list(settings("fedprox"))
+    assert ("mu", "0.001", "μ, weight of the proximal term") in list(settings("fedprox"))
     tables = [text for text in measured("tent") if text.startswith("**FedTTA's protocol, MNIST")]
     assert tables
     assert all("| tent |" in table for table in tables)
