@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pytest
 import tomli_w
 from flwr.common.config import flatten_dict
@@ -191,6 +192,32 @@ def test_a_configuration_of_an_earlier_release_is_read_as_it_was(tmp_path):
     assert run_configuration(tmp_path) == defaults() | former
     assert settings(run_configuration(tmp_path), "fedtta++")["inner_lr"] == 0.5
     assert not differences(former, run_configuration(tmp_path))
+
+
+def test_a_run_of_an_earlier_release_can_be_used(tmp_path):
+    """fedtta++, whose section was whole: shown, resumed, gone on from and personalized."""
+    small = ["num-clients=4", "rounds=1", "local-steps=1", "fedtta++.max-steps=1"]
+    options = ["--engine", "in-process", "--output"]
+    first, run = str(tmp_path / "first"), tmp_path / "first" / "fedtta++-seed0"
+    say(["run", *small, "--methods", "fedtta++", *options, first])
+    config = tomllib.loads((run / "config.toml").read_text("utf-8"))
+    for key in SINCE:
+        del config[key]
+    config["fedtta++.clip-norm"] = 5.0
+    (run / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
+    assert "fedtta++" in say(["table", first])
+    say(["run", "--resume", first, *options[:2]])
+    say(["run", "--from", first, *options, str(tmp_path / "second")])
+    again = tomllib.loads((tmp_path / "second" / run.name / "config.toml").read_text("utf-8"))
+    assert (again["fedtta++.clip-norm"], again["fedtta++.max-steps"]) == (5.0, 1)
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 1, 8, 8), np.float32))
+    say(["personalize", str(run), str(tmp_path / "x.npz"), "--output", str(tmp_path / "mine")])
+
+
+def say(arguments):
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_settings_start_without_torch():
