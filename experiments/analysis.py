@@ -18,7 +18,8 @@ from fedapps.clientapp import app, make_client
 from fedapps.node.building import with_public
 from fedapps.serverapp import run, run_in_process
 from fedapps.service.models import Watched, label_shares
-from fedapps.settings.config import Config, defaults, override, parse_override, read_experiment
+from fedapps.settings.config import Config, defaults, override, parse_override
+from fedapps.settings.experiments import read_experiment
 
 matplotlib.use("Agg")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
-from fedapps.settings import ranges
 from fedapps.settings.config import Config, defaults
+from fedapps.settings.schema import declared
 
 DOCS = Path(__file__).parents[1] / "docs"
 TINY: Config = {"num-clients": 6, "rounds": 1, "local-steps": 1, "evaluate-every": 1}
@@ -67,14 +67,12 @@ def source(role: str, half: type) -> str:
 
 def settings(method: str) -> Iterator[Row]:
     """The settings of the method's section of the configuration."""
-    for key, default in defaults().items():
+    for key, setting in declared().items():
         section, _, name = key.rpartition(".")
         if section == method:
-            setting = ranges.declared(key, default)
             values = setting.values
             choices = values if isinstance(values, str) else ", ".join(map(json.dumps, values))
-            meaning = setting.meaning or "as the common setting"
-            yield name, f"`{json.dumps(default)}`", choices, meaning
+            yield name, f"`{json.dumps(setting.default)}`", choices, setting.meaning
 
 
 def table(rows: Iterator[Row]) -> str:

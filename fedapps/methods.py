@@ -1,64 +1,29 @@
-"""THE table: name → (strategy, client)."""
+"""THE table: name → (strategy, client). No class is imported before it is asked for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-from clients.afl import AFLClient
-from clients.apfl import APFLClient
-from clients.base import Client
-from clients.ditto import DittoClient
-from clients.fedadg import FedADGClient
-from clients.fedala import FedALAClient
-from clients.fedamp import FedAMPClient
-from clients.fedbabu import FedBABUClient
-from clients.fedbn import FedBNClient
-from clients.fedembed import FedEmbedClient
-from clients.fedma import FedMAClient
-from clients.fedmd import FedMDClient, HeteroTENTClient
-from clients.fedper import FedPerClient
-from clients.fedprox import FedProxClient
-from clients.fedrep import FedRepClient
-from clients.fedsr import FedSRClient
-from clients.fedtta import (
-    FedTTAClient,
-    FedTTAPlusPlusClient,
-    FedTTAProxClient,
-    GuardedFedTTAPlusPlusClient,
-)
-from clients.heterofedtta import HeteroFedTTAClient
-from clients.lgfedavg import LGFedAvgClient
-from clients.local import LocalClient
-from clients.odpfl_hn import ODPFLHNClient
-from clients.pefll import PeFLLClient
-from clients.perfedavg import PerFedAvgClient
-from clients.pfedhn import PFedHNClient, PFedHNPCClient
-from clients.pfedme import PFedMeClient
-from clients.pfl import PFLClient, PFLSampledClient
-from clients.preference import GlobalClient, GlobalPlusClient
-from clients.scaffold import ScaffoldClient
-from clients.shot import SHOTClient
-from clients.t3a import T3AClient
-from clients.tent import TENTClient
 from partitions.references import Table, Value
-from strategies.afl import AFL
-from strategies.base import PersonalizedStrategy
-from strategies.fedamp import FedAMP
-from strategies.fedavg import FedAvg
-from strategies.fedembed import FedEmbed
-from strategies.fedgma import FedGMA
-from strategies.fedma import FedMA
-from strategies.fedmd import FedMD, HeteroFedTTA
-from strategies.fedrep import FedRep
-from strategies.fedtta import FedTTA
-from strategies.lgfedavg import LGFedAvg
-from strategies.odpfl_hn import ODPFLHN
-from strategies.pefll import PeFLL
-from strategies.pfedhn import PFedHN
-from strategies.pfedme import PFedMe
-from strategies.pfl import PFL, PFLNearest
-from strategies.preference import CentralAdam, PFedKM
-from strategies.scaffold import Scaffold
+
+if TYPE_CHECKING:
+    from clients.base import Client
+    from strategies.base import PersonalizedStrategy
+
+
+class _Half:
+    """A class of a `Method`, given as a class or as "module:NAME", which is imported when read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, method: Any, owner: type) -> Any:
+        given = vars(method)[self.name]
+        return resolve_name(given) if isinstance(given, str) else given
+
+    def __set__(self, method: Any, given: Any) -> None:
+        vars(method)[self.name] = given
 
 
 @dataclass(frozen=True)
@@ -70,319 +35,367 @@ class Method:
     the kinds of differential privacy that it can keep: "local" where a train reply is the trained
     model under the names that were sent, "central" where the server takes the users' plain mean
     too. `effort` is a round's time in rounds of FedAvg, roughly: of runs side by side the longest
-    begin first. `settings` are the defaults of its configuration section beyond those that its
-    classes declare; of the package's methods they stand in pyproject."""
+    begin first.
 
-    strategy: type[PersonalizedStrategy]
-    client: type[Client]
+    Its settings are those that its classes declare, without the `fixed` ones, which it does not
+    offer. `settings` holds other defaults, also of common keys. A method that `extends` another
+    takes over what that one's section sets, where it sets nothing itself."""
+
+    strategy: "type[PersonalizedStrategy]"
+    client: "type[Client]"
     paper: str
     line: str
     novel: str = ""
     dp: tuple[str, ...] = ()
     effort: float = 1.0
     settings: Mapping[str, Value] = field(default_factory=dict, compare=False)
+    extends: str = ""
+    fixed: tuple[str, ...] = ()
+
+    @property
+    def own_client(self) -> bool:
+        """Whether its clients are of another class than FedAvg's."""
+        return vars(self)["client"] != NAMED["fedavg"].__dict__["client"]
+
+
+for _half in ("strategy", "client"):
+    setattr(Method, _half, _Half(_half))
+
+
+def _method(strategy: str, client: str, paper: str, line: str, *rest: Any, **more: Any) -> Method:
+    """A row of the package's own: its classes by reference."""
+    return Method(strategy, client, paper, line, *rest, **more)  # type: ignore[arg-type]
 
 
 BOTH = ("local", "central")
+FREE_EMBEDDINGS = ("embedding-dim", "bias", "descriptor", "embedding-lr")  # pfedhn's alone
+TWO_PHASES = ("training", "fine-tune-rounds", "encoder-steps", "encoder-local-lr")
+PRIVATE_DESCRIPTORS = ("descriptor-epsilon", "descriptor-delta", "descriptor-answers")
 NAMED = {
-    "local": Method(FedAvg, LocalClient, "–", "every client alone"),
-    "fedavg": Method(
-        FedAvg,
-        Client,
+    "local": _method(
+        "strategies.fedavg:FedAvg", "clients.local:LocalClient", "–", "every client alone"
+    ),
+    "fedavg": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.base:Client",
         "McMahan et al., AISTATS 2017",
         "one global model, mean weighted by samples",
         "global",
         dp=BOTH,
     ),
-    "fedprox": Method(
-        FedAvg,
-        FedProxClient,
+    "fedprox": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.fedprox:FedProxClient",
         "Li et al., MLSys 2020",
         "FedAvg with a proximal term on the client",
         "global",
         dp=BOTH,
+        settings={"lr": 0.3},
     ),
-    "scaffold": Method(
-        Scaffold,
-        ScaffoldClient,
+    "scaffold": _method(
+        "strategies.scaffold:Scaffold",
+        "clients.scaffold:ScaffoldClient",
         "Karimireddy et al., ICML 2020",
         "control variates correct the clients' drift",
         "global",
     ),
-    "afl": Method(
-        AFL,
-        AFLClient,
+    "afl": _method(
+        "strategies.afl:AFL",
+        "clients.afl:AFLClient",
         "Mohri et al., ICML 2019",
         "one global model for the worst mixture of the clients",
         "global",
+        settings={"lr": 0.3},
     ),
-    "fedgma": Method(
-        FedGMA,
-        Client,
+    "fedgma": _method(
+        "strategies.fedgma:FedGMA",
+        "clients.base:Client",
         "Tenison et al., 2022",
         "damps the entries of the update on whose sign clients disagree",
         "global",
+        settings={"lr": 0.3},
     ),
-    "fedadg": Method(
-        FedAvg,
-        FedADGClient,
+    "fedadg": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.fedadg:FedADGClient",
         "Zhang et al., 2021",
         "features aligned with a generated reference, adversarially",
         "global",
         effort=3.3,
+        settings={"lr": 0.3},
     ),
-    "fedsr": Method(
-        FedAvg,
-        FedSRClient,
+    "fedsr": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.fedsr:FedSRClient",
         "Nguyen et al., NeurIPS 2022",
         "a simple stochastic representation",
         "global",
         effort=2.6,
+        settings={"lr": 0.3},
     ),
-    "fedma": Method(
-        FedMA,
-        FedMAClient,
+    "fedma": _method(
+        "strategies.fedma:FedMA",
+        "clients.fedma:FedMAClient",
         "Wang et al., ICLR 2020",
         "matches the clients' neurons layer by layer, then averages",
         "global",
         effort=3.3,
     ),
-    "fedper": Method(
-        FedAvg,
-        FedPerClient,
+    "fedper": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.fedper:FedPerClient",
         "Arivazhagan et al., 2019",
         "shared body, personal head",
         dp=BOTH,
     ),
-    "fedrep": Method(
-        FedRep,
-        FedRepClient,
+    "fedrep": _method(
+        "strategies.fedrep:FedRep",
+        "clients.fedrep:FedRepClient",
         "Collins et al., ICML 2021",
         "FedPer that trains the head first, then the body",
         dp=BOTH,
     ),
-    "lg-fedavg": Method(
-        LGFedAvg,
-        LGFedAvgClient,
+    "lg-fedavg": _method(
+        "strategies.lgfedavg:LGFedAvg",
+        "clients.lgfedavg:LGFedAvgClient",
         "Liang et al., 2020",
         "FedAvg first, then a personal body under the shared head",
     ),
-    "per-fedavg": Method(
-        FedAvg,
-        PerFedAvgClient,
+    "per-fedavg": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.perfedavg:PerFedAvgClient",
         "Fallah et al., NeurIPS 2020",
         "a model one labeled step from every client's, a novel one's too",
         effort=3.5,
     ),
-    "pfedme": Method(
-        PFedMe,
-        PFedMeClient,
+    "pfedme": _method(
+        "strategies.pfedme:PFedMe",
+        "clients.pfedme:PFedMeClient",
         "Dinh et al., NeurIPS 2020",
         "personal models near the global one, found by labeled steps",
         dp=BOTH,
         effort=5.6,
     ),
-    "ditto": Method(
-        FedAvg,
-        DittoClient,
+    "ditto": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.ditto:DittoClient",
         "Li et al., ICML 2021",
         "a personal model near the global one, beside FedAvg",
         "global",
         dp=BOTH,
         effort=2.4,
     ),
-    "apfl": Method(
-        FedAvg,
-        APFLClient,
+    "apfl": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.apfl:APFLClient",
         "Deng et al., 2020",
         "a personal model mixed with the global one, in a learnt proportion",
         "global",
         dp=BOTH,
         effort=2.2,
     ),
-    "fedbn": Method(
-        FedAvg,
-        FedBNClient,
+    "fedbn": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.fedbn:FedBNClient",
         "Li et al., ICLR 2021",
         "batch normalisation stays on the client; needs a network that has some",
         dp=BOTH,
     ),
-    "fedbabu": Method(
-        FedAvg,
-        FedBABUClient,
+    "fedbabu": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.fedbabu:FedBABUClient",
         "Oh et al., ICLR 2022",
         "a body under one fixed random head, fine-tuned for each client",
         "global",
         dp=BOTH,
     ),
-    "fedamp": Method(
-        FedAMP,
-        FedAMPClient,
+    "fedamp": _method(
+        "strategies.fedamp:FedAMP",
+        "clients.fedamp:FedAMPClient",
         "Huang et al., AAAI 2021",
         "a model of its own for each client, pulled to those of similar clients",
     ),
-    "fedala": Method(
-        FedAvg,
-        FedALAClient,
+    "fedala": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.fedala:FedALAClient",
         "Zhang et al., AAAI 2023",
         "local and global model mixed element by element, by learnt weights",
         "global",
         dp=BOTH,
     ),
-    "tent": Method(
-        FedAvg,
-        TENTClient,
+    "tent": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.tent:TENTClient",
         "Wang et al., ICLR 2021",
         "FedAvg, then entropy minimisation on the client's inputs",
         "adapted",
     ),
-    "t3a": Method(
-        FedAvg,
-        T3AClient,
+    "t3a": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.t3a:T3AClient",
         "Iwasawa and Matsuo, NeurIPS 2021",
         "FedAvg, then class templates adjusted to the client's inputs",
         "adapted",
         dp=BOTH,
     ),
-    "shot": Method(
-        FedAvg,
-        SHOTClient,
+    "shot": _method(
+        "strategies.fedavg:FedAvg",
+        "clients.shot:SHOTClient",
         "Liang et al., ICML 2020",
         "FedAvg, then predictions made sure and diverse under a fixed head",
         "adapted",
         dp=BOTH,
+        fixed=("parameters", "bits", "adapt-clip-norm"),
     ),
-    "pfedhn": Method(
-        PFedHN,
-        PFedHNClient,
+    "pfedhn": _method(
+        "strategies.pfedhn:PFedHN",
+        "clients.pfedhn:PFedHNClient",
         "Shamsian et al., ICML 2021",
         "a hypernetwork on the server generates every client's model",
         effort=2.5,
     ),
-    "pfedhn-pc": Method(
-        PFedHN,
-        PFedHNPCClient,
+    "pfedhn-pc": _method(
+        "strategies.pfedhn:PFedHN",
+        "clients.pfedhn:PFedHNPCClient",
         "Shamsian et al., ICML 2021",
         "pFedHN whose classifiers stay on the clients",
+        extends="pfedhn",
     ),
-    "odpfl-hn": Method(
-        ODPFLHN,
-        ODPFLHNClient,
+    "odpfl-hn": _method(
+        "strategies.odpfl_hn:ODPFLHN",
+        "clients.odpfl_hn:ODPFLHNClient",
         "Amosy et al., 2023",
         "pFedHN whose embeddings an encoder of unlabeled inputs provides",
         "adapted",
+        settings={"lr": 0.3},
+        fixed=FREE_EMBEDDINGS,
     ),
-    "pefll": Method(
-        PeFLL,
-        PeFLLClient,
+    "pefll": _method(
+        "strategies.pefll:PeFLL",
+        "clients.pefll:PeFLLClient",
         "Scott et al., ICLR 2024",
         "ODPFL-HN whose encoder sees labels: a novel client needs a few, and no training",
         effort=3.1,
+        extends="odpfl-hn",
+        fixed=(*FREE_EMBEDDINGS, *TWO_PHASES, *PRIVATE_DESCRIPTORS, "spectral-norm"),
     ),
-    "pfl-sampled": Method(
-        PFL,
-        PFLSampledClient,
+    "pfl-sampled": _method(
+        "strategies.pfl:PFL",
+        "clients.pfl:PFLSampledClient",
         "Amosy et al., 2023",
         "a random training client's personal model",
         "global",
+        extends="pfl-ensemble",
     ),
-    "pfl-nearest": Method(
-        PFLNearest,
-        PFLClient,
+    "pfl-nearest": _method(
+        "strategies.pfl:PFLNearest",
+        "clients.pfl:PFLClient",
         "Amosy et al., 2023",
         "the personal model of the training client with the most similar inputs",
         "adapted",
+        extends="pfl-ensemble",
     ),
-    "pfl-ensemble": Method(
-        PFL,
-        PFLClient,
+    "pfl-ensemble": _method(
+        "strategies.pfl:PFL",
+        "clients.pfl:PFLClient",
         "Amosy et al., 2023",
         "the mean logits of all personal models",
         "global",
     ),
-    "fedtta": Method(
-        FedTTA,
-        FedTTAClient,
+    "fedtta": _method(
+        "strategies.fedtta:FedTTA",
+        "clients.fedtta:FedTTAClient",
         "Ye et al., UPFL, 2023",
         "a base model and a model that adapts it without labels, one step",
         "adapted",
         effort=4.5,
+        settings={"lr": 0.3},
     ),
-    "fedtta-prox": Method(
-        FedTTA,
-        FedTTAProxClient,
+    "fedtta-prox": _method(
+        "strategies.fedtta:FedTTA",
+        "clients.fedtta:FedTTAProxClient",
         "Ye et al., UPFL, 2023",
         "FedTTA whose base model stays close to the server's",
         "adapted",
         effort=5.0,
+        extends="fedtta",
     ),
-    "fedtta++": Method(
-        FedTTA,
-        FedTTAPlusPlusClient,
+    "fedtta++": _method(
+        "strategies.fedtta:FedTTA",
+        "clients.fedtta:FedTTAPlusPlusClient",
         "Ye et al., UPFL, 2023",
         "FedTTA-Prox that adapts until the entropy stops falling",
         "adapted",
         effort=5.0,
+        extends="fedtta-prox",
     ),
-    "fedtta++-guarded": Method(
-        FedTTA,
-        GuardedFedTTAPlusPlusClient,
+    "fedtta++-guarded": _method(
+        "strategies.fedtta:FedTTA",
+        "clients.fedtta:GuardedFedTTAPlusPlusClient",
         "Ye et al., UPFL, 2023; guard ours",
         "FedTTA++ whose further steps must agree with the first one",
         "adapted",
         effort=5.0,
+        extends="fedtta++",
     ),
-    "fedmd": Method(
-        FedMD,
-        FedMDClient,
+    "fedmd": _method(
+        "strategies.fedmd:FedMD",
+        "clients.fedmd:FedMDClient",
         "Li and Wang, 2019",
         "any architectures; logits on a public set are averaged and distilled",
         "global",
         effort=2.0,
     ),
-    "heterotent": Method(
-        FedMD,
-        HeteroTENTClient,
+    "heterotent": _method(
+        "strategies.fedmd:FedMD",
+        "clients.fedmd:HeteroTENTClient",
         "Ye et al., UPFL, 2023",
         "TENT inside FedMD, for any architectures",
         "adapted",
         effort=2.0,
+        extends="fedmd",
     ),
-    "heterofedtta": Method(
-        HeteroFedTTA,
-        HeteroFedTTAClient,
+    "heterofedtta": _method(
+        "strategies.fedmd:HeteroFedTTA",
+        "clients.heterofedtta:HeteroFedTTAClient",
         "Ye et al., UPFL, 2023",
         "FedTTA inside FedMD, for any architectures",
         "adapted",
         effort=9.6,
+        extends="fedmd",
+        fixed=("mu", "min-agreement", "digest-loss"),
     ),
-    "fedembed": Method(
-        FedEmbed,
-        FedEmbedClient,
+    "fedembed": _method(
+        "strategies.fedembed:FedEmbed",
+        "clients.fedembed:FedEmbedClient",
         "Silva et al., 2022",
         "personal embeddings, heads of sub-populations; needs the preference partition",
         dp=BOTH,
+        extends="global+",
     ),
-    "global": Method(
-        CentralAdam,
-        GlobalClient,
+    "global": _method(
+        "strategies.preference:CentralAdam",
+        "clients.preference:GlobalClient",
         "Silva et al., 2022",
         "one head for users with conflicting labels; needs the preference partition",
         dp=BOTH,
+        settings={"model": "preference-net"},
     ),
-    "global+": Method(
-        CentralAdam,
-        GlobalPlusClient,
+    "global+": _method(
+        "strategies.preference:CentralAdam",
+        "clients.preference:GlobalPlusClient",
         "Silva et al., 2022",
         "global, conditioned on personal embeddings; needs the preference partition",
         dp=BOTH,
+        extends="global",
     ),
-    "pfedkm": Method(
-        PFedKM,
-        GlobalClient,
+    "pfedkm": _method(
+        "strategies.preference:PFedKM",
+        "clients.preference:GlobalClient",
         "Tang et al., 2021",
         "heads shared within clusters of gradients; needs the preference partition",
         dp=("local",),
+        extends="global",
     ),
 }
 

@@ -171,6 +171,10 @@ class Table(dict[str, Entry], Generic[Entry]):
         _ = self[name]
         return name
 
+    def known(self) -> dict[str, Entry]:
+        """The package's own entries, and those that were adopted so far."""
+        return {**self, **self._adopted}
+
     def __missing__(self, name: str) -> Entry:
         if not is_reference(name):
             raise ValueError(

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from partitions import references
-from partitions.changes import Change, Corruption, Rotation, Subsampling
-from partitions.datasets import described
 from partitions.seeds import seed_of
+from partitions.settings import COUNT, SOME, WEIGHT, Configured, setting
+
+if TYPE_CHECKING:
+    from partitions.changes import Change
 
 Config = Mapping[str, str | int | float | bool]
 
@@ -26,7 +28,7 @@ class Partition:
     make: Callable[[Config, np.ndarray], Any]
     line: str
     options: tuple[str, ...] = ()
-    change: Callable[[Config, np.ndarray], Change] | None = None
+    change: "Callable[[Config, np.ndarray], Change] | None" = None
     sparse: bool = False
 
 
@@ -40,8 +42,6 @@ def _shards(config: Config, novel: np.ndarray) -> Any:
     from flwr_datasets.partitioner import ShardPartitioner
 
     count = int(config["partition.shards-per-client"])
-    if count < 1:
-        raise ValueError(f"partition.shards-per-client is {count}; it must be at least 1")
     return ShardPartitioner(len(novel), "label", num_shards_per_partition=count, seed=_seed(config))
 
 
@@ -63,6 +63,8 @@ def _class_fraction(config: Config, novel: np.ndarray) -> Any:
 
 
 def _classes_per_client(config: Config) -> int:
+    from partitions.datasets import described
+
     known, count = described(config), int(config["partition.classes-per-client"])
     if count > known.num_classes:
         raise ValueError(
@@ -107,6 +109,7 @@ def _coarse(config: Config, novel: np.ndarray) -> Any:
 
 
 def _natural(config: Config, novel: np.ndarray) -> Any:
+    from partitions.datasets import described
     from partitions.natural import NaturalPartitioner
 
     known = described(config)
@@ -125,13 +128,12 @@ def _some(config: Config, novel: np.ndarray) -> Any:
 
 
 def _base(config: Config, novel: np.ndarray) -> Any:
-    name = str(config["partition.base"])
-    if name not in BASES:
-        raise ValueError(f"partition.base is {name!r}; known: {', '.join(BASES)}")
-    return RULES[name].make(config, novel)
+    return RULES[str(config["partition.base"])].make(config, novel)
 
 
-def _rotation(config: Config, novel: np.ndarray) -> Change:
+def _rotation(config: Config, novel: np.ndarray) -> "Change":
+    from partitions.changes import Rotation
+
     angles, novel_angles = (_angles(config, f"partition.{k}") for k in ("angles", "novel-angles"))
     return Rotation(novel, angles, novel_angles, int(config["seed"]))
 
@@ -146,16 +148,21 @@ def _angles(config: Config, key: str) -> list[float]:
     return angles
 
 
-def _corruption(config: Config, novel: np.ndarray) -> Change:
+def _corruption(config: Config, novel: np.ndarray) -> "Change":
+    from partitions.changes import Corruption
+
     width, degrees = float(config["partition.blur"]), float(config["partition.rotation"])
     return Corruption(novel, width, degrees)
 
 
-def _subsampling(config: Config, novel: np.ndarray) -> Change:
+def _subsampling(config: Config, novel: np.ndarray) -> "Change":
+    from partitions.changes import Subsampling
+
     return Subsampling(novel, float(config["partition.keep-fraction"]), int(config["seed"]))
 
 
 def _preference(config: Config, novel: np.ndarray) -> Any:
+    from partitions.datasets import described
     from partitions.preference import PreferencePartitioner, apportion
 
     counts = apportion(str(config["partition.shares"]), len(novel), described(config).num_classes)
@@ -238,6 +245,46 @@ RULES = {
 }
 COMPOSED = ("cross-dataset", "preference")  # rules whose federation is of its own kind
 BASES = [n for n, rule in RULES.items() if rule.change is None and n not in COMPOSED]
+
+
+class Options(Configured):
+    """The options of the rules, keys ``partition.<option>``; a row of `RULES` names those that the
+    rule reads, and every rule reads the first three."""
+
+    validation_fraction = setting(
+        0.15, "share of a training client's samples kept for validation", "[0, 1)"
+    )
+    test_fraction = setting(
+        0.0,
+        "share of a client's samples kept for test, where the rule divides no test set",
+        "[0, 1)",
+    )
+    public_samples = setting(
+        0,
+        "samples that nobody owns; 0: for methods that need some 5000, or a sixth of the data",
+        "[0, 1000000000]",
+    )
+    classes_per_client = setting(2, "at most so many classes a client", SOME)
+    equal_sizes = setting(
+        True, "clients of one size, some samples nobody's; false: all samples are dealt"
+    )
+    shards_per_client = setting(2, "shards of label-sorted samples a client", SOME)
+    alpha = setting(0.1, "concentration for training clients", "(0, 1000000]")
+    novel_alpha = setting(0.0, "concentration for novel clients; 0: the same", WEIGHT)
+    column = setting("", "column whose values are the clients; empty: the dataset's first")
+    min_samples = setting(2, "values with fewer samples are left out", SOME)
+    samples = setting(1000, "samples of all clients together", "[1, 1000000000]")
+    angles = setting("0,30,60", "degrees counterclockwise, training clients", listed=True)
+    novel_angles = setting("15,45", "degrees counterclockwise, novel clients", listed=True)
+    base = setting("pathological", "the rule that deals", tuple(BASES))
+    blur = setting(0.0, "deviation of the Gaussian in pixels", "[0, 1000]")
+    rotation = setting(0.0, "degrees counterclockwise", "[-360, 360]")
+    keep_fraction = setting(1.0, "share that a novel client keeps", "(0, 1]")
+    shares = setting("", 'shares of the sub-populations, as "0.7,0.3"; empty: equal', listed=True)
+    samples_per_user = setting(30, "half of them positive", "[2, 1000000]")
+    validation_per_user = setting(0, "how many of them only validate; 0: none", COUNT)
+    test_per_user = setting(10, "how many of them only test", COUNT)
+    novel_dataset = setting("stl10", "the novel clients' dataset")
 
 
 def partition(name: str) -> Partition:

@@ -32,6 +32,8 @@ SECONDS = "(0, 1000000000]"
 WHOLE = "[0, 9223372036854775807]"
 
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+LIST = "comma-separated"  # format, in JSON Schema, of a text that is a list
 LONGEST = 4096  # characters of a text
 
 
@@ -65,11 +67,12 @@ class Interval:
 class Setting:
     """A default with its meaning and its range: an interval of numbers or a choice of texts.
 
-    The default decides the type."""
+    The default decides the type. The text of a `listed` one is a list, separated by commas."""
 
     default: Value
     meaning: str
     values: str | tuple[str, ...] = ""
+    listed: bool = False
 
     def __get__(self, instance: object, owner: type | None = None) -> Value:
         """The default, where an object has no value of its own."""
@@ -79,6 +82,8 @@ class Setting:
         """`value` in the setting's type. Raises ValueError, naming the key, the value and what it
         must be."""
         kind = type(self.default)
+        if self.listed and type(value) in (int, float):  # a list of one number
+            value = str(value)
         if kind is float and type(value) is int and abs(value) < 10**300:
             value = float(value)
         if type(value) is not kind:
@@ -97,11 +102,43 @@ class Setting:
             )
         return value
 
+    @property
+    def range(self) -> str:
+        """Its interval or its choices; "" where any value of the type will do."""
+        return self.values if isinstance(self.values, str) else ", ".join(self.values)
 
-def setting(default: T, meaning: str, values: str | tuple[str, ...] = "") -> T:
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of its value, or of a list of values, as a grid of runs has them."""
+        value: dict[str, Any] = {"type": JSON_TYPES[type(self.default)]}
+        if isinstance(self.values, tuple):
+            value["enum"] = list(self.values)
+        elif self.values:
+            ends = Interval.parse(self.values)
+            value["exclusiveMinimum" if ends.open_low else "minimum"] = ends.low
+            value["exclusiveMaximum" if ends.open_high else "maximum"] = ends.high
+        if self.listed:
+            value["format"] = LIST
+        either = [value, {"type": "array", "items": value}]
+        return {"description": self.meaning, "default": self.default, "anyOf": either}
+
+    @classmethod
+    def from_schema(cls, schema: Mapping[str, Any]) -> "Setting":
+        """The setting that `schema` describes."""
+        value = schema["anyOf"][0]
+        values: str | tuple[str, ...] = tuple(value.get("enum", ())) or ""
+        if (low := value.get("minimum", value.get("exclusiveMinimum"))) is not None:
+            high = value.get("maximum", value.get("exclusiveMaximum"))
+            left, right = "(["["minimum" in value], ")]"["maximum" in value]
+            values = f"{left}{low}, {high}{right}"
+        return cls(schema["default"], schema["description"], values, value.get("format") == LIST)
+
+
+def setting(
+    default: T, meaning: str, values: str | tuple[str, ...] = "", *, listed: bool = False
+) -> T:
     """Declare a setting in a class's body, see `Setting`. Raises ValueError if the default lies
     outside of its own range."""
-    declared = Setting(default, meaning, values)
+    declared = Setting(default, meaning, values, listed)
     declared.checked(meaning, default)
     return declared  # type: ignore[return-value]  # on the class it reads as its default
 
@@ -119,7 +156,7 @@ class Configured:
             known |= {name: s for name, s in vars(base).items() if isinstance(s, Setting)}
         for name, value in list(vars(cls).items()):
             if name in known and isinstance(value, Value):
-                default = known[name].checked(_key(name), value)
+                default = known[name].checked(key_of(name), value)
                 setattr(cls, name, replace(known[name], default=default))
             if isinstance(vars(cls)[name], Setting):
                 known[name] = vars(cls)[name]
@@ -137,7 +174,7 @@ class Configured:
         if unknown := settings.keys() - cls.declared.keys():
             known = ", ".join(sorted(cls.declared)) or "none"
             raise TypeError(f"{cls.__name__} has no setting {min(unknown)!r}; it has {known}")
-        return {name: cls.declared[name].checked(_key(name), v) for name, v in settings.items()}
+        return {name: cls.declared[name].checked(key_of(name), v) for name, v in settings.items()}
 
 
 def taken(function: Callable[..., Any]) -> list[str]:
@@ -146,7 +183,8 @@ def taken(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
+    """The key of a configuration that sets the attribute `name`."""
     return name.replace("_", "-")
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from clients.arrays import Arrays, as_type
 from clients.privacy import (
     COVERS,
+    DP_GENERATOR,
     EVERYTHING,
     GENERATORS,
     MODES,
@@ -28,6 +29,7 @@ from clients.privacy import (
     generator,
     noised,
 )
+from partitions.settings import WEIGHT, Configured, setting
 from strategies.accountant import central_epsilon, local_epsilon, local_loss, multiplier
 from strategies.replies import Node, Update
 
@@ -41,7 +43,7 @@ UNKNOWN_TERMS: dict[str, Any] = {  # the weakest ones
 MOST_ROUNDS = 10**12
 
 
-class Privacy:
+class Privacy(Configured):
     """Settings `dp…` of a run of `rounds` rounds; `fraction_train` is the sampling rate q.
 
     One of `dp_noise_multiplier` z and `dp_epsilon` is given, the other is 0. From ε, z is chosen so
@@ -53,16 +55,21 @@ class Privacy:
 
     Raises ValueError for settings that contradict each other."""
 
+    dp = setting("none", "differential privacy of the users' updates", MODES)
+    dp_clip = setting(1.0, "C: norm at which a user's whole update is clipped", "(0, 1000000]")
+    dp_noise_multiplier = setting(
+        0.0, "z: noise N(0, z²C²) on a user's update (local) or on their sum", WEIGHT
+    )
+    dp_epsilon = setting(0.0, "in place of z: ε of the whole run, from which z follows", WEIGHT)
+    dp_delta = setting(0.00001, "δ of ε(δ)", "(0, 1)")
+    dp_generator = DP_GENERATOR
+    dp_covers = setting(
+        EVERYTHING, "what ε covers; model-updates: evaluations and assignments are exact", COVERS
+    )
+
     def __init__(
         self,
         *,
-        dp: str = "none",
-        dp_clip: float = 1.0,
-        dp_noise_multiplier: float = 0.0,
-        dp_epsilon: float = 0.0,
-        dp_delta: float = 0.00001,
-        dp_generator: str = "system",
-        dp_covers: str = EVERYTHING,
         fraction_train: float = 1.0,
         rounds: int = 30,
         num_clients: int = 20,
@@ -73,9 +80,11 @@ class Privacy:
         max_update_norm: float = 0.0,
         seed: int = 0,
         spent: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
-        _check_choices(dp, dp_generator, dp_covers)
-        _check_budget(dp, dp_clip, dp_noise_multiplier, dp_epsilon, dp_delta)
+        super().__init__(**settings)
+        dp = self.dp
+        _check_budget(dp, self.dp_noise_multiplier, self.dp_epsilon)
         if dp != "none" and bound:
             raise ValueError(
                 f"bound asks clients for exact errors and gradients, which dp {dp!r} does not "
@@ -89,15 +98,16 @@ class Privacy:
             ):
                 if refused:
                     raise ValueError(f"leave {key} at its default with dp 'central': {why}")
-        self.mode, self.clip, self.delta, self.covers = dp, dp_clip, dp_delta, dp_covers
+        self.mode, self.clip, self.delta = dp, self.dp_clip, self.dp_delta
+        self.covers = self.dp_covers
         self.rate = fraction_train
         self.expected = max(1.0, fraction_train * round(train_fraction * num_clients))  # m = q N
         self.on_spend: Callable[[Mapping[str, Any]], None] | None = None  # called with `state()`
         self.not_covered: list[str] = []
-        self._generator, self._seed = dp_generator, seed
-        self._inherited = dp_generator  # the weakest of all parts
+        self._generator, self._seed = self.dp_generator, seed
+        self._inherited = self.dp_generator  # the weakest of all parts
         self._spent: dict[str, float] = {}  # central: rounds by "z q"; local: μ² by client
-        self.z, self._target = dp_noise_multiplier, dp_epsilon
+        self.z, self._target = self.dp_noise_multiplier, self.dp_epsilon
         self._continued = spent is not None
         if spent is not None:
             self.restore(spent)
@@ -265,27 +275,14 @@ class Privacy:
         self._spent[key] = self._spent.get(key, 0) + amount
 
 
-def _check_choices(dp: str, generator: str, covers: str) -> None:
-    """Raise ValueError for an unknown choice."""
-    for key, value, known in (
-        ("dp", dp, MODES),
-        ("dp-generator", generator, GENERATORS),
-        ("dp-covers", covers, COVERS),
-    ):
-        if value not in known:
-            raise ValueError(f"unknown {key} {value!r}; known: {', '.join(known)}")
-
-
-def _check_budget(dp: str, clip: float, z: float, epsilon: float, delta: float) -> None:
+def _check_budget(dp: str, z: float, epsilon: float) -> None:
     """Raise ValueError unless exactly one of z and ε is given, or none without privacy."""
     given = f"dp-noise-multiplier is {z:g} and dp-epsilon is {epsilon:g}"
     if dp == "none":
         if z or epsilon:
             raise ValueError(f"{given}, but dp is 'none': set it to 'local' or 'central'")
-    elif min(z, epsilon) < 0 or (z > 0) == (epsilon > 0):
+    elif (z > 0) == (epsilon > 0):
         raise ValueError(f"{given}; exactly one must be positive, the other 0")
-    elif clip <= 0 or not 0 < delta < 1:
-        raise ValueError(f"dp-clip is {clip} and dp-delta {delta}; > 0 and in (0, 1)")
 
 
 def checked(state: Any, where: str) -> dict[str, Any]:

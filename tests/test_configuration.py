@@ -1,20 +1,54 @@
-"""Every declared key is read, every key read is declared, and defaults stand the same twice."""
+"""Settings: every declared key is read, every key read is declared, and variants inherit."""
 
+import json
 import re
+import subprocess
+import sys
+import tomllib
 
+import numpy as np
 import pytest
+import tomli_w
+from flwr.common.config import flatten_dict
+from typer.testing import CliRunner
 
+from fedapps.commands.main import cli
 from fedapps.methods import METHODS
-from fedapps.settings.config import accepted, defaults, override, parse_override, settings
+from fedapps.settings import declarations, schema
+from fedapps.settings.config import (
+    accepted,
+    defaults,
+    differences,
+    override,
+    parse_override,
+    run_configuration,
+    settings,
+)
+from fedapps.settings.experiments import experiments
+from fedapps.settings.run import Run
+from fedapps.settings.variants import check_shadowed
 from partitions.settings import taken
 from strategies.privacy import Privacy
 
-READ_BY_APPS = {"method", "dataset", "data_dir", "image_size", "partition", "num_clients",
-                "train_fraction", "rounds", "model", "client_models", "from_dir", "standardize",
-                "data_seed", "output_dir", "device", "cohort", "callbacks", "early_stopping",
-                "serving", "serve_dir", "serve_every", "serve_timeout", "serve_again",
-                "novel_shots", "checkpoint_every", "resume", "round_timeout"}  # fmt: skip
-READ_BY_APPS |= set(taken(Privacy))
+SINCE = ("fedtta.min-agreement", "fedtta-prox.min-agreement")  # keys that older releases lack
+LIGHT = """
+import sys
+import fedapps.commands.list, fedapps.commands.settings, fedapps.settings.config
+from fedapps.settings.experiments import main_job
+from fedapps.settings.variants import Variant, combinations
+config = fedapps.settings.config.override(fedapps.settings.config.defaults(), main_job().settings)
+Variant.parse("fedtta++ inner-lr=0.1").apply(config)
+for rows in ("methods", "datasets", "partitions", "models", "experiments"):
+    assert fedapps.commands.list.LISTS[rows]()
+fedapps.commands.settings.of_method("pefll")
+try:
+    fedapps.settings.config.override(config, {"lr": -1.0})
+except ValueError:
+    print("refused")
+print({"torch", "flwr", "ray"} & sys.modules.keys())
+"""
+
+READ_BY_APPS = {*Run.declared, *taken(Privacy)}
 COMMON = {key.replace("-", "_") for key in defaults() if "." not in key}
 
 
@@ -39,13 +73,174 @@ def test_every_declared_key_of_a_method_is_read(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_pyproject_holds_what_the_classes_declare(method):
+def test_a_configuration_holds_what_the_classes_declare(method):
     """A method's section over the common keys gives each setting the default of its declaration."""
     entry = METHODS[method]
     known = settings(defaults(), method)
     for name, one in {**entry.client.declared, **entry.strategy.declared}.items():
         value = known.get(name, one.default)  # a setting that the method does not offer
         assert (value, type(value)) == (one.default, type(one.default)), f"{method}: {name}"
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].fixed])
+def test_a_method_fixes_what_its_classes_declare(method):
+    entry = METHODS[method]
+    names = {name.replace("-", "_") for name in entry.fixed}
+    assert names <= entry.client.declared.keys() | entry.strategy.declared.keys()
+
+
+def test_what_is_written_from_the_declarations_is_fresh():
+    """`fedapps settings --write` writes both files anew."""
+    text = declarations.PYPROJECT.read_text("utf-8")
+    assert declarations.pyproject(text) == text
+    assert schema.FILE.read_text("utf-8") == declarations.json_schema()
+
+
+def test_the_schema_describes_experiments():
+    """Its numbers have ends, its texts choices; grids are lists; every shipped file's keys stand
+    there, apart from those in quotes."""
+    known = json.loads(schema.FILE.read_text("utf-8"))
+    lr, dp = (known["properties"][key]["anyOf"] for key in ("lr", "dp"))
+    assert lr[0] == {"type": "number", "minimum": 0, "maximum": 100}
+    assert lr[1] == {"type": "array", "items": lr[0]}
+    assert dp[0]["enum"] == ["none", "local", "central"]
+    allowed = re.compile(*known["patternProperties"])
+    for file in experiments().values():
+        for key, value in tomllib.loads(file.read_text("utf-8")).items():
+            assert key in known["properties"] or allowed.search(key), f"{file}: {key}"
+            if isinstance(value, dict) and key not in ("published", "search"):
+                assert value.keys() <= known["properties"][key]["properties"].keys(), file
+
+
+def flower() -> dict:
+    """The configuration that Flower hands to a run: the keys of pyproject.toml alone."""
+    content = tomllib.loads(declarations.PYPROJECT.read_text("utf-8"))
+    return dict(flatten_dict(content["tool"]["flwr"]["app"]["config"]))
+
+
+def test_a_section_holds_what_differs_from_the_parents():
+    section = {key for key in flower() if key.startswith("fedtta++.")}
+    assert section == {"fedtta++.max-steps"}
+    assert settings(defaults(), "fedtta++").items() >= {
+        "max_steps": 50, "mu": 0.01, "inner_lr": 0.5, "batch_size": 64,  # its own, … common
+    }.items()  # fmt: skip
+    assert override(defaults(), flower()) == defaults()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reached"),
+    [
+        ({"fedtta.inner-lr": 0.1}, "fedtta, fedtta-prox, fedtta++, fedtta++-guarded"),
+        ({"fedtta-prox.inner-lr": 0.1}, "fedtta-prox, fedtta++, fedtta++-guarded"),
+        ({"fedtta++.inner-lr": 0.1}, "fedtta++, fedtta++-guarded"),
+        ({"fedtta.inner-lr": 0.1, "fedtta++.inner-lr": 0.5}, "fedtta, fedtta-prox"),
+        ({"fedtta++.inner-lr": 0.5, "fedtta.inner-lr": 0.1}, "fedtta, fedtta-prox"),
+        ({"fedtta.mu": 0.1}, "fedtta"),  # fedtta-prox sets another
+    ],
+)
+def test_a_change_reaches_those_that_inherit_the_key(changes, reached):
+    for config in (override(defaults(), changes), override(defaults(), flower() | changes)):
+        new = {key.rpartition(".")[0] for key in config if config[key] != defaults()[key]}
+        assert new == set(reached.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("changes", "methods", "words"),
+    [
+        ({"lr": 0.1}, "pfedhn", "lr=0.1 changes nothing here; instead: pfedhn.lr=0.1"),
+        ({"lr": 0.1}, "fedtta++, pfedhn", "instead: fedtta++.lr=0.1, pfedhn.lr=0.1"),
+        ({"fedtta.mu": 0.2}, "fedtta++", "instead: fedtta++.mu=0.2"),
+    ],
+)
+def test_a_change_that_reaches_no_method_is_refused_with_the_key_that_does(changes, methods, words):
+    config, names = override(defaults(), changes), methods.split(", ")
+    with pytest.raises(ValueError, match=re.escape(words)):
+        check_shadowed(config, changes, names)
+    assert len(check_shadowed(config, changes, names, from_file=changes)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "methods", "notes"),
+    [
+        ({"lr": 0.1}, "fedavg", []),
+        ({"lr": 0.1}, "fedavg, pfedhn", ["lr=0.1 does not change pfedhn; for that: pfedhn.lr=0.1"]),
+        ({"lr": 0.1, "pfedhn.lr": 0.2}, "pfedhn", []),  # both are said
+        ({"lr": 0.1}, "pfedhn lr=0.2", []),
+        ({"lr": 0.005}, "pfedhn", []),  # its own
+        ({"fedtta.inner-lr": 0.1}, "fedtta++", []),
+        ({"pfedhn.lr": 0.1, "partition.alpha": 1.0}, "fedavg", []),
+    ],
+)
+def test_a_change_that_some_methods_follow_is_allowed(changes, methods, notes):
+    config = override(defaults(), changes)
+    assert check_shadowed(config, changes, methods.split(", ")) == notes
+
+
+def test_the_command_refuses_a_change_without_effect(tmp_path):
+    done = CliRunner().invoke(
+        cli, ["run", "lr=0.1", "--methods", "pfedhn", "--output", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 2 and "pfedhn.lr=0.1" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_configuration_of_an_earlier_release_is_read_as_it_was(tmp_path):
+    """All keys were written out: a section keeps its values, whatever its parent has now."""
+    former = {k: v for k, v in defaults().items() if k not in SINCE} | {"fedtta.inner-lr": 0.25}
+    former |= {"method": "fedtta++", "fedtta++.clip-norm": 5.0}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(former | {"versions": {"results": "1"}}))
+    assert run_configuration(tmp_path) == defaults() | former
+    assert settings(run_configuration(tmp_path), "fedtta++")["inner_lr"] == 0.5
+    assert not differences(former, run_configuration(tmp_path))
+
+
+def test_a_run_of_an_earlier_release_can_be_used(tmp_path):
+    """fedtta++, whose section was whole: shown, resumed, gone on from and personalized."""
+    small = ["num-clients=4", "rounds=1", "local-steps=1", "fedtta++.max-steps=1"]
+    options = ["--engine", "in-process", "--output"]
+    first, run = str(tmp_path / "first"), tmp_path / "first" / "fedtta++-seed0"
+    say(["run", *small, "--methods", "fedtta++", *options, first])
+    config = tomllib.loads((run / "config.toml").read_text("utf-8"))
+    for key in SINCE:
+        del config[key]
+    config["fedtta++.clip-norm"] = 5.0
+    (run / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
+    assert "fedtta++" in say(["table", first])
+    say(["run", "--resume", first, *options[:2]])
+    say(["run", "--from", first, *options, str(tmp_path / "second")])
+    again = tomllib.loads((tmp_path / "second" / run.name / "config.toml").read_text("utf-8"))
+    assert (again["fedtta++.clip-norm"], again["fedtta++.max-steps"]) == (5.0, 1)
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 1, 8, 8), np.float32))
+    say(["personalize", str(run), str(tmp_path / "x.npz"), "--output", str(tmp_path / "mine")])
+
+
+def say(arguments):
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_settings_start_without_torch():
+    """Nor Flower, nor Ray: neither to list and to check, nor to refuse."""
+    pytest.importorskip("partitions.catalog")
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["refused", "set()"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["settings"], ["num-clients", "partition.alpha", "[1, 1000000]", "none, local, central"]),
+        (["settings", "fedtta++"], ["fedtta++.max-steps", "fedtta++.mu", "(as fedtta-prox)"]),
+        (["settings", "fedavg"], ["no settings of its own"]),
+        (["settings", "--schema"], ['"exclusiveMinimum"', "fedtta++"]),
+    ],
+)
+def test_the_command_shows_settings(arguments, words, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    said = CliRunner().invoke(cli, arguments)
+    assert said.exit_code == 0, said.output
+    assert all(word in said.output for word in words)
 
 
 def test_every_common_key_is_read():

@@ -6,14 +6,9 @@ import pytest
 
 from fedapps.results.published import SCORES, Published
 from fedapps.serverapp import check_run
-from fedapps.settings.config import (
-    combinations,
-    defaults,
-    experiments,
-    override,
-    read_experiment,
-    variant,
-)
+from fedapps.settings.config import defaults, override
+from fedapps.settings.experiments import experiments, read_experiment
+from fedapps.settings.variants import Variant, check_shadowed, combinations
 from fedapps.tuning import read_search
 
 
@@ -23,7 +18,8 @@ def test_a_shipped_experiment_is_valid(name):
     config = override(defaults(), asked.settings)
     check_run(config)
     labels = combinations(asked.methods.split(","), asked.grid)
-    named = [variant(config, label) for label in labels]
+    named = [Variant.parse(label).apply(config) for label in labels]
+    check_shadowed(config, asked.settings, asked.methods.split(","), asked.from_file)
     assert all(one != other for one, other in itertools.combinations(named, 2))
     assert all(seed.isdigit() for seed in asked.seeds.split(",") if seed)
     assert read_experiment(f"{name}.toml") == asked
@@ -31,6 +27,6 @@ def test_a_shipped_experiment_is_valid(name):
         for column in Published.read(asked.settings, asked.published).columns:
             assert column.keys() & SCORES.keys()
             for score in column.keys() & SCORES.keys():
-                assert all(variant(config, label) for label in column[score])
+                assert all(Variant.parse(label).apply(config) for label in column[score])
     if asked.search:
         read_search(asked.search, config)

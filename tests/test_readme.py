@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 import strategies
 from fedapps.commands.main import cli
-from fedapps.commands.run import MAIN_JOB, MAIN_METHODS
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults, override, settings
+from fedapps.settings.experiments import main_job
 from partitions import datasets, federation
 
+MAIN_JOB, MAIN_METHODS = main_job().settings, main_job().methods
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 ROW = ["partitions", "clients", "strategies", "fedapps", "experiments"]

@@ -16,22 +16,10 @@ from fedapps.engines import ENGINES, check_engine_name
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
-    from fedapps.settings.config import Config, Experiment
+    from fedapps.settings.config import Config
+    from fedapps.settings.experiments import Experiment
 
 MAX_JOBS = 1024
-MAIN_METHODS = "fedavg,fedper,tent,fedtta++,pfedhn"
-# What `fedapps run` changes where no method and no experiment is named: a federation in which every
-# class is trained on, and clients drift little in a round, so that a later client's unlabeled
-# inputs are worth something.
-MAIN_JOB: "Config" = {
-    "num-clients": 50,
-    "rounds": 60,
-    "local-steps": 5,
-    "batch-size": 32,
-    "evaluate-every": 10,
-    "fedtta++.clip-norm": 5.0,
-    "pfedhn.lr": 0.05,  # 5 steps of 0.005, which is for 50, move a model too little
-}
 
 
 def run(
@@ -139,7 +127,8 @@ def read_request(
     if len(files) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(files)}")
 
-    from fedapps.settings.config import Experiment, parse_experiment, read_experiment, saved_runs
+    from fedapps.settings.config import saved_runs
+    from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment
 
     experiment = parse_experiment([a for a in arguments if a not in files])
     for file in files:
@@ -156,19 +145,24 @@ def plan(
     experiment: "Experiment", output: Path, from_: Path | None, bound: bool, fresh: bool
 ) -> "list[Job]":
     """The runs of an experiment, checked. Raises ValueError for bad input."""
-    from fedapps.settings.config import Experiment, combinations, defaults, override, variant
+    from fedapps.settings.config import defaults, override
+    from fedapps.settings.experiments import main_job
+    from fedapps.settings.variants import Variant, check_shadowed, combinations
 
-    changes = experiment.settings | ({"bound": True} if bound else {})
     if not experiment.methods:
-        experiment, changes = experiment | Experiment(methods=MAIN_METHODS), MAIN_JOB | changes
+        experiment = main_job() | experiment
+    changes = experiment.settings | ({"bound": True} if bound else {})
     config = override(defaults(), changes)
     for key, values in experiment.grid.items():
         for value in values:
             override(config, {key: value})
-    labels = combinations(split_names("methods", experiment.methods), experiment.grid)
+    methods = split_names("methods", experiment.methods)
+    labels = combinations(methods, experiment.grid)
+    for note in check_shadowed(config, experiment.settings, methods, experiment.from_file):
+        say(make_console(), note)
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
     for label in labels:
-        check_names(variant(config, label))
+        check_names(Variant.parse(label).apply(config))
 
     from fedapps.engines.jobs import make_jobs
     from fedapps.files import opening
@@ -202,10 +196,11 @@ def start_from(
     """Let each job start from the final state of the run of the same name in the folder `saved`."""
     from fedapps.engines.jobs import make_jobs
     from fedapps.results.folder import check_former, check_unseen
-    from fedapps.settings.config import former_name, override, run_folder, saved_configuration
+    from fedapps.settings.config import override, run_folder, saved_configuration
+    from fedapps.settings.variants import Variant
 
     for job in jobs:
-        folder = run_folder(saved, former_name(saved, job.method, job.seed))
+        folder = run_folder(saved, Variant.parse(job.method).former(saved, job.seed))
         check_former(folder, job.method.split()[0])
         before = saved_configuration(folder)
         config = override(before, changes | {"from-dir": str(folder), "resume": not fresh})
@@ -330,9 +325,9 @@ def split_names(what: str, text: str) -> list[str]:
 
 def parse_seeds(text: str) -> list[int]:
     """The seeds in a comma-separated text. Raises ValueError for what is no seed."""
-    from fedapps.settings import ranges
+    from fedapps.settings.schema import check
 
     seeds = split_names("seeds", text)
     if invalid := [seed for seed in seeds if not seed.isdecimal()]:
         raise ValueError(f"seed {invalid[0]!r} is not a whole number")
-    return [int(ranges.check("seed", int(seed), 0)) for seed in seeds]
+    return [int(check("seed", int(seed), 0)) for seed in seeds]

@@ -12,7 +12,7 @@ from fedapps.results.formats import as_latex, as_markdown
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
 from fedapps.results.table import rich_table
-from fedapps.settings.config import read_experiment
+from fedapps.settings.experiments import read_experiment
 
 FORMATS = ("rich", "markdown", "csv", "latex")
 

@@ -60,17 +60,21 @@ def read_tuning(
     file: str, arguments: list[str], methods: str, seeds: str, output: Path, engine: str, jobs: int
 ) -> "tuple[list[str], Tuning]":  # fmt: skip
     """The methods and the search that are asked for. Raises ValueError for bad input."""
-    from fedapps.settings import config as settings
+    from fedapps.settings.config import defaults, override
+    from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment
+    from fedapps.settings.variants import check_shadowed
 
     numbers = parse_seeds(seeds)
-    experiment = settings.read_experiment(file) | settings.parse_experiment(arguments)
-    experiment |= settings.Experiment(methods=methods)
+    experiment = read_experiment(file) | parse_experiment(arguments)
+    experiment |= Experiment(methods=methods)
     experiment.allow()
     labels = split_names("methods", experiment.methods)
     if experiment.grid:
         key = min(experiment.grid)
         raise ValueError(f"{key} has several values; tune takes single ones, and lists in [search]")
-    config = settings.override(settings.defaults(), experiment.settings)
+    config = override(defaults(), experiment.settings)
+    for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
+        say(make_console(), note)
 
     from fedapps.engines.run import run_jobs
     from fedapps.results.table import Display

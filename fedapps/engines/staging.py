@@ -21,7 +21,8 @@ def stage(folder: Path) -> None:
         (folder / name).write_text(text, "utf-8")
     packages = Path(__file__).parents[2]
     for name in OURS:
-        ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.json", "*.jsonl")
+        results = ("*.png", "*.json", "*.jsonl") if name == "experiments" else ()
+        ignore = shutil.ignore_patterns("__pycache__", *results)
         shutil.copytree(packages / name, folder / name, ignore=ignore)
 
 

@@ -8,7 +8,8 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from fedapps.commands.main import LISTS, cli
+from fedapps.commands.list import LISTS
+from fedapps.commands.main import cli
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 

@@ -14,7 +14,7 @@ from fedapps.results.formats import as_latex, as_markdown
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
 from fedapps.results.table import Results
-from fedapps.settings.config import read_experiment
+from fedapps.settings.experiments import read_experiment
 
 BASE = (0.10, 0.30, 0.50, 0.60, 0.60, 0.60, 0.60, 0.60, 0.60, 0.60, 0.50)  # 11 clients
 

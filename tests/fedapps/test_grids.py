@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
 from fedapps.results.runs import read_runs
-from fedapps.settings.config import Experiment, combinations, parse_experiment, read_experiment
+from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment
+from fedapps.settings.variants import combinations
 
 SMALL = ["num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
 

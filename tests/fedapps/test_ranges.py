@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
-from fedapps.settings.config import LISTS, defaults, override
-from fedapps.settings.ranges import declared
+from fedapps.settings.config import defaults, override
+from fedapps.settings.schema import declared, listed
 from partitions.settings import Interval
 
-SETTINGS = {key: declared(key, value) for key, value in defaults().items()}
+SETTINGS = declared()
 NUMBERS = {k: v for k, v in defaults().items() if type(v) in (int, float)}
 NAMED = ["method", "dataset", "partition", "model"]  # texts that a table knows, checked later
 WRONG = [math.nan, math.inf, -math.inf, 1e300, -1e300, 10**23, -(10**23), 2**63, -1000]
@@ -71,7 +71,7 @@ def wrong_number(draw):
 def wrong_kind(draw):
     key = draw(KEYS)
     if isinstance(defaults()[key], str):
-        numbers = [] if key in LISTS else ["3", "1.5"]  # a list may be of one number
+        numbers = [] if listed(key) else ["3", "1.5"]  # a list may be of one number
         wrong = ["true", "1979-05-27", "[1]", "{}", *numbers]
         return [f"{key}={draw(st.sampled_from(wrong))}"]
     return [f"{key}={draw(st.sampled_from(MARKUP))}"]

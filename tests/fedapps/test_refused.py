@@ -16,13 +16,14 @@ from fedapps.callbacks import TensorBoard
 from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import Job, run_jobs
+from fedapps.engines.jobs import Job
+from fedapps.engines.run import run_jobs
 from fedapps.files import MODEL, read_arrays
 from fedapps.results import plot
 from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
-from fedapps.serverapp import check_run, main
+from fedapps.serverapp import APPS, check_run, main
 from fedapps.service import onnx
 from fedapps.service.inputs import read_inputs, unlabeled
 from fedapps.service.node import inputs_of
@@ -96,7 +97,7 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
     for name in ("summary.json", "metrics.jsonl"):
         (tmp_path / name).write_text("")
     with pytest.raises(ValueError, match="ray gives all cores to one run"):
-        run_jobs(jobs, "ray", parallel=2, follow=lambda jobs: None)
+        run_jobs(jobs, "ray", APPS, parallel=2, follow=lambda jobs: None)
     assert len(list(tmp_path.iterdir())) == 2
 
 

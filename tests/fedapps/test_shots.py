@@ -22,7 +22,7 @@ from clients.pfedme import PFedMeClient
 from clients.protocol import FewShot
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
-from fedapps.settings.config import former_name
+from fedapps.settings.variants import Variant
 from partitions.seeds import drawing
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",
@@ -186,4 +186,4 @@ def test_a_trained_run_is_scored_with_other_shots(tmp_path):
         ("tent novel-shots=5", "tent,novel-shots=5-seed2"),
         ("tent lr=0.1", "tent,lr=0.1-seed2"),
     ):
-        assert former_name(tmp_path, label, 2) == name
+        assert Variant.parse(label).former(tmp_path, 2) == name

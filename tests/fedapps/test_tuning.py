@@ -13,7 +13,8 @@ from clients.base import Client
 from fedapps.commands.main import cli
 from fedapps.engines import jobs
 from fedapps.files import FORMAT
-from fedapps.settings.config import defaults, read_experiment, variant
+from fedapps.settings.config import defaults, variant
+from fedapps.settings.experiments import read_experiment
 from fedapps.tuning import Outcome, Tuning, best, history, read_search
 
 EXPERIMENT = """
@@ -94,7 +95,7 @@ def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatc
     output = tmp_path / "tuning"
     arguments = ["tune", experiment, "--methods", "fedavg", "--output", output, "--trials"]
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "run_jobs", killed)
+        patch.setattr("fedapps.engines.run.run_jobs", killed)
         assert "the same command resumes" in fedapps(*arguments, 2, code=130)
     fedapps(*arguments, 2)
     before = trials(output)

@@ -30,7 +30,6 @@ from partitions.readers.local import read_local
 from partitions.readers.omniglot import read_omniglot
 from partitions.readers.raw import Raw
 from partitions.readers.stl10 import read_stl10
-from partitions.registry import RULES
 from partitions.shares import PreferredSamples
 
 
@@ -89,10 +88,6 @@ def test_superclasses_are_dealt_to_equally_many_clients(divide, toy):
             "3, more than the 2 cl",
         ),
         (lambda: NaturalPartitioner(2, "writer", 0, 0), "min-samples is 0"),
-        (
-            lambda: RULES["shards"].make({"partition.shards-per-client": 0}, np.ones(2)),
-            "shards-per-client is 0",
-        ),
         (lambda: novel_shots({"novel-shots": -1}), "novel-shots is -1"),
         (lambda: from_items(3), "int is not a dataset with items"),
         (lambda: from_items([]), "list is not a dataset with items and a length above 0"),

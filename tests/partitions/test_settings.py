@@ -1,10 +1,11 @@
 """Settings declared on a class: defaults, inheritance, ranges."""
 
 import inspect
+import json
 
 import pytest
 
-from partitions.settings import Configured, setting, taken
+from partitions.settings import Configured, Setting, setting, taken
 
 
 class Stepping(Configured):
@@ -91,6 +92,23 @@ def test_a_default_out_of_its_own_range_cannot_be_declared():
         setting(2.0, "no interval", "0..1")
     with pytest.raises(ValueError, match="steps is -1"):
         type("Wrong", (Stepping,), {"steps": -1})
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        *Stepping.declared.values(),
+        Setting(0.5, "open", "(0, 0.5]"),
+        Setting(1, "huge", "[0, 9223372036854775807]"),
+        Setting("a,b", "names", listed=True),
+    ],
+)
+def test_a_setting_is_the_same_read_from_its_schema(declared):
+    assert Setting.from_schema(json.loads(json.dumps(declared.schema()))) == declared
+
+
+def test_a_list_may_be_of_one_number():
+    assert Setting("0,30", "angles", listed=True).checked("angles", 15) == "15"
 
 
 def test_the_signature_shows_arguments_and_settings():

@@ -1,0 +1,97 @@
+"""``fedapps list``: what can be named in a configuration. Nothing of torch or Flower is loaded."""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedapps.console import make_console, say_error
+from fedapps.methods import METHODS
+
+Rows = list[dict[str, Any]]
+
+
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, datasets, partitions, models, experiments")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what can be named in a configuration."""
+    console = make_console()
+    if what not in LISTS:
+        say_error(console, f"unknown list {what!r}; known: {', '.join(LISTS)}")
+        raise typer.Exit(2)
+    rows = LISTS[what]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    table = Table(*(rows[0] if rows else ["nothing yet"]))
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    console.print(table)
+
+
+def _text(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _methods() -> Rows:
+    return [
+        {
+            "name": name,
+            "paper": method.paper,
+            "line": method.line,
+            "novel clients": method.novel or "no",
+            "privacy": ", ".join(method.dp) or "no",
+            "own client": method.own_client,
+        }
+        for name, method in METHODS.items()
+    ]
+
+
+def _datasets() -> Rows:
+    from partitions.datasets import DATASETS, info
+
+    return [
+        {
+            "name": name,
+            "shape": str(info(name).shape),
+            "classes": info(name).num_classes,
+            "line": info(name).line,
+        }
+        for name in DATASETS
+    ]
+
+
+def _partitions() -> Rows:
+    from partitions.registry import PARTITIONS
+
+    return [
+        {"name": name, "line": rule.line, "options": ", ".join(rule.options)}
+        for name, rule in PARTITIONS.items()
+    ]
+
+
+def _models() -> Rows:
+    from clients.models import MODELS
+
+    return [{"name": name, "line": model.line} for name, model in MODELS.items()]
+
+
+def _experiments() -> Rows:
+    from fedapps.settings.experiments import experiments
+
+    return [
+        {"name": name, "line": file.read_text("utf-8").partition("\n")[0].lstrip("# ")}
+        for name, file in experiments().items()
+    ]
+
+
+LISTS: dict[str, Callable[[], Rows]] = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "partitions": _partitions,
+    "models": _models,
+    "experiments": _experiments,
+}

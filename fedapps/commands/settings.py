@@ -1,0 +1,88 @@
+"""``fedapps settings``: what can be set, and what was written from the declarations."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from fedapps.console import make_console, say, say_error
+from fedapps.methods import METHODS
+from fedapps.settings import schema
+from fedapps.settings.overrides import own_settings
+from partitions import trust
+from partitions.references import is_reference
+from partitions.settings import Setting
+
+
+def settings(
+    method: Annotated[
+        str, typer.Argument(help="A method; without one: the settings that all methods share.")
+    ] = "",
+    as_schema: Annotated[
+        bool, typer.Option("--schema", help="Print a JSON Schema of experiments, for editors.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write pyproject.toml and schema.json of a checkout.")
+    ] = False,
+) -> None:
+    """List settings: key, default, range or choices, meaning."""
+    console = make_console()
+    try:
+        if write:
+            from fedapps.settings.declarations import write as write_files
+
+            for file in write_files():
+                say(console, file)
+        elif as_schema:
+            typer.echo(schema.FILE.read_text("utf-8"), nl=False)
+        else:
+            rows = of_method(method) if method else _shared()
+            if not rows:
+                say(console, f"{method} has no settings of its own; those of all: fedapps settings")
+                return
+            table = Table(
+                Column("key", min_width=max(map(len, rows))), "default", "values", "meaning"
+            )
+            for key, (setting, parent) in rows.items():
+                meaning = setting.meaning + (f" (as {parent})" if parent else "")
+                default = json.dumps(setting.default, ensure_ascii=False)
+                table.add_row(key, default, setting.range, meaning)
+            console.print(table)
+    except (ValueError, OSError) as error:
+        say_error(console, error)
+        raise typer.Exit(2) from error
+
+
+def _shared() -> dict[str, tuple[Setting, str]]:
+    """The settings of every run, and the options of partitions."""
+    known = schema.declared().items()
+    return {k: (s, "") for k, s in known if k.rpartition(".")[0] in ("", "partition")}
+
+
+def of_method(name: str) -> dict[str, tuple[Setting, str]]:
+    """The settings of a method's section by their full key, each with the method that sets it
+    where it is inherited. Raises ValueError for an unknown method."""
+    if is_reference(name):
+        trust.allow(name)  # the user named it
+    METHODS.check(name)
+    known = schema.declared()
+    if is_reference(name):
+        return {f"{name}.{k}": (Setting(v, ""), "") for k, v in own_settings(name).items()}
+    rows = {}
+    for full, setting in known.items():
+        section, _, key = full.rpartition(".")
+        if section == name:
+            rows[full] = (setting, _origin(name, key))
+    return rows
+
+
+def _origin(name: str, key: str) -> str:
+    """The method that the default of a method's key comes from; "" if it is the method's own."""
+    known, origin = schema.declared(), ""
+    default = known[f"{name}.{key}"].default
+    while name := METHODS[name].extends:
+        if f"{name}.{key}" not in known or known[f"{name}.{key}"].default != default:
+            break
+        origin = name
+    return origin

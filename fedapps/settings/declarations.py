@@ -1,0 +1,150 @@
+"""The declarations of all classes: collected, and written to pyproject.toml and schema.json.
+
+Only here are the classes imported; a run reads schema.json, and Flower pyproject.toml."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedapps.methods import METHODS, Method
+from fedapps.settings import schema
+from fedapps.settings.run import Run
+from partitions.registry import RULES, Options
+from partitions.settings import Configured, Setting, Value, key_of
+
+Settings = dict[str, Setting]
+BEGIN = (
+    "# Written by `fedapps settings --write`, up to the end mark: change the declarations instead."
+)
+END = "# End of what `fedapps settings --write` writes."
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def of_class(cls: type[Configured]) -> Settings:
+    """The settings of a class by key."""
+    return {key_of(name): setting for name, setting in cls.declared.items()}
+
+
+@cache
+def common() -> Settings:
+    """The settings of every run, and of every method that does not set them itself."""
+    from clients.base import Client
+    from clients.pfedhn import NOVEL_ROUNDS
+    from strategies.fedavg import FedAvg
+    from strategies.privacy import Privacy
+
+    novel: Any = {"novel-rounds": NOVEL_ROUNDS}
+    return of_class(Run) | novel | of_class(Client) | of_class(FedAvg) | of_class(Privacy)
+
+
+def of_partitions() -> Settings:
+    """The options of the partition rules, with the rules that read each."""
+    result = {}
+    for key, setting in of_class(Options).items():
+        rules = ", ".join(name for name, rule in RULES.items() if key in rule.options)
+        meaning = f"{rules}: {setting.meaning}" if rules else setting.meaning
+        result[f"partition.{key}"] = replace(setting, meaning=meaning)
+    return result
+
+
+def of_method(name: str, method: Method) -> Settings:
+    """What the section of a method may set, with the defaults that hold for it: what its classes
+    declare beyond the common settings, and the common ones for which it has another default.
+
+    Raises ValueError for a default of a setting that nobody reads."""
+    read = of_class(method.client) | of_class(method.strategy)
+    known = {k: s for k, s in read.items() if k not in common() and k not in method.fixed}
+    if method.extends:
+        parent = of_method(method.extends, METHODS[method.extends])
+        known = {k: s for k, s in parent.items() if k in common()} | known
+    changed = {k: s for k, s in read.items() if k in common() and s.default != common()[k].default}
+    known |= {key: replace(common()[key], default=s.default) for key, s in changed.items()}
+    for key, default in method.settings.items():
+        if key not in known and key not in common():
+            raise ValueError(f"{name} sets {key!r}, which its classes do not declare: {[*read]}")
+        known[key] = replace(known.get(key) or common()[key], default=default)
+    return known
+
+
+def sections() -> dict[str, Settings]:
+    """The settings of each method of the package that has some."""
+    known = {name: of_method(name, method) for name, method in METHODS.items()}
+    return {name: settings for name, settings in known.items() if settings}
+
+
+def json_schema() -> str:
+    """The text of schema.json: what a configuration, and an experiment's TOML, may set."""
+    names = {"type": ["string", "array"], "description": "separated by commas, or a list"}
+    content = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Settings of fedapps; written by `fedapps settings --write`",
+        **_object(common() | of_partitions()),
+        "patternProperties": {r"^(?!partition\.).*[.:]": {}},  # quoted keys, code from outside
+    }
+    content["properties"] |= {"methods": names, "seeds": names, "published": {}, "search": {}}
+    content["properties"] |= {name: _object(known) for name, known in sections().items()}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _object(settings: Settings) -> dict[str, Any]:
+    properties = {key: setting.schema() for key, setting in settings.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def toml() -> str:
+    """The part of pyproject.toml that declares the configuration to Flower. A section holds what
+    differs from that of the method that it extends."""
+    lines = [BEGIN, "[tool.flwr.app.config]", *_lines(common())]
+    lines += ["", "# `partition` is a key of its own, so its options are quoted."]
+    lines += _lines({f'"{key}"': setting for key, setting in of_partitions().items()})
+    known = sections()
+    for name, settings in known.items():
+        parent = known.get(METHODS[name].extends, {})
+        differs = {
+            k: s for k, s in settings.items() if k not in parent or parent[k].default != s.default
+        }
+        if differs:
+            quoted = name if name.replace("-", "").isalnum() else f'"{name}"'
+            above = f"  # what it does not set is {METHODS[name].extends}'s" if parent else ""
+            lines += ["", f"[tool.flwr.app.config.{quoted}]{above}", *_lines(differs)]
+    return "\n".join([*lines, "", END])
+
+
+def _lines(settings: Mapping[str, Setting]) -> list[str]:
+    return [
+        f"{f'{key} = {_toml(setting.default)}':29} # {_comment(setting)}"
+        for key, setting in settings.items()
+    ]
+
+
+def _comment(setting: Setting) -> str:
+    choices = setting.values if isinstance(setting.values, tuple) else ()
+    untold = not all(choice in setting.meaning for choice in choices)
+    return f"{setting.meaning}; one of {setting.range}" if untold else setting.meaning
+
+
+def _toml(value: Value) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return f"{value:.12f}".rstrip("0") if isinstance(value, float) and "e" in text else text
+
+
+def pyproject(text: str) -> str:
+    """The text of pyproject.toml with its generated part written anew."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"pyproject.toml lacks the line {BEGIN!r}, or {END!r}")
+    return before + toml() + after
+
+
+def write() -> list[Path]:
+    """Write both files of a checkout; returns their paths. Raises ValueError outside of one."""
+    if not PYPROJECT.is_file():
+        raise ValueError(f"settings are written in a checkout: there is no {PYPROJECT}")
+    PYPROJECT.write_text(pyproject(PYPROJECT.read_text("utf-8")), "utf-8")
+    schema.FILE.write_text(json_schema(), "utf-8")
+    schema.declared.cache_clear()
+    return [PYPROJECT, schema.FILE]

@@ -1,0 +1,129 @@
+"""Experiments: what a TOML file, or a command line, asks for."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedapps.settings.overrides import parse_override
+from fedapps.settings.schema import listed
+from partitions import trust
+from partitions.references import Value
+
+
+def experiments() -> dict[str, Path]:
+    """The shipped experiments, ``<paper>/<table>`` → file."""
+    root = Path(__file__).parents[2] / "experiments"
+    return {str(f.relative_to(root).with_suffix("")): f for f in sorted(root.rglob("*.toml"))}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What an experiment's file, or a command line, asks for; nothing of it is checked yet."""
+
+    settings: dict[str, Any] = field(default_factory=dict)  # flat keys with one value
+    grid: dict[str, list[Value]] = field(default_factory=dict)  # flat keys with several
+    methods: str = ""  # separated by commas, as the seeds are
+    seeds: str = ""
+    published: Any = None  # its [published] tables, see `fedapps.results.published`
+    search: Any = None  # its [search] table, see `fedapps.tuning`
+    source: str = ""  # the file's text
+    from_file: frozenset[str] = field(default=frozenset(), compare=False)  # keys of `settings`
+
+    def __or__(self, other: "Experiment") -> "Experiment":
+        """This one with what `other` says instead."""
+        rest = {key: values for key, values in self.grid.items() if key not in other.settings}
+        return Experiment(
+            {k: v for k, v in self.settings.items() if k not in other.grid} | other.settings,
+            rest | other.grid,
+            other.methods or self.methods,
+            other.seeds or self.seeds,
+            other.published or self.published,
+            other.search or self.search,
+            other.source or self.source,
+            (self.from_file - other.settings.keys()) | other.from_file,
+        )
+
+    def allow(self) -> None:
+        """Let references be imported: a person asked for this, and it is no saved run's."""
+        trust.allow(*trust.named([self.settings, self.grid, self.methods, self.search]))
+
+
+def main_job() -> Experiment:
+    """What runs where no method is named; no experiment's file stands for it in the results."""
+    return replace(read_experiment("main"), source="")
+
+
+def read_experiment(name: str) -> Experiment:
+    """An experiment's file; a list of values spans a grid.
+
+    `name` is a file, or a shipped experiment such as ``fedtta/table1-mnist.toml``."""
+    shipped = experiments()
+    path = Path(name) if Path(name).is_file() else shipped.get(name.removesuffix(".toml"))
+    if path is None:
+        raise ValueError(f"no file {name}; shipped experiments: {', '.join(shipped) or 'none'}")
+    try:
+        text = path.read_text("utf-8")
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no valid TOML: {error}") from error
+    methods, seeds = _lists(content)
+    tables = {key: content.pop(key, None) for key in ("published", "search")}
+    asked = _spanned(_flat(content), methods, seeds)
+    return replace(asked, **tables, source=text, from_file=frozenset(asked.settings))
+
+
+def parse_experiment(arguments: Sequence[str]) -> Experiment:
+    """The same from ``key=value`` arguments; ``lr=0.01,0.1`` spans a grid.
+
+    Quoted, or where a setting is itself a list, a text with commas is one value."""
+    named: dict[str, Any] = {}
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        words = [argument]
+        if not listed(key) and "," in text and not text.startswith(('"', "'")):
+            words = [f"{key}={word.strip()}" for word in text.split(",")]
+        values = [parse_override(word)[1] for word in words]
+        named[key] = values[0] if len(values) == 1 else values
+    methods, seeds = _lists(named)
+    return _spanned(named, methods, seeds)
+
+
+def _lists(named: dict[str, Any]) -> tuple[str, str]:
+    """Methods and seeds, taken out of `named`, where a single one may stand in the singular."""
+    for one, several in (("method", "methods"), ("seed", "seeds")):
+        if one in named and several in named:
+            raise ValueError(f"there is {one} and there are {several}; leave one of the two")
+    return (
+        _listed("methods", named.pop("methods", named.pop("method", None))),
+        _listed("seeds", named.pop("seeds", named.pop("seed", None))),
+    )
+
+
+def _listed(key: str, value: Any) -> str:
+    """A list of names or numbers, separated by commas; "" if there is none.
+
+    Raises ValueError for one without entries, and for other things than texts and numbers."""
+    if value is None:
+        return ""
+    names = value if isinstance(value, list) else [value]
+    text = ",".join(map(str, names)) if all(type(one) in (str, int) for one in names) else ""
+    if not text.strip(", "):
+        raise ValueError(f"{key} is {value!r:.200}; it must be a name, a number, or a list of some")
+    return text
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A TOML table with dotted keys, as Flower's `flatten_dict`, which refuses lists."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return flat
+
+
+def _spanned(named: dict[str, Any], methods: str, seeds: str) -> Experiment:
+    grid = {key: value for key, value in named.items() if isinstance(value, list)}
+    single = {key: value for key, value in named.items() if key not in grid}
+    return Experiment(single, grid, methods, seeds)

@@ -1,0 +1,120 @@
+"""Changes of a configuration: ``key=value``, checked, and handed on to the methods that inherit."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from fedapps.methods import METHODS, Method
+from fedapps.settings.schema import check, declared
+from partitions import references
+from partitions.references import Value, is_reference
+
+Config = dict[str, Value]
+NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dataset")
+
+
+def defaults() -> Config:
+    """Every key with its default, flat: ``{"lr": 0.3, "tent.adapt-steps": 10, …}``.
+
+    The section of a method that extends another holds all of its settings, the inherited ones, too.
+    So do the configurations of saved runs."""
+    return {key: setting.default for key, setting in declared().items()}
+
+
+def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
+    """`config` with `changes`, checked: unknown keys, wrong types and values out of range raise
+    ValueError. A method that extends another follows its changes, where it has the same value and
+    is not changed itself."""
+    result = _with_references(config, changes)
+    for key, value in changes.items():
+        if key not in result:
+            raise ValueError(_unknown(key, result))
+        if type(value) is type(result[key]) and value == result[key]:
+            continue
+        former, result[key] = result[key], check(key, value, result[key])
+        for heir in _heirs(key, former, result, changes):
+            result[heir] = result[key]
+    return result
+
+
+def _heirs(
+    key: str, value: Value, config: Mapping[str, Value], changes: Mapping[str, Any]
+) -> Iterator[str]:
+    """The keys of the methods that inherit the `value` of a method's key."""
+    section, _, name = key.rpartition(".")
+    for heir in _extending(section) if section else ():
+        inherited = f"{heir}.{name}"
+        if inherited not in changes and inherited in config and config[inherited] == value:
+            yield inherited
+            yield from _heirs(inherited, value, config, changes)
+
+
+def _extending(section: str) -> list[str]:
+    """The methods that extend the method `section`; those of other people once they are loaded."""
+    return [name for name, method in METHODS.known().items() if method.extends == section]
+
+
+def _with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
+    """`config` with the settings of whatever it or `changes` refer to outside the package."""
+    result = dict(config)
+    for settings in (config, changes):
+        named = [
+            word.strip()
+            for key, value in settings.items()
+            if isinstance(value, str) and ":" in value and key.rpartition(".")[2] in NAMING
+            for word in value.split(",")
+        ]
+        named += [key.rpartition(".")[0] for key in settings if ":" in key]
+        for reference in dict.fromkeys(filter(is_reference, named)):
+            parent = METHODS[reference].extends if is_method(reference) else ""
+            for key, default in own_settings(reference).items():
+                above = f"{parent}.{key}"
+                inherits = default == defaults().get(above)
+                result.setdefault(f"{reference}.{key}", result[above] if inherits else default)
+    return result
+
+
+def is_method(reference: str) -> bool:
+    """Whether ``module:NAME`` is a method."""
+    return isinstance(references.load(reference), Method)
+
+
+def own_settings(reference: str) -> Config:
+    """The settings that ``module:NAME`` declares, with their defaults.
+
+    Of a method: those of its section; of anything else: what the function takes by keyword.
+    Raises ValueError for one that nobody reads."""
+    found = references.load(reference)
+    if not isinstance(found, Method):
+        function = getattr(found, "build", found)
+        return references.declared(function) if callable(function) else {}
+    from fedapps.settings.declarations import of_method
+
+    return {key: setting.default for key, setting in of_method(reference, found).items()}
+
+
+def _unknown(key: str, config: Config) -> str:
+    """What to say of a key that `config` lacks: the nearest, those beside it, or all sections."""
+    section = key.rpartition(".")[0]
+    known = sorted(k for k in config if k.rpartition(".")[0] == section)
+    near = get_close_matches(key, config, n=1, cutoff=0.8)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    if known:
+        return f"unknown key {key!r}{meant}; known: {', '.join(known)}"
+    sections = sorted({k.rpartition(".")[0] for k in config} - {""})
+    return f"unknown key {key!r}{meant}; no settings of {section!r}, but of {', '.join(sections)}"
+
+
+def parse_override(argument: str) -> tuple[str, Value]:
+    """``key=value`` with a TOML value; a word without quotes is a text."""
+    key, separator, text = argument.partition("=")
+    if not separator or not key:
+        raise ValueError(f"{argument!r} is neither an experiment's .toml file nor key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text
+    if not isinstance(value, Value):
+        raise ValueError(f"{key} is {text:.200}; it must be a text, a number, true or false")
+    return key, value

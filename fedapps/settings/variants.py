@@ -1,0 +1,150 @@
+"""Variants: methods with settings of their own, whose label names a run and its folder."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedapps.methods import METHODS
+from fedapps.settings.overrides import Config, is_method, override, parse_override
+from partitions.references import Value, is_reference
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with settings of its own, as ``"fedembed assignment=som lr=0.01"`` says it."""
+
+    method: str
+    words: tuple[str, ...] = ()  # key=value, as they were written: they name the folder
+
+    @classmethod
+    def parse(cls, label: str) -> "Variant":
+        """From its label. Raises ValueError for a "/", since the label names a folder."""
+        if "/" in label:
+            raise ValueError(f"{label!r} cannot name a folder; set what has a / for all methods")
+        method, *words = label.split() or [""]
+        return cls(method, tuple(words))
+
+    @classmethod
+    def of_folder(cls, folder: Path, method: str) -> "Variant":
+        """The variant that the name of a run's folder tells, the `method` itself if none."""
+        found = cls.parse(folder.name.rpartition("-seed")[0].replace(",", " "))
+        return found if found.words and found.method == method else cls(method)
+
+    def __str__(self) -> str:
+        return " ".join([self.method, *self.words])
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return str(self)
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        """Its settings as they are written, a method's own ones without the section."""
+        return dict(map(parse_override, self.words))
+
+    def folder(self, seed: Value) -> str:
+        """Folder of its run, ``fedembed,assignment=som-seed0``."""
+        return f"{','.join([self.method, *self.words])}-seed{seed}"
+
+    def former(self, folder: Path, seed: Value) -> str:
+        """Name of the run in `folder` that it starts from: its own, else that of the same variant
+        with other novel-shots, which do not change what was trained."""
+        words = tuple(word for word in self.words if not word.startswith("novel-shots="))
+        found = (folder / self.folder(seed)).is_dir()
+        return self.folder(seed) if found else Variant(self.method, words).folder(seed)
+
+    def apply(self, config: Mapping[str, Value]) -> Config:
+        """`config` for this variant. A key is the method's where it has one of that name, a common
+        one otherwise. Raises ValueError for unknown methods and keys, and for wrong values."""
+        changes: dict[str, Any] = {"method": METHODS.check(self.method)}
+        config = override(config, changes)
+        for key, value in self.settings.items():
+            own = f"{self.method}.{key}"
+            changes[key if key in config and own not in config else own] = value
+        return override(config, changes)
+
+
+def combinations(methods: Sequence[str], grid: Mapping[str, Sequence[Value]]) -> list[str]:
+    """Every method with every combination of the grid's values: ``"tent lr=0.1 rounds=5"``.
+
+    A key of a method's own section spans that method's runs alone. Raises ValueError for a key
+    that spans nothing or that a method's label sets already, and for values that cannot stand in
+    a folder's name."""
+    for key, values in grid.items():
+        if bad := [value for value in values if set(_word(value)) & set(" ,/=") or value == ""]:
+            raise ValueError(f"{key}={bad[0]!r} cannot name a folder; run it by itself")
+    labels, spanning = [], set()
+    for label in methods:
+        variant = Variant.parse(label)
+        spanned = [
+            key
+            for key in grid
+            if (section := key.rpartition(".")[0]) in ("partition", "", variant.method)
+            or (is_reference(section) and not is_method(section))
+        ]
+        spanning |= set(spanned)
+        words = [key.removeprefix(f"{variant.method}.") for key in spanned]
+        if twice := variant.settings.keys() & set(words):
+            raise ValueError(f"{label!r} sets {min(twice)}, which is swept as well; leave one out")
+        for values in product(*(grid[key] for key in spanned)):
+            pairs = zip(words, values, strict=True)
+            labels.append(" ".join([label, *(f"{word}={_word(value)}" for word, value in pairs)]))
+    if idle := sorted(grid.keys() - spanning):
+        raise ValueError(f"{idle[0]} is swept, but no such method runs: {', '.join(methods)}")
+    return list(dict.fromkeys(labels))
+
+
+def _word(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_shadowed(
+    config: Mapping[str, Value],
+    changes: Mapping[str, Any],
+    methods: Sequence[str],
+    from_file: Collection[str] = (),
+) -> list[str]:
+    """A sentence for each of the `changes`, which `config` has, that some of the `methods` do not
+    follow, since their own sections set the key.
+
+    Raises ValueError for one that changes nothing for any of them, naming the key that does. A
+    change that is `from_file` may be meant for methods that do not run now."""
+    variants, notes = [Variant.parse(method) for method in methods], []
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        reached = [v for v in variants if section in ("", v.method, *_ancestors(v.method))]
+        own = [v.method for v in reached if _sets(config, changes, v, section, name, value)]
+        if not own:
+            continue
+        instead = ", ".join(dict.fromkeys(f"{method}.{name}={value}" for method in own))
+        if len(own) == len(reached) and key not in from_file:
+            raise ValueError(f"{key}={value} changes nothing here; instead: {instead}")
+        notes.append(
+            f"{key}={value} does not change {', '.join(dict.fromkeys(own))}; for that: {instead}"
+        )
+    return notes
+
+
+def _sets(
+    config: Mapping[str, Value],
+    changes: Mapping[str, Any],
+    variant: Variant,
+    section: str,
+    name: str,
+    value: Any,
+) -> bool:
+    """Whether a method's section holds another value than the one given for it elsewhere."""
+    key = f"{variant.method}.{name}"
+    if variant.method == section or key in changes or name in variant.settings:
+        return False
+    return key in config and config[key] != value
+
+
+@cache
+def _ancestors(method: str) -> tuple[str, ...]:
+    parent = METHODS[method].extends
+    return (parent, *_ancestors(parent)) if parent else ()
