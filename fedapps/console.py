@@ -1,4 +1,4 @@
-"""What the command says: as it is, whatever signs it holds. No text from outside is markup."""
+"""Output of the command. Text from files, clients and users is never markup."""
 
 import re
 from typing import Annotated
@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from partitions import trust
-
 
 def _allow(references: list[str] | None) -> list[str] | None:
+    from partitions import trust
+
     try:
         trust.allow(*references or [])
     except ValueError as error:
@@ -30,17 +30,17 @@ Allowed = Annotated[
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console to which square brackets are square brackets."""
+    """A console that takes square brackets literally."""
     return Console(stderr=stderr, markup=False)
 
 
 def visible(text: object) -> str:
-    """`text` in one line, signs that no terminal shows, or that it obeys, escaped."""
+    """`text` in one line, with escaped control characters."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def say(console: Console, text: object) -> None:
-    """Print a sentence that names what came from files or clients."""
+    """Print a sentence, which may quote files or clients."""
     console.print(visible(text), highlight=False, soft_wrap=True)
 
 
@@ -51,7 +51,7 @@ def say_error(console: Console, error: object, what: str = "error:") -> None:
 
 
 def spreadsheet_cell(name: str) -> str:
-    """A name, as text to spreadsheets: one that they would take for a formula gets a single quote
-    in front. Numbers, the negative ones as well, stay as they are."""
+    """A name as text to spreadsheets: a single quote in front of what they would take for a
+    formula. Numbers, also negative ones, stay as they are."""
     formula = re.match(r"[=+\-@\t\r]", name) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
     return f"'{name}" if formula else name

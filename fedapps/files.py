@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from clients.arrays import Arrays, num_bytes
-from fedapps.results.kinds import whole
 
 
 @contextmanager
@@ -214,7 +213,7 @@ def best_round(folder: Path) -> int:
     file = folder / "summary.json"
     told = read_json(file) if file.is_file() else {}
     number = told.get("best_round", 0) if isinstance(told, dict) else None
-    if not isinstance(number, int) or not whole(number):
+    if type(number) is not int or not 0 <= number < 2**63:
         raise ValueError(f"{file} is damaged: its best_round is {number!r:.100}")
     return number
 

@@ -21,11 +21,13 @@ from fedapps.files import check_writable, opening, write_text
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.folder import check_former, check_unseen
+from fedapps.results.formats import as_rich
+from fedapps.results.progress import Display
 from fedapps.results.published import Published
 from fedapps.results.report import write_report
-from fedapps.results.runs import read_runs
+from fedapps.results.runs import read_runs, runs_of
 from fedapps.results.sweep import begun_jobs, finished, keep_finished
-from fedapps.results.table import Display, results_table
+from fedapps.results.table import results
 from fedapps.settings import ranges
 from fedapps.settings.config import (
     Config,
@@ -185,10 +187,11 @@ def run(
         _say_failures(console, work)
         say(console, f"stopped; the rounds so far are in {output}")
         raise typer.Exit(130) from None
-    console.print(results_table(work))
+    runs = runs_of(work)
+    console.print(as_rich(results(runs)))
     _say_failures(console, work)
     try:
-        say(console, f"results: {output}, to look at: {write_report(work, output)}")
+        say(console, f"results: {output}, to look at: {write_report(runs, output)}")
     except OSError as error:
         say_error(console, f"{error}; make room, then: fedapps report {output}", "no report:")
         raise typer.Exit(1) from error

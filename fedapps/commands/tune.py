@@ -10,7 +10,7 @@ from rich.table import Table
 from fedapps.commands.tuning import Search, Tuning, best
 from fedapps.console import make_console, say, say_error
 from fedapps.engines.jobs import ENGINES, Job, check_engine, run_jobs
-from fedapps.results.table import Display
+from fedapps.results.progress import Display
 from fedapps.settings.config import (
     Experiment,
     defaults,

@@ -15,7 +15,7 @@ from experiments.analysis import (
 from experiments.figures_hypernetworks import by_distance, cli
 from fedapps.engines.jobs import run_in_process
 from fedapps.files import read_arrays
-from fedapps.service.models import descriptors, label_shares
+from fedapps.service.figures import descriptors, label_shares
 from fedapps.settings.config import defaults
 
 from typer.testing import CliRunner  # isort: skip
