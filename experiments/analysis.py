@@ -9,24 +9,40 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from flwr.app import Message
 from matplotlib import pyplot as plt
 
 import partitions
-from clients.arrays import from_record
+from clients.arrays import Arrays, from_record
 from clients.base import Client
 from fedapps.clientapp import app, make_client
+from fedapps.engines.grid import InProcessGrid
 from fedapps.node.building import with_public
 from fedapps.serverapp import run, run_in_process
-from fedapps.service.models import Watched, label_shares
+from fedapps.service.figures import label_shares
 from fedapps.settings.config import Config, defaults, override, parse_override
 from fedapps.settings.experiments import read_experiment
 
 matplotlib.use("Agg")
 
 
+class EvaluationGrid(InProcessGrid):
+    """Keeps the arrays with which every node is evaluated, by node id."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sent: dict[int, Arrays] = {}
+
+    def _deliver(self, message: Message) -> Message:
+        if message.metadata.message_type == "evaluate":
+            record = message.content.array_records["arrays"]
+            self.sent[message.metadata.dst_node_id] = from_record(record)
+        return super()._deliver(message)
+
+
 def mix_and_match(config: Config) -> np.ndarray:
     """Validation accuracy (clients, clients): row i, ω_i on client i's data; column j, θ_j."""
-    grid = Watched.simulation(app, config, int(config["num-clients"]))
+    grid = EvaluationGrid.simulation(app, config, int(config["num-clients"]))
     run(grid, config, "in-process")
     sent, rows = grid.sent, []
     for node in sorted(sent):

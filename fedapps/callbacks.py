@@ -1,17 +1,16 @@
-"""What may follow a run: one contract, early stopping, and loggers by their own writers.
+"""Callbacks of a run: early stopping, and trackers of experiments.
 
-Named in `callbacks`, separated by commas: "tensorboard", "mlflow", "wandb", or an own one as
-``my_lab.hooks:Slack``, which is constructed without arguments. One that fails is taken off and
-logged; the run goes on."""
+The setting `callbacks` names them, separated by commas: "tensorboard", "mlflow", "wandb", or a
+class of your own as ``my_lab.hooks:Slack``, which is constructed without arguments. A callback that
+fails is logged and removed; the run goes on."""
 
+import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from logging import WARNING
 from pathlib import Path
 from typing import Any
-
-from flwr.common.logger import log
 
 from fedapps.results.checkpoint import state_bytes
 from fedapps.settings.config import Config
@@ -19,40 +18,42 @@ from partitions import references
 from strategies.base import PersonalizedStrategy
 from strategies.round import Stop
 
+Report = Mapping[str, Any]  # a line of metrics.jsonl
+
 
 class Callback:
     """Override what is of interest. Raise `strategies.base.Stop` to end training in order."""
 
     def run_starts(self, config: Config) -> None:
-        """Before the first message; `config` is the run's whole configuration."""
+        """Before the first message, with the run's whole configuration."""
 
-    def round_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
-        """After every round; `report` is its line of metrics.jsonl."""
+    def round_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
+        """After every round."""
 
-    def evaluation_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
+    def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """After `round_ends`, in rounds that evaluate; the replies are `strategy.evaluation`."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint is to hold of it: arrays, numbers and texts."""
+        """What a checkpoint stores of it: arrays, numbers and texts."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on, in a run that is resumed, from a `state`."""
+        """Continue from a `state` when a run is resumed."""
 
     def run_ends(self, summary: Mapping[str, Any]) -> None:
-        """At the end, be it by an error; `summary` is the run's summary.json."""
+        """At the end, also after an error, with the content of summary.json."""
 
 
 class EarlyStopping(Callback):
-    """Ends training after `patience` evaluations in a row of which none has a new best accuracy on
-    the training clients' validation samples; novel clients have no say."""
+    """Ends training after `patience` evaluations in a row without a new best accuracy on the
+    training clients' validation samples. Novel clients have no influence."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
         self.best, self.since = -math.inf, 0
 
-    def evaluation_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
-        """Count, but while a phase of the method's own is to come."""
+    def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
+        """Count, unless a further phase of the method is still to come."""
         accuracy = report["evaluation"].get("train-accuracy")
         if accuracy is None:
             raise RuntimeError("early-stopping needs training clients with validation samples")
@@ -64,34 +65,50 @@ class EarlyStopping(Callback):
             raise Stop(f"no better validation in {self.since} evaluations")
 
     def state(self) -> dict[str, Any]:
-        """The best accuracy, and how many evaluations ago it was."""
+        """The best accuracy, and how many evaluations ago it was reached."""
         return {"best": self.best, "since": self.since}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on counting."""
+        """Continue to count."""
         self.best, self.since = state["best"], state["since"]
 
 
 class Logger(Callback):
-    """Numbers of every round to a writer: ``loss``, ``evaluation/train-accuracy``, …"""
+    """Passes the numbers of every round to an experiment tracker: ``loss``,
+    ``evaluation/train-accuracy``, …"""
 
-    def round_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
-        """Hand the round's numbers to the writer."""
+    def run_starts(self, config: Config) -> None:
+        """Open a run in the tracker, named after the run's folder."""
+        if not config["output-dir"]:
+            raise ValueError("output-dir is not set")
+        self._open(config, Path(str(config["output-dir"])))
+
+    def round_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
+        """Pass on the round's numbers."""
         self.write(dict(numbers(report)), int(report["round"]))
 
+    def run_ends(self, summary: Mapping[str, Any]) -> None:
+        """Close the tracker's run."""
+        self._close("error" in summary)
+
     def write(self, values: dict[str, float], round_: int) -> None:
-        """Numbers of one round."""
+        """The numbers of one round."""
         raise NotImplementedError
+
+    def _open(self, config: Config, folder: Path) -> None:
+        """Begin."""
+
+    def _close(self, failed: bool) -> None:
+        """End."""
 
 
 class TensorBoard(Logger):
     """Event files in the run's folder (`pip install fedapps[tensorboard]`)."""
 
-    def run_starts(self, config: Config) -> None:
-        """Open the writer."""
+    def _open(self, config: Config, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer: Any = SummaryWriter(_folder(config) / "tensorboard")
+        self.writer: Any = SummaryWriter(folder / "tensorboard")
         text = "\n".join(f"    {key} = {value!r}" for key, value in config.items())
         self.writer.add_text("configuration", text)
 
@@ -101,8 +118,7 @@ class TensorBoard(Logger):
             self.writer.add_scalar(name, value, round_)
         self.writer.flush()
 
-    def run_ends(self, summary: Mapping[str, Any]) -> None:
-        """Close the writer."""
+    def _close(self, failed: bool) -> None:
         self.writer.close()
 
 
@@ -110,112 +126,97 @@ class MLflow(Logger):
     """A run of the experiment "fedapps", in `MLFLOW_TRACKING_URI` or beside the results
     (`pip install fedapps[mlflow]`)."""
 
-    def run_starts(self, config: Config) -> None:
-        """Open the run, with the configuration as its parameters."""
-        import os
-
+    def _open(self, config: Config, folder: Path) -> None:
         import mlflow
 
+        self.mlflow: Any = mlflow
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri(f"sqlite:///{_folder(config).parent / 'mlflow.db'}")
+            mlflow.set_tracking_uri(f"sqlite:///{folder.parent / 'mlflow.db'}")
         mlflow.set_experiment("fedapps")
-        mlflow.start_run(run_name=_folder(config).name)
-        mlflow.log_params({_plain(key): value for key, value in config.items()})
+        mlflow.start_run(run_name=folder.name)
+        mlflow.log_params({key.replace("+", "p"): value for key, value in config.items()})
 
     def write(self, values: dict[str, float], round_: int) -> None:
         """A metric each."""
-        import mlflow
+        self.mlflow.log_metrics({k.replace("+", "p"): v for k, v in values.items()}, step=round_)
 
-        mlflow.log_metrics({_plain(k): v for k, v in values.items()}, step=round_)
-
-    def run_ends(self, summary: Mapping[str, Any]) -> None:
-        """Close the run."""
-        import mlflow
-
-        mlflow.end_run("FAILED" if "error" in summary else "FINISHED")
+    def _close(self, failed: bool) -> None:
+        self.mlflow.end_run("FAILED" if failed else "FINISHED")
 
 
 class WandB(Logger):
     """A run of the project "fedapps"; WANDB_MODE=offline needs no account
     (`pip install fedapps[wandb]`)."""
 
-    def run_starts(self, config: Config) -> None:
-        """Open the run."""
+    def _open(self, config: Config, folder: Path) -> None:
         import wandb
 
-        folder = _folder(config)
-        self.run = wandb.init(
-            project="fedapps",
-            name=folder.name,
-            dir=folder,
-            config=dict(config),
-            reinit="create_new",
-        )
+        named = {"project": "fedapps", "name": folder.name, "dir": folder}
+        self.run: Any = wandb.init(**named, config=dict(config), reinit="create_new")
 
     def write(self, values: dict[str, float], round_: int) -> None:
-        """All of a round at once."""
+        """All numbers of a round at once."""
         self.run.log(values, step=round_)
 
-    def run_ends(self, summary: Mapping[str, Any]) -> None:
-        """Close the run."""
-        self.run.finish(exit_code=int("error" in summary))
+    def _close(self, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
 
 
 LOGGERS: dict[str, type[Callback]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 class Callbacks:
-    """The callbacks of one run, told in turn."""
+    """The callbacks of one run, called in turn."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
 
     @contextmanager
     def run(self, config: Config, summary: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Around the run: its start, and its end with the summary that it then has."""
-        self._tell("run_starts", config)
+        """Around the run: its start, and its end with the summary at that time."""
+        self._call("run_starts", config)
         try:
             yield
         finally:
-            self._tell("run_ends", summary())
+            self._call("run_ends", summary())
 
     def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint holds of each; one whose state it cannot hold is taken off."""
+        """The states for a checkpoint; a callback whose state cannot be stored is removed."""
         states = []
         for callback in list(self.callbacks):
             with self._guarded(callback):
-                own = callback.state()
-                state_bytes({"state": own})
-                states.append(own)
+                state = callback.state()
+                state_bytes({"state": state})
+                states.append(state)
         return states
 
-    def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from a `state`; if a callback was taken off since, each starts anew."""
-        if len(state) == len(self.callbacks):
-            for callback, own in zip(list(self.callbacks), state, strict=True):
+    def load_state(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from `states`; if a callback was removed since, each starts anew."""
+        if len(states) == len(self.callbacks):
+            for callback, state in zip(list(self.callbacks), states, strict=True):
                 with self._guarded(callback):
-                    callback.load_state(own)
+                    callback.load_state(state)
 
-    def round_ends(self, report: Mapping[str, Any], strategy: PersonalizedStrategy) -> None:
-        """Tell a round, and its evaluation if it has one."""
-        self._tell("round_ends", report, strategy)
+    def round_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
+        """Call `round_ends`, and `evaluation_ends` if the round has an evaluation."""
+        self._call("round_ends", report, strategy)
         if "evaluation" in report:
-            self._tell("evaluation_ends", report, strategy)
+            self._call("evaluation_ends", report, strategy)
 
-    def _tell(self, event: str, *news: Any) -> None:
+    def _call(self, event: str, *arguments: Any) -> None:
         stop = None
         for callback in list(self.callbacks):
             try:
                 with self._guarded(callback):
-                    getattr(callback, event)(*news)
-            except Stop as asked:
-                stop = asked
+                    getattr(callback, event)(*arguments)
+            except Stop as reason:  # the others are called first
+                stop = reason
         if stop is not None:
             raise stop
 
     @contextmanager
     def _guarded(self, callback: Callback) -> Iterator[None]:
-        """Around a call of it: an error takes it off; that of early stopping, and `Stop`, pass."""
+        """An error removes the callback; `Stop` and errors of early stopping are raised."""
         try:
             yield
         except Stop:
@@ -223,20 +224,21 @@ class Callbacks:
         except Exception as error:
             if isinstance(callback, EarlyStopping):
                 raise
-            log(WARNING, "%s failed and is taken off: %s", type(callback).__name__, error)
+            name = type(callback).__name__
+            logging.getLogger("flwr").warning("%s failed and is removed: %s", name, error)
             self.callbacks.remove(callback)
 
 
 def make_callbacks(config: Config) -> Callbacks:
-    """Those that a configuration names. Raises ValueError for unknown ones."""
+    """The callbacks that a configuration names. Raises ValueError for unknown ones."""
     patience, names = int(config["early-stopping"]), str(config["callbacks"])
     if patience < 0:
         raise ValueError(f"early-stopping is {patience}; it must not be negative")
-    found: list[Callback] = [_make(name.strip()) for name in names.split(",") if name.strip()]
-    return Callbacks([*found, *[EarlyStopping(patience)] * (patience > 0)])
+    callbacks = [_make(name.strip()) for name in names.split(",") if name.strip()]
+    return Callbacks([*callbacks, *[EarlyStopping(patience)] * (patience > 0)])
 
 
-def numbers(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def numbers(report: Report, prefix: str = "") -> Iterator[tuple[str, float]]:
     """The finite numbers of a report, those of inner tables as ``evaluation/train-accuracy``."""
     for key, value in report.items():
         if isinstance(value, Mapping):
@@ -251,18 +253,8 @@ def _make(name: str) -> Callback:
     if not references.is_reference(name):
         known = ", ".join(LOGGERS)
         raise ValueError(f"unknown callback {name!r}; known: {known}, or module:NAME of your own")
-    found = references.load(name)
-    if not references.makes(found, Callback):
-        raise ValueError(f"callback {name!r} is {found!r:.200}, no fedapps.callbacks.Callback")
-    made: Callback = found()
-    return made
-
-
-def _folder(config: Config) -> Path:
-    if not config["output-dir"]:
-        raise ValueError("output-dir is not set")
-    return Path(str(config["output-dir"]))
-
-
-def _plain(name: str) -> str:
-    return name.replace("+", "p")  # MLflow knows no "+"
+    factory = references.load(name)
+    if not references.makes(factory, Callback):
+        raise ValueError(f"callback {name!r} is {factory!r:.200}, no fedapps.callbacks.Callback")
+    callback: Callback = factory()
+    return callback

@@ -100,8 +100,7 @@ def test_every_run_of_the_readme_would_start(words, monkeypatch, tmp_path):
     started = []
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("fedapps.engines.run.run_jobs", lambda work, *_, **__: started.extend(work))
-    monkeypatch.setattr("fedapps.results.table.results_table", lambda work: "")
-    monkeypatch.setattr("fedapps.results.report.write_report", lambda work, output: output)
+    monkeypatch.setattr("fedapps.commands.run.report_results", lambda *_: None)
     folders = [f"data-dir={tmp_path}", "--output", str(tmp_path / "out")]
     done = CliRunner().invoke(cli, ["run", *words, *folders])
     assert done.exit_code == 0 and started and len(RUNS) >= 7, done.output

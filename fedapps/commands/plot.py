@@ -1,19 +1,18 @@
 """``fedapps plot``: a figure of a folder of runs, or of one run's saved model."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedapps.console import Allowed, make_console, say, say_error
-from fedapps.engines.jobs import Job
 from fedapps.files import opening
 from fedapps.results.plot import ENDINGS, FIGURES, save, swept
 from fedapps.results.runs import read_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 OF_A_MODEL = ("confusion", "embeddings", "traces")
 KINDS = (*FIGURES, "swept", *OF_A_MODEL)
@@ -48,15 +47,15 @@ def plot(
         runs, problems = read_runs(folder)
         for problem in problems:
             say(console, problem)
-        whole = [job for job in runs if not job.error]
+        runs = runs[runs.error == ""]
         if kind in FIGURES:
-            figure = FIGURES[kind](whole)
+            figure = FIGURES[kind](runs)
         elif kind == "swept":
             if not by:
                 raise ValueError("name the setting: --by partition.alpha")
-            figure = swept(whole, by)
+            figure = swept(runs, by)
         else:
-            figure = _of_a_model(kind, _single(whole, run).folder, client, steps, attribute)
+            figure = _of_model(kind, _single(runs, run), client, steps, attribute)
         save(figure, output)
     except (ValueError, OSError) as error:
         say_error(console, error)
@@ -64,27 +63,26 @@ def plot(
     say(console, output)
 
 
-def _single(jobs: Sequence[Job], name: str) -> Job:
-    """The run of this folder's name; the only one without a name."""
-    names = [job.folder.name for job in jobs]
-    if name and name not in names:
-        raise ValueError(f"no run {name!r}; there are {', '.join(names)}")
-    if not name and len(jobs) > 1:
-        raise ValueError(f"name one run: --run {names[0]}; there are {', '.join(names)}")
-    return jobs[names.index(name) if name else 0]
+def _single(runs: "DataFrame", name: str) -> Path:
+    """The folder of the run with this name; of the only run without a name."""
+    folders = {folder.name: folder for folder in runs.folder}
+    names = ", ".join(folders)
+    if name and name not in folders:
+        raise ValueError(f"no run {name!r}; there are {names}")
+    if not name and len(folders) > 1:
+        raise ValueError(f"name one run: --run {next(iter(folders))}; there are {names}")
+    return folders[name or names]
 
 
-def _of_a_model(
-    kind: str, folder: Path, client: int | None, steps: int, attribute: str
-) -> "Figure":
-    from fedapps.service import models, traces
+def _of_model(kind: str, folder: Path, client: int | None, steps: int, attribute: str) -> "Figure":
+    from fedapps.service import figures
 
     with opening(folder):
         if kind == "confusion":
-            return models.confusion(folder)
+            return figures.confusion(folder)
         if kind == "embeddings":
-            return models.embeddings(folder, attribute)
-        found = traces.traces(folder, client, steps)
-    for line in traces.told(found):
+            return figures.embeddings(folder, attribute)
+        traces = figures.traces(folder, client, steps)
+    for line in figures.trace_lines(traces):
         typer.echo(line)
-    return traces.draw(found)
+    return figures.draw_traces(traces)

@@ -278,7 +278,7 @@ def carry_out(
 ) -> None:
     """Run the jobs; exit with 1 if the engine fails and with 130 on Ctrl-C."""
     from fedapps.engines import run as engines
-    from fedapps.results.table import Display
+    from fedapps.results.progress import Display
     from fedapps.serverapp import APPS
 
     try:
@@ -294,11 +294,14 @@ def carry_out(
 def report_results(console: Console, work: "list[Job]", output: Path) -> None:
     """Print the table, the failures and the report's path; exit with 1 if a run failed."""
     from fedapps.results import report, table
+    from fedapps.results.formats import as_rich
+    from fedapps.results.runs import runs_of
 
-    console.print(table.results_table(work))
+    runs = runs_of(work)
+    console.print(as_rich(table.results(runs)))
     say_failures(console, work)
     try:
-        say(console, f"results: {output}, report: {report.write_report(work, output)}")
+        say(console, f"results: {output}, report: {report.write_report(runs, output)}")
     except OSError as error:
         say_error(console, f"{error}; free some space, then: fedapps report {output}", "no report:")
         raise typer.Exit(1) from error

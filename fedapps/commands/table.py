@@ -6,12 +6,18 @@ from typing import Annotated
 import typer
 
 from fedapps.console import make_console, say, say_error
-from fedapps.results.across import SHOTS, several, side_by_side
-from fedapps.results.comparison import as_csv, compare, shown, swept
-from fedapps.results.formats import as_latex, as_markdown
+from fedapps.results.comparison import (
+    SHOTS,
+    as_csv,
+    as_table,
+    compare,
+    several,
+    side_by_side,
+    swept,
+)
+from fedapps.results.formats import as_latex, as_markdown, as_rich
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
-from fedapps.results.table import rich_table
 from fedapps.settings.experiments import read_experiment
 
 FORMATS = ("rich", "markdown", "csv", "latex")
@@ -48,35 +54,30 @@ def table(
         if not across and SHOTS not in keys and several(runs, SHOTS):
             across = SHOTS
         if across:
-            keys = list(dict.fromkeys([*(keys or ["method", *swept(runs)]), across]))
-        found = compare(
-            runs,
-            by=keys,
-            round_=round_,
-            against=against,
-            published=published_for(folder, experiment),
-        )
-        problems += [f"{job.name} failed: {job.error}" for job in runs if job.error]
+            keys = [*(keys or ["method", *swept(runs)]), across]
+        published = published_for(folder, experiment)
+        comparison = compare(runs, by=keys, round_=round_, against=against, published=published)
     except (ValueError, OSError) as error:
         say_error(warnings, error)
         raise typer.Exit(2) from error
+    failed = runs[runs.error != ""]
+    problems += [f"{run.name} failed: {run.error}" for run in failed.itertuples()]
     for problem in problems:
         say(warnings, problem)
-    if format_ == "csv":  # a line for each number, whatever stands side by side elsewhere
-        typer.echo(as_csv(found), nl=False)
+    if format_ == "csv":  # a line for each number, also with --across
+        typer.echo(as_csv(comparison), nl=False)
         return
-    results = side_by_side(found, across) if across else shown(found)
+    shown = side_by_side(comparison, across) if across else as_table(comparison)
     if format_ == "rich":
-        console.print(rich_table(results))
+        console.print(as_rich(shown))
     else:
-        write = as_markdown if format_ == "markdown" else as_latex
-        typer.echo(write(results), nl=False)
+        typer.echo((as_markdown if format_ == "markdown" else as_latex)(shown), nl=False)
 
 
 def published_for(folder: Path, experiment: str = "") -> Published | None:
-    """The published values of an experiment, or of the one that the folder's runs came from."""
-    own = folder / "experiment.toml"
-    if not experiment and not own.is_file():
+    """The published values of an experiment, by default of the one that the runs came from."""
+    copy = folder / "experiment.toml"
+    if not experiment and not copy.is_file():
         return None
-    asked = read_experiment(experiment or str(own))
-    return Published.read(asked.settings, asked.published) if asked.published else None
+    content = read_experiment(experiment or str(copy))
+    return Published.read(content.settings, content.published) if content.published else None

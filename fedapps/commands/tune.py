@@ -77,7 +77,7 @@ def read_tuning(
         say(make_console(), note)
 
     from fedapps.engines.run import run_jobs
-    from fedapps.results.table import Display
+    from fedapps.results.progress import Display
     from fedapps.serverapp import APPS
     from fedapps.tuning import Tuning, read_search
 

@@ -1,8 +1,8 @@
-"""Checkpoints: the whole state of a run in one file, written whole, refused where damaged.
+"""Checkpoints: the whole state of a run in one file, which is refused if it is damaged.
 
-A state is made of dicts, lists and sets of arrays, numbers and texts. Its arrays are the tensors
-of a safetensors file; everything else is JSON in that file's header, in which an array is
-``{"array": name}`` and a dict ``{"dict": [[key, value], …]}``, its order kept. No pickle."""
+A state consists of dicts, lists and sets of arrays, numbers and texts. Its arrays are the tensors
+of a safetensors file. Everything else is JSON in the file's header: an array is
+``{"array": name}``, a dict ``{"dict": [[key, value], …]}`` in its order. No pickle."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ from fedapps.files import CHECKPOINTS, write_bytes
 from fedapps.settings.config import Config, differences
 
 FORMAT = "1"
-KEPT = 2  # where the newest is damaged, the one before it is used
+KEPT = 2  # if the newest is damaged, the one before it is used
 State = dict[str, Any]
 
 
 def checkpoint_bytes(config: Config, state: Mapping[str, Any]) -> bytes:
-    """The state of a run under `config`, as a checkpoint holds it."""
+    """A checkpoint of the `state` of a run with this configuration."""
     return state_bytes({"config": config, "state": state})
 
 
 def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
-    """Write that of the run in the folder `run` after a round; older ones go, but one."""
+    """Write the checkpoint of a round to the folder `run`; of older ones only one stays."""
     write_bytes(_file(run, round_), content)
     names = [f.stem.removeprefix("round-") for f in (run / CHECKPOINTS).glob("round-*.safetensors")]
     rounds = sorted(int(name) for name in names if name.isdecimal())
@@ -38,8 +38,8 @@ def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
 
 
 def newest_checkpoint(run: Path, config: Config) -> tuple[State | None, list[str]]:
-    """The state of the newest whole checkpoint of the run in the folder `run`, None if there is
-    none; and why newer ones are refused, by name."""
+    """The state of the newest undamaged checkpoint in the folder `run`, or None, and why newer
+    ones are refused."""
     refused: list[str] = []
     for file in sorted((run / CHECKPOINTS).glob("round-*.safetensors"), reverse=True):
         try:
@@ -54,34 +54,29 @@ def newest_checkpoint(run: Path, config: Config) -> tuple[State | None, list[str
     return None, refused
 
 
-def write_state(file: Path, state: Mapping[str, Any]) -> None:
-    """Write a state to `file`, whole or not at all."""
-    write_bytes(file, state_bytes(state))
-
-
 def state_bytes(state: Mapping[str, Any]) -> bytes:
-    """A state as a file holds it."""
+    """The content of a state's file."""
     arrays: Arrays = {}
     text = json.dumps(_pack(state, "", arrays))
-    told = {"format": FORMAT, "state": text, "digest": _digest(text, arrays)}
-    data: bytes = save(arrays, told)
-    return data
+    header = {"format": FORMAT, "state": text, "digest": _digest(text, arrays)}
+    content: bytes = save(arrays, header)
+    return content
 
 
 def read_state(file: Path) -> State:
-    """The state in `file`. Raises ValueError if it is damaged, or in another format."""
+    """The state in `file`. Raises ValueError if it is damaged or has another format."""
     try:
         with safe_open(file, "numpy") as content:
-            told = content.metadata() or {}
+            header = content.metadata() or {}
             arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"it cannot be read ({error})") from error
-    if told.get("format") != FORMAT:
-        raise ValueError(f"its format is {told.get('format')!r}, not {FORMAT!r}")
-    if told.get("digest") != _digest(told.get("state", ""), arrays):
+    if header.get("format") != FORMAT:
+        raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
+    if header.get("digest") != _digest(header.get("state", ""), arrays):
         raise ValueError("it is damaged: content and digest differ")
     try:
-        state = _unpack(json.loads(told["state"]), arrays)
+        state = _unpack(json.loads(header["state"]), arrays)
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
     if not isinstance(state, dict):
@@ -94,7 +89,7 @@ def _file(run: Path, round_: int) -> Path:
 
 
 def _digest(text: str, arrays: Arrays) -> str:
-    """Of the JSON and of every array's name, kind and content."""
+    """Digest of the JSON and of every array's name, dtype, shape and content."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -103,28 +98,28 @@ def _digest(text: str, arrays: Arrays) -> str:
 
 
 def _pack(value: Any, name: str, arrays: Arrays) -> Any:
-    """`value` as JSON can hold it, its arrays put into `arrays` under names of their own."""
+    """`value` as JSON; its arrays are moved to `arrays`."""
     if isinstance(value, np.ndarray):
         assert name not in arrays, name
         arrays[name] = np.asarray(value, order="C")
         return {"array": name}
     if isinstance(value, Mapping):
-        return {"dict": [[key, _pack(one, f"{name}/{key}", arrays)] for key, one in value.items()]}
+        return {"dict": [[key, _pack(v, f"{name}/{key}", arrays)] for key, v in value.items()]}
     if isinstance(value, set):
         return {"set": sorted(value)}
     if isinstance(value, list | tuple):
-        return [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(value)]
+        return [_pack(item, f"{name}/{i}", arrays) for i, item in enumerate(value)]
     return value
 
 
 def _unpack(value: Any, arrays: Arrays) -> Any:
     """The counterpart of `_pack`."""
     if isinstance(value, list):
-        return [_unpack(one, arrays) for one in value]
+        return [_unpack(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
     if "array" in value:
         return arrays[value["array"]]
     if "set" in value:
         return set(value["set"])
-    return {key: _unpack(one, arrays) for key, one in value["dict"]}
+    return {key: _unpack(item, arrays) for key, item in value["dict"]}

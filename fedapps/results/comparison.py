@@ -1,84 +1,48 @@
-"""Runs beside each other as a paper's table has them: over seeds, over clients, beside a paper.
+"""Comparison of runs as in a paper's table: over seeds, over clients, with published values.
 
 A line for each score and group of runs: mean ± deviation over seeds, the published value, the
-difference to a reference whose sign a paired test judges, and how unequal the clients are."""
+difference to a reference with a paired test, and how unequal the clients are."""
 
-import csv
-import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fedapps.console import spreadsheet_cell
-from fedapps.engines.jobs import Job
-from fedapps.results.published import SCORES, Published
-from fedapps.results.table import Results, epsilon, lost_replies, terms_of_privacy
+from fedapps.results.formats import TextTable
+from fedapps.results.published import Published
+from fedapps.results.runs import F1, ROUNDS, SCORES, clients_of, label_without, own_settings
+from fedapps.results.table import epsilon, lost_replies, terms_of_privacy
 from fedapps.settings.config import effective
 
-ROUNDS = ("best", "last")
-F1 = ("f1", "f1-users")
-LEAST_SEEDS = 5  # with fewer a paired test over seeds cannot decide anything
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+MIN_SEEDS = 5  # with fewer pairs a paired test cannot decide anything
 LEVEL = 0.05
 FEDERATION = {"dataset", "partition", "num-clients", "train-fraction", "seed"}
-
-
-@dataclass
-class Line:
-    """One score of one group of runs; accuracies in %, F1 in [0, 1]."""
-
-    score: str
-    by: tuple[str, ...]
-    runs: list[Job]
-    seeds: dict[str, float] = field(default_factory=dict)  # by split: score of the run on it
-    clients: dict[tuple[str, str], float] = field(default_factory=dict)  # by split and client
-    published: float | None = None
-    difference: float | None = None  # to the reference's mean
-    p: float | None = None  # of the paired test that the sign is chance
-
-    @property
-    def mean(self) -> float:
-        """Over seeds."""
-        return float(np.mean(list(self.seeds.values())))
-
-    @property
-    def deviation(self) -> float | None:
-        """Over seeds; None of one seed."""
-        values = list(self.seeds.values())
-        return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-    @property
-    def measured(self) -> str:
-        """``70.00 ± 1.00``; without deviation of one seed."""
-        spread = "" if self.deviation is None else f" ± {number(self, self.deviation)}"
-        return number(self, self.mean) + spread
-
-    def spread(self) -> tuple[float, float, float] | None:
-        """Worst client, mean of the lowest tenth of the clients, deviation over clients: each of
-        every seed's clients, then the mean over seeds. None where clients are not told."""
-        told = []
-        for _, group in groupby(sorted(self.clients), key=lambda key: key[0]):
-            values = sorted(self.clients[key] for key in group)
-            tenth = values[: math.ceil(len(values) / 10)]
-            told.append([values[0], np.mean(tenth), np.std(values, ddof=min(1, len(values) - 1))])
-        if not told:
-            return None
-        worst, lowest, deviation = np.array(told, float).mean(0)
-        return float(worst), float(lowest), float(deviation)
+SHOTS = "novel-shots"
+MEASURED = ["mean", "deviation_over_seeds", "seeds", "published"]
+TESTED = ["less_reference", "p"]
+SPREADS = {
+    "worst_client": "worst",
+    "lowest_tenth": "lowest tenth",
+    "deviation_over_clients": "deviation",
+}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The lines, the reference of their differences, and how those were judged.
+    """The result of `compare`.
 
-    `unscored` are the runs that have no line, such as private ones that are not evaluated."""
+    `lines` has the columns of `as_csv`: the score, the settings in `by`, and the numbers, NaN if
+    unknown; accuracies are in %, F1 lies in [0, 1]. `unscored` are runs without a line, such as
+    private ones that are not evaluated."""
 
-    lines: list[Line]
-    unscored: list[Job]
-    by: list[str]
+    lines: "DataFrame"
+    runs: "DataFrame"
+    unscored: "DataFrame"
+    by: Sequence[str]
     against: str
     test: str
     published: Published | None
@@ -86,258 +50,278 @@ class Comparison:
 
 
 def compare(
-    jobs: Sequence[Job],
+    runs: "DataFrame",
     *,
     by: Sequence[str] = (),
     round_: str = "best",
     against: str = "",
     published: Published | None = None,
 ) -> Comparison:
-    """Group the runs by settings; "method" is the method with what it has of its own.
+    """Group the runs by settings; "method" is the method with its own settings.
 
     Without `by`: by method and by the swept settings of the federation. `against` is a value of
-    the first of `by`, the first one found if empty. Raises ValueError for settings that no run
-    has, and where a group would average over something else than seeds."""
+    the first setting in `by`, by default the first value. Raises ValueError for settings that no
+    run has, and if a group would average over anything but seeds."""
+    import pandas
+
     if round_ not in ROUNDS:
         raise ValueError(f"unknown round {round_!r}; known: {', '.join(ROUNDS)}")
-    jobs = [job for job in jobs if not job.error]
-    keys = list(by) or ["method", *swept(jobs)]
-    groups: dict[tuple[str, ...], list[Job]] = {}
-    for job in jobs:
-        groups.setdefault(tuple(_value(job, key, keys) for key in keys), []).append(job)
-    for told, group in groups.items():
-        if len({job.seed for job in group}) < len(group):
-            differ = sorted({w for job in group for w in [str(job.config["method"]), *_own(job)]})
-            raise ValueError(
-                f"{', '.join(told)}: more than one run of a seed; add to --by method or what "
-                f"differs: {', '.join(differ)}"
-            )
-    lines = [
-        line
-        for score in SCORES
-        for told, group in groups.items()
-        if (line := _line(score, told, group, round_, published)).seeds
-    ]
-    names = [told[0] for told in groups]
+    runs = runs[runs.error == ""]
+    by = list(dict.fromkeys(by or ["method", *swept(runs)]))
+    values = [[_value(run.method, run.config, key, by) for key in by] for run in runs.itertuples()]
+    groups = pandas.DataFrame(values, runs.index, by, dtype=object)
+    _check_seeds(runs, groups)
+    names = list(groups[by[0]].unique())
     if against and against not in names:
-        raise ValueError(f"no {keys[0]} {against!r} to compare with; there are {', '.join(names)}")
-    against = against or (names[0] if names else "")
-    test = _judge(lines, against)
-    scored = {job.name for line in lines for job in line.runs}
-    unscored = [job for job in jobs if job.name not in scored]
-    return Comparison(lines, unscored, keys, against, test, published, round_)
+        raise ValueError(f"no {by[0]} {against!r} to compare with; there are {', '.join(names)}")
+    against = against or next(iter(names), "")
+    groups = groups.assign(split=[_split(config) for config in runs.config])
+    scores = pandas.concat(
+        [groups.assign(score=score, value=runs[f"{round_} {score}"]) for score in SCORES]
+    ).dropna(subset="value")
+    rows = []
+    for place, group in scores.groupby(["score", *by], sort=False):
+        scored = runs.loc[group.index]
+        numbers = [group.value.mean(), group.value.std(), len(group)]
+        numbers += [published.of(scored, place[0]) if published else None, scored.epsilon.max()]
+        rows.append([*place, *numbers, epsilon(scored)])
+    lines = pandas.DataFrame(rows, columns=["score", *by, *MEASURED, "epsilon", "ε"])
+    lines["published"] = lines.published.astype(float)
+    clients = clients_of(runs, round_)[["run", "client", "role", "accuracy"]].dropna()
+    clients = clients.set_axis(["run", "client", "score", "value"], axis=1).join(groups, on="run")
+    tests, test = _judge(scores, clients, by, against)
+    for more in (tests, _spreads(clients, ["score", *by])):
+        lines = lines.join(more, on=["score", *by])
+    unscored = runs.drop(scores.index.unique())
+    return Comparison(lines, runs, unscored, by, against, test, published, round_)
 
 
-def shown(found: Comparison) -> Results:
-    """The comparison as a table of texts; columns that tell nothing are left out."""
-    several = len({line.by[0] for line in found.lines}) > 1
-    columns: dict[str, list[str]] = {"score": [SCORES[line.score] for line in found.lines]}
-    for place, key in enumerate(found.by):
-        columns[key] = [line.by[place] for line in found.lines]
-    columns["mean"] = [line.measured for line in found.lines]
-    columns["published"] = [number(line, line.published) for line in found.lines]
-    columns["difference"] = [
-        number(line, None if line.published is None else line.mean - line.published, sign=True)
-        for line in found.lines
-    ]
-    if several:
-        columns[f"less {found.against}"] = [_judged(line) for line in found.lines]
-    spreads = [line.spread() for line in found.lines]
-    for place, name in enumerate(("worst", "lowest tenth", "deviation")):
-        columns[name] = [
-            number(line, s[place] if s else None)
-            for line, s in zip(found.lines, spreads, strict=True)
-        ]
-    columns["ε"] = [epsilon([job.summary() for job in line.runs]) for line in found.lines]
-    columns["seeds"] = [str(len(line.seeds)) for line in found.lines]
-    if not found.lines:
-        columns = {"not evaluated": [job.name for job in found.unscored]}
-        columns["ε"] = [epsilon([job.summary()]) for job in found.unscored]
-    told = {name: cells for name, cells in columns.items() if set(cells) - {"–", "∞"}}
-    rows = [list(row) for row in zip(*told.values(), strict=True)]
-    runs = [job for line in found.lines for job in line.runs] + found.unscored
-    first = runs[0].config if runs else {}
-    title = ", ".join(str(first.get(key, "")) for key in ("dataset", "partition"))
-    return Results(
-        f"{title}, {first.get('num-clients', 0)} clients, {found.round} round",
-        list(told),
-        rows,
-        caption(found, set(told)),
+def as_table(comparison: Comparison) -> TextTable:
+    """The comparison as texts; empty columns are left out."""
+    lines, unscored = list(comparison.lines.itertuples(index=False)), comparison.unscored
+    columns: dict[str, list[str]] = {"score": [SCORES[line.score] for line in lines]}
+    columns |= {key: list(comparison.lines[key]) for key in comparison.by}
+    columns["mean"] = [_measured(line) for line in lines]
+    columns["published"] = [number(line, line.published) for line in lines]
+    columns["difference"] = [number(line, line.mean - line.published, sign=True) for line in lines]
+    if comparison.lines[comparison.by[0]].nunique() > 1:
+        columns[f"less {comparison.against}"] = [_judged(line) for line in lines]
+    for name, title in SPREADS.items():
+        columns[title] = [number(line, getattr(line, name)) for line in lines]
+    columns["ε"] = list(comparison.lines["ε"])
+    columns["seeds"] = [str(line.seeds) for line in lines]
+    if not lines:
+        columns = {"not evaluated": list(unscored.name)}
+        columns["ε"] = [epsilon(unscored.loc[[index]]) for index in unscored.index]
+    columns = {name: cells for name, cells in columns.items() if set(cells) - {"–", "∞"}}
+    config = _first_config(comparison)
+    title = ", ".join(str(config.get(key, "")) for key in ("dataset", "partition"))
+    return TextTable(
+        f"{title}, {config.get('num-clients', 0)} clients, {comparison.round} round",
+        list(columns),
+        [list(row) for row in zip(*columns.values(), strict=True)],
+        "; ".join(_notes(comparison, set(columns))),
     )
 
 
-def as_csv(found: Comparison) -> str:
-    """The numbers unrounded, a column each. A name that spreadsheets would take for a formula gets
-    a single quote in front."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    names = ["mean", "deviation_over_seeds", "seeds", "published", "less_reference", "p", "epsilon"]
-    spread = ["worst_client", "lowest_tenth", "deviation_over_clients"]
-    writer.writerow(["score", *map(spreadsheet_cell, found.by), *names, *spread])
-    for line in found.lines:
-        numbers = [line.mean, line.deviation, len(line.seeds), line.published]
-        told = [job.summary()["privacy"]["epsilon"] for job in line.runs if _private(job)]
-        tests = [line.difference, line.p, max(told, default=None)]
-        writer.writerow(
-            [
-                line.score,
-                *map(spreadsheet_cell, line.by),
-                *numbers,
-                *tests,
-                *(line.spread() or [""] * 3),
-            ]
-        )
-    return file.getvalue()
+def side_by_side(
+    comparison: Comparison, key: str, scores: Sequence[str] = tuple(SCORES)
+) -> TextTable:
+    """A column for each value of `key`, which must be in the comparison's `by`.
 
-
-def _line(
-    score: str, by: tuple[str, ...], group: list[Job], round_: str, published: Published | None
-) -> Line:
-    line = Line(score, by, group)
-    for job in group:
-        summary = job.summary()
-        told = summary if round_ == "best" else summary.get("last", {})
-        if (value := _score(told, score)) is None:
-            continue
-        split = _split(job)
-        line.seeds[split] = value
-        if score in ("train", "novel"):
-            for client, one in told.get("per_client", {}).items():
-                if one["role"] == score and one["accuracy"] is not None:
-                    line.clients[split, client] = 100 * one["accuracy"]
-        if published is not None and line.published is None:
-            line.published = published.value(job, score)
-    return line
-
-
-def _score(told: dict[str, Any], score: str) -> float | None:
-    role = told.get("novel" if score == "novel" else "train") or {}
-    if score in F1:
-        return role.get(score.replace("-", "_"))
-    value = role.get("test_accuracy" if score == "test" else "accuracy")
-    return None if value is None else 100 * value
-
-
-def _split(job: Job) -> str:
-    """What two runs must share for their clients to be the same ones."""
-    told = {k: v for k, v in job.config.items() if k in FEDERATION or k.startswith("partition.")}
-    return repr(sorted(told.items()))
-
-
-def swept(jobs: Sequence[Job]) -> list[str]:
-    """The settings of the federation that runs' labels tell."""
-    words = [word.partition("=")[0] for job in jobs for word in job.method.split()[1:]]
-    return [w for w in dict.fromkeys(words) if w in FEDERATION or w.startswith("partition.")]
-
-
-def _own(job: Job) -> list[str]:
-    return [word.partition("=")[0] for word in job.method.split()[1:]]
-
-
-def _value(job: Job, key: str, keys: Sequence[str]) -> str:
-    """A run's value of a setting; of "method" its label without the other keys of the table."""
-    if key == "method":
-        method, *words = job.method.split()
-        return " ".join([method, *(w for w in words if w.partition("=")[0] not in keys)])
-    value = effective(job.config, key)
-    if value is None and "." in key:  # another method's own setting
-        return "–"
-    if value is None:
-        raise ValueError(f"no run has a setting {key!r}; --by takes method and settings")
-    return str(value)
-
-
-def _judge(lines: Sequence[Line], against: str) -> str:
-    """Fill in differences to the reference of each line and their p; returns the test's name.
-
-    Over seeds by Student's paired t test where there are enough of them, else over clients by
-    Wilcoxon's signed-rank test: then it says nothing of another training run."""
-    from scipy import stats
-
-    pairs = []
-    for line in lines:
-        for other in lines:
-            same = (line.score, *line.by[1:]) == (other.score, *other.by[1:])
-            if same and other.by[0] == against and other is not line:
-                pairs.append((line, other))
-    over_seeds = min((len(a.seeds.keys() & b.seeds.keys()) for a, b in pairs), default=0)
-    over_seeds_alone = over_seeds >= LEAST_SEEDS
-    for line, other in pairs:
-        common = sorted(line.seeds.keys() & other.seeds.keys())
-        if not common:
-            continue
-        line.difference = float(np.mean([line.seeds[s] - other.seeds[s] for s in common]))
-        if over_seeds_alone:
-            differences = [line.seeds[s] - other.seeds[s] for s in common]
-        else:
-            both = sorted(line.clients.keys() & other.clients.keys())
-            differences = [line.clients[c] - other.clients[c] for c in both]
-        if len(differences) < LEAST_SEEDS:
-            continue
-        if len(set(differences)) == 1:  # no variance: the tests are not defined
-            line.p = 1.0 if differences[0] == 0 else 0.0
-        elif over_seeds_alone:
-            line.p = float(stats.ttest_1samp(differences, 0).pvalue)
-        else:
-            line.p = float(stats.wilcoxon(differences).pvalue)
-    if over_seeds_alone:
-        return "Student's paired t test over seeds"
-    return "Wilcoxon's signed-rank test over clients"
-
-
-def caption(found: Comparison, columns: set[str]) -> str:
-    """What the columns that are shown mean."""
-    notes = ["accuracy in %, F1 in [0, 1]"]
-    if any(len(line.seeds) > 1 for line in found.lines):
-        notes.append("± standard deviation over seeds")
-    if f"less {found.against}" in columns:
+    A cell is mean ± deviation over seeds, ↑ or ↓ if it differs significantly from the reference in
+    the same column, and the published value in brackets."""
+    lines = comparison.lines[comparison.lines.score.isin(scores)]
+    rest = [name for name in comparison.by if name != key]
+    cells = [_cell(line) for line in lines.itertuples(index=False)]
+    rows = lines.assign(cell=cells, score=lines.score.map(SCORES))
+    table = rows.set_index(["score", *rest, key]).cell.unstack(sort=False).fillna("–")
+    table = table[sorted(table.columns, key=order)]
+    notes = _notes(comparison, set())
+    if lines.p.notna().any():
         notes.append(
-            f"less {found.against}: mean difference on the same splits, its sign judged by "
-            f"{found.test}, two-sided, n.s.: p ≥ {LEVEL}, not corrected for the number of rows"
+            f"↑, ↓: more, less than {comparison.against} of the same column by {comparison.test}, "
+            f"two-sided, p < {LEVEL}, not corrected for the number of cells"
         )
-    if "worst" in columns:
-        notes.append("worst, lowest tenth, deviation: over clients, mean over seeds")
-    runs = list({job.folder: job for line in found.lines for job in line.runs}.values())
-    for job in found.unscored:
-        spent = f", ε = {epsilon([job.summary()])}" if _private(job) else ""
-        notes.append(f"not evaluated: {job.name}{spent}")
-    notes += terms_of_privacy([*runs, *found.unscored]) + lost_replies([*runs, *found.unscored])
-    told = found.published.deviations(runs) if found.published and "published" in columns else {}
-    if found.published and told:
-        differ = ", ".join(
-            f"{key} {value} (there {found.published.settings[key]})"
-            for key, value in sorted(told.items())
-        )
-        notes.append(f"published under other settings: {differ}")
-    return "; ".join(notes)
+    if lines.published.notna().any():
+        notes.append("in brackets: published")
+    if key == SHOTS:
+        notes.append("clients that show labels are scored on their other samples")
+    config = _first_config(comparison)
+    data = f"{config.get('dataset', '')}, {config.get('partition', '')}"
+    return TextTable(
+        f"{data}, {comparison.round} round, by {key}",
+        ["score", *rest, *(f"{key} {value}" for value in table.columns)],
+        table.reset_index().to_numpy().tolist(),
+        "; ".join(notes),
+    )
 
 
-def _private(job: Job) -> bool:
-    return "privacy" in job.summary()
+def as_csv(comparison: Comparison) -> str:
+    """The numbers unrounded, a column each; no name is a formula to a spreadsheet."""
+    columns = ["score", *comparison.by, *MEASURED, *TESTED, "epsilon", *SPREADS]
+    lines = comparison.lines[columns]
+    lines = lines.assign(**{key: lines[key].map(spreadsheet_cell) for key in comparison.by})
+    return lines.rename(columns=spreadsheet_cell).to_csv(index=False, lineterminator="\n")
 
 
-def _judged(line: Line) -> str:
-    if line.difference is None:
-        return "–"
-    told = number(line, line.difference, sign=True)
-    if line.p is None:
-        return told
-    if line.p >= LEVEL:
-        return f"{told} n.s."
-    return f"{told} (p {line.p:.1g})" if line.p >= 0.001 else f"{told} (p < 0.001)"
+def several(runs: "DataFrame", key: str) -> bool:
+    """Whether the runs differ in a setting."""
+    return len({str(effective(config, key)) for config in runs[runs.error == ""].config}) > 1
 
 
-def number(line: Line, value: float | None, *, sign: bool = False) -> str:
-    """A value of the line's score: accuracies by two digits, F1 by three."""
-    if value is None:
+def swept(runs: "DataFrame") -> list[str]:
+    """The settings of the federation in the runs' labels."""
+    words = dict.fromkeys(key for label in runs.method for key in own_settings(label))
+    return [key for key in words if key in FEDERATION or key.startswith("partition.")]
+
+
+def order(value: str) -> tuple[bool, Any]:
+    """Sorts the values of a setting: numbers by size, then words."""
+    try:
+        return False, float(value)
+    except ValueError:
+        return True, value
+
+
+def number(line: Any, value: float, *, sign: bool = False) -> str:
+    """A value of the line's score: accuracies with two digits, F1 with three; – for NaN."""
+    if math.isnan(value):
         return "–"
     digits = 3 if line.score in F1 else 2
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
-def order(value: str) -> tuple[bool, Any]:
-    """Sorts a setting's values: numbers first, by size; then words."""
-    try:
-        return False, float(value)
-    except ValueError:
-        return True, value
+def _first_config(comparison: Comparison) -> Mapping[str, Any]:
+    return comparison.runs.config.iloc[0] if len(comparison.runs) else {}
+
+
+def _value(label: str, config: Mapping[str, Any], key: str, keys: Iterable[str]) -> str:
+    """A run's value of a setting; of "method" its label without the other `keys`."""
+    if key == "method":
+        return label_without(label, keys)
+    value = effective(config, key)
+    if value is None and "." not in key:
+        raise ValueError(f"no run has a setting {key!r}; --by takes method and settings")
+    return "–" if value is None else str(value)  # a setting of another method
+
+
+def _check_seeds(runs: "DataFrame", groups: "DataFrame") -> None:
+    """Raise ValueError if a group holds two runs of one seed."""
+    twice = groups.assign(seed_=runs.seed).duplicated()
+    if twice.any():
+        group = groups[twice].iloc[0]
+        same = runs[(groups == group).all(axis=1)]
+        words = {key for label in same.method for key in own_settings(label)}
+        words |= {config["method"] for config in same.config}
+        raise ValueError(
+            f"{', '.join(group)}: more than one run of a seed; add to --by method or what "
+            f"differs: {', '.join(sorted(words))}"
+        )
+
+
+def _split(config: Mapping[str, Any]) -> str:
+    """What two runs must share to have the same clients."""
+    shared = {k: v for k, v in config.items() if k in FEDERATION or k.startswith("partition.")}
+    return repr(sorted(shared.items()))
+
+
+def _spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
+    """Worst client, mean of the lowest tenth, deviation over clients: means over seeds."""
+
+    def lowest_tenth(values: "Series") -> float:
+        return float(values.nsmallest(math.ceil(len(values) / 10)).mean())
+
+    by_seed = clients.groupby([*index, "split"]).value.agg(["min", lowest_tenth, "std"])
+    return by_seed.fillna(0.0).set_axis([*SPREADS], axis=1).groupby(index).mean()
+
+
+def _judge(
+    scores: "DataFrame", clients: "DataFrame", by: list[str], against: str
+) -> tuple["DataFrame", str]:
+    """Each line's mean difference to the reference and the p that its sign is chance, and the name
+    of the test.
+
+    With enough seeds Student's paired t test over seeds, else Wilcoxon's signed-rank test over
+    clients, which does not say whether another training run would differ."""
+    import pandas
+    from scipy import stats
+
+    first, *rest = by
+
+    def pairs(frame: "DataFrame", *keys: str) -> Any:
+        """The differences on the same split, grouped by line."""
+        reference = frame[first] == against
+        keys = ("score", *rest, *keys)
+        both = frame[~reference].merge(frame[reference], on=keys, suffixes=("", "_reference"))
+        both = both.assign(difference=both.value - both.value_reference)
+        return both.groupby(["score", *by]).difference
+
+    def p(values: "Series") -> float:
+        if len(values) < MIN_SEEDS:
+            return math.nan
+        if values.nunique() == 1:  # no variance: the tests are not defined
+            return 1.0 if values.iloc[0] == 0 else 0.0
+        test = stats.ttest_1samp(values, 0) if over_seeds else stats.wilcoxon(values)
+        return float(test.pvalue)
+
+    by_seed = pairs(scores, "split")
+    compared = pairs(scores.drop_duplicates(["score", *by])).size().index
+    counts = by_seed.size().reindex(compared, fill_value=0)
+    over_seeds = len(counts) > 0 and counts.min() >= MIN_SEEDS
+    judged = by_seed if over_seeds else pairs(clients, "split", "client")
+    tests = pandas.DataFrame({"less_reference": by_seed.mean(), "p": judged.agg(p)}, dtype=float)
+    over = "Student's paired t test over seeds"
+    return tests, over if over_seeds else "Wilcoxon's signed-rank test over clients"
+
+
+def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
+    """What the shown `columns` mean, and the conditions of the numbers."""
+    runs, published = comparison.runs, comparison.published
+    notes = ["accuracy in %, F1 in [0, 1]"]
+    if (comparison.lines.seeds > 1).any():
+        notes.append("± standard deviation over seeds")
+    if f"less {comparison.against}" in columns:
+        notes.append(
+            f"less {comparison.against}: mean difference on the same splits, its sign judged by "
+            f"{comparison.test}, two-sided, n.s.: p ≥ {LEVEL}, not corrected for the number of rows"
+        )
+    if "worst" in columns:
+        notes.append("worst, lowest tenth, deviation: over clients, mean over seeds")
+    for run in comparison.unscored.itertuples():
+        spent = "" if math.isnan(run.epsilon) else f", ε = {epsilon(runs.loc[[run.Index]])}"
+        notes.append(f"not evaluated: {run.name}{spent}")
+    notes += terms_of_privacy(runs) + lost_replies(runs)
+    if published and "published" in columns and (other := published.deviations(runs)):
+        differ = ", ".join(
+            f"{key} {value} (there {published.settings[key]})"
+            for key, value in sorted(other.items())
+        )
+        notes.append(f"published under other settings: {differ}")
+    return notes
+
+
+def _measured(line: Any) -> str:
+    """``70.00 ± 1.00``; without deviation if there is one seed."""
+    deviation = number(line, line.deviation_over_seeds)
+    return number(line, line.mean) + f" ± {deviation}" * (deviation != "–")
+
+
+def _judged(line: Any) -> str:
+    """``+3.50 (p 0.03)`` or ``+0.50 n.s.``."""
+    difference = number(line, line.less_reference, sign=True)
+    if math.isnan(line.p):
+        return difference
+    if line.p >= LEVEL:
+        return f"{difference} n.s."
+    return f"{difference} (p {line.p:.1g})" if line.p >= 0.001 else f"{difference} (p < 0.001)"
+
+
+def _cell(line: Any) -> str:
+    """``70.00 ± 1.00 ↑ (68.00)``."""
+    words = [_measured(line)]
+    if line.p < LEVEL and line.less_reference:
+        words.append("↑" if line.less_reference > 0 else "↓")
+    if not math.isnan(line.published):
+        words.append(f"({number(line, line.published)})")
+    return " ".join(words)

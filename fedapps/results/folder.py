@@ -1,7 +1,6 @@
-"""What others go on from of a finished run: its model, and what strategy and clients keep beside.
+"""The model of a finished run and the states of its strategy and clients, at the reported round.
 
-All at the reported round. `clients/` is there after simulations alone: what a real node keeps is
-its own."""
+Only simulations have `clients/`: a real node keeps its state to itself."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from fedapps.files import (
 )
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
-from fedapps.results import kinds
 from fedapps.results.checkpoint import State, read_state, state_bytes
 from fedapps.settings.config import Config
 from partitions.base import PARTITION_KEYS
@@ -36,8 +34,7 @@ DEALS = (*PARTITION_KEYS, "dataset", "data-seed")
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
-    """The server's arrays of a strategy's `state`, what it keeps beside them, if anything, and the
-    run's token."""
+    """The files of a strategy's `state`, by path."""
     files = {run / MODEL: array_bytes(state["arrays"])}
     if state["handout"]:
         files[run / HANDOUT] = array_bytes(state["handout"])
@@ -49,21 +46,21 @@ def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
 
 
 def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
-    """What each client keeps, ``clients/<id>.safetensors``: of all of them, or of none."""
-    begun = run / f".{CLIENTS}"
-    rmtree(begun, ignore_errors=True)
-    begun.mkdir()
+    """Write each client's state to ``clients/<id>.safetensors``: all of them, or none."""
+    temporary = run / f".{CLIENTS}"
+    rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
         for client, arrays in memories.items():
-            write_arrays(begun / f"{client}.safetensors", arrays)
+            write_arrays(temporary / f"{client}.safetensors", arrays)
         rmtree(run / CLIENTS, ignore_errors=True)
-        begun.rename(run / CLIENTS)
+        temporary.rename(run / CLIENTS)
     finally:
-        rmtree(begun, ignore_errors=True)
+        rmtree(temporary, ignore_errors=True)
 
 
 def clear(run: Path) -> None:
-    """Remove what a former run left there of its results."""
+    """Remove the results of a former run."""
     for name in ("metrics.jsonl", "summary.json", MODEL, HANDOUT, STRATEGY, TOKEN):
         (run / name).unlink(missing_ok=True)
     for name in (CLIENTS, f".{CLIENTS}"):
@@ -71,8 +68,8 @@ def clear(run: Path) -> None:
 
 
 def read_former(run: Path) -> State:
-    """The state that a strategy goes on from. Raises ValueError where the model is missing, or
-    what is kept beside it is damaged."""
+    """The state that a strategy starts from. Raises ValueError if the model is missing or another
+    file is damaged."""
     state: State = {"arrays": read_arrays(run)}
     if (file := run / HANDOUT).is_file():
         state["handout"] = load_arrays(file)
@@ -82,15 +79,16 @@ def read_former(run: Path) -> State:
         except ValueError as error:
             raise ValueError(f"{file} is refused: {error}") from error
     if (file := run / TOKEN).is_file():
-        told = read_json(file)
-        if not kinds.record({RUN_TOKEN: kinds.text})(told):
+        content = read_json(file)
+        token = content.get(RUN_TOKEN) if isinstance(content, dict) else None
+        if not isinstance(token, str):
             raise ValueError(f"{file} is damaged: it holds no {RUN_TOKEN}")
-        state["token"] = told[RUN_TOKEN]
+        state["token"] = token
     return state
 
 
 def read_memories(run: Path) -> dict[int, Arrays]:
-    """What the run's clients keep, by client id; {} if it is not told."""
+    """The states of the run's clients by client id; {} if they are unknown."""
     files = list((run / CLIENTS).glob("*.safetensors"))
     if odd := [file for file in files if not file.stem.isdecimal()]:
         raise ValueError(f"{odd[0]} is damaged: its name is no client's id")
@@ -98,23 +96,20 @@ def read_memories(run: Path) -> dict[int, Arrays]:
 
 
 def check_former(run: Path, method: str) -> None:
-    """Raise ValueError unless the folder holds all that the method's predictions need."""
+    """Raise ValueError unless the folder holds everything that the method's predictions need."""
     read_former(run)
     if METHODS[method].client.needs_state == StateUse.PREDICTIONS and not (run / CLIENTS).is_dir():
         raise ValueError(
-            f"{run} holds no {CLIENTS}/: what {method}'s clients keep to themselves is missing, "
-            "and without it their predictions would be wrong. Run it to its end in a simulation"
+            f"{run} holds no {CLIENTS}/: the states of {method}'s clients are missing, and their "
+            "predictions would be wrong without them. Run it to its end in a simulation"
         )
 
 
 def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
-    """Raise ValueError if a run with `config` that goes on from `run`, configured as `saved`, would
-    score clients by samples that the training clients trained on there."""
-    there, here = (
-        {key: value for key, value in told.items() if key in DEALS or key.startswith("partition.")}
-        for told in (saved, config)
-    )
-    if there == here:
+    """Raise ValueError if a run with `config` that starts from `run`, configured as `saved`, would
+    score clients on samples that its training clients were trained on."""
+    deals = [key for key in config if key in DEALS or key.startswith("partition.")]
+    if not (changed := [key for key in deals if saved.get(key) != config[key]]):
         return
     former, present = (partitions.federation(with_public(c, method)) for c in (saved, config))
     alike = type(former) is type(present) is partitions.Federation  # users' samples may recur
@@ -130,8 +125,8 @@ def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
         ]
     )
     if seen := np.isin(scored, np.concatenate(train)).sum():
-        changed = [f"{key} was {there[key]}" for key in here if here[key] != there.get(key)]
+        before = ", ".join(f"{key} was {saved[key]}" for key in changed)
         raise ValueError(
-            f"{seen} of the {len(scored)} samples that clients would be scored by were trained on "
-            f"in {run}, where {', '.join(changed)}; deal them as there, or train anew"
+            f"{seen} of the {len(scored)} samples that clients would be scored on were trained on "
+            f"in {run}, where {before}; deal them as there, or train anew"
         )

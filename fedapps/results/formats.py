@@ -1,14 +1,21 @@
-"""A table of results as Markdown or LaTeX; rich's is `table.rich_table`."""
+"""A table of texts for a terminal, as Markdown or as LaTeX."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
 
 from fedapps.console import visible
-from fedapps.results.table import Results
 
+FAILED = "failed"
+LEFT = ("score", "method")  # columns of words; the others are aligned to the right
 LATEX = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    **{sign: f"{{{sign}}}" for sign in "[]"},  # a row that begins with one is no option of \\\\
+    **{sign: f"{{{sign}}}" for sign in "[]"},  # a row that begins with [ is no option of \\
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
@@ -24,43 +31,60 @@ LATEX = {
 }
 
 
-def as_markdown(results: Results) -> str:
+@dataclass(frozen=True)
+class TextTable:
+    """A table as it is shown."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+
+
+def as_rich(shown: TextTable) -> Table:
+    """The table for a terminal."""
+    table = Table(title=Text(visible(shown.title)), caption=Text(visible(shown.caption)))
+    for column in shown.columns:
+        justify: Literal["left", "right"] = "left" if column in LEFT else "right"
+        table.add_column(Text(visible(column)), justify=justify, overflow="fold")
+    for row in shown.rows:
+        table.add_row(*(Text(visible(cell), "red" if cell == FAILED else "") for cell in row))
+    return table
+
+
+def as_markdown(shown: TextTable) -> str:
     """A pipe table with the title above and the caption below."""
-    head, *rows = [map(_markdown, row) for row in (results.columns, *results.rows)]
-    lines = [head, ["---"] * len(results.columns), *rows]
+    head, *rows = [map(_markdown, row) for row in (shown.columns, *shown.rows)]
+    lines = [head, ["---"] * len(shown.columns), *rows]
     table = ["| " + " | ".join(row) + " |" for row in lines]
-    title, caption = _markdown(results.title), _markdown(results.caption)
+    title, caption = _markdown(shown.title), _markdown(shown.caption)
     return "\n".join([f"**{title}**", "", *table, "", f"*{caption}*", ""])
 
 
-def as_latex(results: Results) -> str:
-    """A table by the package booktabs; a rule between blocks of equal first cells."""
+def as_latex(shown: TextTable) -> str:
+    """A table for the package booktabs; a rule separates blocks of equal first cells."""
     rows: list[str] = []
     before = None
-    for row in results.rows:
+    for row in shown.rows:
         if before not in (None, row[0]):
             rows.append(r"\midrule")
         rows.append(" & ".join(map(_latex, row)) + r" \\")
         before = row[0]
-    numbers = [i for i, c in enumerate(results.columns) if c in ("score", "method")]
-    columns = "".join("l" if i in numbers else "r" for i in range(len(results.columns)))
-    head = " & ".join(map(_latex, results.columns)) + r" \\"
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_latex(results.title)}. {_latex(results.caption)}.}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    columns = "".join("l" if column in LEFT else "r" for column in shown.columns)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_latex(shown.title)}. {_latex(shown.caption)}.}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(map(_latex, shown.columns)) + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _markdown(text: str) -> str:
@@ -68,4 +92,4 @@ def _markdown(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    return re.sub("|".join(map(re.escape, LATEX)), lambda found: LATEX[found[0]], visible(text))
+    return re.sub("|".join(map(re.escape, LATEX)), lambda sign: LATEX[sign[0]], visible(text))

@@ -1,15 +1,13 @@
-"""What a run leaves in its folder, as docs/run-folder.md tells it, and its checkpoints."""
+"""Writes the files of a run's folder, which docs/run-folder.md describes, and its checkpoints."""
 
 import json
+import logging
 import shutil
 import time
 from copy import deepcopy
-from logging import WARNING
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from flwr.common.logger import log
 
 from clients.arrays import Arrays
 from fedapps.files import (
@@ -29,13 +27,15 @@ from fedapps.results.checkpoint import State
 from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
 
+log = logging.getLogger("flwr")
+
 
 class Recorder:
-    """Writes a line a round, summary and model at every evaluation, and a checkpoint every
-    `checkpoint-every` rounds, so that a killed server can go on. Use as a context around the run.
-    What the disk does not take is written later; OSError at the end for what it never took.
-    Without a folder it only keeps the summary; `former` is the checkpoint to go on from, if there
-    is one."""
+    """Writes a line per round, summary and model at every evaluation, and a checkpoint every
+    `checkpoint-every` rounds. Use as a context around the run.
+
+    Files that the disk does not take are written later; OSError at the end if it never took them.
+    Without a folder only the summary is kept. `former` is the checkpoint to resume from."""
 
     def __init__(
         self, config: Config, engine: str, folder: Path | None, former: State | None = None
@@ -45,56 +45,56 @@ class Recorder:
         self.rounds: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self._best: dict[str, Any] = {}
-        self._model: State = {}  # the strategy at the best round: arrays, and what it keeps
-        self._memories: dict[int, Arrays] = {}  # what its clients kept then
-        self._told: dict[int, Arrays] | None = None  # what they keep in the round at hand
+        self._model: State = {}  # the strategy's state at the best round
+        self._memories: dict[int, Arrays] = {}  # its clients' states at that round
+        self._present: dict[int, Arrays] | None = None  # the clients' states in this round
         self._writer = Writer(folder)
         self._lines = 0  # of metrics.jsonl
         self._changed = False  # whether the model is not the one in the folder
         self._phase = 0
         self._started = time.monotonic()
         if former is not None:
-            told = former["recorder"]
-            self.rounds, self.summary, self._phase = told["rounds"], told["summary"], told["phase"]
-            self._best, self._model, self._memories = told["best"], told["model"], told["memories"]
-            self._started -= told["seconds"]
+            saved = former["recorder"]
+            self.rounds, self.summary = saved["rounds"], saved["summary"]
+            self._phase, self._best, self._model = saved["phase"], saved["best"], saved["model"]
+            self._memories = saved["memories"]
+            self._started -= saved["seconds"]
         if folder is not None:
-            self._begin(folder, former is not None)
+            self._prepare(folder, former is not None)
 
-    def _begin(self, folder: Path, again: bool) -> None:
-        """The folder as it was at the checkpoint; empty of former results without one."""
+    def _prepare(self, folder: Path, resumed: bool) -> None:
+        """Restore the folder's state at the checkpoint; without one, remove former results."""
         folder.mkdir(parents=True, exist_ok=True)
-        if not again:
+        if not resumed:
             folders.clear(folder)
-            if not self.config["resume"]:  # what lost rounds spent stays spent
+            if not self.config["resume"]:  # privacy that lost rounds have spent stays spent
                 (folder / PRIVACY).unlink(missing_ok=True)
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         write_configuration(folder, self.config)
         write_card(folder, make_card(self.config))
-        if again:
+        if resumed:
             folders.clear(folder)
             self._changed = True
             self._write(bool(self.summary))
 
     def record(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:
-        """Take in one round's report, or what an evaluation after its end adds to it."""
+        """Add a round's report; a later report of the same round replaces it."""
         if self.rounds and self.rounds[-1]["round"] == report["round"]:
             self.rounds.pop()
-            if self.folder is not None:  # its lines are written anew
+            if self.folder is not None:  # write all lines again
                 (self.folder / "metrics.jsonl").unlink(missing_ok=True)
                 self._lines = 0
         self.rounds.append(report)
-        self._told = None
+        self._present = None
         if "evaluation" in report:
             result = _result(report, strategy)
-            if self._choose(result, strategy):
+            if self._is_best(result, strategy):
                 self._keep(strategy)
             self.summary = self._summarize(result)
         self._write("evaluation" in report)
 
     def check_point(self, strategy: PersonalizedStrategy, more: State) -> None:
-        """Write a checkpoint, with what else lives through the run, if one is due; the ones before
-        it stay until it is written."""
+        """Write a checkpoint with the `more` state if one is due."""
         every, folder, number = int(self.config["checkpoint-every"]), self.folder, strategy.round
         if folder is None or not every or number % every:
             return
@@ -110,15 +110,15 @@ class Recorder:
         try:
             state = {"clients": self._ask(strategy), "strategy": strategy.state()} | more
         except RuntimeError as error:
-            log(WARNING, "round %s: no checkpoint is written: %s", number, error)
+            log.warning("round %s: no checkpoint is written: %s", number, error)
             return
         content = checkpoint.checkpoint_bytes(self.config, state | {"recorder": recorder})
         self._writer.write(
             CHECKPOINTS, lambda: checkpoint.write_checkpoint(folder, number, content)
         )
 
-    def _choose(self, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
-        """Whether this evaluation is the one to report, as far as is known."""
+    def _is_best(self, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
+        """Whether this evaluation is the one to report so far."""
         if strategy.phase != self._phase:
             self._phase, self._best = strategy.phase, {}
         accuracy = result["train"]["accuracy"]
@@ -131,21 +131,21 @@ class Recorder:
 
     @property
     def _asks(self) -> bool:
-        """Whether clients may have something to tell, as those from outside the package always
-        may, and are simulated: real ones tell nobody."""
+        """Whether to ask clients for their states: simulated ones that may have some, as all
+        clients from outside the package may."""
         client = METHODS[str(self.config["method"])].client
         may = bool(client.needs_state) or not client.__module__.startswith("clients.")
         return may and self.engine != "deployment" and self.folder is not None
 
     def _ask(self, strategy: PersonalizedStrategy) -> dict[int, Arrays]:
-        """What the clients keep; they are asked once a round."""
-        if self._told is None:
+        """The clients' states; they are asked once a round."""
+        if self._present is None:
             folder = self.folder if self._asks else None
-            self._told = {} if folder is None else spill(strategy.client_states(), folder)
-        return self._told
+            self._present = {} if folder is None else spill(strategy.client_states(), folder)
+        return self._present
 
     def _keep(self, strategy: PersonalizedStrategy) -> None:
-        """The model at hand is the one to report."""
+        """Keep the present model as the one to report."""
         if self.folder is None:
             return
         kept = {name: getattr(strategy, name) for name in strategy.kept}
@@ -155,12 +155,8 @@ class Recorder:
         try:
             self._memories = self._ask(strategy)
         except RuntimeError as error:
-            log(
-                WARNING,
-                "round %s: the model is kept without its clients: %s",
-                strategy.round,
-                error,
-            )
+            message = "round %s: the model is kept without its clients: %s"
+            log.warning(message, strategy.round, error)
             self._memories = {}
         self._changed = True
 
@@ -173,27 +169,27 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Mark the summary as that of a finished run, or leave the error in it. Raises OSError if
-        the disk did not take all that a finished run leaves."""
+        """Mark the summary as that of a finished run, or write the error into it. Raises OSError if
+        the disk did not take all files."""
         folder, memories = self.folder, self._memories
         if folder is not None:
-            self._writer.due.pop(CHECKPOINTS, None)  # of no use any more
+            self._writer.due.pop(CHECKPOINTS, None)
             self._write(bool(self.summary))
             if self._asks:
                 self._writer.write("clients", lambda: folders.write_memories(folder, memories))
-        untold = self._untold() if error is None else None
-        failed = error or untold
+        missing = self._missing() if error is None else None
+        failed = error or missing
         self.summary["finished"] = failed is None
         if failed is not None:
             self.summary["error"] = f"{type(failed).__name__}: {failed}"
         self._write(True)
-        if error is None and (failed := untold or self._untold()):
+        if error is None and (failed := missing or self._missing()):
             raise failed
         if error is None and folder is not None:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
-    def _untold(self) -> OSError | None:
-        """What to say of files that are not written."""
+    def _missing(self) -> OSError | None:
+        """The error for files that are not written."""
         if not self._writer.due:
             return None
         files, folder = ", ".join(self._writer.due), self.folder
@@ -203,7 +199,7 @@ class Recorder:
         )
 
     def _write(self, results: bool) -> None:
-        """Bring the folder up to date: the rounds' lines, and the `results`."""
+        """Write the rounds' lines, and the summary and model if there are new `results`."""
         if self.folder is None:
             return
         if results:
@@ -212,7 +208,7 @@ class Recorder:
             self._writer.write("metrics.jsonl", self._write_lines)
 
     def _write_results(self) -> None:
-        """The summary, together with the model that it tells of."""
+        """The summary together with its model."""
         assert self.folder is not None
         files = folders.model_files(self.folder, self._model) if self._changed else {}
         summary = json.dumps(self.summary, indent=1)
@@ -228,7 +224,7 @@ class Recorder:
 
     def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
         keys = ("method", "dataset", "partition", "model", "seed")
-        private = "seconds" not in self.rounds[-1]  # they tell how many took part
+        private = "seconds" not in self.rounds[-1]  # they reveal how many took part
         megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]  # private: none
         dropped = [r["dropped"] for r in self.rounds if "dropped" in r]
         return {
@@ -245,16 +241,16 @@ class Recorder:
                 for way in ("down", "up")
             },
             "seconds": None if private else time.monotonic() - self._started,
-            **({"privacy": told} if (told := _privacy(self.rounds[-1])) else {}),
+            **({"privacy": spent} if (spent := _privacy(self.rounds[-1])) else {}),
             "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
         }
 
 
 def _privacy(report: dict[str, Any]) -> dict[str, Any]:
-    """ε spent so far, at which δ, by which noise, and on which terms; {} without privacy."""
+    """The privacy budget spent so far; {} without privacy."""
     names = ("epsilon", "delta", "noise-multiplier", "sigma", "generator", "terms")
-    found = {name: report[f"dp-{name}"] for name in names if f"dp-{name}" in report}
-    return {name.replace("-", "_"): value for name, value in found.items()}
+    present = [name for name in names if f"dp-{name}" in report]
+    return {name.replace("-", "_"): report[f"dp-{name}"] for name in present}
 
 
 def _result(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str, Any]:
@@ -262,13 +258,11 @@ def _result(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str,
     numbers = report["evaluation"]
     groups: dict[str, dict[str, Any] | None] = {}
     for role in ("train", "novel"):
-        prefix = f"{role}-"
-        told = {
-            key.removeprefix(prefix).replace("-", "_"): value
+        groups[role] = {"accuracy": None, "clients": 0} | {
+            key.removeprefix(f"{role}-").replace("-", "_"): value
             for key, value in numbers.items()
-            if key.startswith(prefix)
+            if key.startswith(f"{role}-")
         }
-        groups[role] = {"accuracy": None, "clients": 0} | told
     if not numbers.get("novel-clients"):
         groups["novel"] = None
     return {

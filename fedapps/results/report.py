@@ -1,162 +1,179 @@
 """The HTML report of a folder of runs: table, curves, clients, costs, settings.
 
-One file that needs no other and no network: `report.html` here is its page, into which the tables
-and the numbers are put; a script in it draws them."""
+One file that needs no other file and no network, from the template report.html. Jinja escapes
+every name; the figures are those of `fedapps plot`."""
 
-import json
+import tomllib
+from collections import Counter
 from collections.abc import Sequence
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedapps.engines.jobs import Job
 from fedapps.files import write_text
-from fedapps.results.across import SHOTS, several, side_by_side
-from fedapps.results.comparison import compare
-from fedapps.results.plot import ROLES
-from fedapps.results.runs import rounds_of, versions_of
+from fedapps.results import plot
+from fedapps.results.comparison import SHOTS, compare, several, side_by_side
+from fedapps.results.formats import TextTable
+from fedapps.results.runs import ROLES, clients_of, read_rounds, rounds_of
 from fedapps.results.table import results
 from fedapps.settings.config import defaults
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 NAME = "report.html"
-OF_THE_RUN = {"method", "seed", "output-dir", "versions"}  # settings that the page shows elsewhere
+ELSEWHERE = {"method", "seed", "output-dir", "versions"}  # settings that other parts show
 LIMIT = 2_000_000  # bytes of the page
-DIGITS = 5  # of an accuracy in [0, 1]
 
 
-def write_report(jobs: Sequence[Job], folder: Path, problems: Sequence[str] = ()) -> Path:
-    """Write the report of the runs to `folder`, `problems` told in it; returns the file.
+def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) -> Path:
+    """Write the report of the runs, with the `problems`, to `folder`; returns the file.
 
-    What does not fit into `LIMIT` bytes is left out, and told: rounds between others, then clients
-    of later seeds, then all clients."""
-    shown = results(jobs)
-    told = [*(f"{job.name} failed: {job.error}" for job in jobs if job.error), *problems]
-    first = min((job.seed for job in jobs), default=0)
-    for points, seeds, left_out in (
-        (1000, None, ""),
-        (100, None, "only some of the rounds are drawn"),
-        (100, {first}, f"only some of the rounds and clients of seed {first} are drawn"),
-        (100, set[int](), "only some of the rounds and no single clients are drawn"),
+    What does not fit into `LIMIT` bytes is left out with a note: rounds, then clients of later
+    seeds, then all clients."""
+    from jinja2 import Environment, StrictUndefined
+
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        (files("fedapps.results") / NAME).read_text("utf-8")
+    )
+    failed = runs[runs.error != ""].itertuples()
+    notes = [*(f"{run.name} failed: {run.error}" for run in failed), *problems]
+    first = runs.seed.min()
+    for points, with_clients, left_out in (
+        (1000, runs, ""),
+        (100, runs, "only some of the rounds are drawn"),
+        (100, runs[runs.seed == first], f"only some rounds and clients of seed {first} are drawn"),
+        (100, runs[:0], "only some of the rounds and no single clients are drawn"),
     ):
-        runs = [run_data(job, points, seeds is None or job.seed in seeds) for job in jobs]
-        notes = [*told, *([f"so that the page stays small, {left_out}"] if left_out else [])]
-        filled = {
-            "title": escape(shown.title),
-            "problems": "".join(f'<p class="error">{escape(note)}</p>' for note in notes),
-            "table": _table(shown.columns, shown.rows, shown.caption),
-            "shots": _shots(jobs),
-            "settings": "".join(_settings(jobs)),
-            "data": _json({"roles": ROLES, "runs": runs}),
-        }
-        page = (files("fedapps.results") / NAME).read_text("utf-8")
-        head, *rest = page.split("{{")  # in one pass: what is filled in is not looked at again
-        page = head + "".join(filled[name] + text for name, text in _holes(rest))
+        small = [f"so that the page stays small, {left_out}"] * bool(left_out)
+        page = template.render(content(runs, with_clients, points), problems=[*notes, *small])
         if len(page.encode()) <= LIMIT:
             break
     write_text(folder / NAME, page)
     return folder / NAME
 
 
-def run_data(job: Job, points: int, with_clients: bool) -> dict[str, Any]:
-    """What the page draws of a run: of at most `points` evaluations [round, training, novel]
-    scores in [0, 1]; of clients [id, role, accuracy, samples, accuracy at the last round]."""
-    summary = {} if job.error else job.summary()
-    rounds = rounds_of(job)
-    evaluations = [
-        [report["round"], *(_score(report["evaluation"], role) for role in ROLES)]
-        for report in rounds
-        if isinstance(report.get("evaluation"), dict)
-    ]
-    dropped: dict[str, int] = {}
-    phases: dict[str, float] = {}
-    for report in rounds:
-        for cause, count in report.get("dropped", {}).items():
-            dropped[cause] = dropped.get(cause, 0) + count
-        for phase, seconds in report.get("phases", {}).items():
-            phases[phase] = phases.get(phase, 0.0) + seconds / len(rounds)
-    last = summary.get("last", {}).get("per_client", {})
-    clients = summary.get("per_client", {}) if with_clients else {}
+def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[str, Any]:
+    """What the template shows: at most `points` rounds, and the clients of some of the runs."""
+    clients = client_rows(with_clients)
+    rounds = rounds_of(runs, points)
+    dots = clients_of(with_clients).accuracy.notna().any()
     return {
-        "method": job.method,
-        "seed": job.seed,
-        "rounds": summary.get("rounds", 0),
-        "seconds": summary.get("seconds"),  # private: none
-        "megabytes": summary.get("megabytes_per_client_round", {"down": 0.0, "up": 0.0}),
-        "phases": phases,
-        "dropped": dropped,
-        "evaluations": evaluations[:: -(-len(evaluations) // points) or 1],
-        "f1": f1_of(summary),
-        "clients": [
-            [
-                name,
-                one["role"],
-                _short(one["accuracy"]),
-                one["examples"],
-                _short(last.get(name, {}).get("accuracy")),
-            ]
-            for name, one in clients.items()
-        ],
+        "results": results(runs),
+        "shots": _shots(runs),
+        "methods": list(zip(runs.method.unique(), plot.line_styles(), strict=False)),
+        "curves": plot.as_svg(plot.curves(runs, points)) if len(rounds) else "",
+        "rounds": [_by_round(rounds_of(runs, 100), role) for role in ROLES],
+        "f1": f1_by_type(runs),
+        "dots": plot.as_svg(plot.clients(with_clients)) if dots else "",
+        "clients": clients,
+        "client_ids": sorted(dict.fromkeys(row[0] for row in clients), key=_numbers_first),
+        "costs": costs(runs),
+        "settings": _settings(runs),
+        "versions": _versions(runs.folder.iloc[0]),
+        "colours": plot.COLOURS,
     }
 
 
-def f1_of(summary: dict[str, Any]) -> dict[str, float]:
-    """F1 by sub-population at the run's reported round; empty where none is told."""
-    told = summary.get("train") or {}
-    return {k: f1 for key, f1 in told.items() if (k := key.removeprefix("f1_")).isdigit()}
+def client_rows(runs: "DataFrame") -> list[list[str]]:
+    """Client, method, seed, role, samples, accuracy at the reported and at the last round, rank."""
+    best, last = clients_of(runs), clients_of(runs, "last")
+    best = best.merge(last[["run", "client", "accuracy"]], "left", ["run", "client"])
+    group = best.groupby(["run", "role"]).accuracy_x
+    best = best.assign(rank=group.rank("min", ascending=False), count=group.transform("count"))
+    return [
+        [
+            *(client.client, client.method, str(client.seed), client.role, str(client.examples)),
+            _number(client.accuracy_x, 2),
+            _number(client.accuracy_y, 2),
+            "–" if client.rank != client.rank else f"{client.rank:.0f} of {client.count}",
+        ]
+        for client in best.itertuples(index=False)
+    ]
 
 
-def _score(numbers: dict[str, Any], role: str) -> float | None:
-    return _short(numbers.get(f"{role}-accuracy", numbers.get(f"{role}-f1")))
+def f1_by_type(runs: "DataFrame") -> tuple[list[str], list[tuple[str, list[float | None]]]]:
+    """The sub-populations, and by method the mean F1 over seeds in each; None if unknown."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for run in runs.dropna(subset="summary").itertuples():
+        for key, f1 in run.summary.train.items():
+            if (name := key.removeprefix("f1_")).isdecimal() and f1 is not None:
+                values.setdefault(run.method, {}).setdefault(name, []).append(f1)
+    names = sorted({name for found in values.values() for name in found}, key=int)
+    return names, [
+        (method, [sum(f) / len(f) if (f := found.get(name)) else None for name in names])
+        for method, found in values.items()
+    ]
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, DIGITS)
+def costs(runs: "DataFrame") -> list[dict[str, Any]]:
+    """By method: seconds of a round and of its phases, megabytes, dropped replies by cause."""
+    rows = []
+    for method, group in runs[runs.rounds > 0].groupby("method", sort=False):
+        phases: dict[str, float] = {}
+        dropped = Counter[str]()
+        for run in group.itertuples():
+            reports = read_rounds(run.folder)
+            for report in reports:
+                dropped.update(report.dropped)
+                for phase, seconds in report.phases.items():
+                    mean = seconds / len(reports) / len(group)
+                    phases[phase] = phases.get(phase, 0.0) + mean
+        rows.append(
+            {
+                "method": method,
+                "seconds": (group.seconds / group.rounds).mean(),
+                "phases": phases,
+                "down": _number(group.down.mean(skipna=False), 3),
+                "up": _number(group.up.mean(skipna=False), 3),
+                "dropped": ", ".join(f"{cause} {count}" for cause, count in dropped.items()),
+            }
+        )
+    return rows
 
 
-def _holes(parts: Sequence[str]) -> list[tuple[str, str]]:
-    """``"name}}text"`` as (name, text)."""
-    return [(name, text) for name, _, text in (part.partition("}}") for part in parts)]
+def _by_round(rounds: "DataFrame", role: str) -> TextTable:
+    """Mean and range over seeds, a row per round and a column per method."""
+    scores = rounds.dropna(subset=role).groupby(["round", "method"], sort=False)[role]
+    cells: dict[int, dict[str, str]] = {}
+    for (round_, method), values in scores:
+        spread = f" ({values.min():.2f} – {values.max():.2f})" if len(values) > 1 else ""
+        cells.setdefault(round_, {})[method] = f"{values.mean():.2f}{spread}"
+    methods = list(dict.fromkeys(method for row in cells.values() for method in row))
+    rows = [[str(n), *(cells[n].get(method, "–") for method in methods)] for n in sorted(cells)]
+    return TextTable("", ["round", *methods], rows, f"{ROLES[role]}, %; range over seeds")
 
 
-def _json(value: Any) -> str:
-    """JSON that cannot end the script element that holds it; null for NaN, which JSON has not."""
-    whole = json.loads(json.dumps(value), parse_constant=lambda name: None)
-    return json.dumps(whole, separators=(",", ":")).replace("<", "\\u003c")
+def _shots(runs: "DataFrame") -> TextTable | None:
+    """Novel clients by the labels that they show; None if all runs are alike in it."""
+    if not several(runs, SHOTS):
+        return None
+    return side_by_side(compare(runs, by=["method", SHOTS]), SHOTS, ["novel"])
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return (
-        f"<table><caption>{escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
-
-
-def _shots(jobs: Sequence[Job]) -> str:
-    """Novel clients by the labels that they show, side by side; "" of runs that are alike in it."""
-    if not several(jobs, SHOTS):
-        return ""
-    shown = side_by_side(compare(jobs, by=["method", SHOTS]), SHOTS, ["novel"])
-    return _table(shown.columns, shown.rows, shown.caption)
-
-
-def _settings(jobs: Sequence[Job]) -> list[str]:
-    """What differs from the defaults in all runs, and the versions of the libraries."""
+def _settings(runs: "DataFrame") -> TextTable:
+    """What differs from the defaults in all runs."""
     known = defaults()
     rows = [
         [key, str(value)]
-        for key, value in sorted(jobs[0].config.items())
-        if key not in OF_THE_RUN
+        for key, value in sorted(runs.config.iloc[0].items())
+        if key not in ELSEWHERE
         and value != known.get(key)
-        and all(job.config.get(key) == value for job in jobs)
+        and all(config.get(key) == value for config in runs.config)
     ]
-    told = ", ".join(f"{name} {number}" for name, number in versions_of(jobs[0]).items())
-    table = _table(["setting", "value"], rows, "what differs from the defaults")
-    return [
-        f'<div class="settings">{table}</div>',
-        f'<p class="dim">{escape(told)}</p>' * bool(told),
-    ]
+    return TextTable("", ["setting", "value"], rows, "what differs from the defaults")
+
+
+def _versions(folder: Path) -> str:
+    """The libraries that a run was made with."""
+    file = folder / "config.toml"
+    config = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return ", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items())
+
+
+def _number(value: float, digits: int) -> str:
+    return "–" if value != value else f"{value:.{digits}f}"
+
+
+def _numbers_first(name: str) -> tuple[bool, int, str]:
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name

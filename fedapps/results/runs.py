@@ -1,94 +1,193 @@
-"""The runs that a folder holds. What cannot be read is told in a sentence, the rest is shown."""
+"""Run folders as data frames: a row per run, per client, or per evaluated round.
+
+Whatever cannot be read is left out, and described in one sentence."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedapps.engines.jobs import Job
-from fedapps.files import parse_json
-from fedapps.results.kinds import CONFIG, FAILURE, ROUND, SUMMARY
-from fedapps.settings.config import label_of
+from pydantic import ValidationError
+
+from fedapps.results.schema import Evaluation, Failure, Round, Settings, SummaryFile, mismatch
+from fedapps.settings.config import folder_name, label_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from fedapps.engines.jobs import Job
+
+ROLES = {"train": "training clients", "novel": "novel clients"}
+SCORES = ROLES | {"test": "test samples", "f1": "F1", "f1-users": "F1, users"}
+F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
+ROUNDS = ("best", "last")
+BOUND = ("training_error", "half_distance", "bound")  # terms of ODPFL-HN's bound and their sum
+NUMBERS = (*BOUND, "rounds", "seconds", "down", "up", "dropped", "epsilon", "delta")
 
 
-def read_runs(folder: Path) -> tuple[list[Job], list[str]]:
-    """The runs of `folder`, by method and seed, and a sentence for each that is missing, damaged
-    or none of ours. Raises ValueError if nothing is left to show."""
+def read_runs(folder: Path) -> tuple["DataFrame", list[str]]:
+    """The runs in `folder`, sorted by method and seed, and a sentence for each run that is
+    missing, damaged or of another program. Raises ValueError if no run is left."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; name one that `fedapps run` wrote to")
     single = (folder / "config.toml").is_file()
-    runs, problems = [], []
-    for place in (
-        [folder.resolve()] if single else sorted(f for f in folder.iterdir() if f.is_dir())
-    ):
-        if place.name.startswith("."):
-            continue
-        try:
-            run = _read(place)
-        except ValueError as error:
-            problems.append(f"{place.name}: {error}")
-            continue
-        runs.append(run)
-        problems += [f"{place.name}: {told}" for told in _doubts(run)]
-    if not runs:
+    rows, problems = [], []
+    for place in [folder.resolve()] if single else sorted(f for f in folder.iterdir()):
+        if place.is_dir() and not place.name.startswith("."):
+            try:
+                rows.append(_read(place))
+                problems += [f"{place.name}: {doubt}" for doubt in _doubts(rows[-1])]
+            except ValueError as error:
+                problems.append(f"{place.name}: {error}")
+    if not rows:
         raise ValueError("; ".join([f"{folder} holds no runs of fedapps", *problems]))
-    return sorted(runs, key=lambda job: (job.method, job.seed)), problems + _missing(runs)
+    runs = _frame(sorted(rows, key=lambda row: (row["method"], row["seed"])))
+    return runs, problems + _missing(runs)
 
 
-def rounds_of(job: Job) -> list[dict[str, Any]]:
-    """The rounds of a run's metrics.jsonl, up to the first line that is damaged."""
-    file = job.folder / "metrics.jsonl"
-    rounds: list[dict[str, Any]] = []
+def runs_of(jobs: Iterable["Job"]) -> "DataFrame":
+    """The same of jobs that this process has run."""
+    rows = []
+    for job in jobs:
+        file = job.folder / "summary.json"
+        result = SummaryFile.validate_json(file.read_bytes()) if file.is_file() else None
+        config = job.config | {"seed": job.seed}
+        rows.append(_row(str(job.method), config, job.folder, job.error, result))
+    return _frame(rows)
+
+
+def read_rounds(folder: Path) -> list[Round]:
+    """The rounds of a run's metrics.jsonl, up to the first damaged line."""
+    file = folder / "metrics.jsonl"
+    rounds: list[Round] = []
     for line in file.read_text("utf-8", "replace").splitlines() if file.is_file() else []:
         try:
-            report = parse_json(line)
+            rounds.append(Round.model_validate_json(line))
         except ValueError:
             break
-        if not ROUND(report):
-            break
-        rounds.append(report)
     return rounds
 
 
-def versions_of(job: Job) -> dict[str, str]:
-    """The libraries that a run was made with; {} where it does not tell."""
-    file = job.folder / "config.toml"
-    told = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return {name: str(version) for name, version in told.get("versions", {}).items()}
+def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
+    """A row per run and evaluated round, at most `points` rounds of each run: accuracies in % by
+    role, F1 if there is no accuracy."""
+    from pandas import DataFrame
+
+    rows = []
+    for run in runs.itertuples():
+        reports = [report for report in read_rounds(run.folder) if report.evaluation]
+        for report in reports[:: -(-len(reports) // points) or 1]:
+            scores = {
+                role: report.evaluation.get(f"{role}-accuracy", report.evaluation.get(f"{role}-f1"))
+                for role in ROLES
+            }
+            rows.append({"method": run.method, "seed": run.seed, "round": report.round} | scores)
+    frame = DataFrame(rows, columns=["method", "seed", "round", *ROLES])
+    frame[[*ROLES]] = 100 * frame[[*ROLES]].astype(float)
+    return frame.dropna(subset=[*ROLES], how="all")
 
 
-def _read(folder: Path) -> Job:
-    """The run in `folder`. Raises ValueError that says what is wrong with it."""
+def clients_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
+    """A row per run and evaluated client, accuracies in %; `run` is the run's index in `runs`."""
+    from pandas import DataFrame
+
+    rows = [
+        (run.Index, run.method, run.seed, name, client.role, client.accuracy, client.examples)
+        for run in runs.itertuples()
+        if (evaluation := _evaluation(run.summary, round_))
+        for name, client in evaluation.per_client.items()
+    ]
+    columns = ["run", "method", "seed", "client", "role", "accuracy", "examples"]
+    frame = DataFrame(rows, columns=columns)
+    return frame.assign(accuracy=100 * frame.accuracy.astype(float))
+
+
+def own_settings(label: str) -> dict[str, str]:
+    """The settings in a variant's label, with their words: ``{"lr": "lr=0.1"}``."""
+    return {word.partition("=")[0]: word for word in label.split()[1:]}
+
+
+def label_without(label: str, keys: Iterable[str]) -> str:
+    """A variant's label without these settings."""
+    words = [word for key, word in own_settings(label).items() if key not in keys]
+    return " ".join([label.partition(" ")[0], *words])
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The run in `folder`. Raises ValueError if its files are missing or damaged."""
     for name in ("config.toml", "summary.json"):
         if not (folder / name).is_file():
-            raise ValueError(f"no {name}; no run, or one that was never evaluated")
+            raise ValueError(f"no {name}; the run was never evaluated, or this is no run")
     try:
         config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        summary = parse_json((folder / "summary.json").read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # errors of TOML, JSON and UTF-8 are the former
+        Settings.model_validate(config)
+        result = SummaryFile.validate_json((folder / "summary.json").read_bytes())
+    except ValidationError as error:
+        damaged = error.errors()[0]["type"] == "json_invalid"
+        what = "damaged" if damaged else "no run of fedapps"
+        raise ValueError(f"{what}: {mismatch(error)}") from error
+    except (ValueError, RecursionError) as error:  # of TOML and UTF-8
         raise ValueError(f"damaged: {error}") from error
-    if not CONFIG(config) or not (FAILURE(summary) or SUMMARY(summary)):
-        raise ValueError("no run of fedapps")
-    method = label_of(folder, config["method"])
-    return Job(method, config["seed"], config, folder, summary.get("error", ""))
+    failure = result.error if isinstance(result, Failure) else ""
+    return _row(label_of(folder, config["method"]), config, folder, failure, result)
 
 
-def _doubts(job: Job) -> list[str]:
-    """What is odd about a run that can be shown."""
-    summary, found = job.summary(), []
-    if summary.get("finished") is False and not job.error:
-        found.append("did not finish")
-    told, read = summary.get("rounds", 0), len(rounds_of(job))
-    if read < told:
-        found.append(f"metrics.jsonl is damaged or cut short: {read} of {told} rounds")
-    return found
+def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dict[str, Any]:
+    """A row of the runs' frame; `summary` is None for a run that failed or was not evaluated."""
+    seed = config["seed"]
+    row = {"method": method, "seed": seed, "name": folder_name(method, seed), "folder": folder}
+    summary = None if error or isinstance(result, Failure) else result
+    row |= {"config": config, "error": error, "summary": summary}
+    for round_ in ROUNDS:
+        row |= {f"{round_} {s}": v for s, v in _scores(_evaluation(summary, round_))}
+    if summary is not None:
+        row |= {"rounds": summary.rounds, "seconds": summary.seconds}
+        row |= dict(summary.megabytes_per_client_round) | {"dropped": summary.dropped_replies}
+        row |= dict(summary.privacy or {})
+        error = summary.train.get("training_error")
+        distance = (summary.novel or {}).get("half_distance")
+        if error is not None and distance is not None:
+            row |= dict(zip(BOUND, (error, distance, error + distance), strict=True))
+    return row
 
 
-def _missing(jobs: Sequence[Job]) -> list[str]:
-    """Methods that lack a seed which others have."""
-    seeds = {job.seed for job in jobs}
-    found = []
-    for method in dict.fromkeys(job.method for job in jobs):
-        lacking = seeds - {job.seed for job in jobs if job.method == method}
-        found += [f"{method}: no run of seed {seed}" for seed in sorted(lacking)]
-    return found
+def _evaluation(summary: Any, round_: str) -> Evaluation | None:
+    return summary.last if summary is not None and round_ == "last" else summary
+
+
+def _scores(evaluation: Evaluation | None) -> Iterator[tuple[str, float | None]]:
+    train = (evaluation and evaluation.train) or {}
+    novel = (evaluation and evaluation.novel) or {}
+    accuracies = (train.get("accuracy"), novel.get("accuracy"), train.get("test_accuracy"))
+    yield from zip(SCORES, (None if a is None else 100 * a for a in accuracies), strict=False)
+    yield from ((score, train.get(score.replace("-", "_"))) for score in F1)
+
+
+def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
+    from pandas import DataFrame
+
+    columns = ["method", "seed", "name", "folder", "config", "error", "summary"]
+    scores = [f"{round_} {score}" for round_ in ROUNDS for score in SCORES]
+    numbers = [*scores, *NUMBERS]
+    frame = DataFrame(rows, columns=[*columns, *numbers, "generator", "terms"], dtype=object)
+    return frame.astype(dict.fromkeys(numbers, float))
+
+
+def _doubts(row: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with a run that can be shown."""
+    if row["summary"] is not None:
+        if row["summary"].finished is False:
+            yield "did not finish"
+        expected, found = row["summary"].rounds, len(read_rounds(row["folder"]))
+        if found < expected:
+            yield f"metrics.jsonl is damaged or cut short: {found} of {expected} rounds"
+
+
+def _missing(runs: "DataFrame") -> list[str]:
+    """A sentence for each method that lacks a seed which other methods have."""
+    seeds = set(runs.seed)
+    return [
+        f"{method}: no run of seed {seed}"
+        for method, found in runs.groupby("method", sort=False).seed
+        for seed in sorted(seeds - set(found))
+    ]

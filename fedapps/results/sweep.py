@@ -1,4 +1,4 @@
-"""Sweeps that go on: what is finished is kept, the rest is run, and the time that it takes."""
+"""Sweeps that continue: finished runs are skipped, the others resume."""
 
 import tomllib
 from collections.abc import Sequence
@@ -17,37 +17,37 @@ from fedapps.settings.config import (
 
 
 def keep_finished(jobs: Sequence[Job]) -> None:
-    """Mark the jobs as done whose folder holds their finished run: the same configuration, in the
+    """Mark jobs as done whose folder holds their finished run: the same configuration, in the
     present format of results.
 
-    Raises ValueError where it holds a run of another configuration, finished or with a checkpoint:
-    nobody asked to lose that one."""
+    Raises ValueError if a folder holds a run of another configuration, finished or with a
+    checkpoint: it must not be lost by accident."""
     for job in jobs:
-        ended, begun = finished(job.folder), unfinished(job.folder)
-        for saved, what in ((ended, "a finished"), (begun, "an unfinished")):
+        done = finished(job.folder)
+        for saved, what in ((done, "a finished"), (unfinished(job.folder), "an unfinished")):
             if saved is not None and (other := differences(saved, job.config)):
                 raise ValueError(
                     f"{job.folder} holds {what} run of another configuration ({other}); choose "
                     "another --output, or start over with --fresh"
                 )
-        job.done = ended is not None
+        job.done = done is not None
 
 
 def finished(folder: Path) -> Config | None:
-    """The configuration of the finished run that `folder` holds; None if it holds none that can
-    be read, or one in another format of results."""
+    """The configuration of the finished run in `folder`; None if it cannot be read or has another
+    format of results."""
     try:
         summary = read_json(folder / "summary.json")
-    except (OSError, ValueError):  # not there, or not whole
+    except (OSError, ValueError):  # missing or damaged
         return None
-    ended = isinstance(summary, dict) and summary.get("finished")
-    return _configuration(folder) if ended else None
+    done = isinstance(summary, dict) and summary.get("finished")
+    return _configuration(folder) if done else None
 
 
 def unfinished(folder: Path) -> Config | None:
-    """The same of a run that could go on from a checkpoint."""
-    begun = any((folder / CHECKPOINTS).glob("*.safetensors"))
-    return _configuration(folder) if begun and finished(folder) is None else None
+    """The same of a run that could resume from a checkpoint."""
+    resumable = any((folder / CHECKPOINTS).glob("*.safetensors")) and finished(folder) is None
+    return _configuration(folder) if resumable else None
 
 
 def _configuration(folder: Path) -> Config | None:
@@ -55,13 +55,12 @@ def _configuration(folder: Path) -> Config | None:
         config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
         return override(defaults(), config) if config.pop("versions")["results"] == FORMAT else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        # not there, not whole, or keys of another release
-        return None
+        return None  # missing, damaged, or with keys of another release
 
 
 def begun_jobs(folder: Path) -> list[Job]:
-    """The runs that were begun in `folder`, be it the folder of one, each to go on from its newest
-    checkpoint; the finished ones are done. Raises ValueError if there is none."""
+    """The runs in `folder`, or the run whose folder it is, each to resume from its newest
+    checkpoint; finished ones are done. Raises ValueError if there is none."""
     folder = folder.resolve()
     runs = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
     if not runs:
@@ -72,17 +71,3 @@ def begun_jobs(folder: Path) -> list[Job]:
         method, seed = label_of(run, str(config["method"])), int(config["seed"])
         jobs.append(Job(method, seed, config, run, done=finished(run) is not None))
     return jobs
-
-
-def seconds_left(jobs: Sequence[Job], parallel: int) -> float | None:
-    """Time that the jobs still take, `parallel` at once: each at the speed of its own rounds so
-    far, at the mean speed of all rounds if it has none; None before the first round."""
-    if not (rounds := sum(job.rounds for job in jobs)):
-        return None
-    mean = sum(job.seconds for job in jobs) / rounds
-    left = sum(
-        max(job.total - job.rounds, 0) * (job.seconds / job.rounds if job.rounds else mean)
-        for job in jobs
-        if not job.done
-    )
-    return left / parallel

@@ -20,7 +20,7 @@ from fedapps.node.bridge import reply_to
 from fedapps.node.building import build_client, method_model
 from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
-from fedapps.results.kinds import FAILURE, SUMMARY
+from fedapps.results.schema import SummaryFile
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
 from fedapps.service.node import CLIENT, reply, served_by
@@ -45,8 +45,11 @@ class Run:
         self.method = self.card.method
         file = self.folder / "summary.json"
         self.summary: dict[str, Any] = read_json(file) if file.is_file() else {}
-        if file.is_file() and not (SUMMARY(self.summary) or FAILURE(self.summary)):
-            raise ValueError(f"{file} is damaged: it is no run's summary")
+        if file.is_file():
+            try:
+                SummaryFile.validate_python(self.summary)
+            except ValueError as error:
+                raise ValueError(f"{file} is damaged: it is no run's summary") from error
 
     @property
     def novel(self) -> str:

@@ -1,13 +1,10 @@
 """Values of a setting side by side: novel clients by the labels that they show."""
 
-from dataclasses import replace
-
 from left import leave
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
-from fedapps.results.across import SHOTS, cell, several, side_by_side
-from fedapps.results.comparison import Line, compare
+from fedapps.results.comparison import SHOTS, compare, several, side_by_side
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
 
@@ -24,34 +21,27 @@ def few(folder):
             up = 0.2 * seed
             leave(folder, f"fedavg novel-shots={shots}", seed, [b + up for b in BASE])
             if (shots, seed) != ("5", 1):
-                own = [b + up + g for b, g in zip(BASE, gain, strict=True)]
-                leave(folder, f"tent novel-shots={shots}", seed, own)
+                accuracies = [b + up + g for b, g in zip(BASE, gain, strict=True)]
+                leave(folder, f"tent novel-shots={shots}", seed, accuracies)
     return folder
 
 
 def test_columns_are_the_values_in_order_and_cells_the_means(tmp_path):
     """FedAvg: 35 and 55, mean 45, deviation 20/√2 = 14.14. TENT: 48.5 and 35 against it on both
     seeds, all clients on one side; with 5 labels 35 on seed 0, the same as FedAvg there."""
-    found = compare(
-        read_runs(few(tmp_path))[0], by=["method", SHOTS], published=Published({}, [PAPER])
-    )
-    shown = side_by_side(found, SHOTS, ["novel"])
+    runs = read_runs(few(tmp_path))[0]
+    compared = compare(runs, by=["method", SHOTS], published=Published({}, [PAPER]))
+    shown = side_by_side(compared, SHOTS, ["novel"])
     assert shown.columns == ["score", "method", "novel-shots 0", "novel-shots 5", "novel-shots 20"]
     assert shown.rows == [
         ["novel clients", "fedavg", *["45.00 ± 14.14"] * 3],
         ["novel clients", "tent", "48.50 ± 14.14 ↑", "35.00 (42.00)", "35.00 ± 14.14 ↓"],
     ]
     assert "↑, ↓: more, less than fedavg of the same column by Wilcoxon's" in shown.caption
-
-
-def test_the_table_and_the_report_show_them_so(tmp_path):
-    run = CliRunner().invoke(cli, ["table", str(few(tmp_path)), "--format", "latex"])
-    assert r"novel clients & tent & 48.50 $\pm$ 14.14 $\uparrow$ & 35.00 & 35.00" in run.stdout
-    by = CliRunner().invoke(cli, ["table", str(tmp_path), "--by", "method,novel-shots"])
-    assert "novel-shots 20" not in by.stdout
-    CliRunner().invoke(cli, ["report", str(tmp_path)])
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert "<th>novel-shots 5</th>" in page and "<td>48.50 ± 14.14 ↑</td>" in page
+    page = CliRunner().invoke(cli, ["table", str(tmp_path), "--format", "latex"])
+    assert r"novel clients & tent & 48.50 $\pm$ 14.14 $\uparrow$ & 35.00 & 35.00" in page.stdout
+    rows = CliRunner().invoke(cli, ["table", str(tmp_path), "--by", "method,novel-shots"])
+    assert "novel-shots 20" not in rows.stdout
 
 
 def test_any_setting_can_stand_side_by_side(tmp_path):
@@ -59,38 +49,27 @@ def test_any_setting_can_stand_side_by_side(tmp_path):
         leave(tmp_path, f"fedavg partition.alpha={alpha}", 0, [alpha / 20], partition="dirichlet")
     runs = read_runs(tmp_path)[0]
     assert several(runs, "partition.alpha") and not several(runs, SHOTS)
-    failed = [replace(job, error="lost") for job in runs[:1]]
-    assert not several([*failed, *runs[1:]], "partition.alpha")
+    assert not several(runs.assign(error=["lost", ""]), "partition.alpha")
     options = ["--across", "partition.alpha", "--format", "markdown"]
     lines = CliRunner().invoke(cli, ["table", str(tmp_path), *options]).stdout.splitlines()
     assert "| score | method | partition.alpha 0.5 | partition.alpha 10.0 |" in lines
     assert "| novel clients | fedavg | 2.50 | 50.00 |" in lines
 
 
-def test_the_other_keys_stay_in_their_order_and_notes_say_what_stands_there(tmp_path):
+def test_the_other_keys_stay_in_their_order(tmp_path):
     """Three keys, the middle one side by side. One seed with four clients decides nothing."""
     for lr, shots in ((0.1, 0), (0.2, 0), (0.1, 5)):
         label = f"tent lr={lr} novel-shots={shots}"
         leave(tmp_path, label, 0, [lr, 0.5, 0.5, shots / 10], dataset="digits")
     published = Published({}, [{"at": {SHOTS: 5}, "novel": {"tent lr=0.1": 40.0}}])
-    found = compare(read_runs(tmp_path)[0], by=["method", SHOTS, "lr"], published=published)
-    shown = side_by_side(found, SHOTS, ["novel"])
+    compared = compare(read_runs(tmp_path)[0], by=["method", SHOTS, "lr"], published=published)
+    shown = side_by_side(compared, SHOTS, ["novel"])
     assert shown.columns == ["score", "method", "lr", "novel-shots 0", "novel-shots 5"]
     assert shown.rows == [
         ["novel clients", "tent", "0.1", "27.50", "40.00 (40.00)"],
         ["novel clients", "tent", "0.2", "30.00", "–"],
     ]
     assert shown.title == "digits, pathological, best round, by novel-shots"
-    assert shown.caption.endswith("who shows labels is scored on the other samples")
-    assert "in brackets: published" in shown.caption
-    by_rate = side_by_side(found, "lr")
-    assert "who shows labels" not in by_rate.caption and "↑" not in by_rate.caption
-
-
-def test_an_arrow_is_of_what_a_test_decides():
-    """p must lie below 0.05, and the means differ."""
-    line = Line("novel", ("tent",), [], {"a": 70.0, "b": 72.0})
-    for p, difference, arrow in ((0.05, 1.0, ""), (0.049, 1.0, " ↑"), (0.049, -1.0, " ↓"),
-                                 (0.0, 0.0, ""), (None, 1.0, "")):  # fmt: skip
-        told = cell(replace(line, p=p, difference=difference, published=68.0))
-        assert told == f"71.00 ± 1.41{arrow} (68.00)"
+    assert "in brackets: published; clients that show labels" in shown.caption
+    by_rate = side_by_side(compared, "lr")
+    assert "show labels" not in by_rate.caption and "↑" not in by_rate.caption

@@ -133,19 +133,6 @@ def test_a_stopped_run_is_a_finished_one(tmp_path):
     assert result.arrays.keys()  # the model of the round that was the last
 
 
-def stopped_at(patience, *accuracies, phases=()):
-    """The evaluation after which training ends, None if never; in `phases` it may not."""
-    stopping = EarlyStopping(patience)
-    for number, accuracy in enumerate(accuracies, 1):
-        strategy = SimpleNamespace(may_stop=number not in phases)
-        told = {"train-accuracy": accuracy, "novel-accuracy": 1 - accuracy}
-        try:
-            stopping.evaluation_ends({"evaluation": told}, strategy)
-        except Stop:
-            return number
-    return None
-
-
 @pytest.mark.parametrize(
     ("patience", "accuracies", "phases", "expected"),
     [
@@ -158,25 +145,30 @@ def stopped_at(patience, *accuracies, phases=()):
 def test_patience_counts_evaluations_without_a_better_validation(
     patience, accuracies, phases, expected
 ):
-    assert stopped_at(patience, *accuracies, phases=phases) == expected
+    """`expected` is the evaluation after which training ends; in `phases` it may not."""
+    stopping, stopped = EarlyStopping(patience), None
+    for number, accuracy in enumerate(accuracies, 1):
+        strategy = SimpleNamespace(may_stop=number not in phases)
+        scores = {"train-accuracy": accuracy, "novel-accuracy": 1 - accuracy}
+        try:
+            stopping.evaluation_ends({"evaluation": scores}, strategy)
+        except Stop:
+            stopped = number
+            break
+    assert stopped == expected
 
 
-def test_a_run_stops_early_by_validation(tmp_path):
-    """With learning rate 0 no evaluation is better than the first, so the third one is the last."""
-    keys = {"lr": 0.0, "rounds": 9, "early-stopping": 2, "output-dir": str(tmp_path)}
-    federate(method="fedavg", **keys)
+@pytest.mark.parametrize(
+    ("method", "keys", "rounds"),
+    [
+        ("fedavg", {"early-stopping": 2}, 3),  # lr is 0: no evaluation is better than the first
+        ("lg-fedavg", {"early-stopping": 1, "lg-fedavg.fedavg-rounds": 4}, 6),  # a phase is to come
+    ],
+)
+def test_a_run_stops_early_by_validation(tmp_path, method, keys, rounds):
+    federate(method=method, lr=0.0, rounds=9, **keys, **{"output-dir": str(tmp_path)})
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["rounds"], summary["best_round"], summary["finished"]) == (3, 1, True)
-
-
-def test_a_phase_that_is_to_come_is_waited_for(tmp_path):
-    """LG-FedAvg's bodies become personal in round 5; then two evaluations without a better one."""
-    keys = {"lr": 0.0, "rounds": 9, "early-stopping": 1, "lg-fedavg.fedavg-rounds": 4}
-    federate(method="lg-fedavg", **keys, **{"output-dir": str(tmp_path)})
-    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 6
-
-
-def test_without_validation_early_stopping_says_so():
+    assert (summary["rounds"], summary["finished"]) == (rounds, True)
     with pytest.raises(RuntimeError, match="validation samples"):
         Callbacks([EarlyStopping(1)]).round_ends({"round": 1, "evaluation": {}}, None)
 

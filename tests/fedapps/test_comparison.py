@@ -3,25 +3,27 @@
 import csv
 import io
 import json
+import math
 
 import pytest
 from left import leave
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
-from fedapps.results.comparison import compare, shown
-from fedapps.results.formats import as_latex, as_markdown
+from fedapps.results.comparison import as_table, compare
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
-from fedapps.results.table import Results
 from fedapps.settings.experiments import read_experiment
 
 BASE = (0.10, 0.30, 0.50, 0.60, 0.60, 0.60, 0.60, 0.60, 0.60, 0.60, 0.50)  # 11 clients
 
 
 def lines(folder, **options):
-    found = compare(read_runs(folder)[0], **options)
-    return {(line.score, *line.by): line for line in found.lines}, found
+    """The comparison's lines by score and settings, and the comparison."""
+    compared = compare(read_runs(folder)[0], **options)
+    place = ["score", *compared.by]
+    rows = zip(compared.lines[place].to_numpy(), compared.lines.itertuples(), strict=True)
+    return {tuple(key): line for key, line in rows}, compared
 
 
 def table(folder, *options, code=0):
@@ -38,20 +40,11 @@ def test_mean_and_deviation_over_seeds_and_over_clients(tmp_path):
     leave(tmp_path, "fedavg", 1, [a + 0.1 for a in BASE])
     found = lines(tmp_path)[0]["novel", "fedavg"]
     assert found.mean == pytest.approx(100 * (5.6 / 11 + 0.05))
-    assert found.deviation == pytest.approx(10 / 2**0.5)
-    worst, tenth, deviation = found.spread()
-    assert (worst, tenth) == pytest.approx((15, 25))
+    assert found.deviation_over_seeds == pytest.approx(10 / 2**0.5)
+    assert (found.worst_client, found.lowest_tenth) == pytest.approx((15, 25))
     mean = 56 / 11
     squares = (1 - mean) ** 2 + (3 - mean) ** 2 + 2 * (5 - mean) ** 2 + 7 * (6 - mean) ** 2
-    assert deviation == pytest.approx(10 * (squares / 10) ** 0.5)
-
-
-def test_replies_that_were_dropped_are_told(tmp_path):
-    run = leave(tmp_path, "fedavg", 0, BASE)
-    assert "dropped" not in shown(lines(tmp_path)[1]).caption
-    summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps(summary | {"dropped_replies": 7}))
-    assert "training replies dropped: fedavg 7" in shown(lines(tmp_path)[1]).caption
+    assert found.deviation_over_clients == pytest.approx(10 * (squares / 10) ** 0.5)
 
 
 def test_the_sign_over_clients_needs_six_that_agree(tmp_path):
@@ -61,11 +54,11 @@ def test_the_sign_over_clients_needs_six_that_agree(tmp_path):
     leave(tmp_path, "tent", 0, [a + 0.01 * i for i, a in enumerate(base, 1)])
     leave(tmp_path, "fedtta", 0, [a + 0.01 * i for i, a in enumerate(base[:5], 1)])
     told, found = lines(tmp_path)
-    assert told["novel", "tent"].difference == pytest.approx(3.5)
+    assert told["novel", "tent"].less_reference == pytest.approx(3.5)
     assert told["novel", "tent"].p == pytest.approx(2 / 64)
     assert told["novel", "fedtta"].p == pytest.approx(2 / 32)
-    assert told["train", "tent"].p is None  # two clients decide nothing
-    texts = shown(found)
+    assert math.isnan(told["train", "tent"].p)  # two clients decide nothing
+    texts = as_table(found)
     assert "Wilcoxon's signed-rank test over clients" in texts.caption
     place = texts.columns.index("less fedavg")
     cells = {(row[0], row[1]): row[place] for row in texts.rows}
@@ -80,9 +73,9 @@ def test_the_sign_over_five_seeds(tmp_path):
         leave(tmp_path, "fedavg", seed, [0.2 + seed / 10, 0.4])
         leave(tmp_path, "tent", seed, [0.2 + seed / 10 + 0.02 * (seed + 1), 0.4])
     told, found = lines(tmp_path)
-    assert told["novel", "tent"].difference == pytest.approx(3)
+    assert told["novel", "tent"].less_reference == pytest.approx(3)
     assert told["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
-    assert "Student's paired t test over seeds" in shown(found).caption
+    assert "Student's paired t test over seeds" in as_table(found).caption
     assert told["train", "tent"].p == 1  # no difference at all
 
 
@@ -99,9 +92,9 @@ def test_one_method_of_four_seeds_makes_it_a_test_over_clients_for_all(tmp_path)
     told, found = lines(tmp_path)
     assert told["novel", "tent"].p == pytest.approx(2 / 2**30)
     assert told["novel", "fedtta"].p == pytest.approx(2 / 2**24)
-    assert told["novel", "tent"].difference == pytest.approx(3.7)
-    assert told["novel", "fedtta"].difference == pytest.approx(3.65)
-    assert "Wilcoxon's signed-rank test over clients" in shown(found).caption
+    assert told["novel", "tent"].less_reference == pytest.approx(3.7)
+    assert told["novel", "fedtta"].less_reference == pytest.approx(3.65)
+    assert "Wilcoxon's signed-rank test over clients" in as_table(found).caption
 
 
 def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
@@ -111,23 +104,28 @@ def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
             leave(tmp_path, label, 0, [alpha / 2 + plus, 0.3 + plus], partition="dirichlet")
     told, found = lines(tmp_path)
     assert found.by == ["method", "partition.alpha"]
-    assert told["novel", "tent", "0.1"].difference == pytest.approx(4)
-    assert told["novel", "tent", "1.0"].difference == pytest.approx(2)
+    assert told["novel", "tent", "0.1"].less_reference == pytest.approx(4)
+    assert told["novel", "tent", "1.0"].less_reference == pytest.approx(2)
     whole = lines(tmp_path, by=["method"])[0]
     assert ("novel", "tent partition.alpha=0.1") in whole  # not averaged over α
-    assert whole["novel", "tent partition.alpha=1.0"].difference is None  # another split
+    assert math.isnan(whole["novel", "tent partition.alpha=1.0"].less_reference)  # another split
     with pytest.raises(ValueError, match="more than one run of a seed"):
         compare(read_runs(tmp_path)[0], by=["partition.alpha"])
     with pytest.raises(ValueError, match="no run has a setting 'alpha'"):
         compare(read_runs(tmp_path)[0], by=["alpha"])
 
 
-def test_the_last_round_is_another_one(tmp_path):
-    leave(tmp_path, "tent", 0, [0.9, 0.7], last=[0.5, 0.1])
+def test_the_last_round_and_test_samples_are_other_scores(tmp_path):
+    file = leave(tmp_path, "tent", 0, [0.9, 0.7], last=[0.5, 0.1]) / "summary.json"
+    train = {"accuracy": 0.8, "test_accuracy": 0.6, "clients": 2}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"train": train}))
+    best = lines(tmp_path)[0]
+    assert best["train", "tent"].mean == pytest.approx(80)
+    assert best["test", "tent"].mean == pytest.approx(60)
     assert lines(tmp_path)[0]["novel", "tent"].mean == pytest.approx(80)
     last = lines(tmp_path, round_="last")[0]["novel", "tent"]
     assert last.mean == pytest.approx(30)
-    assert last.spread()[0] == pytest.approx(10)
+    assert last.worst_client == pytest.approx(10)
 
 
 PAPER = """
@@ -188,8 +186,8 @@ def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path)
     def value(label, dataset="mnist", score="novel"):
         folder = tmp_path / dataset / label
         leave(folder, label, 0, [0.5], dataset=dataset, partition="iid")
-        (job,) = read_runs(folder)[0]
-        return paper.value(job, score), paper.deviations([job])
+        runs = read_runs(folder)[0]
+        return paper.of(runs, score), paper.deviations(runs)
 
     told = {
         "rounds": 30,
@@ -219,17 +217,7 @@ def test_a_shipped_table_has_its_published_values():
     assert asked.published[2]["at"] == {"num-clients": 100}
 
 
-def test_markdown_and_latex_escape_what_they_must():
-    results = Results("A & B", ["score", "x_1"], [["a|b", "1 ± 2"], ["c", "−50 %"]], "p < 0.1")
-    assert "| a\\|b | 1 ± 2 |" in as_markdown(results)
-    latex = as_latex(results)
-    assert r"a|b & 1 $\pm$ 2 \\" in latex
-    assert "\\midrule\nc & $-$50 \\% \\\\" in latex
-    assert r"x\_1" in latex
-    assert r"\caption{A \& B. p $<$ 0.1.}" in latex
-
-
-def test_damaged_runs_are_told_and_the_rest_is_shown(tmp_path):
+def test_damaged_runs_are_told_and_the_rest_is_as_table(tmp_path):
     for method in ("fedavg", "tent", "local", "afl"):
         leave(tmp_path, method, 0, [0.5, 0.75], curve=(0.1, 0.2, 0.3))
     leave(tmp_path, "tent", 1, [0.5, 0.75], curve=(0.1, 0.2, 0.3))
@@ -265,16 +253,3 @@ def test_bad_options_are_refused(tmp_path):
     assert "'html'; known: rich" in table(tmp_path, "--format", "html", code=2).stderr
     assert "'first'; known: best" in table(tmp_path, "--round", "first", code=2).stderr
     assert "no method 'fedavg'" in table(tmp_path, "--against", "fedavg", code=2).stderr
-
-
-def test_accuracy_on_test_samples_is_not_that_on_validation(tmp_path):
-    """Validation 80 %, test 60 %: each score has a line of its own."""
-    folder = leave(tmp_path, "pfedhn", 0, [0.8, 0.8])
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["train"] = {"accuracy": 0.8, "test_accuracy": 0.6, "clients": 2}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    found = lines(tmp_path)[0]
-    assert {score: line.mean for (score, _), line in found.items() if score != "novel"} == {
-        "train": pytest.approx(80),
-        "test": pytest.approx(60),
-    }

@@ -1,6 +1,5 @@
 """Grids: several values of a key make every combination a run with a name that tells it."""
 
-import json
 import tomllib
 
 import pytest
@@ -26,10 +25,10 @@ def test_every_combination_is_a_run_that_is_configured_as_its_name_says(tmp_path
     pfedhn = "pfedhn lr=0.05 partition.classes-per-client=2 clip-norm=9"
     config = tomllib.loads((tmp_path / f"{pfedhn.replace(' ', ',')}-seed1/config.toml").read_text())
     assert (config["pfedhn.lr"], config["lr"], config["pfedhn.clip-norm"]) == (0.05, 0.3, 9.0)
-    jobs = read_runs(tmp_path)[0]
-    assert len(jobs) == 2 * (2 * 2) + 2 * (2 * 2 * 2)  # seeds × combinations, of either method
-    assert pfedhn in {job.method for job in jobs}
-    assert all(json.loads((job.folder / "summary.json").read_text())["finished"] for job in jobs)
+    runs = read_runs(tmp_path)[0]
+    assert len(runs) == 2 * (2 * 2) + 2 * (2 * 2 * 2)  # seeds × combinations, of either method
+    assert pfedhn in set(runs.method)
+    assert all(summary.finished for summary in runs.summary)
 
 
 def test_what_an_argument_says():

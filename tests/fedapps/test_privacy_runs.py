@@ -8,8 +8,7 @@ from tiny import dying_in, federate
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
-from fedapps.results.comparison import compare, shown
-from fedapps.results.report import run_data
+from fedapps.results.comparison import as_table, compare
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 from strategies.accountant import central_epsilon
@@ -96,11 +95,11 @@ def test_comparisons_name_what_no_run_of_theirs_covers(tmp_path):
         own = {"method": name.split("-")[0], "output-dir": str(tmp_path / name), "rounds": 1}
         federate(**PRIVATE | ALL | own | more)
     told = f"{central_epsilon({(1.5, 1.0): 1}, 1e-5):.2f} (1e-05)"
-    found = shown(compare(read_runs(tmp_path)[0]))
+    found = as_table(compare(read_runs(tmp_path)[0]))
     assert {row[found.columns.index("ε")] for row in found.rows} == {told}
     assert "not covered: scores of evaluations" in found.caption
     assert f"not evaluated: fedprox-seed0, ε = {told}" in found.caption
-    alone = shown(compare([job for job in read_runs(tmp_path)[0] if job.name == "fedprox-seed0"]))
+    alone = as_table(compare(read_runs(tmp_path)[0].query('method == "fedprox"')))
     assert alone.columns == ["not evaluated", "ε"] and alone.rows == [["fedprox-seed0", told]]
     assert "ε of fedprox: one user added or removed" in alone.caption
 
@@ -170,4 +169,3 @@ def test_how_long_a_central_run_took_is_not_told(tmp_path):
     shown = results(read_runs(tmp_path)[0])
     central, plain = (row[shown.columns.index("seconds")] for row in shown.rows)
     assert central == "–" and plain.isdecimal()
-    assert run_data(read_runs(tmp_path)[0][0], 10, True)["seconds"] is None

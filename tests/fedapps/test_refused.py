@@ -180,16 +180,16 @@ def test_runs_that_are_not_whole(tmp_path):
 def test_figures_of_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"a\.gif must end in one of \.pdf"):
         plot.save(None, tmp_path / "a.gif")
-    with pytest.raises(ValueError, match="no run tells what this figure shows"):
+    with pytest.raises(ValueError, match="no run has the numbers for this figure"):
         plot._panels([])
 
 
-def test_another_methods_setting_is_a_dash_in_a_table(tmp_path):
-    job = Job("fedprox mu=0.1", 0, defaults() | {"method": "fedprox", "fedprox.mu": 0.1}, tmp_path)
-    assert _value(job, "method", ["mu"]) == "fedprox"
-    assert _value(job, "mu", []) == "0.1"
+def test_another_methods_setting_is_a_dash_in_a_table():
+    run = "fedprox mu=0.1", defaults() | {"method": "fedprox", "fedprox.mu": 0.1}
+    assert _value(*run, "method", ["mu"]) == "fedprox"
+    assert _value(*run, "mu", []) == "0.1"
     with pytest.raises(ValueError, match="no run has a setting 'rates'"):
-        _value(job, "rates", [])
+        _value(*run, "rates", [])
 
 
 def test_a_search_without_its_library_names_what_to_install(tmp_path, monkeypatch):

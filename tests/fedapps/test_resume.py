@@ -15,7 +15,7 @@ from tiny import NEEDS, WEE, Cut, cut_before, left
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.results.checkpoint import newest_checkpoint, read_state, state_bytes, write_state
+from fedapps.results.checkpoint import newest_checkpoint, read_state, state_bytes
 from fedapps.results.folder import read_memories
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
@@ -171,7 +171,7 @@ def test_every_state_comes_back_as_it_was(tmp_path):
         "b": {10: 0.1 + 0.2, 2: {"x/y": np.float32([[1, 2]]).T}},
         "a": [{3, 1}, None, True, "ε", np.array(7), np.zeros((0, 4), np.int64), float("inf")],
     }
-    write_state(tmp_path / "state", state)
+    (tmp_path / "state").write_bytes(state_bytes(state))
     back = read_state(tmp_path / "state")
     assert list(back) == ["b", "a"]
     assert list(back["b"]) == [10, 2]
@@ -183,7 +183,8 @@ def test_every_state_comes_back_as_it_was(tmp_path):
 def test_a_state_is_refused_where_anything_of_it_was_changed(tmp_path):
     """The kind of an array whose bytes stay, a text, a number; and a file that is gone or none."""
     file = tmp_path / "state"
-    write_state(file, {"v": np.ones(2, np.float32), "step": 17, "told": ("one", np.ones(2))})
+    content = {"v": np.ones(2, np.float32), "step": 17, "told": ("one", np.ones(2))}
+    file.write_bytes(state_bytes(content))
     whole = file.read_bytes()
     np.testing.assert_equal(read_state(file)["told"], ["one", np.ones(2)])
     for old, new in ((b"F32", b"I32"), (b"17", b"18"), (b"one", b"two"), (b'/v"', b'/w"')):
@@ -203,7 +204,7 @@ def test_a_state_has_one_form(tmp_path):
     assert told in state_bytes({"s": words})
     table = np.arange(6).reshape(2, 3)
     for same in (np.asfortranarray(table), np.repeat(table, 2, 1)[:, ::2]):
-        write_state(tmp_path / "state", {"v": same})
+        (tmp_path / "state").write_bytes(state_bytes({"v": same}))
         np.testing.assert_equal(read_state(tmp_path / "state"), {"v": table})
 
 

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from fedapps.commands.main import cli
 from fedapps.engines.jobs import Job, make_jobs
 from fedapps.engines.run import run_jobs
-from fedapps.results.sweep import finished, seconds_left
+from fedapps.results.progress import seconds_left
+from fedapps.results.sweep import finished
 from fedapps.settings.config import differences
 from strategies.fedavg import FedAvg
 

@@ -8,13 +8,17 @@ import pytest
 from rich.console import Console
 
 from fedapps.engines.jobs import Job
-from fedapps.results.table import Display, results
+from fedapps.results.progress import Display
+from fedapps.results.runs import runs_of
+from fedapps.results.table import results
 from fedapps.settings.config import defaults
 
 
 def job(folder, seed, method="fedavg", *, train, novel, scale=1, **summary):
     """A finished run of these groups, that took 3 s and 1 and 2 MB, each times `scale`."""
-    one = Job(method, seed, defaults(), folder / f"{method}-seed{seed}", done=True)
+    one = Job(
+        method, seed, defaults() | {"method": method}, folder / f"{method}-seed{seed}", done=True
+    )
     one.folder.mkdir()
     megabytes = {"down": 1.0 * scale, "up": 2.0 * scale}
     told = {"train": train, "novel": novel, "rounds": 2, "seconds": 3.0 * scale}
@@ -39,7 +43,7 @@ def test_two_seeds_by_hand(tmp_path):
         job(tmp_path, 1, train={"accuracy": 0.7, "training_error": 0.375}, novel=second, scale=3,
             **private(1.5, "system")),
     ]  # fmt: skip
-    shown = results(jobs)
+    shown = results(runs_of(jobs))
     assert dict(zip(shown.columns, shown.rows[0], strict=True)) == {
         "method": "fedavg",
         "training clients": "60.00 ± 14.14",
@@ -64,7 +68,7 @@ def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
         job(tmp_path, 0, train={"accuracy": 0.5}, novel=novel),
         job(tmp_path, 0, "lg-fedavg", train={"accuracy": 0.75}, novel=None),
     ]
-    shown = results(jobs)
+    shown = results(runs_of(jobs))
     assert [row[:3] for row in shown.rows] == [
         ["fedavg", "50.00", "25.00 ± 6.25"],
         ["lg-fedavg", "75.00", "cannot without labels"],
@@ -83,8 +87,8 @@ def test_replies_that_were_dropped_are_told_by_method(tmp_path):
         job(tmp_path, 0, "ditto", **told, dropped_replies=None),
         job(tmp_path, 0, "local", **told, dropped_replies=5),
     ]
-    assert "training replies dropped: fedavg 7, local 5;" in results(jobs).caption
-    assert "dropped" not in results(jobs[2:4]).caption
+    assert "training replies dropped: fedavg 7, local 5;" in results(runs_of(jobs)).caption
+    assert "dropped" not in results(runs_of(jobs[2:4])).caption
 
 
 def test_rounds_that_are_gone_of_all_jobs(tmp_path):

@@ -10,7 +10,7 @@ from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.plot import save
 from fedapps.serverapp import run
-from fedapps.service.traces import Trace, draw, told, trace, traces
+from fedapps.service.figures import Trace, draw_traces, trace, trace_lines, traces
 from partitions import federation
 
 
@@ -49,9 +49,9 @@ def test_the_figure_is_drawn_for_one_client(finished, tmp_path):
     client = int(np.flatnonzero(federation(config).novel)[0])
     one = traces(folder, client, 3)
     assert len(one) == 1 and one[0].client == client
-    figure = draw(one)
+    figure = draw_traces(one)
     assert figure.axes[0].lines[0].get_ydata().tolist() == one[0].accuracy.tolist()
-    assert list(told(one))[1].startswith(f"step   1  accuracy {one[0].accuracy[1]:.4f}")
+    assert list(trace_lines(one))[1].startswith(f"step   1  accuracy {one[0].accuracy[1]:.4f}")
     save(figure, tmp_path / "traces.pdf")
     assert (tmp_path / "traces.pdf").read_bytes().startswith(b"%PDF")
 
@@ -62,7 +62,7 @@ def test_the_command_tells_what_it_draws(finished, tmp_path):
     words = ["plot", str(finished[1]), "traces", "--steps", "2", "--output", str(output)]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[:3] == list(told(traces(finished[1], None, 2)))
+    assert done.output.splitlines()[:3] == list(trace_lines(traces(finished[1], None, 2)))
     assert output.read_bytes().startswith(b"<?xml")
 
 
@@ -83,14 +83,14 @@ def test_means_over_clients_and_the_step_of_least_entropy():
         Trace(3, np.array([0.1, 0.2, 0.6]), np.array([5.0, 4, 1]), np.array([0.1, 0.9, 0.6])),
         Trace(8, np.array([0.3, 0.6, 0.8]), np.array([7.0, 2, 2]), np.array([0.3, 0.7, 0.2])),
     ]
-    figure = draw(found)
+    figure = draw_traces(found)
     curves = [axis.lines[0].get_ydata() for axis in figure.axes]
     for curve, expected in zip(
         curves, ([0.2, 0.4, 0.7], [6, 3, 1.5], [0.2, 0.8, 0.4]), strict=True
     ):
         assert curve.tolist() == pytest.approx(expected)
     assert [axis.lines[1].get_xdata() for axis in figure.axes] == [[2, 2]] * 3
-    assert [line.split()[1:] for line in told(found)] == [
+    assert [line.split()[1:] for line in trace_lines(found)] == [
         ["0", "accuracy", "0.2000", "ℓ_per", "6.0000", "entropy", "0.2000"],
         ["1", "accuracy", "0.4000", "ℓ_per", "3.0000", "entropy", "0.8000"],
         ["2", "accuracy", "0.7000", "ℓ_per", "1.5000", "entropy", "0.4000"],

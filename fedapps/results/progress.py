@@ -1,0 +1,98 @@
+"""Live progress of `fedapps run`."""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedapps.console import visible
+
+if TYPE_CHECKING:
+    from fedapps.engines.jobs import Job
+
+
+class Display:
+    """A bar per job with its rounds, loss and last accuracies or F1, and a bar for all jobs with
+    the time left when `parallel` jobs run side by side. Use as a context."""
+
+    def __init__(self, jobs: Sequence["Job"], console: Console, parallel: int = 1) -> None:
+        self._jobs, self._parallel = jobs, parallel
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[news]}"),
+            console=console,
+        )
+        self._tasks = {
+            job.name: self._progress.add_task(job.name, total=job.total, start=False, news="")
+            for job in jobs
+        }
+        self._news: dict[str, dict[str, str]] = {
+            job.name: {"kept": "kept"} if job.done else {} for job in jobs
+        }
+        self._all = self._progress.add_task("all", total=sum(job.total for job in jobs), news="")
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.follow(self._jobs)  # Ctrl-C may have come before the last news was shown
+        finally:
+            self._progress.stop()
+
+    def follow(self, jobs: Iterable["Job"]) -> None:
+        """Show what the jobs reported since the last call."""
+        for job in jobs:
+            task, news = self._tasks[job.name], self._news[job.name]
+            for report in job.news():
+                self._progress.start_task(task)
+                self._progress.update(task, completed=report["round"])
+                news |= _news(report)
+            if job.error:
+                news["error"] = "[red]failed[/red]"
+            if job.done:
+                self._progress.stop_task(task)
+            self._progress.update(task, news="  ".join(news.values()))
+        completed = sum(j.total if j.done else min(j.rounds, j.total) for j in self._jobs)
+        self._progress.update(self._all, completed=completed)
+        if (seconds := seconds_left(self._jobs, self._parallel)) is not None:
+            left = timedelta(seconds=round(seconds))
+            self._progress.update(self._all, news=f"{left} left" if seconds else "")
+
+
+def _news(report: dict[str, Any]) -> dict[str, str]:
+    """What a bar shows of a round."""
+    news = {}
+    if report.get("loss") is not None:
+        news["loss"] = f"loss {report['loss']:.3f}"
+    numbers = report.get("evaluation", {})
+    for role, word in (("train", "training"), ("novel", "novel")):
+        if (accuracy := numbers.get(f"{role}-accuracy")) is not None:
+            news[role] = f"{word} {100 * accuracy:.1f} %"
+    if "train-f1" in numbers:
+        news["f1"] = f"F1 {numbers['train-f1']:.3f}"
+    if report.get("dropped"):
+        news["dropped"] = f"[red]dropped {escape(visible(report['dropped']))}[/red]"
+    return news
+
+
+def seconds_left(jobs: Sequence["Job"], parallel: int) -> float | None:
+    """Time that the jobs still take, `parallel` at once; None before the first round.
+
+    A job without rounds counts with the mean speed of all rounds so far."""
+    if not (rounds := sum(job.rounds for job in jobs)):
+        return None
+    mean = sum(job.seconds for job in jobs) / rounds
+    left = sum(
+        max(job.total - job.rounds, 0) * (job.seconds / job.rounds if job.rounds else mean)
+        for job in jobs
+        if not job.done
+    )
+    return left / parallel

@@ -1,0 +1,119 @@
+"""The JSON and TOML files of a run folder as pydantic models.
+
+Another person may have written the folder. Known keys must have their types; unknown keys are
+ignored. docs/run-folder.md says what the keys mean."""
+
+from math import isfinite
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+Rate = Annotated[float | None, AfterValidator(_finite)]  # NaN counts as unknown
+Rates = dict[str, Rate]  # accuracies and similar values of a group of clients
+
+
+def _with_accuracy(rates: Rates) -> Rates:
+    if "accuracy" not in rates:
+        raise ValueError("it has no accuracy")
+    return rates
+
+
+GroupResult = Annotated[Rates, AfterValidator(_with_accuracy)]
+
+
+class Model(BaseModel):
+    """No conversions but whole numbers to floats."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class ClientResult(Model):
+    """A client at one evaluation."""
+
+    role: Literal["train", "novel"]
+    accuracy: Rate
+    examples: Count
+
+
+class Evaluation(Model):
+    """One evaluation of a run."""
+
+    train: Rates | None = None
+    novel: Rates | None = None
+    per_client: dict[str, ClientResult] = {}
+
+
+class Megabytes(Model):
+    """Traffic per client and round; null in private runs."""
+
+    down: Rate
+    up: Rate
+
+
+class Privacy(Model):
+    """The privacy budget that a run has spent."""
+
+    epsilon: float
+    delta: float
+    generator: str
+    terms: str
+
+
+class Summary(Evaluation):
+    """summary.json: the evaluation of the reported round, and totals of the run."""
+
+    train: GroupResult
+    novel: GroupResult | None
+    megabytes_per_client_round: Megabytes
+    seconds: Rate
+    rounds: Count
+    best_round: Count = 0
+    last: Evaluation = Evaluation()
+    dropped_replies: Count | None = None
+    privacy: Privacy | None = None
+    finished: bool | None = None
+
+
+class Failure(Model):
+    """summary.json of a run that failed, perhaps before its first evaluation."""
+
+    error: str
+
+
+class Round(Model):
+    """A line of metrics.jsonl."""
+
+    round: Count
+    evaluation: Rates = {}
+    dropped: dict[str, Count] = {}
+    phases: dict[str, float] = {}
+
+
+class Settings(Model):
+    """config.toml: the keys that tables and reports need."""
+
+    method: str
+    dataset: str
+    partition: str
+    seed: Count
+    num_clients: Count = Field(alias="num-clients")
+    train_fraction: float = Field(alias="train-fraction")
+    versions: dict[str, str] = {}
+
+
+SummaryFile: TypeAdapter[Failure | Summary] = TypeAdapter(
+    Annotated[Failure | Summary, Field(union_mode="left_to_right")]
+)
+
+
+def mismatch(error: ValidationError) -> str:
+    """The last mismatch of a file, in one line: ``train.accuracy: Input should be …``."""
+    last = error.errors()[-1]
+    return ": ".join(filter(None, [".".join(map(str, last["loc"])), last["msg"]]))

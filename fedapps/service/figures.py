@@ -1,0 +1,237 @@
+"""Figures of a finished run's model: its predictions, its embeddings, and FedTTA's Figure 2."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+import partitions
+from clients.adaptation import Adapting
+from clients.arrays import Arrays, group
+from clients.base import Client
+from clients.privacy import EVERYTHING
+from clients.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
+from fedapps.engines.grid import InProcessGrid
+from fedapps.files import best_round, read_arrays
+from fedapps.methods import METHODS
+from fedapps.node.bridge import load_state, reply_to
+from fedapps.node.building import build_client, with_public
+from fedapps.results.folder import check_former, read_memories
+from fedapps.results.plot import matrix, shown
+from fedapps.service.run import Run, opened
+from fedapps.settings.config import Config, saved_configuration, settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = {"accuracy": "accuracy", "personalization": "ℓ_per", "entropy": "entropy"}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Accuracy, ℓ_per and entropy (nats) of one client before and after each adaptation step,
+    (E + 1,)."""
+
+    client: int
+    accuracy: np.ndarray
+    personalization: np.ndarray
+    entropy: np.ndarray
+
+
+def confusion(folder: Path) -> "Figure":
+    """True against predicted class, over novel clients' samples, or over validation samples if the
+    method serves no novel client. For users with tastes: sub-population against head.
+
+    Each row sums to 1."""
+    from sklearn.metrics import confusion_matrix
+
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    if users := [user for user in summary["per_client"].values() if "head" in user]:
+        types, heads = ([user[key] for user in users] for key in ("sub_population", "head"))
+        shares = confusion_matrix(types, heads, normalize="true")
+        return matrix(shares, "sub-population", "assigned head", folder.name)
+    shares = confusion_matrix(*predictions(folder), normalize="true")
+    return matrix(shares, "true class", "predicted class", folder.name)
+
+
+def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """True and predicted classes (samples,) by the saved model of a run and its clients' states.
+
+    Raises ValueError if the run's folder lacks what predictions need, and if its differential
+    privacy covers them."""
+    run = Run(folder)
+    check_former(folder, run.method)
+    known = settings(run.config, run.method)
+    if known["dp"] != "none" and known["dp_covers"] == EVERYTHING:
+        raise ValueError(
+            f"{folder.name} keeps dp {known['dp']!r}, which covers predictions as well"
+        )
+
+    def make(context: Context, method: str) -> Client:
+        return make_client(run.config, int(context.node_config["partition-id"]))
+
+    def answer(message: Message, context: Context) -> Message:
+        return reply_to(message, context, make)
+
+    app = ClientApp()
+    app.query()(answer)
+    for action in {RESTORE_STATE, *METHODS[run.method].client.exchanges}:
+        category, _, name = action.partition(".")
+        getattr(app, category)(name)(answer)
+    grid = InProcessGrid.simulation(app, run.config, int(run.config["num-clients"]))
+    strategy = opened(run, grid)
+    nodes = [node for node in strategy.present() if strategy.evaluate_novel or not node.novel]
+    memories = read_memories(folder)
+    strategy.exchange(RESTORE_STATE, {n: memories[n.client] for n in nodes if n.client in memories})
+    novel = bool(run.novel) and any(node.novel for node in nodes)
+    true, predicted = [], []
+    for node, arrays in strategy.personalize(strategy.arrays, nodes).items():
+        if node.novel != novel:
+            continue
+        client = make_client(run.config, node.client)
+        client.state = load_state(grid.contexts[node.id], run.method, client)
+        client.receive(arrays, {})
+        samples = client.share.everything if novel else client.share.validation
+        x, y = samples.to(client.device)[:]
+        if len(y):
+            true.append(y.cpu().numpy())
+            predicted.append(client.predict(x).argmax(1).cpu().numpy())
+    return np.concatenate(true), np.concatenate(predicted)
+
+
+def embeddings(folder: Path, attribute: str = "") -> "Figure":
+    """t-SNE of the clients' embeddings or descriptors, coloured by a client attribute (such as
+    ``coarse``), or labelled with their classes."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from sklearn.manifold import TSNE
+
+    config = saved_configuration(folder)
+    vectors = descriptors(config, read_arrays(folder))
+    if len(vectors) < 4:
+        raise ValueError(f"{folder.name} holds {len(vectors)} embeddings; a map needs at least 4")
+    tsne = TSNE(init="random", random_state=0, perplexity=min(30, (len(vectors) - 1) / 3))
+    points = tsne.fit_transform(np.stack(list(vectors.values())))
+    federation = _federation(config)
+    shares = [federation.share(client) for client in vectors]
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axis = figure.subplots()
+    if attribute:
+        values = np.array([str(share.attributes[attribute]) for share in shares])
+        for number, value in enumerate(sorted(set(values))):
+            colour = colormaps["tab20"](number % 20)
+            axis.scatter(*points[values == value].T, color=colour, label=shown(value))
+        axis.legend(title=attribute, fontsize=7)
+    else:
+        classes = label_shares(config)[list(vectors)]
+        for (x, y), row, share in zip(points, classes, shares, strict=True):
+            text = ",".join(map(str, np.flatnonzero(row)[:5]))
+            style: dict[str, Any] = {"color": "#D55E00", "weight": "bold"} if share.novel else {}
+            axis.text(x, y, text, ha="center", fontsize=7, **style)
+        axis.set(xlim=(points[:, 0].min(), points[:, 0].max()))
+        axis.set(ylim=(points[:, 1].min(), points[:, 1].max()))
+        axis.set_title("classes of training clients, and of novel ones (bold)")
+    axis.set(xticks=[], yticks=[])
+    return figure
+
+
+def descriptors(config: Config, arrays: Arrays) -> dict[int, np.ndarray]:
+    """v_i by client, or with an encoder e_i, which novel clients have as well."""
+    if encoder := group(arrays, "encoder"):
+        clients: list[Any] = [make_client(config, i) for i in range(int(config["num-clients"]))]
+        return {c.client: c.encode(encoder, {})[0]["descriptor"] for c in clients}
+    return {int(name): v for name, v in sorted(group(arrays, "embedding").items())}
+
+
+def label_shares(config: Config) -> np.ndarray:
+    """Empirical label distributions (clients, C)."""
+    federation = _federation(config)
+    shares = [federation.share(i).everything for i in range(federation.num_clients)]
+    classes = federation.info.num_classes
+    counts = [torch.bincount(s.y[s.index], minlength=classes).numpy() for s in shares]
+    return np.array([count / count.sum() for count in counts])
+
+
+def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
+    """Traces of one novel client of a run, or of all."""
+    config = saved_configuration(folder)
+    novel = np.flatnonzero(_federation(config).novel).tolist()
+    if client is not None and client not in novel:
+        raise ValueError(f"client {client} is not novel; novel are {novel}")
+    arrays, round_ = read_arrays(folder), best_round(folder)
+    numbers = novel if client is None else [client]
+    return [trace(config, arrays, number, steps, round_) for number in numbers]
+
+
+def trace(config: Config, arrays: Arrays, number: int, steps: int, round_: int = 1) -> Trace:
+    """`steps` adaptation steps of a novel client from the server's `arrays` of a round.
+
+    Raises ValueError if the method does not adapt by FedTTA's steps."""
+    method = str(config["method"])
+    able = [
+        n for n, m in METHODS.items() if issubclass(m.client, Adapting) and not m.client.personal
+    ]
+    if method not in able:
+        raise ValueError(f"{method!r} has no adaptation steps to trace; known: {', '.join(able)}")
+    client = make_client(config, number)
+    assert isinstance(client, Adapting)
+    known = settings(config, method)
+    factor = lr_factor(known["lr_decay"], known["lr_decay_rounds"], round_)
+    client.begin("evaluate", {LR_FACTOR: factor})
+    client.load(arrays)
+    x, y = client.share.everything.to(client.device)[:]
+    rows = [
+        (float((step.logits.argmax(1) == y).float().mean()), step.personalization, step.entropy)
+        for step in client.steps(x, steps)
+    ]
+    return Trace(number, *np.array(rows).T)
+
+
+def draw_traces(traces: list[Trace]) -> "Figure":
+    """Accuracy, ℓ_per and entropy against the step, means over clients, and the step of least
+    entropy."""
+    from matplotlib.figure import Figure
+
+    means = _means(traces)
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    least = int(means["entropy"][1:].argmin()) + 1
+    for axis, (label, values) in zip(figure.subplots(1, 3), means.items(), strict=True):
+        axis.plot(values, color="black")
+        axis.axvline(least, linestyle=":", color="grey")
+        axis.set(xlabel="adaptation step", ylabel=label)
+    clients = f"mean of {len(traces)} novel clients"
+    clients = f"client {traces[0].client}" if len(traces) == 1 else clients
+    figure.suptitle(f"{clients}; dotted: least entropy")
+    return figure
+
+
+def trace_lines(traces: list[Trace]) -> Iterator[str]:
+    """The means over clients at a few steps."""
+    means, last = _means(traces), len(traces[0].accuracy) - 1
+    for step in sorted({0, 1, 2, 3, 5, 10, 20, last} & set(range(last + 1))):
+        values = [f"{label} {values[step]:.4f}" for label, values in means.items()]
+        yield f"step {step:3d}  {'  '.join(values)}"
+
+
+def make_client(config: Config, number: int) -> Client:
+    """The run's client with this number."""
+    federation, method = _federation(config), str(config["method"])
+    return build_client(config, method, federation.share(number), federation.info, number)
+
+
+def _federation(config: Config) -> partitions.Federation:
+    return partitions.federation(with_public(config, str(config["method"])))
+
+
+def _means(traces: list[Trace]) -> dict[str, np.ndarray]:
+    """Means over clients, (E + 1,), by the panels' labels."""
+    return {
+        label: np.mean([getattr(one, name) for one in traces], axis=0)
+        for name, label in PANELS.items()
+    }
