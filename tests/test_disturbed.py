@@ -11,7 +11,7 @@ from hostile import MALFORMED, due_cause
 
 from clients.arrays import from_record
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, refusal
+from fedapps.engines.grid import InProcessGrid, error_reply
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 
@@ -36,7 +36,7 @@ class Disturbed(InProcessGrid):
         chance = self.chance.uniform()
         if chance < FAILING:
             self.due["error"] += 1
-            return refusal(message, "no answer today")
+            return error_reply(message, "no answer today")
         if chance < FAILING + MALFORMING:
             malformation = self.chance.choice(list(MALFORMED))
             self.due.update(filter(None, [due_cause(malformation, reply)]))

@@ -8,10 +8,9 @@ import pytest
 
 import partitions
 from fedapps import files
-from fedapps.files import spill, write_files
+from fedapps.files import CHECKPOINTS, spill, write_files
 from fedapps.results import folder as folders
 from fedapps.results.checkpoint import (
-    FOLDER,
     checkpoint_bytes,
     newest_checkpoint,
     write_checkpoint,
@@ -180,7 +179,7 @@ def test_the_latest_two_checkpoints_up_to_the_round_at_hand_are_kept(tmp_path):
     content = checkpoint_bytes(SAVED, {"round": 1})
 
     def kept():
-        return [int(file.stem[6:]) for file in sorted((tmp_path / FOLDER).iterdir())]
+        return [int(file.stem[6:]) for file in sorted((tmp_path / CHECKPOINTS).iterdir())]
 
     for round_, expected in ((2, [2]), (4, [2, 4]), (6, [4, 6]), (5, [4, 5, 6]), (7, [6, 7])):
         write_checkpoint(tmp_path, round_, content)

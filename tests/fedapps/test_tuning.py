@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from clients.base import Client
 from fedapps.commands.main import cli
 from fedapps.commands.tuning import Outcome, Search, Tuning, best, drawn
-from fedapps.engines import jobs
-from fedapps.results.recorder import FORMAT
+from fedapps.engines import run as engine
+from fedapps.files import FORMAT
 from fedapps.settings.config import defaults, read_experiment, variant
 
 EXPERIMENT = """
@@ -82,9 +82,11 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
 def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatch):
     """Two trials, then four in all: two more; a trial that is suggested again is not run again."""
     ran = []
-    run = jobs.run_in_process
+    run = engine.run_in_process
     monkeypatch.setattr(
-        jobs, "run_in_process", lambda config, *_: (ran.append(config), run(config))
+        engine,
+        "run_in_process",
+        lambda apps, config, *pause: (ran.append(config), run(apps, config, *pause)),
     )
     output = tmp_path / "tuning"
     arguments = ["tune", experiment, "--methods", "fedavg", "--output", output]
