@@ -19,8 +19,9 @@ from clients.arrays import from_record
 from clients.models.roles import roles_of
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid, simulated
+from fedapps.engines.ray_actors import Actors
 from fedapps.engines.ray_engine import ray_cluster
-from fedapps.engines.ray_grid import Actors, RayGrid
+from fedapps.engines.ray_grid import RayGrid
 from fedapps.methods import METHODS
 from fedapps.node.building import method_model
 from fedapps.serverapp import load_client_app, run

@@ -19,7 +19,6 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedapps.engines.grid import AnsweringGrid, error_reply, respond, with_records
 
@@ -45,6 +44,7 @@ class HostingGrid(AnsweringGrid):
 
     def __init__(self, grid: Grid, num_clients: int, timeout: float) -> None:
         super().__init__()
+        self.set_run(grid.run)
         self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
         # Node and client by id; the client is None if it is the whole node.
         self._clients: dict[int, tuple[int, int | None]] = {}
@@ -54,15 +54,6 @@ class HostingGrid(AnsweringGrid):
         self._working = False  # whether more than the opening question was sent
         self.refused: dict[int, str] = {}  # present nodes that host no clients, and why
         self._ids = count(1)
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._grid.run
 
     def get_node_ids(self) -> Iterable[int]:
         """The ids of the clients whose nodes are present."""

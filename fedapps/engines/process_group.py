@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -44,12 +44,10 @@ def process_group() -> Iterator[Path]:
 def end_group(folder: str) -> None:
     """Send SIGTERM to the group's processes, SIGKILL to those that remain; remove the folder."""
     deadline = time.monotonic() + TERMINATE_SECONDS
-    for process in _members(folder):
-        _signal(process, signal.SIGTERM)
+    _signal(_members(folder), signal.SIGTERM)
     while (members := _members(folder)) and time.monotonic() < deadline + TERMINATE_SECONDS:
         if time.monotonic() > deadline:
-            for process in members:
-                _signal(process, signal.SIGKILL)
+            _signal(members, signal.SIGKILL)
         time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -70,11 +68,10 @@ def _is_member(process: psutil.Process, folder: str) -> bool:
         return False
 
 
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from fedapps.methods import METHODS
 from fedapps.node.building import with_public
 from fedapps.results.checkpoint import State, read_state, state_bytes
 from fedapps.settings.config import Config
-from partitions.base import PARTITION_KEYS
+from partitions.base import PARTITION_KEYS, Federation
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
 DEALS = (*PARTITION_KEYS, "dataset", "data-seed")
@@ -112,7 +112,7 @@ def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
     if not (changed := [key for key in deals if saved.get(key) != config[key]]):
         return
     former, present = (partitions.federation(with_public(c, method)) for c in (saved, config))
-    alike = type(former) is type(present) is partitions.Federation  # users' samples may recur
+    alike = type(former) is type(present) is Federation  # users' samples may recur
     if not alike or former.dataset.key != present.dataset.key:
         return
     train = [former.rows(i)["train"] for i, novel in enumerate(former.novel) if not novel]

@@ -26,6 +26,7 @@ from fedapps.results.folder import check_former, read_memories
 from fedapps.results.plot import matrix, shown
 from fedapps.service.run import Run, opened
 from fedapps.settings.config import Config, saved_configuration, settings
+from partitions.base import Federation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -225,7 +226,7 @@ def make_client(config: Config, number: int) -> Client:
     return build_client(config, method, federation.share(number), federation.info, number)
 
 
-def _federation(config: Config) -> partitions.Federation:
+def _federation(config: Config) -> Federation:
     return partitions.federation(with_public(config, str(config["method"])))
 
 

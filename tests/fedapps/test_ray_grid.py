@@ -2,7 +2,6 @@
 
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import ray
 from flwr.app import ConfigRecord, Message, RecordDict
-from ray.cluster_utils import Cluster
 from tiny import SMALL, Cut, bits, cut_before, left
 
 import partitions
@@ -22,7 +20,7 @@ from clients.arrays import from_record, to_record
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid, simulated, with_ids
 from fedapps.engines.memory_files import MEMORY, MemoryFiles
-from fedapps.engines.ray_actors import AHEAD, Actors, machine_id
+from fedapps.engines.ray_actors import AHEAD, Actors
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid, Task
 from fedapps.node.building import method_model
@@ -340,42 +338,3 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(actors, tmp_path):
         on_actors(actors, config)
     on_actors(actors, config | {"resume": True})
     assert left(tmp_path / "cut") == left(tmp_path / "whole")
-
-
-@pytest.fixture
-def cluster():
-    """The address of two Ray nodes with a core each, which stand for two machines."""
-    ray.shutdown()  # of the module's actors: this test is the last one
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    nodes.add_node(num_cpus=1)
-    yield nodes.address
-    nodes.shutdown()
-
-
-def losing(marker, driver):
-    """Loads the ClientApp; the first client that trains in round 2 on another node than the
-    driver's ends that node."""
-
-    def load():
-        def client_app(message, context):
-            if trains_in_round_2(message) and machine_id() != driver and not marker.exists():
-                marker.touch()
-                os.kill(os.getppid(), signal.SIGKILL)  # the raylet, whose end is its workers' end
-                time.sleep(600)
-            return app(message, context)
-
-        return client_app
-
-    return load
-
-
-@pytest.mark.slow
-def test_a_machine_that_is_lost_costs_nothing(cluster, tmp_path):
-    """Its clients' states were on the driver's machine, too: SCAFFOLD ends with the same bits."""
-    config = configuration("scaffold", **ALL)
-    with ray_cluster(cluster):
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        with Actors(losing(tmp_path / "lost", machine_id()), 2) as actors:
-            result = on_actors(actors, config)
-    assert (tmp_path / "lost").exists()
-    assert bits(result) == bits(in_process(config))
