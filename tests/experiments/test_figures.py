@@ -9,7 +9,7 @@ from experiments import analysis, figures_fedembed, figures_hypernetworks
 from experiments.analysis import configuration, kullback_leibler, nearest, total_variation
 from fedapps.files import read_arrays
 from fedapps.serverapp import run_in_process
-from fedapps.service.models import descriptors, label_shares
+from fedapps.service.figures import descriptors, label_shares
 from fedapps.settings.config import defaults
 
 from typer.testing import CliRunner  # isort: skip
