@@ -6,7 +6,8 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from fedapps.commands.main import LISTS, cli, defaults
+from fedapps.commands.list import LISTS
+from fedapps.commands.main import cli, defaults
 from fedapps.methods import METHODS
 
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
