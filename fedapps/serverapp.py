@@ -37,6 +37,7 @@ from fedapps.settings.config import (
     override,
     settings,
 )
+from fedapps.settings.variants import check_shadowed
 from partitions import trust
 from partitions.base import novel_shots
 from strategies.base import PersonalizedStrategy
@@ -64,6 +65,9 @@ def main(grid: Grid, context: Context) -> None:
     engine = engine_of(grid)
     grid = HostingGrid(grid, int(config["num-clients"]), float(config["start-timeout"]))
     methods = [check_method(name.strip()) for name in str(config["method"]).split(",")]
+    changes = {key: value for key, value in config.items() if value != defaults().get(key)}
+    for note in check_shadowed(config, changes, methods, from_file=changes):
+        log(WARNING, note)
     if len(methods) == 1:
         run(grid, config, engine)
         return

@@ -19,6 +19,9 @@ Settings = dict[str, Setting]
 BEGIN = (
     "# Written by `fedapps settings --write`, up to the end mark: change the declarations instead."
 )
+FLOWER = """\
+# `flwr run --run-config` takes the keys that stand here alone. To change there what a method
+# inherits, as fedtta++.inner-lr, add the key to its section; `fedapps run` takes it as it is."""
 END = "# End of what `fedapps settings --write` writes."
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -97,7 +100,7 @@ def _object(settings: Settings) -> dict[str, Any]:
 def toml() -> str:
     """The part of pyproject.toml that declares the configuration to Flower. A section holds what
     differs from that of the method that it extends."""
-    lines = [BEGIN, "[tool.flwr.app.config]", *_lines(common())]
+    lines = [BEGIN, FLOWER, "[tool.flwr.app.config]", *_lines(common())]
     lines += ["", "# `partition` is a key of its own, so its options are quoted."]
     lines += _lines({f'"{key}"': setting for key, setting in of_partitions().items()})
     known = sections()
