@@ -38,11 +38,11 @@ def curves(runs: "DataFrame", points: int = 1000) -> "Figure":
     styles = dict(zip(runs.method.unique(), line_styles(), strict=False))
     for role, axis in axes.items():
         for method, scores in rounds.dropna(subset=role).groupby("method", sort=False):
-            found, style = scores.groupby("round")[role].agg(["mean", "min", "max"]), styles[method]
-            every = -(-len(found) // MARKED)
-            (line,) = axis.plot(found["mean"], label=shown(method), markevery=every, **style)
+            means, style = scores.groupby("round")[role].agg(["mean", "min", "max"]), styles[method]
+            every = -(-len(means) // MARKED)
+            (line,) = axis.plot(means["mean"], label=shown(method), markevery=every, **style)
             band = axis.fill_between(
-                found.index, found["min"], found["max"], color=style["color"], alpha=0.15, lw=0
+                means.index, means["min"], means["max"], color=style["color"], alpha=0.15, lw=0
             )
             _name(runs, method, line, band)
         axis.set_xlabel("round")
@@ -82,23 +82,23 @@ def clients(runs: "DataFrame") -> "Figure":
     figure, axes = _panels([role for role in ROLES if (dots.role == role).any()])
     names = list(runs.method.unique())
     for role, axis in axes.items():
-        for method, found in dots[dots.role == role].groupby("method", sort=False):
+        for method, group in dots[dots.role == role].groupby("method", sort=False):
             place = names.index(method)
             box = axis.boxplot(
-                [found.accuracy],
+                [group.accuracy],
                 positions=[place],
                 widths=0.6,
                 showfliers=False,
                 medianprops={"color": "black", "linewidth": 2},
             )
             points = axis.scatter(
-                place + np.linspace(-0.2, 0.2, len(found)),
-                found.accuracy,
+                place + np.linspace(-0.2, 0.2, len(group)),
+                group.accuracy,
                 s=9,
                 zorder=3,  # above the box, so that a page's reader can click it
                 color=COLOURS[place % len(COLOURS)],
                 alpha=0.5,
-                urls=[f"#client={quote(client)}" for client in found.client],
+                urls=[f"#client={quote(client)}" for client in group.client],
             )
             _name(runs, method, points, *(artist for parts in box.values() for artist in parts))
         axis.set_xticks(range(len(names)), [shown(name) for name in names], rotation=30, ha="right")

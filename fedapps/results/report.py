@@ -99,10 +99,10 @@ def f1_by_type(runs: "DataFrame") -> tuple[list[str], list[tuple[str, list[float
         for key, f1 in run.summary.train.items():
             if (name := key.removeprefix("f1_")).isdecimal() and f1 is not None:
                 values.setdefault(run.method, {}).setdefault(name, []).append(f1)
-    names = sorted({name for found in values.values() for name in found}, key=int)
+    names = sorted({name for by_type in values.values() for name in by_type}, key=int)
     return names, [
-        (method, [sum(f) / len(f) if (f := found.get(name)) else None for name in names])
-        for method, found in values.items()
+        (method, [sum(f) / len(f) if (f := by_type.get(name)) else None for name in names])
+        for method, by_type in values.items()
     ]
 
 

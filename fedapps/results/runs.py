@@ -178,9 +178,9 @@ def _doubts(row: dict[str, Any]) -> Iterator[str]:
     if row["summary"] is not None:
         if row["summary"].finished is False:
             yield "did not finish"
-        expected, found = row["summary"].rounds, len(read_rounds(row["folder"]))
-        if found < expected:
-            yield f"metrics.jsonl is damaged or cut short: {found} of {expected} rounds"
+        expected, read = row["summary"].rounds, len(read_rounds(row["folder"]))
+        if read < expected:
+            yield f"metrics.jsonl is damaged or cut short: {read} of {expected} rounds"
 
 
 def _missing(runs: "DataFrame") -> list[str]:
@@ -188,6 +188,6 @@ def _missing(runs: "DataFrame") -> list[str]:
     seeds = set(runs.seed)
     return [
         f"{method}: no run of seed {seed}"
-        for method, found in runs.groupby("method", sort=False).seed
-        for seed in sorted(seeds - set(found))
+        for method, present in runs.groupby("method", sort=False).seed
+        for seed in sorted(seeds - set(present))
     ]

@@ -233,6 +233,6 @@ def _federation(config: Config) -> Federation:
 def _means(traces: list[Trace]) -> dict[str, np.ndarray]:
     """Means over clients, (E + 1,), by the panels' labels."""
     return {
-        label: np.mean([getattr(one, name) for one in traces], axis=0)
+        label: np.mean([getattr(trace, name) for trace in traces], axis=0)
         for name, label in PANELS.items()
     }
