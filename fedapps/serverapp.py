@@ -65,8 +65,8 @@ def main(grid: Grid, context: Context) -> None:
     engine = engine_of(grid)
     grid = HostingGrid(grid, int(config["num-clients"]), float(config["start-timeout"]))
     methods = [check_method(name.strip()) for name in str(config["method"]).split(",")]
-    changes = {key: value for key, value in config.items() if value != defaults().get(key)}
-    for note in check_shadowed(config, changes, methods, from_file=changes):
+    given = {key: value for key, value in config.items() if value != defaults().get(key)}
+    for note in check_shadowed(config, given, methods, from_file=given):
         log(WARNING, note)
     if len(methods) == 1:
         run(grid, config, engine)
