@@ -222,7 +222,6 @@ def say(arguments):
 
 def test_settings_start_without_torch():
     """Nor Flower, nor Ray: neither to list and to check, nor to refuse."""
-    pytest.importorskip("partitions.catalog")
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["refused", "set()"], done.stdout + done.stderr
 

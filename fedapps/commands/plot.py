@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedapps.console import Allowed, make_console, say, say_error
-from fedapps.files import opening
-from fedapps.results.plot import ENDINGS, FIGURES, save, swept
-from fedapps.results.runs import read_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+OF_RUNS = ("curves", "clients")
 OF_A_MODEL = ("confusion", "embeddings", "traces")
-KINDS = (*FIGURES, "swept", *OF_A_MODEL)
+KINDS = (*OF_RUNS, "swept", *OF_A_MODEL)
+ENDINGS = (".pdf", ".svg", ".png")
 
 
 def plot(
@@ -44,19 +43,23 @@ def plot(
             raise ValueError(f"unknown figure {kind!r}; known: {', '.join(KINDS)}")
         if output.suffix.lower() not in ENDINGS:
             raise ValueError(f"{output} must end in one of {', '.join(ENDINGS)}")
+
+        from fedapps.results import plot as figures
+        from fedapps.results.runs import read_runs
+
         runs, problems = read_runs(folder)
         for problem in problems:
             say(console, problem)
         runs = runs[runs.error == ""]
-        if kind in FIGURES:
-            figure = FIGURES[kind](runs)
+        if kind in OF_RUNS:
+            figure = figures.FIGURES[kind](runs)
         elif kind == "swept":
             if not by:
                 raise ValueError("name the setting: --by partition.alpha")
-            figure = swept(runs, by)
+            figure = figures.swept(runs, by)
         else:
             figure = _of_model(kind, _single(runs, run), client, steps, attribute)
-        save(figure, output)
+        figures.save(figure, output)
     except (ValueError, OSError) as error:
         say_error(console, error)
         raise typer.Exit(2) from error
@@ -75,6 +78,7 @@ def _single(runs: "DataFrame", name: str) -> Path:
 
 
 def _of_model(kind: str, folder: Path, client: int | None, steps: int, attribute: str) -> "Figure":
+    from fedapps.files import opening
     from fedapps.service import figures
 
     with opening(folder):

@@ -1,24 +1,14 @@
 """``fedapps table``: the runs of a folder as a table for a terminal, a page or a paper."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedapps.console import make_console, say, say_error
-from fedapps.results.comparison import (
-    SHOTS,
-    as_csv,
-    as_table,
-    compare,
-    several,
-    side_by_side,
-    swept,
-)
-from fedapps.results.formats import as_latex, as_markdown, as_rich
-from fedapps.results.published import Published
-from fedapps.results.runs import read_runs
-from fedapps.settings.experiments import read_experiment
+
+if TYPE_CHECKING:
+    from fedapps.results.published import Published
 
 FORMATS = ("rich", "markdown", "csv", "latex")
 
@@ -49,6 +39,10 @@ def table(
     try:
         if format_ not in FORMATS:
             raise ValueError(f"unknown format {format_!r}; known: {', '.join(FORMATS)}")
+
+        from fedapps.results.comparison import SHOTS, compare, several, swept
+        from fedapps.results.runs import read_runs
+
         runs, problems = read_runs(folder)
         keys = [word.strip() for word in by.split(",") if word.strip()]
         if not across and SHOTS not in keys and several(runs, SHOTS):
@@ -60,6 +54,9 @@ def table(
     except (ValueError, OSError) as error:
         say_error(warnings, error)
         raise typer.Exit(2) from error
+    from fedapps.results.comparison import as_csv, as_table, side_by_side
+    from fedapps.results.formats import as_latex, as_markdown, as_rich
+
     failed = runs[runs.error != ""]
     problems += [f"{run.name} failed: {run.error}" for run in failed.itertuples()]
     for problem in problems:
@@ -74,10 +71,14 @@ def table(
         typer.echo((as_markdown if format_ == "markdown" else as_latex)(shown), nl=False)
 
 
-def published_for(folder: Path, experiment: str = "") -> Published | None:
+def published_for(folder: Path, experiment: str = "") -> "Published | None":
     """The published values of an experiment, by default of the one that the runs came from."""
     copy = folder / "experiment.toml"
     if not experiment and not copy.is_file():
         return None
+
+    from fedapps.results.published import Published
+    from fedapps.settings.experiments import read_experiment
+
     content = read_experiment(experiment or str(copy))
     return Published.read(content.settings, content.published) if content.published else None

@@ -174,7 +174,6 @@ REFUSED = """list colours; run --nonsense; run --engine spark; run --jobs 0; run
     tune x --trials 0; tune x --engine spark"""
 
 
-@pytest.mark.xfail(strict=False, reason="other modules still load torch")
 def test_help_and_refusals_load_neither_torch_nor_flower_nor_ray():
     expected = [[f"{words} --help".split(), 0, []] for words in COMMANDS]
     expected += [[words.split(), 2, []] for words in REFUSED.split(";")]
