@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from fedapps.console import Allowed, make_console, refusals, say, say_error
-from fedapps.engines import ENGINES, check_engine_name
+from fedapps.engines import ENGINES, check_address, check_engine_name
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
@@ -104,8 +104,6 @@ def check_options(
     if not 0 <= gpus_per_client <= 64:
         raise ValueError(f"--gpus-per-client is {gpus_per_client}; it must lie in [0, 64]")
     if ray_address:
-        from fedapps.engines.ray_engine import check_address
-
         check_address(ray_address)
     elif gpus_per_client:
         from torch import cuda

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,6 @@ from fedapps.engines.staging import stage
 from fedapps.settings.config import Config
 
 MAX_STARTS = 3  # Ray itself waits half a minute in each
-CONNECT_SECONDS = 5.0
 VITAL = ("raylet", "gcs_server")  # processes without which Ray cannot work
 
 Check = Callable[[], None]
@@ -38,20 +36,6 @@ def run_on_ray(jobs: list[Job], apps: Apps, gpus: float, address: str, follow: F
                 apps.run(RayGrid(actors, config, nodes, check, pause), config, "ray")
 
             run_in_turn(jobs, carry_out, follow, check)
-
-
-def check_address(address: str) -> None:
-    """Raise ValueError if no process listens there, since Ray would wait for minutes. Ray itself
-    resolves "auto"."""
-    host, _, port = address.rpartition(":")
-    try:
-        if address != "auto":
-            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise ValueError(
-            f"--ray-address is {address!r}: {error}; it is host:port of a Ray cluster's head "
-            '(ray start --head), or "auto"'
-        ) from error
 
 
 @contextmanager
