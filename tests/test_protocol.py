@@ -182,17 +182,17 @@ def test_one_split_for_several_seeds():
 @pytest.mark.parametrize("method", ["tent", "fedtta", "fedtta++", "heterotent", "heterofedtta"])
 def test_permuted_novel_labels_change_nothing_but_novel_accuracy(method, tmp_path, monkeypatch):
     """Not the predictions, not the entropies, not the steps taken, not the chosen round."""
-    from clients.base import Client
+    from clients import scoring
 
     predictions: list[torch.Tensor] = []
-    score = Client._score
+    score = scoring.score_samples
 
-    def kept(self, key, samples, metrics):
-        predict = self.predict
-        self.predict = lambda x: predictions.append(predict(x)) or predictions[-1]
-        return score(self, key, samples, metrics)
+    def kept(client, samples, key):
+        predict = client.predict
+        client.predict = lambda x: predictions.append(predict(x)) or predictions[-1]
+        return score(client, samples, key)
 
-    monkeypatch.setattr(Client, "_score", kept)
+    monkeypatch.setattr(scoring, "score_samples", kept)
     config = SMALL | {"method": method, "rounds": 3, "partition": "iid", "lr": 0.1}
     config |= {"heterotent.novel-digest-epochs": 1, "heterofedtta.novel-digest-epochs": 1}
     seen = []

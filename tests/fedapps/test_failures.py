@@ -1,8 +1,6 @@
 """Nodes that never answer, are lost, and come back: what docs/deployment.md says of them."""
 
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,16 +99,3 @@ def test_settings_out_of_range_are_refused(changes, words):
     with pytest.raises(ValueError) as error:
         check_run(CONFIG | changes)
     assert all(word in str(error.value) for word in words)
-
-
-def test_every_failure_that_is_told_is_tested():
-    """The tests that docs/deployment.md names are there."""
-    root = Path(__file__).parents[2]
-    text = (root / "docs" / "deployment.md").read_text("utf-8")
-    table = text.partition("## What may fail\n")[2].strip().partition("\n\n")[0]
-    rows = re.findall(r"^\| .* \|$", table, re.M)
-    assert len(rows) > 15
-    for row in rows[1:]:
-        file, names = re.findall(r"`(tests/[\w/]+\.py)::", row), re.findall(r"\btest_\w+(?=`)", row)
-        assert names, row
-        assert all(f"def {name}(" in (root / file[0]).read_text("utf-8") for name in names), row

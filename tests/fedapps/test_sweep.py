@@ -11,6 +11,7 @@ from fedapps.engines.jobs import Job, make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.results.progress import seconds_left
 from fedapps.results.sweep import finished
+from fedapps.serverapp import APPS
 from fedapps.settings.config import differences
 from strategies.fedavg import FedAvg
 
@@ -79,6 +80,7 @@ def test_resume_runs_what_had_not_begun(tmp_path, monkeypatch):
         run_jobs(
             make_jobs(config, ["fedavg", "local", "tent lr=0.1"], [0], tmp_path),
             "in-process",
+            APPS,
             follow=lambda _: None,
         )
     fedapps("run", "--engine", "in-process", "--resume", tmp_path)
