@@ -2,7 +2,9 @@
 
 A round starts from θ̂_i = θ_i + (w − θ_i) ⊙ W_i in the top layers and from w below, Eq. (4). W_i in
 [0, 1] is trained on a part of the local data, in the first round until its loss settles, later in
-one pass. Departs from the paper: scoring uses the last W_i and trains none."""
+one pass. The network is in training mode meanwhile, as in the authors' code if all clients take
+part; there, evaluation may leave a client that pauses in evaluation mode. Departs from the paper:
+scoring uses the last W_i and trains none."""
 
 import torch
 
@@ -41,10 +43,12 @@ class FedALAClient(Client):
     def learn(self, arrays: Arrays, config: Config) -> None:
         """Train W_i from θ_i and the server's w."""
         self.load(arrays)
+        self.model.train()
         theta, known = (to_tensors(group(self.state, n), self.device) for n in ("own", "mixing"))
         names = top_layers(self.model, self.layers)
         weight: Tensors = known or {n: torch.ones_like(theta[n]) for n in names}
         rows = self.rows(config, "mixing", epochs=1)
+        rows = [row for row in rows if len(row) > 1] or rows  # one sample has no batch statistics
         rows = rows[: max(1, round(self.mixing_share * len(rows)))]
         batches = [self.share.train.to(self.device)[index] for index in rows]
         weight = train_weights(

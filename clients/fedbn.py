@@ -2,12 +2,18 @@
 
 Weights, biases and running statistics of batch-normalisation layers are personal, all else is
 FedAvg's. The network must have such layers. The paper gives novel clients without labels none, so
-they are not served."""
+they are not served. Ours: a novel client with a few labels first estimates its running statistics
+on all its inputs, those that are scored included, without their labels. Its weights and biases
+start from the initial ones."""
 
+from copy import deepcopy
+
+import torch
 from torch import Tensor, nn
 
-from clients.base import Client
+from clients.base import Client, Config
 from clients.protocol import StateUse
+from clients.tent import with_statistics
 from partitions.datasets import Info
 
 MARK = "own_norm"  # part of the personal arrays' names
@@ -48,3 +54,10 @@ class FedBNClient(Client):
         for name, norm in norms.items():
             model.set_submodule(name, MarkedNorm(norm))
         return model
+
+    def tune(self, config: Config) -> None:
+        """Estimate running statistics on all inputs, then train on the few labeled samples."""
+        parts = (self.share.train, self.share.everything)
+        x = torch.cat([part.to(self.device)[:][0] for part in parts])
+        self.model.load_state_dict(with_statistics(deepcopy(self.model), x).state_dict())
+        super().tune(config)

@@ -14,6 +14,7 @@ from partitions.settings import WEIGHT, setting
 class SHOTClient(TENTClient):
     """TENT's client with another objective, over the body; `diversity` >= 0 weighs H(Y)."""
 
+    needs_head = True
     separate = ("head.",)
 
     diversity = setting(1.0, "weight of the entropy of the mean prediction", WEIGHT)

@@ -1,9 +1,11 @@
 """T3A client (Iwasawa and Matsuo, NeurIPS 2021, Algorithm 1): adjusts class templates at test time.
 
 The support set of class k starts with its normalised row ω_k of the classifier and gains the
-normalised features of inputs predicted as k; the `supports` of least entropy stay, and an input is
-classified by its product with the mean of each set. No gradients, no labels. Departs from the
-paper: all inputs are one batch, which joins the sets before any of it is classified."""
+normalised features of inputs predicted as k; the `supports` of least entropy stay. An input is
+classified by its product with the mean of each set, scaled to unit length as in the authors' code.
+The paper prints the mean itself: `unit_templates` = false. No gradients, no labels. Departs from
+the paper: all inputs are one batch, which joins the sets before any of it is classified. Departs
+from the authors' code: ω_k counts for class k even if the classifier predicts another for it."""
 
 from copy import deepcopy
 from typing import Any
@@ -23,13 +25,14 @@ class T3AClient(Client):
     needs_head = True
 
     supports = setting(20, "M, features kept for each class; 0: all", COUNT)
+    unit_templates = setting(True, "templates of unit length, as in the authors' code, or means")
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.head = head_of(self.model)
 
     def predict(self, x: Tensor) -> Tensor:
-        """z · c_k (n, C), c_k the mean of the support set of class k."""
+        """z · c_k (n, C), c_k the template of class k."""
         return self.personal_model(x)(x).detach()
 
     def personal_model(self, x: Tensor) -> nn.Module:
@@ -55,4 +58,5 @@ class T3AClient(Client):
             rows = torch.nonzero(label == k)[:, 0]
             kept = rows[entropy[rows].argsort()[: self.supports or len(rows)]]
             means.append(F.normalize(every[kept]).mean(0))
-        return torch.stack(means)
+        c = torch.stack(means)
+        return F.normalize(c) if self.unit_templates else c

@@ -1,7 +1,9 @@
 """FedAMP server (Huang et al., AAAI 2021, Algorithm 1): clients of similar models help each other.
 
 u_i = Σ_j ξ_ij w_j with ξ_ij = α A'(‖w_i − w_j‖²) for j ≠ i, ξ_ii = 1 − Σ_j≠i ξ_ij and
-A(x) = 1 − e^(−x/σ), Eq. (5)-(6). Departs from the paper: ξ_ij that exceed 1 are scaled to it."""
+A(x) = 1 − e^(−x/σ), Eq. (5)-(6). Departs from the paper: ξ_ij whose sum exceeds 1 are scaled to
+it. With partial participation, w_j are the models that clients have uploaded so far; w_i of a
+client that has uploaded none is the initial model."""
 
 from collections.abc import Sequence
 
@@ -37,9 +39,13 @@ class FedAMP(PersonalizedStrategy):
         return {node: group(arrays, str(node.client)) or first for node in nodes}
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """u_i over all training clients; integer arrays and statistics stay those of w_i."""
-        models = {n.client: m for n, m in self.personalize(arrays, self.training_nodes()).items()}
-        return {node: self.cloud(node.client, models) for node in nodes}
+        """u_i over the uploaded models; integer arrays and statistics stay those of w_i."""
+        stored = {n.client: group(arrays, str(n.client)) for n in self.training_nodes()}
+        uploaded = {client: model for client, model in stored.items() if model}
+        return {
+            node: self.cloud(node.client, uploaded | {node.client: w_i})
+            for node, w_i in self.personalize(arrays, nodes).items()
+        }
 
     def cloud(self, client: int, w: dict[int, Arrays]) -> Arrays:
         """u_i, Eq. (5), from the models w_j by client."""

@@ -1,6 +1,7 @@
 """Ditto, APFL, FedALA, FedBABU and FedBN: a round of each by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from clients.apfl import APFLClient
 from clients.ditto import DittoClient
 from clients.fedala import FedALAClient
 from clients.fedbabu import FedBABUClient
+from clients.fedbn import FedBNClient
 from clients.mixing import one_pass, top_layers, train_weights
 from clients.models import build_model
 
@@ -181,6 +183,41 @@ def test_fedalas_weights_start_at_one_and_go_on_from_there(monkeypatch):
     ]  # fmt: skip
 
 
+def test_fedala_learns_in_training_mode_whatever_mode_the_network_was_left_in():
+    """Half of the inputs are dropped at random, so the mode decides W. The one label is 1."""
+    found, modes = [], []
+    for left_in_training in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2, bias=False))
+        samples = share(torch.tensor([[1.0, 2.0], [3.0, 5.0], [4.0, 1.0]]), [1, 1, 1])
+        client = FedALAClient(model, samples, mixing_lr=0.01, lr=0.1, local_steps=2)
+        client.state = {"own/1.weight": np.array([[0.2, -0.1], [0.3, 0.5]], np.float32)}
+        model.register_forward_hook(lambda net, *_: modes.append(net.training))
+        model.train(left_in_training)
+        client.begin("train", {"server-round": 2})
+        reply, _, _ = client.train({"1.weight": np.array([[1.0, 0.5], [-1, 2]], np.float32)}, {})
+        found.append((reply["1.weight"].tolist(), client.state["mixing/1.weight"].tolist()))
+    assert found[0] == found[1]
+    assert modes and all(modes)
+
+
+def test_fedala_leaves_out_a_mini_batch_of_one_sample():
+    """Five samples in twos: 2, 2 and 1, which batch normalisation cannot train on. A client with
+    one sample, whose network must do without batch normalisation, learns from it."""
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
+    samples = share(torch.arange(5.0)[:, None], [0, 1, 0, 1, 1])
+    client = FedALAClient(model, samples, mixing_share=1.0, batch_size=2, local_steps=1)
+    sizes = []
+    model.register_forward_hook(lambda _, given, __: sizes.append(len(given[0])))
+    for _ in range(2):
+        client.train(client.initial, {})
+    assert set(sizes) == {2}
+    client = logistic(FedALAClient, 1, local_steps=1)
+    for _ in range(2):
+        client.train(two(1.0, 0.0), {})
+    assert "mixing/weight" in client.state
+
+
 def test_fedala_looks_at_the_last_ten_losses_alone(monkeypatch):
     """100, then 0 for ever: eleven passes, whose first one is forgotten."""
     losses = iter([100.0] + [0.0] * 60)
@@ -223,6 +260,25 @@ def test_fedbabu_trains_the_body_and_tunes_when_scored():
     object.__setattr__(client.share, "novel", True)
     client.receive(reply, {})
     torch.testing.assert_close(client.model.head.weight.detach(), weight)
+
+
+def test_fedbn_estimates_a_novel_clients_statistics_before_it_learns():
+    """Labeled inputs 1 and 3, others 5 and 15: mean 6, variance (25 + 9 + 1 + 81)/4 = 29. One step
+    on the labeled ones, of mean 2 and variance 2: 0.9·6 + 0.1·2 = 5.6 and 0.9·29 + 0.1·2 = 26.3.
+    The labels of the others are never used."""
+    x = torch.tensor([[1.0], [3.0], [5.0], [15.0]])
+    for hidden in (0, 1):
+        whole = share(x, [0, 1, hidden, 1])
+        few, others = (replace(whole.train, index=torch.tensor(i)) for i in ([0, 1], [2, 3]))
+        novel = replace(whole, train=few, everything=others, novel=True, shots=1)
+        for steps, expected in ((0, (6, 29)), (1, (5.6, 26.3))):
+            model = FedBNClient.build(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), None)
+            client = FedBNClient(model, novel, local_steps=steps)
+            client.score(client.initial, {})
+            norm = model[0].own_norm
+            found = norm.running_mean.item(), norm.running_var.item()
+            assert found == pytest.approx(expected)
+            assert norm.momentum == 0.1 and not model.training
 
 
 def test_fedbn_keeps_normalisation_on_the_client():

@@ -32,26 +32,33 @@ def t3a(**settings):
     return T3AClient(Plain(), share(X, [0, 1]), **settings)
 
 
-def test_templates_by_hand():
-    """a = (3, 4) is of class 0 by logits (6, 4), b = (1, 5) of class 1 by (2, 5).
-    c_0 = ((1, 0) + (0.6, 0.8))/2 = (0.8, 0.4), c_1 = ((0, 1) + b/√26)/2. Then a · c_0 = 4, but
-    a · c_1 = 3/(2√26) + 4(½ + 5/(2√26)) = 4.255: the adjusted classifier moves it."""
-    root = math.sqrt(26)
-    templates = t3a(supports=0).templates(X).detach()
-    expected = [[0.8, 0.4], [0.5 / root, 0.5 + 2.5 / root]]
-    torch.testing.assert_close(templates, torch.tensor(expected))
+@pytest.mark.parametrize("unit", [True, False])
+def test_templates_by_hand(unit):
+    """a = (3, 4) is of class 0 by logits (6, 4), b = (1, 5) of class 1 by (2, 5). The means are
+    m_0 = ((1, 0) + (0.6, 0.8))/2 = (0.8, 0.4) and m_1 = ((0, 1) + b/√26)/2 = (0.098058, 0.990290),
+    of lengths 0.894427 and 0.995133. As printed, a · m_0 = 4 < a · m_1 = 4.255335 moves a to
+    class 1. Of unit length, a · c_0 = 4.472136 > a · c_1 = 4.276148 leaves it in class 0."""
     assert Plain()(X).argmax(1).tolist() == [0, 1]
-    logits = t3a(supports=0).predict(X)
-    assert logits[0].tolist() == pytest.approx([4.0, 11.5 / root + 2])
-    assert logits.argmax(1).tolist() == [1, 1]
+    client = t3a(supports=0, unit_templates=unit)
+    means, lengths = np.array([[0.8, 0.4], [0.098058, 0.990290]]), np.array([0.894427, 0.995133])
+    expected = means / lengths[:, None] if unit else means
+    assert client.templates(X).detach().numpy() == pytest.approx(expected, abs=1e-5)
+    logits = client.predict(X)
+    assert logits[0].tolist() == pytest.approx([4.472136, 4.276148] if unit else [4, 4.255335])
+    assert logits.argmax(1).tolist() == ([0, 1] if unit else [1, 1])
+
+
+def test_templates_are_of_unit_length_by_default():
+    assert t3a().templates(X).detach().norm(dim=1).tolist() == pytest.approx([1, 1])
 
 
 def test_a_bias_counts_in_the_pseudo_labels():
-    """With (0, 3) both inputs, of logits (6, 7) and (2, 8), are of class 1: c_0 = (1, 0) and
-    c_1 = ((0, 1) + (0.6, 0.8) + (1, 5)/√26)/3."""
+    """With (0, 3) both inputs, of logits (6, 7) and (2, 8), are of class 1: the means are (1, 0)
+    and ((0, 1) + (0.6, 0.8) + (1, 5)/√26)/3."""
     model, root = Plain(), math.sqrt(26)
     model.head.bias = nn.Parameter(torch.tensor([0.0, 3.0]))
-    templates = T3AClient(model, share(X, [0, 1]), supports=0).templates(X).detach()
+    client = T3AClient(model, share(X, [0, 1]), supports=0, unit_templates=False)
+    templates = client.templates(X).detach()
     expected = np.array([[1, 0], [(0.6 + 1 / root) / 3, (1.8 + 5 / root) / 3]])
     assert templates.numpy() == pytest.approx(expected)
 

@@ -113,6 +113,25 @@ def test_any_method_runs_around_a_users_network(method, my_app):
     assert told == ({0, 1, 2, 3} if METHODS[method].novel else {0, 1, 2})
 
 
+def test_shot_finds_the_head_of_a_users_network():
+    """The last linear layer becomes the head, which SHOT fixes. Without one it is refused."""
+
+    def run_shot(*layers):
+        return run_apps(
+            "shot",
+            lambda: nn.Sequential(nn.Flatten(), *layers),
+            lambda _: (torch.rand(8, 1, 2, 2), torch.arange(8) % 3),
+            shape=(1, 2, 2),
+            count=2,
+            local_steps=1,
+        )
+
+    result, _ = run_shot(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    assert result.arrays["head.weight"].shape == (3, 5)
+    with pytest.raises(ValueError, match="does not end in a linear layer of 4 outputs"):
+        run_shot(nn.Identity())
+
+
 @pytest.mark.parametrize("method", ["pfedhn", "odpfl-hn", "pfl-ensemble"])
 def test_a_users_network_tells_what_is_not_generated(method):
     """Frozen parameters stay as they are; the `level`, a buffer of no known name, is averaged."""

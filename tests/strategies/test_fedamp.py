@@ -37,7 +37,7 @@ def test_without_messages_every_client_is_alone():
     assert "novel-accuracy" not in ours[2]
 
 
-def test_a_message_mixes_the_models_of_all_training_clients_sampled_or_not():
+def test_a_message_mixes_all_uploaded_models_sampled_or_not():
     """Client 0 alone is sampled and gets what it gets above; a novel client's model is the initial
     one, which counts for nobody."""
     strategy = FedAMP(step=1.0, width=2.0)
@@ -49,6 +49,21 @@ def test_a_message_mixes_the_models_of_all_training_clients_sampled_or_not():
     assert sent["w"].item() == pytest.approx(0.319929, abs=1e-6)
     scored = strategy.personalize(arrays, strategy.nodes).values()
     assert [model["w"].item() for model in scored] == [0.0, 1.0, 3.0, 0.5]
+
+
+@pytest.mark.parametrize(("client", "expected"), [(0, 0.303265), (4, 0.411911)])
+def test_only_uploaded_models_are_mixed(client, expected):
+    """σ = 2, α = 1. Clients 0 and 1 uploaded 0 and 1; 4 and 5 uploaded nothing, the initial model
+    is ¼. u_0 = ξ_01 · 1 = e^(−1/2)/2 = 0.303265. Client 4 starts from w_4 = ¼:
+    ξ_40 = e^(−1/32)/2 = 0.484617, ξ_41 = e^(−9/32)/2 = 0.377420, and
+    u_4 = 0.377420 · 1 + (1 − 0.862037) · ¼ = 0.411911."""
+    strategy = FedAMP(step=1.0, width=2.0)
+    strategy.nodes = [Node(c, 50 + c) for c in (0, 1, 4, 5)]
+    arrays = strategy.initialize({"w": np.array([0.25])})
+    replies = [update(c, {"w": np.array([float(c)])}) for c in (0, 1)]
+    arrays = strategy.aggregate(arrays, replies)
+    (sent,) = strategy.broadcast(arrays, [Node(client, 50 + client)]).values()
+    assert sent["w"].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_former_runs_models_go_before_the_initial_one():
