@@ -71,8 +71,12 @@ RUNS = [w[1:] for w in commands(README) if w[0] == "run" and not OWN_FILES & set
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda x: str(x)[:60])
-def test_every_command_of_the_pages_parses(page, words):
-    """Its name, its options and their kinds, the number of its arguments; nothing is run."""
+def test_every_command_of_the_pages_parses(page, words, tmp_path, monkeypatch):
+    """Its name, its options and their kinds, the number of its arguments; nothing is run. The
+    folders that it names exist."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "fedtta++-seed0").mkdir(parents=True)
+    (tmp_path / "photos").mkdir()
     at, group = "fedapps", typer.main.get_command(cli)
     context = group.make_context(at, list(words))
     while hasattr(group, "commands"):
