@@ -34,10 +34,10 @@ SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 3, "local-steps": 2, "ev
 SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 2, "batch-size": 32}
 REFUSED = {("fedbn", kind): f"fedbn needs .*{kind}" for kind in KINDS[1:5]} | {
     ("fedma", "Norm"): "fedma matches .*'norm'",
-    ("fedma", "Frozen"): "fedma moves .*'first.bias'",
-    ("fedma", "Tied"): "fedma moves .*'third.weight'",
+    ("fedma", "Frozen"): "fedma permutes .*'first.bias'",
+    ("fedma", "Tied"): "fedma permutes .*'third.weight'",
     ("fedma", "Buffers"): "fedma matches .*'gain'",
-    ("fedma", "Everything"): "fedma moves .*'third.weight'",
+    ("fedma", "Everything"): "fedma permutes .*'third.weight'",
 }
 HYPERNETWORKS = ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedapps.console import make_console, refusals
+from fedapps.service import DEPLOYMENT
 
 
 def deploy(
@@ -24,6 +25,11 @@ def deploy(
     """Write the files of a small federation of real nodes; start, check and stop it."""
     console = make_console()
     with refusals(RuntimeError):
+        if not nodes and not (folder / DEPLOYMENT).is_file():
+            raise ValueError(
+                f"{folder} holds no {DEPLOYMENT}; write it: fedapps deploy {folder} --nodes 3"
+            )
+
         from fedapps.service.deploy import SUPERLINK, Deployment, plan
 
         if nodes:

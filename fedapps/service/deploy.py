@@ -21,9 +21,9 @@ from fedapps.engines.flower import (
     listening,
 )
 from fedapps.files import write_text
+from fedapps.service import DEPLOYMENT
 from fedapps.service.certificates import make_certificates, make_node_key
 
-FILE = "deployment.json"
 SUPERLINK = "superlink"
 REGISTERED = "already in use"  # in Flower's error for a key that is registered
 NAME = "deployment"  # of the SuperLink in Flower's configuration
@@ -58,10 +58,8 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The deployment that `write` wrote to `folder`. Raises ValueError if there is none."""
-        if not (folder / FILE).is_file():
-            raise ValueError(f"{folder} holds no {FILE}; write it: fedapps deploy {folder} --nodes")
-        values = json.loads((folder / FILE).read_text("utf-8"))
+        """The deployment that `write` wrote to `folder`."""
+        values = json.loads((folder / DEPLOYMENT).read_text("utf-8"))
         lists = {key: tuple(values[key]) for key in ("ports", "data")}
         return cls(**(values | lists | {"folder": folder.resolve()}))
 
@@ -106,7 +104,7 @@ class Deployment:
         values = {"host": self.host, "port": self.port, "folder": self.folder, "name": NAME}
         readme = README.format(**values, nodes=len(self.ports), secrets=secrets)
         write_text(self.folder / "README.md", readme)
-        write_text(self.folder / FILE, json.dumps(asdict(self) | {"folder": ""}, indent=1))
+        write_text(self.folder / DEPLOYMENT, json.dumps(asdict(self) | {"folder": ""}, indent=1))
 
     def _write_node(self, i: int, node: str) -> None:
         key, state = self.folder / "keys" / node, self.folder / "state" / node

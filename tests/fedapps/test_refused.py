@@ -104,7 +104,6 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"lr": -0.1}, "lr is -0.1; it must not be negative"),
         ({"method": "fedmd", "robust": "median"}, "fedmd takes no robust 'median'; able: local"),
         ({"robust": "median", "dp": "central"}, "robust and dp exclude each other"),
         ({"output-dir": "here"}, "output-dir is 'here'; it must be an absolute path"),

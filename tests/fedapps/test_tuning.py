@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from clients.base import Client
 from fedapps.commands.main import cli
-from fedapps.engines import jobs
+from fedapps.engines import run as engines
 from fedapps.files import FORMAT
 from fedapps.settings.config import defaults, variant
 from fedapps.settings.experiments import read_experiment
@@ -84,9 +84,11 @@ def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatc
     """Killed in its first trial, which does not count; then two trials, then six in all: four more.
     A trial that is suggested again is not run again."""
     ran = []
-    run = jobs.run_in_process
+    run = engines.run_in_process
     monkeypatch.setattr(
-        jobs, "run_in_process", lambda config, *_: (ran.append(config), run(config))
+        engines,
+        "run_in_process",
+        lambda apps, config, *_: (ran.append(config), run(apps, config)),
     )
 
     def killed(*_, **__):

@@ -51,7 +51,6 @@ from partitions.shares import PreferredSamples
         ({"partition": "rotated", "partition_angles": "0,x"}, "angles is '0,x'"),
         ({"partition": "rotated", "partition_novel_angles": "nan"}, "novel-angles is 'nan'"),
         ({"partition": "corrupted", "partition_blur": -1.0}, "blur is -1.0"),
-        ({"partition": "corrupted", "partition_base": "rotated"}, "'rotated'; known: iid, shards"),
         ({"partition": "subsampled", "partition_keep_fraction": 0.0}, "keep-fraction is 0.0"),
         ({"partition_public_samples": -2}, "public-samples is -2"),
         ({"partition_public_samples": 1790}, "num-clients is 20, more than the 7 samples"),
