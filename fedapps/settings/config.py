@@ -48,8 +48,8 @@ def variant(config: Mapping[str, Value], label: str) -> Config:
 
 
 def folder_name(label: str, seed: Value) -> str:
-    """Folder of a run of the `Variant` of that label."""
-    return Variant.parse(label).folder(seed)
+    """Folder of a run of the `Variant` of that label, also of a saved run's arbitrary label."""
+    return f"{','.join(label.split())}-seed{seed}"
 
 
 def label_of(folder: Path, method: str) -> str:

@@ -1,6 +1,7 @@
 """The documentation covers what exists: the methods' pages, the keys of a run's files."""
 
 import json
+import logging
 import re
 import tomllib
 from pathlib import Path
@@ -22,10 +23,13 @@ def pages(tmp_path_factory):
     """Every method's page as `python -m experiments.method_pages` writes it, with the logged keys
     of a few methods."""
     folder, logs = tmp_path_factory.mktemp("docs") / "methods", method_pages.logs
+    log = logging.getLogger("flwr")
+    level = log.level
     with pytest.MonkeyPatch.context() as patch:
         some = {"fedavg", "global", *LOGGED}
         patch.setattr(method_pages, "logs", lambda name: logs(name) if name in some else [])
         method_pages.main(folder)
+    log.setLevel(level)
     return {file.stem: file.read_text("utf-8") for file in folder.iterdir()}
 
 

@@ -101,7 +101,7 @@ def test_noise_is_that_of_one_client_in_one_round():
         ].tolist()
         for c, n in ((4, 1), (4, 1), (4, 2), (5, 1))
     )
-    assert (one == again).all()
+    assert one == again
     assert not set(one) & set(later) and not set(one) & set(other)
 
 
