@@ -36,7 +36,7 @@ for _name in ("partitions", "clients", "strategies"):
         )
 
 
-def __getattr__(name: str) -> Any:  # whoever needs a strategy alone loads no more
+def __getattr__(name: str) -> Any:  # an app that needs only a strategy imports only that
     if name not in _MODULES:
         raise AttributeError(f"module 'fedapps' has no {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_MODULES[name]), name)

@@ -123,7 +123,7 @@ def returned(function: Any) -> Any:
 
 
 def of_kind(annotation: Any, *kinds: type) -> bool:
-    """Whether a type, be it one with parameters, is one of the `kinds`."""
+    """Whether a type, with or without parameters, is one of the `kinds`."""
     plain = get_origin(annotation) or annotation
     return isinstance(plain, type) and issubclass(plain, kinds)
 

@@ -24,7 +24,7 @@ LR = 0.05
 
 
 def a_distances(exchanges: Exchanges, novel: Nodes, training: Nodes) -> np.ndarray:
-    """d (novel, training), each in [0, 2]; NaN for a pair of which a client did not answer.
+    """d (novel, training), each in [0, 2]; NaN for a pair if one of its clients did not answer.
 
     Inputs have the size that is most common among the clients' properties ``input-size``."""
     sizes = most_common([*novel, *training], "input-size")

@@ -1,6 +1,6 @@
 """What data cost a process: time from its start to its first mini-batch, and memory.
 
-Memory is that of four processes, each of which serves all clients of CIFAR-100 (random images of
+Memory is that of four processes that each serve all clients of CIFAR-100 (random images of
 its size), as Ray's actors do: the sum of proportional set sizes (Linux), in which a page that
 processes share counts once."""
 

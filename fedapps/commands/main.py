@@ -1,4 +1,4 @@
-"""The `fedapps` command: registers the commands, each of which has a file."""
+"""The `fedapps` command: registers the commands, one file each."""
 
 from collections.abc import Callable
 

@@ -41,7 +41,7 @@ class Replies(Iterable[Message]):
             yield reply
 
     def once(self) -> Iterator[Message]:
-        """The replies, of which those that have not arrived yet are not kept."""
+        """The replies, read once as they arrive and not kept."""
         return chain(self._kept, self._arriving)
 
 

@@ -16,7 +16,7 @@ LIMIT = 64 << 20  # bytes of a file; Ray's store, which spills to disk, takes la
 
 
 class MemoryFiles:
-    """Files in memory, each of which holds one pickled object: one process writes, one reads.
+    """Files in memory with one pickled object each: one process writes, one reads.
 
     Opens those of `paths` that exist; on another machine none does."""
 
