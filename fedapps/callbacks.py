@@ -191,7 +191,7 @@ class Callbacks:
         return states
 
     def load_state(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from `states`; if a callback was removed since, each starts anew."""
+        """Continue from `states`; if one was removed since, all of them start again."""
         if len(states) == len(self.callbacks):
             for callback, state in zip(list(self.callbacks), states, strict=True):
                 with self._guarded(callback):

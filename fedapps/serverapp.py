@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
 
     Each of several methods has a folder ``<method>-seed<seed>`` in ``output-dir``. If one fails,
     its error is written there and the others run. With ``serve-dir``, serve that finished run
-    until stopped. References in the run's configuration are allowed, since whoever submits an app
+    until stopped. References in the run's configuration are allowed, since the submitter of an app
     may run code. Raises ValueError for a bad configuration before the first message, RuntimeError
     at the end if a method failed."""
     trust.allow(*trust.named(context.run_config))

@@ -58,7 +58,7 @@ class Interval:
         return Interval(ends[0], ends[1], left == "(", right == ")")
 
     def __contains__(self, value: float) -> bool:
-        """Whether it holds the number; NaN lies in none."""
+        """Whether it holds the number; no range holds NaN."""
         low = self.low < value if self.open_low else self.low <= value
         return low and (value < self.high if self.open_high else value <= self.high)
 

@@ -31,7 +31,7 @@ class FedMA(PersonalizedStrategy):
 
     new_neuron_cost = setting(1.0, "cost of a new neuron, in mean squared norms of neurons", WEIGHT)
     max_growth = setting(1.5, "bound of a layer's width, in the clients' widths", "[1, 100]")
-    sweeps = setting(1, "passes that match each client anew after the first", "[0, 1000]")
+    sweeps = setting(1, "passes that match each client again after the first", "[0, 1000]")
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -94,7 +94,7 @@ def match(
 
     Matching l with i costs ‖w_l − θ_i‖²; opening the k-th new global neuron costs
     `new_neuron_cost`·(1 + log k) mean squared norms, ε + f(i) of the paper, and is impossible
-    beyond `max_width`. After the first pass each client is matched anew `sweeps` times.
+    beyond `max_width`. After the first pass each client is matched again `sweeps` times.
     θ_i is the mean of the neurons matched to it, with the clients' `weights`."""
     scale = float(np.mean([np.square(w).sum(1).mean() for w in clients]))
     total, mass = np.zeros((0, clients[0].shape[1])), np.zeros(0)  # Σ weight·neuron, Σ weight

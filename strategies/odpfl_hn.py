@@ -114,8 +114,8 @@ class ODPFLHN(PFedHN):
         too_short = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
         if self.training == "two-phase" and too_short:
             raise ValueError(
-                f"two-phase training of {self.num_rounds} rounds, of which fine-tune-rounds takes "
-                f"{self.fine_tune_rounds}, would never teach the encoder; set fewer"
+                f"two-phase training of {self.num_rounds} rounds with {self.fine_tune_rounds} "
+                "fine-tune-rounds would never train the encoder; set fewer of these"
             )
         super().initialize(target)
         self.gamma = {n: nn.Parameter(t.clone()) for n, t in to_tensors(encoder).items()}

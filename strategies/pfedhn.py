@@ -55,7 +55,7 @@ class PFedHN(PersonalizedStrategy):
     spectral_norm = setting(False, "spectral normalisation of the hypernetwork")
     descriptor = setting(
         "learnt",
-        "embeddings: learnt, or told by clients",
+        "embeddings: learnt, or reported by clients",
         ("learnt", "class-proportions"),
     )
     server_optimizer = setting("sgd", "of hypernetwork, embeddings and encoder", ("sgd", "adam"))

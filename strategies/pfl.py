@@ -23,7 +23,7 @@ PFEDHN_SETTINGS = ("embedding_dim", "hidden_dim", "hidden_layers", "server_lr", 
 
 
 class PFL(PersonalizedStrategy):
-    """Trains as `base` = "fedper" or "pfedhn" does, the latter with `server_lr` and the other
+    """Trains as `base` = "fedper" or "pfedhn" does; "pfedhn" with `server_lr` and the other
     settings of `PFedHN`; a novel client gets all personal models, ``<client>/<name>``."""
 
     holds_model = False

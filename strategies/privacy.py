@@ -33,7 +33,7 @@ from partitions.settings import WEIGHT, Configured, setting
 from strategies.accountant import central_epsilon, local_epsilon, local_loss, multiplier
 from strategies.replies import Node, Update
 
-TEST_SETTING = "; TEST SETTING: whoever knows the seed knows the noise"
+TEST_SETTING = "; TEST SETTING: a person who knows the seed knows the noise"
 RELEASED = ("round", "evaluation")  # keys of a report, beside dp-…, under central privacy
 CONTINUED = "; goes on from a saved run: what else goes on from that one is not counted"
 UNKNOWN_TERMS: dict[str, Any] = {  # the weakest ones
@@ -242,7 +242,7 @@ class Privacy(Configured):
     def terms(self) -> str:
         """Unit, adversary, accountant and exclusions, in one line."""
         terms = {
-            "central": "one user added or removed, against whoever sees the models but trusts the "
+            "central": "one user added or removed, against an observer of models who trusts the "
             "server; privacy loss distributions, Poisson sampling",
             "local": "one user's updates replaced, against the server too; sum of Gaussians, the "
             "user asked most often",

@@ -39,7 +39,7 @@ class HostingGrid(AnsweringGrid):
     """The clients 0 … `num_clients` − 1 on the nodes of `grid`, as if each were a node.
 
     A node is asked once for its number p of P, and has `timeout` seconds to answer. Nodes whose P
-    is not that of most nodes host no clients; `refused` says why. P is counted anew at every call
+    is not that of most nodes host no clients; `refused` says why. P is counted again at every call
     of `get_node_ids` until the first work is sent, since nodes join late."""
 
     def __init__(self, grid: Grid, num_clients: int, timeout: float) -> None:

@@ -128,5 +128,5 @@ def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
         before = ", ".join(f"{key} was {saved[key]}" for key in changed)
         raise ValueError(
             f"{seen} of the {len(scored)} samples that clients would be scored on were trained on "
-            f"in {run}, where {before}; deal them as there, or train anew"
+            f"in {run}, where {before}; deal them in the same way, or train again"
         )

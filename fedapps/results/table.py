@@ -51,7 +51,7 @@ def novel_clients(runs: "DataFrame") -> bool:
 
 
 def epsilon(runs: "DataFrame") -> str:
-    """The largest ε(δ) of the runs; "TEST" if whoever knows the seed can undo the noise."""
+    """The largest ε(δ) of the runs; "TEST" if the noise follows from a seed."""
     private = runs.dropna(subset="epsilon")
     if private.empty:
         return "∞"

@@ -48,7 +48,7 @@ def serve_once(
 ) -> dict[int, str]:
     """Serve the present nodes that want their model; a line for each of them, by client.
 
-    With `again` every client is served anew once: `again` collects those that were."""
+    With `again` every client is served once more: `again` collects those that were."""
     try:
         nodes = strategy.present()
     except RuntimeError as error:  # no node is present, or none could start
@@ -68,10 +68,10 @@ def serve_once(
 def wishes(strategy: PersonalizedStrategy, nodes: list[Node], again: set[int] | None) -> list[Node]:
     """The nodes that want their model."""
     wanting = []
-    for anew in (False, True):
-        asked = [n for n in nodes if (again is not None and n.client not in again) == anew]
+    for repeated in (False, True):
+        asked = [n for n in nodes if (again is not None and n.client not in again) == repeated]
         if asked:
             payloads: dict[Node, Arrays] = {node: {} for node in asked}
-            replies = strategy.exchange("query.wants", payloads, {"again": anew})
+            replies = strategy.exchange("query.wants", payloads, {"again": repeated})
             wanting += [reply.node for reply in replies if reply.metrics.get("wants")]
     return sorted(wanting)

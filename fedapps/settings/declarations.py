@@ -135,7 +135,7 @@ def _toml(value: Value) -> str:
 
 
 def pyproject(text: str) -> str:
-    """The text of pyproject.toml with its generated part written anew."""
+    """The text of pyproject.toml with its generated part rewritten."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

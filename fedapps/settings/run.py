@@ -54,5 +54,5 @@ class Run(Configured):
     serve_dir = setting("", "absolute folder of a finished run that is served, without training")
     serve_every = setting(30.0, "seconds between looks for nodes to serve", DAY)
     serve_timeout = setting(600.0, "seconds that a node has to adapt and to write its files", DAY)
-    serve_again = setting(False, "serve nodes anew that have their model already")
+    serve_again = setting(False, "serve also nodes that already have their model")
     serving = setting("", "of a run that serves: what `fedapps serve` sends to nodes, in JSON")

@@ -323,7 +323,7 @@ def test_terms_go_on_with_what_was_spent():
         assert privacy.report()["dp-generator"] == "seeded"
         words = "not covered: embeddings, scores of evaluations; goes on from a saved run"
         assert words in privacy.terms()
-        assert privacy.terms().endswith("TEST SETTING: whoever knows the seed knows the noise")
+        assert privacy.terms().endswith("TEST SETTING: a person who knows the seed knows the noise")
     again = Privacy(dp="local", dp_noise_multiplier=4.0)
     again.restore({"mode": "local", "spent": {}})
     assert "not covered: scores and exchanges of the saved run; TEST" in again.terms()
