@@ -1,6 +1,8 @@
 """The `fedapps` command: registers the commands, one file each."""
 
 from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -21,12 +23,26 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     run, table, plot, report, tune, settings, data, show, personalize, serve, deploy,
 )  # fmt: skip
 
-cli = typer.Typer(
-    help="Personalized federated learning on Flower.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(
+            f"fedapps {version('fedapps')}, flwr {version('flwr')}, torch {version('torch')}"
+        )
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+    ] = False,
+) -> None:
+    """Personalized federated learning on Flower."""
+
+
 for command in COMMANDS:
     cli.command()(command)
 cli.command("list")(list_)
