@@ -11,6 +11,7 @@ from fedapps.commands.deploy import deploy
 from fedapps.commands.list import list_
 from fedapps.commands.personalize import personalize
 from fedapps.commands.plot import plot
+from fedapps.commands.push import push
 from fedapps.commands.report import report
 from fedapps.commands.run import run
 from fedapps.commands.serve import serve
@@ -20,7 +21,7 @@ from fedapps.commands.table import table
 from fedapps.commands.tune import tune
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    run, table, plot, report, tune, settings, data, show, personalize, serve, deploy,
+    run, table, plot, report, tune, settings, data, show, personalize, serve, deploy, push,
 )  # fmt: skip
 
 cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
