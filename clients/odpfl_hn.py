@@ -89,11 +89,13 @@ class ODPFLHNClient(Client):
         train_fraction: float,
     ) -> nn.Module:
         """The target network with its encoder; `descriptor_dim` 0 means `descriptor_size`."""
-        dim = descriptor_dim or cls.descriptor_size(round(train_fraction * num_clients))
+        dim = descriptor_dim or cls.descriptor_size(
+            round(train_fraction * num_clients), num_clients
+        )
         return Described(model, ENCODERS[encoder](model, cls.encoder_shape(info), dim))
 
     @classmethod
-    def descriptor_size(cls, num_training: int) -> int:
+    def descriptor_size(cls, num_training: int, num_clients: int) -> int:
         """⌈n/4⌉ entries for n training clients."""
         return math.ceil(num_training / 4)
 
