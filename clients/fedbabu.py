@@ -2,7 +2,8 @@
 
 All clients train the body under one random head, which is never trained and never sent. A client
 personalizes when it is scored, by passes of local SGD over its training data. Novel clients
-without labels get the body under the random head."""
+without labels get the body under the random head. Departs from the authors' code: the server's
+mean is weighted by sample counts, not plain."""
 
 from clients.arrays import Arrays
 from clients.base import Config, Metrics
