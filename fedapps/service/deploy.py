@@ -215,7 +215,7 @@ class Deployment:
 def birth(pid: int) -> str:
     """What tells a process from later ones of its pid, and stays if the clock is set.
 
-    Linux: the boot, and clock ticks since then. Elsewhere the kernel keeps the time of the start."""
+    Linux: the boot, and clock ticks since then. Other kernels store the time of the start."""
     if not sys.platform.startswith("linux"):
         return repr(psutil.Process(pid).create_time())
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
