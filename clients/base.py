@@ -24,6 +24,7 @@ from clients.protocol import LR_FACTOR, FewShot, StateUse
 from clients.scoring import score_parts
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
+from partitions.limits import PASS_MEGABYTES, num_parts
 from partitions.seeds import SEED, seed_of, seed_torch
 from partitions.settings import COUNT, MOMENTUM, RATE, SOME, Configured, setting, taken
 from partitions.shares import Share
@@ -65,6 +66,11 @@ class Client(Configured, NumPyClient):
     local_epochs = setting(0, "when > 0: epochs of local training instead of local-steps", COUNT)
     batch_size = setting(64, "samples of a mini-batch", SOME)
     short_batches = setting(False, "the last mini-batch of a pass has what remains")
+    pass_megabytes = setting(
+        PASS_MEGABYTES,
+        "megabytes of inputs that are predicted or adapted to at once",
+        "(0, 1024]",
+    )
     seed = SEED
     device = setting("auto", "cuda where there is one", ("auto", "cpu", "cuda"))
 
@@ -161,8 +167,16 @@ class Client(Configured, NumPyClient):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes) for the inputs x (n, *shape), after adaptation to them if any."""
+        return self.by_parts(self.model, x)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x in parts of at most about `pass_megabytes`, to bound memory."""
+        return x.tensor_split(num_parts(x.shape, self.pass_megabytes))
+
+    def by_parts(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """`forward` of all rows of x, part by part, without gradients."""
         with torch.no_grad():
-            return self.model(x)
+            return torch.cat([forward(part) for part in self.parts(x)])
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """A copy of the target network that made the prediction for x, in evaluation mode."""

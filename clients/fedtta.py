@@ -149,7 +149,7 @@ class FedTTAClient(Adapting, Client):
         """f(·; ψ̃), normalised by the statistics of x."""
         model = deepcopy(self.base)
         model.load_state_dict(dict(self._best.parameters), strict=False)
-        return with_statistics(model, x)
+        return with_statistics(model, *self.parts(x))
 
 
 class FedTTAProxClient(FedTTAClient):

@@ -23,6 +23,7 @@ from clients.privacy import DP_GENERATOR, generator, noised
 from clients.protocol import StateUse
 from clients.sgd import train_only
 from partitions.datasets import Info
+from partitions.limits import num_parts
 from partitions.seeds import seed_of
 from partitions.settings import COUNT, RATE, SOME, WEIGHT, setting
 from partitions.shares import Samples
@@ -222,7 +223,9 @@ class ODPFLHNClient(Client):
         seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
         order = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(samples), generator=order)[:n]
-        passes = -(-n // self.encode_batch_size) if self.encode_batch_size else 1
+        passes = num_parts((n, *samples.x.shape[1:]), self.pass_megabytes)
+        if self.encode_batch_size:
+            passes = max(passes, -(-n // self.encode_batch_size))
         e = sum(
             self.encoder(self.encoder_input(*samples[batch])) * (len(batch) / n)
             for batch in rows.tensor_split(passes)

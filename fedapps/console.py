@@ -66,5 +66,6 @@ def refusals(*kinds: type[Exception], code: int = 2) -> Iterator[None]:
 
 def spreadsheet_cell(name: str) -> str:
     """A name as a spreadsheet's text: a formula gets a single quote in front, a number does not."""
-    formula = re.match(r"[=+\-@\t\r]", name) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
-    return f"'{name}" if formula else name
+    formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n]", name)
+    number = re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
+    return f"'{name}" if formula and not number else name

@@ -119,7 +119,8 @@ class PersonalizedStrategy(Hooks):
         self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
         self.common_config = dict(train_config or {})
         training = ConfigRecord(self.common_config)
-        return self.loop.run(initial_arrays, training, evaluate_config or training, evaluate_fn)
+        with self.loop.flower_arrays.leading():
+            return self.loop.run(initial_arrays, training, evaluate_config or training, evaluate_fn)
 
     def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
         """Load the `former` state without any round, to serve the nodes of the grid.

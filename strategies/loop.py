@@ -58,7 +58,7 @@ class Loop:
         """The rounds of the strategy that remain, or one evaluation if it has no rounds at all."""
         strategy, num_rounds = self.strategy, self.strategy.num_rounds
         result = Result()
-        strategy.now, self.flower_arrays.leads = Round(), True
+        strategy.now = Round()
         self.flower_arrays.take(arrays)
         done = strategy.round
         if not done:
@@ -84,7 +84,7 @@ class Loop:
         if not num_rounds:
             strategy.now = Round(0, report={"round": 0})
             self._evaluate(0, arrays, evaluation, result)
-        result.arrays, self.flower_arrays.leads = to_record(strategy.arrays), False
+        result.arrays = to_record(strategy.arrays)
         return result
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:

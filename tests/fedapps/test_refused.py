@@ -78,7 +78,7 @@ def test_a_deployment_tells_what_is_down(tmp_path):
     """Its scripts are there, none of its processes; a pid that is another's by now is none."""
     assert "2 start scripts" in fedapps("deploy", tmp_path / "d", "--nodes", 1, code=0)
     (tmp_path / "d" / "run").mkdir()
-    (tmp_path / "d" / "run" / "node-0.json").write_text(json.dumps({"pid": 1, "born": 0.0}))
+    (tmp_path / "d" / "run" / "node-0.json").write_text(json.dumps({"pid": 1, "birth": "boot 0"}))
     said = fedapps("deploy", tmp_path / "d", "--status", code=0)
     assert "superlink: down node-0: down" in said
 
