@@ -222,7 +222,7 @@ class Loss(nn.Module):
 
     def check(self, clients: Sequence[Client]) -> None:
         """Raise ValueError if the loss has read something that differs by client; watch no more."""
-        self.client.__class__ = self._kind
+        object.__setattr__(self.client, "__class__", self._kind)
         first, names = vars(clients[0]), self.read - {"model", *self._kind.stacked}
         different = [
             f"self.{name}"
