@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays, to_numpy
 from clients.base import Client, Config, Metrics
+from clients.failures import Refusal
 from clients.models.encoders import ENCODERS, Described
 from clients.optimizers import SGD
 from clients.privacy import DP_GENERATOR, generator, noised
@@ -158,7 +159,7 @@ class ODPFLHNClient(Client):
         whole = noise_scale(1.0, self.descriptor_epsilon, self.descriptor_delta) ** -2
         spent, cost = float(self.state.get("spent", 0.0)), whole / self.descriptor_answers
         if spent + cost > whole * (1 + 1e-9):
-            raise ValueError(
+            raise Refusal(
                 f"this client has answered what descriptor-epsilon {self.descriptor_epsilon:g} and "
                 f"descriptor-answers {self.descriptor_answers} allow; this is another encoder, or "
                 "its data have changed"
@@ -169,7 +170,7 @@ class ODPFLHNClient(Client):
     def _refuse(self, what: str) -> None:
         """Raise ValueError for a private novel client, whose budget does not cover `what`."""
         if self.private:
-            raise ValueError(
+            raise Refusal(
                 f"descriptor-epsilon is {self.descriptor_epsilon:g}, and covers no {what} of a "
                 "novel client, only its descriptor"
             )

@@ -9,6 +9,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from clients.failures import printable
+
+visible = printable
+
 
 def _allow(references: list[str] | None) -> list[str] | None:
     if references:
@@ -35,11 +39,6 @@ Allowed = Annotated[
 def make_console(*, stderr: bool = False) -> Console:
     """A console that prints square brackets as they are."""
     return Console(stderr=stderr, markup=False)
-
-
-def visible(text: object) -> str:
-    """`text` in one line, with control and other unprintable characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def say(console: Console, text: object) -> None:

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from clients.arrays import Arrays, to_record
+from clients.failures import error_line
 from clients.models import sized
 from clients.privacy import EVERYTHING
 from clients.protocol import FewShot
@@ -80,7 +81,7 @@ def main(grid: Grid, context: Context) -> None:
             run(grid, config | changes, engine)
         except Exception as error:
             log(ERROR, "method %s failed", method, exc_info=error)
-            errors[method] = f"{type(error).__name__}: {error}"
+            errors[method] = error_line(error)
     if errors:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
@@ -100,6 +101,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
         _prepare_privacy(config, privacy, output, checkpoint)
         callbacks = make_callbacks(config)
         recorder = Recorder(config, engine, output, checkpoint)
+        callbacks.on_failure = recorder.record_failure
         if checkpoint is not None:
             callbacks.load_state(checkpoint["callbacks"])
 
@@ -111,6 +113,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
         strategy, shared = _strategy(
             config,
             on_round=on_round,
+            on_failure=recorder.record_failure,
             former=former_state,
             client_states=client_states,
             privacy=privacy,

@@ -101,6 +101,13 @@ def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
     return result
 
 
+def own_means(updates: Sequence[Update]) -> dict[str, float]:
+    """The mean of each number but the loss over the clients whose train reply has it."""
+    names = sorted({name for u in updates for name in u.metrics} - NO_MEAN - {"loss"})
+    senders = {name: [u for u in updates if name in u.metrics] for name in names}
+    return {n: float(np.mean([u.metrics[n] for u in us])) for n, us in senders.items()}
+
+
 def losses(updates: Sequence[Update]) -> list[float]:
     """The training losses in the replies."""
     values = [u.metrics.get("loss", u.foreign_metrics.get("loss")) for u in updates]
