@@ -71,6 +71,10 @@ class Client(Configured, NumPyClient):
         "megabytes of inputs that are predicted or adapted to at once",
         "(0, 1024]",
     )
+    novel_steps = setting(
+        20, "mini-batches that a novel client learns from with novel-shots", COUNT
+    )
+    novel_lr = setting(0.1, "its learning rate then, which does not decay; 0: as in training", RATE)
     seed = SEED
     device = setting("auto", "cuda where there is one", ("auto", "cpu", "cuda"))
 
@@ -154,11 +158,11 @@ class Client(Configured, NumPyClient):
     def tune(self, config: Config) -> None:
         """Train on the few labeled samples of a novel client, its `share.train`, before scoring.
 
-        It takes the steps of a round on the cross entropy, of the parameters that `is_tuned`."""
-        rows = self.rows(config, "shots")
+        It takes `novel_steps` steps on the cross entropy, of the parameters that `is_tuned`."""
+        rows, lr = self.rows(config, "shots", steps=self.novel_steps), self.novel_lr or self.lr
         with train_only(self.model, self.is_tuned) as parameters:
             loss = partial(Client.loss, self)
-            self.fit_locally(config, rows=rows, loss=loss, parameters=parameters)
+            self.fit_locally(config, rows=rows, lr=lr, loss=loss, parameters=parameters)
         self.model.eval()
 
     def is_tuned(self, name: str) -> bool:
@@ -221,22 +225,20 @@ class Client(Configured, NumPyClient):
         self.state |= prefixed("personal", personal)
         return {n: a for n, a in arrays.items() if n not in personal}
 
-    def rows(
-        self, config: Config, purpose: str = "batches", epochs: int | None = None
-    ) -> Sequence[Tensor]:
+    def rows(self, config: Config, purpose: str = "batches", **count: int) -> Sequence[Tensor]:
         """The mini-batches of this round, by a generator of (seed, purpose, round, client).
 
-        `epochs` replaces the settings' number of steps or epochs."""
+        `count`, ``steps=…`` or ``epochs=…``, replaces the settings' number."""
+        count = count or {"steps": self.local_steps, "epochs": self.local_epochs}
         generator = torch.Generator().manual_seed(
             seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         )
         return batches(
             len(self.share.train),
             self.batch_size,
-            steps=self.local_steps,
-            epochs=self.local_epochs if epochs is None else epochs,
             generator=generator,
             short=self.short_batches,
+            **count,
         )
 
     def fit_locally(self, config: Config, **options: Any) -> float:

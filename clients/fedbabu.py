@@ -31,12 +31,7 @@ class FedBABUClient(FedPerClient):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The body under the common head, tuned where there are labels."""
         super().receive(arrays, config)
-        if not self.share.novel:
-            self.tune(config)
-
-    def tune(self, config: Config) -> None:
-        """The passes that personalize, for a novel client on its few labeled samples."""
-        if self.tune_epochs:
+        if self.tune_epochs and not self.share.novel:
             rows = self.rows(config, "tune", epochs=self.tune_epochs)
             with train_only(self.model, self.is_tuned) as parameters:
                 self.fit_locally(config, rows=rows, parameters=parameters)

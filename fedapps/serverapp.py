@@ -43,6 +43,7 @@ from partitions import trust
 from partitions.base import novel_shots
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy, checked
+from strategies.robust import is_plain
 
 app = ServerApp()
 
@@ -225,7 +226,6 @@ def check_run(config: Config) -> Privacy | None:
 
     Raises ValueError for settings that contradict each other or that the method cannot fulfil."""
     method = check_method(config["method"])
-    strategy = METHODS[method].strategy
     if not config["rounds"] and not config["from-dir"]:
         raise ValueError("rounds is 0; it must be at least 1 unless from-dir is set")
     if int(config["min-available-nodes"]) > int(config["num-clients"]):
@@ -240,11 +240,8 @@ def check_run(config: Config) -> Privacy | None:
         )
     if config["resume"] and not config["output-dir"]:
         raise ValueError("resume goes on from a checkpoint in output-dir, which is not set")
-    if config["robust"] != "none" and "robust" not in accepted(strategy):
-        able = ", ".join(name for name, m in METHODS.items() if "robust" in accepted(m.strategy))
-        raise ValueError(f"{method} takes no robust {config['robust']!r}; able: {able}")
-    if config["robust"] != "none" and config["dp"] != "none":
-        raise ValueError("robust and dp exclude each other: ε is that of the clients' plain mean")
+    if config["robust"] != "none":
+        _check_robust(config, method)
     for key in ("output-dir", "from-dir"):
         folder = str(config[key])
         if folder and not Path(folder).is_absolute():
@@ -252,6 +249,20 @@ def check_run(config: Config) -> Privacy | None:
     make_callbacks(config)
     _check_shots(config, method)
     return _privacy(config, method)
+
+
+def _check_robust(config: Config, method: str) -> None:
+    """Raise ValueError for a robust mean that the method does not take, or that protects nobody."""
+    if "robust" not in accepted(METHODS[method].strategy):
+        able = ", ".join(name for name, m in METHODS.items() if "robust" in accepted(m.strategy))
+        raise ValueError(f"{method} takes no robust {config['robust']!r}; able: {able}")
+    if config["dp"] != "none":
+        raise ValueError("robust and dp exclude each other: ε is that of the clients' plain mean")
+    training = round(float(config["train-fraction"]) * int(config["num-clients"]))
+    values = settings(config, method)
+    sampled = round(values["fraction_train"] * training)
+    if plain := is_plain(values["robust"], values["robust_fraction"], sampled):
+        raise ValueError(plain)
 
 
 def _check_shots(config: Config, method: str) -> None:

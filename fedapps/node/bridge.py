@@ -74,7 +74,8 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         reply["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
     elif action == "evaluate":
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
-        reply["metrics"] = MetricRecord({"num-examples": num_examples, "loss": loss, **metrics})
+        scored = {"loss": loss} if num_examples else {}  # of no labeled sample there is no loss
+        reply["metrics"] = MetricRecord({"num-examples": num_examples, **scored, **metrics})
     elif action not in (*client.exchanges, *_common_exchanges(context)):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:

@@ -106,6 +106,10 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
     [
         ({"method": "fedmd", "robust": "median"}, "fedmd takes no robust 'median'; able: local"),
         ({"robust": "median", "dp": "central"}, "robust and dp exclude each other"),
+        (
+            {"robust": "krum", "fraction-train": 0.4},  # 4 of the 10 training clients
+            "robust is 'krum', but robust-fraction 0.2 of 4 clients .*it is the plain mean. Take",
+        ),
         ({"output-dir": "here"}, "output-dir is 'here'; it must be an absolute path"),
         ({"callbacks": "tensorboard"}, "output-dir is not set"),
     ],
