@@ -3,8 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import Literal
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -39,6 +41,13 @@ class TextTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
+
+
+def as_text(shown: TextTable, width: int = 120) -> str:
+    """The table as `width` characters wide text."""
+    file = StringIO()
+    Console(file=file, width=width, markup=False).print(as_rich(shown))
+    return file.getvalue().rstrip()
 
 
 def as_rich(shown: TextTable) -> Table:

@@ -54,7 +54,7 @@ class Display:
             for report in job.news():
                 self._progress.start_task(task)
                 self._progress.update(task, completed=report["round"])
-                news |= _news(report)
+                news |= shown(report)
             if job.error:
                 news["error"] = "[red]failed[/red]"
             if job.done:
@@ -67,8 +67,8 @@ class Display:
             self._progress.update(self._all, news=f"{left} left" if seconds else "")
 
 
-def _news(report: dict[str, Any]) -> dict[str, str]:
-    """What a bar shows of a round."""
+def shown(report: dict[str, Any]) -> dict[str, str]:
+    """What a person sees of a round, by topic, with rich's markup."""
     news = {}
     if report.get("loss") is not None:
         news["loss"] = f"loss {report['loss']:.3f}"

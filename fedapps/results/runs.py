@@ -3,7 +3,7 @@
 Whatever cannot be read is left out, and described in one sentence."""
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,12 @@ def runs_of(jobs: Iterable["Job"]) -> "DataFrame":
         config = job.config | {"seed": job.seed}
         rows.append(_row(str(job.method), config, job.folder, job.error, result))
     return _frame(rows)
+
+
+def run_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> "DataFrame":
+    """The same of one run's configuration and its summary."""
+    result = SummaryFile.validate_python(summary)
+    return _frame([_row(str(config["method"]), config, Path(), "", result)])
 
 
 def read_rounds(folder: Path) -> list[Round]:
