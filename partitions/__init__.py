@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from partitions.datasets import Info
     from partitions.registry import Config
 
-KEYS = ("dataset", "data-dir", "image-size", "partition", "num-clients", "train-fraction",
+KEYS = ("dataset", "data-dir", "image-size", "label", "partition", "num-clients", "train-fraction",
         "standardize", "seed", "novel-shots")  # fmt: skip
 RUN_SEED = -1  # data-seed: the run's seed
 FEDERATIONS = {  # rules with a kind of federation of their own

@@ -6,7 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROW = ["partitions", "clients", "strategies", "fedapps", "experiments"]
-TOP = "clientapp, serverapp, plugin, legacy, callbacks, tuning"  # modules of fedapps itself
+TOP = (
+    "clientapp, serverapp, plugin, legacy, callbacks, tuning, estimate"  # modules of fedapps itself
+)
 ROOMS = ["methods, files, console, settings", "node", "engines", "results", "service", TOP,
          "commands"]  # fmt: skip
 
