@@ -21,7 +21,7 @@ SMALL = defaults() | {
     "local-steps": 3,
     "evaluate-every": 40,
     "checkpoint-every": 0,
-    "round-timeout": 20.0,
+    "round-timeout": 60.0,
     "min-available-nodes": 1,
 }
 
@@ -77,25 +77,24 @@ def test_a_node_that_stops_for_a_minute_and_one_with_anothers_key(tmp_path):
 
     try:
         deployment.start([SUPERLINK, *deployment.nodes])
-        wait(lambda: online() == 2, 120, online)
+        wait(lambda: online() == 2, 180, online)
         for stranger in (twin, other):
             stranger.start(["node-0"])
         number = flwr.submit(SMALL | {"output-dir": str(folder)})
-        wait(told, 240, lambda: flwr.log(number)[-20:])
+        wait(told, 600, lambda: flwr.log(number)[-20:])
         send(signal.SIGSTOP)
-        wait(lambda: "missing" in told()[-1]["dropped"], 120, told)
+        wait(lambda: "missing" in told()[-1]["dropped"], 300, told)
         stopped = len(told())
-        wait(lambda: online() == 1, 120, online)
+        wait(lambda: online() == 1, 300, online)
         assert deployment.alive("node-1")
         send(signal.SIGCONT)
-        wait(lambda: any(x["valid"] == 2 for x in told()[stopped:]), 240, told)
+        wait(lambda: any(x["valid"] == 2 for x in told()[stopped:]), 600, told)
         flwr.cancel(number)
         assert online() == 2
         log = {name: (d.folder / "log" / "node-0.log").read_text() for name, d in
                (("twin", twin), ("other", other))}  # fmt: skip
-        print(log)
         assert "CERTIFICATE_VERIFY_FAILED" in log["other"]
-        assert not twin.alive("node-0")
+        assert "Failed to activate SuperNode" in log["twin"]
     finally:
         for started in (deployment, twin, other):
             started.stop([SUPERLINK, *started.nodes])
