@@ -1,8 +1,8 @@
 """The Flower apps, the table of methods, the in-process grid and the command.
 
 `client_app` and `server_app` put a method into an app of your own, `from_client_fn` an older app's
-clients; `load` opens a finished run; `allow` lets references ``module:NAME`` of configurations be
-imported."""
+clients; `InProcessGrid` tests strategies; `load` opens a finished run; `allow` lets references
+``module:NAME`` of configurations be imported."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedapps.engines.grid import InProcessGrid
     from fedapps.legacy import from_client_fn
     from fedapps.plugin import client_app, server_app
     from fedapps.service.run import load
     from partitions.trust import allow
 
-__all__ = ["allow", "client_app", "from_client_fn", "load", "server_app"]
+__all__ = ["InProcessGrid", "allow", "client_app", "from_client_fn", "load", "server_app"]
 _MODULES = {
+    "InProcessGrid": "fedapps.engines.grid",
     "allow": "partitions.trust",
     "client_app": "fedapps.plugin",
     "from_client_fn": "fedapps.legacy",
