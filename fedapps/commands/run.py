@@ -25,10 +25,7 @@ MAX_JOBS = 1024
 def run(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="An experiment: a .toml file or a name of `fedapps list experiments`; key=value; "
-            "lr=0.01,0.1 spans a grid. Default: the main job."
-        ),
+        typer.Argument(help="An experiment, a file or its name; key=value; lr=0.01,0.1: a grid."),
     ] = None,
     methods: Annotated[
         str, typer.Option(help='Methods, separated by commas; "tent adapt-steps=5" is one, too.')
@@ -57,9 +54,7 @@ def run(
     bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Repeat finished runs; asks.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the runs and an estimate of their cost.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the cost.")] = False,
     allow: Allowed = None,
 ) -> None:
     """Train methods and compare them on training and novel clients.
@@ -72,12 +67,8 @@ def run(
     with refusals():
         check_options(arguments or [], methods, seeds, engine, jobs, gpus_per_client, ray_address)
         if resume is not None:
-            if arguments or methods or seeds or from_ or bound or fresh:
-                raise ValueError("--resume continues runs as they are; it takes no settings")
-            from fedapps.results.sweep import begun_jobs
-
-            work, source = begun_jobs(resume), ""
-            output = work[0].folder.parent
+            work = resumed(resume, any((arguments, methods, seeds, from_, bound, fresh)))
+            output, source = work[0].folder.parent, ""
         else:
             experiment = read_request(arguments or [], methods, seeds, from_)
             work, source = plan(experiment, output, from_, bound, fresh), experiment.source
@@ -85,15 +76,29 @@ def run(
         say(console, federation_line(work))
         engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
         if dry_run:
-            from fedapps.estimate import estimate
-            from fedapps.results.formats import as_rich
-
-            console.print(as_rich(estimate(work, engine, parallel)))
+            print_estimate(console, work, engine, parallel)
             return
         prepare(console, work, output, source)
     options = {"gpus_per_client": gpus_per_client, "ray_address": ray_address}
     carry_out(console, work, output, engine, parallel=parallel, **options)
     report_results(console, work, output)
+
+
+def resumed(folder: Path, more: bool) -> "list[Job]":
+    """The unfinished runs in a folder. Raises ValueError if `more` is asked for."""
+    if more:
+        raise ValueError("--resume continues runs as they are; it takes no settings")
+    from fedapps.results.sweep import begun_jobs
+
+    return begun_jobs(folder)
+
+
+def print_estimate(console: Console, work: "list[Job]", engine: str, parallel: int) -> None:
+    """Print the runs and an estimate of their cost."""
+    from fedapps.estimate import estimate
+    from fedapps.results.formats import as_rich
+
+    console.print(as_rich(estimate(work, engine, parallel)))
 
 
 def check_options(
