@@ -110,12 +110,8 @@ def run(
             raise ValueError("--debug raises errors in this process: it takes no other engine")
         engine = "in-process" if debug else engine
         if resume is not None:
-            if arguments or methods or seeds or from_ or bound or fresh:
-                raise ValueError("--resume continues runs as they are; it takes no settings")
-            from fedapps.results.sweep import begun_jobs
-
-            work, source = begun_jobs(resume), ""
-            output = work[0].folder.parent
+            work = resumed(resume, any((arguments, methods, seeds, from_, bound, fresh)))
+            output, source = work[0].folder.parent, ""
         else:
             experiment = read_request(arguments or [], methods, seeds, from_)
             work, source = plan(experiment, output, from_, bound, fresh), experiment.source
@@ -123,15 +119,29 @@ def run(
         say(console, federation_line(work))
         engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
         if dry_run:
-            from fedapps.estimate import estimate
-            from fedapps.results.formats import as_rich
-
-            console.print(as_rich(estimate(work, engine, parallel)))
+            print_estimate(console, work, engine, parallel)
             return
         prepare(console, work, output, source)
     options = {"gpus_per_client": gpus_per_client, "ray_address": ray_address, "debug": debug}
     carry_out(console, work, output, engine, parallel=parallel, **options)
     report_results(console, work, output)
+
+
+def resumed(folder: Path, more: bool) -> "list[Job]":
+    """The unfinished runs in a folder. Raises ValueError if `more` is asked for."""
+    if more:
+        raise ValueError("--resume continues runs as they are; it takes no settings")
+    from fedapps.results.sweep import begun_jobs
+
+    return begun_jobs(folder)
+
+
+def print_estimate(console: Console, work: "list[Job]", engine: str, parallel: int) -> None:
+    """Print the runs and an estimate of their cost."""
+    from fedapps.estimate import estimate
+    from fedapps.results.formats import as_rich
+
+    console.print(as_rich(estimate(work, engine, parallel)))
 
 
 def check_options(
