@@ -194,8 +194,8 @@ class Recorder:
         """Mark the summary as that of a finished run, or write the error into it. Raises OSError if
         the disk did not take all files."""
         folder, memories = self.folder, self._memories
+        private = self.config["dp"] != "none"
         if isinstance(error, Exception) and not is_sentence(error):
-            private = self.config["dp"] != "none"
             self.record_failure(f"server\n{described(error, private=private)}")
         if folder is not None:
             self._writer.due.pop(CHECKPOINTS, None)
@@ -207,7 +207,7 @@ class Recorder:
         self.summary["finished"] = failed is None
         self.summary |= self._name
         if failed is not None:
-            self.summary["error"] = error_line(failed)
+            self.summary["error"] = error_line(failed, private=private)
         self._write(True)
         if error is None and (failed := missing or self._missing()):
             raise failed
