@@ -21,7 +21,7 @@ from clients.cohort import run_sgd
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, names_metric, with_names
 from clients.protocol import LR_FACTOR, FewShot, StateUse
-from clients.scoring import score_parts, score_samples
+from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
 from partitions.limits import PASS_MEGABYTES, num_parts
@@ -116,11 +116,6 @@ class Client(Configured, NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
-    def is_separate(cls, name: str) -> bool:
-        """Whether the model's array `name` is personal, or trained separately from the rest."""
-        return cls.is_personal(name) or name.startswith(cls.separate)
-
-    @classmethod
     def shared(cls, initial: Arrays, /, *args: Any, **settings: Any) -> Arrays:
         """The part of the network's initial arrays that the server starts from: all but the
         personal ones. An override may take settings of the method by keyword."""
@@ -174,16 +169,11 @@ class Client(Configured, NumPyClient):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes) for the inputs x (n, *shape), after adaptation to them if any."""
-        return self.by_parts(self.model, x)
+        return by_parts(self.model, self.parts(x))
 
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """x in parts of at most about `pass_megabytes`, to bound memory."""
         return x.tensor_split(num_parts(x.shape, self.pass_megabytes))
-
-    def by_parts(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """`forward` of all rows of x, part by part, without gradients."""
-        with torch.no_grad():
-            return torch.cat([forward(part) for part in self.parts(x)])
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """A copy of the target network that made the prediction for x, in evaluation mode."""
