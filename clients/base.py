@@ -154,13 +154,12 @@ class Client(Configured, NumPyClient):
         self.model.eval()
 
     def tune(self, config: Config) -> None:
-        """Train on the few labeled samples of a novel client, its `share.train`, before scoring.
-
-        It takes `novel_steps` steps on the cross entropy, of the parameters that `is_tuned`."""
-        rows, lr = self.rows(config, "shots", steps=self.novel_steps), self.novel_lr or self.lr
+        """Train on the few labeled samples of a novel client, its `share.train`, before scoring:
+        on the cross entropy, the parameters that `is_tuned`. `rows` and `fit_locally` then have
+        `novel_steps` and `novel_lr`."""
+        rows, loss = self.rows(config, "shots"), partial(Client.loss, self)
         with train_only(self.model, self.is_tuned) as parameters:
-            loss = partial(Client.loss, self)
-            self.fit_locally(config, rows=rows, lr=lr, loss=loss, parameters=parameters)
+            self.fit_locally(config, rows=rows, loss=loss, parameters=parameters)
         self.model.eval()
 
     def is_tuned(self, name: str) -> bool:
@@ -226,7 +225,9 @@ class Client(Configured, NumPyClient):
         """The mini-batches of this round, by a generator of (seed, purpose, round, client).
 
         `count`, ``steps=…`` or ``epochs=…``, replaces the settings' number."""
-        count = count or {"steps": self.local_steps, "epochs": self.local_epochs}
+        few = self.share.novel and self.few_shot == FewShot.TUNED
+        usual = {"steps": self.local_steps, "epochs": self.local_epochs}
+        count = count or ({"steps": self.novel_steps} if few else usual)
         generator = torch.Generator().manual_seed(
             seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         )
@@ -243,11 +244,12 @@ class Client(Configured, NumPyClient):
 
         `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
         self.model.train()
+        few = self.share.novel and self.few_shot == FewShot.TUNED
         settings: dict[str, Any] = {
             "parameters": self.model.parameters(),
             "samples": self.share.train,
             "loss": self.loss,
-            "lr": self.lr,
+            "lr": (few and self.novel_lr) or self.lr,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
         } | options
