@@ -58,7 +58,7 @@ class Loop:
         """The rounds of the strategy that remain, or one evaluation if it has no rounds at all."""
         strategy, num_rounds = self.strategy, self.strategy.num_rounds
         result = Result()
-        strategy.now, self.flower_arrays.leads = Round(), True
+        strategy.now, strategy.leads = Round(), True
         self.flower_arrays.take(arrays)
         done = strategy.round
         if not done:
@@ -84,7 +84,7 @@ class Loop:
         if not num_rounds:
             strategy.now = Round(0, report={"round": 0})
             self._evaluate(0, arrays, evaluation, result)
-        result.arrays, self.flower_arrays.leads = to_record(strategy.arrays), False
+        result.arrays, strategy.leads = to_record(strategy.arrays), False
         return result
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
@@ -130,13 +130,13 @@ class Loop:
         """Messages to the sampled training nodes."""
         strategy = self.strategy
         strategy.now, strategy.grid = Round(number), grid
-        if not self.flower_arrays.leads and number == 1:
+        if not strategy.leads and number == 1:
             self.flower_arrays.begin_wrapped_run()
         self.flower_arrays.take(arrays)
         self._meet()
         nodes, now = strategy.sample(), strategy.now
         now.payloads = strategy.broadcast(strategy.arrays, nodes)
-        if not self.flower_arrays.leads:
+        if not strategy.leads:
             self.flower_arrays.check_wrapped(arrays, now.payloads.values())
         private: dict[str, Any] = {}
         if strategy.privacy is not None:
@@ -188,7 +188,7 @@ class Loop:
             "loss": float(np.mean(known)) if known else None,
             "valid": len(updates),
             "dropped": dict(now.dropped),
-            **({"clipped": now.clipped} if self.strategy.max_update_norm else {}),
+            **({"clipped": now.clipped} if now.clipped else {}),
             "megabytes": {way: n / clients / 1e6 for way, n in now.bytes.items()},
         }
 

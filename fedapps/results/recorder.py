@@ -118,12 +118,12 @@ class Recorder:
         )
 
     def _is_best(self, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
-        """Whether this evaluation is the one to report so far."""
+        """Whether this evaluation is the one to report so far: by the trimmed mean of the training
+        clients' accuracies, of equal ones by the mean."""
         if strategy.phase != self._phase:
             self._phase, self._best = strategy.phase, {}
-        accuracy = result["train"]["accuracy"]
-        best = self._best.get("train", {}).get("accuracy")
-        better = best is None or (accuracy is not None and accuracy > best)
+        best = self._best.get("train", {})
+        better = best.get("accuracy") is None or _choice(result["train"]) > _choice(best)
         if better or strategy.reports_last:
             self._best = result
             return True
@@ -244,6 +244,12 @@ class Recorder:
             **({"privacy": spent} if (spent := _privacy(self.rounds[-1])) else {}),
             "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
         }
+
+
+def _choice(train: dict[str, Any]) -> tuple[float, float]:
+    """What decides between two evaluations; runs that were saved before have no trimmed mean."""
+    accuracy = -1.0 if train["accuracy"] is None else train["accuracy"]
+    return train.get("trimmed_accuracy", accuracy), accuracy
 
 
 def _privacy(report: dict[str, Any]) -> dict[str, Any]:
