@@ -54,10 +54,10 @@ class Hooks(Configured, Strategy):
     )
     min_valid_replies = setting(1, "fewer valid replies in a round stop the run", SOME)
     max_update_ratio = setting(
-        4.0, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
+        2.0, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
     )
     max_examples_ratio = setting(
-        4.0, "a client counts with at most so many times the usual samples; 0: any", WEIGHT
+        3.0, "a client counts with at most so many times the usual samples; 0: any", WEIGHT
     )
     max_update_norm = setting(
         0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"

@@ -2,11 +2,11 @@
 
 *Norms*: in each group of a reply's arrays (see `group_norms`), a change longer than a few times the
 usual norm is scaled down to that; a thousand times the usual norm refuses the reply. The usual norm
-is a median of clients, each with its last reply: no client moves it alone, however often it is
-sampled. *Sample counts* are limited to a few times the median count; with a change
-of ρ > 1 usual norms to 1/ρ of that, so that norm and count together stay within one limit. *Risks
-and losses* are limited to a few times the cohort's upper quartile. Replies within the limits are
-not changed."""
+is the upper quartile of clients, each with its last reply: no client moves it alone, however often
+it is sampled, and clients that have converged do not make it small. *Sample counts* are limited to
+a few times the median count; with a change of ρ > 1 usual norms to 1/ρ of that, so that norm and
+count together stay within one limit. *Risks and losses* are limited to a few times the cohort's
+upper quartile. Replies within the limits are not changed."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +21,8 @@ from strategies.replies import EXAMPLES, Node, Update
 ABSURD = 1000.0  # ratio of a norm to the usual one; beyond it a reply is refused
 LARGEST = 1e18  # of norms; beyond it squares overflow in float32
 REMEMBERED = 200  # clients, by their last norm
-COHORT = 3  # replies; the lower median of fewer can be that of a liar
+COHORT = 3  # replies; the quartile of fewer can be that of a liar
+USUAL = 0.75  # the quantile of norms, risks and losses that counts as usual
 NUMBERS = {"risk": 5.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
 # Replies that concern their sender alone: no other client's model follows them.
 SEPARATE = (DOMAIN, "query.describe", "query.export")
@@ -46,7 +47,7 @@ def bound_numbers(updates: Sequence[Update]) -> list[Update]:
     limits = {}
     for name, ratio in NUMBERS.items():
         sizes = [abs(u.metrics[name]) for u in updates if name in u.metrics]
-        limits[name] = ratio * lower(sizes, 0.75) if sizes else 0.0
+        limits[name] = ratio * lower(sizes, USUAL) if sizes else 0.0
     result = []
     for update in updates:
         far = {
@@ -143,8 +144,8 @@ class Sizes:
     def usual(self, kind: str, norms: Mapping[int, Norms]) -> Norms:
         """The usual norm of each group, once these by client are remembered.
 
-        It is the lower median of the last norms of up to REMEMBERED clients, or that of a cohort of
-        COHORT or more if it is larger."""
+        It is the quantile USUAL of the last norms of up to REMEMBERED clients, or that of a cohort
+        of COHORT or more if it is larger."""
         return {
             group: self._usual(
                 f"{kind} {group}", {c: n[group] for c, n in norms.items() if group in n}
@@ -159,5 +160,5 @@ class Sizes:
             last[client] = min(norm, LARGEST)
         while len(last) > REMEMBERED:
             del last[next(iter(last))]
-        usual = lower(last.values())
-        return max(usual, lower(norms.values())) if len(norms) >= COHORT else usual
+        usual = lower(last.values(), USUAL)
+        return max(usual, lower(norms.values(), USUAL)) if len(norms) >= COHORT else usual

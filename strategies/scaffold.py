@@ -5,7 +5,7 @@ N training clients. Departs from the paper: running statistics are averaged. Nov
 global model.
 
 A false c_i would drag every later round, as changes of it add up. The server therefore holds the
-c_i that replies add up to, and limits each to `max_update_ratio` times their median norm."""
+c_i that replies add up to, and limits each to `max_update_ratio` times the usual norm of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from clients.arrays import Arrays, group, is_statistic, prefixed
 from partitions.settings import POSITIVE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
-from strategies.limits import group_norms, lower
+from strategies.limits import COHORT, USUAL, group_norms, lower
 from strategies.replies import Node, Requirement, Update
 
 
@@ -79,8 +79,8 @@ class Scaffold(PersonalizedStrategy):
             before = controls.get(client, {})
             controls[client] = {n: before[n] + a if before else a for n, a in change.items()}
         norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
-        most = self.max_update_ratio * lower(norms.values())
-        for client, norm in norms.items():
+        most = self.max_update_ratio * lower(norms.values(), USUAL)
+        for client, norm in norms.items() if len(norms) >= COHORT else ():
             if 0 < most < norm:
                 c_i, factor = controls[client], np.float32(most / norm)
                 controls[client] = {n: a * factor for n, a in c_i.items()}

@@ -56,7 +56,12 @@ def test_scaling_by_hand():
     assert scaled(y, start, {"n": 0.2})["w"] is y["w"]
 
 
-def test_a_usual_norm_is_a_median_of_clients():
+def test_three_liars_of_ten_do_not_move_the_usual_norm():
+    """Of 1, …, 7 and three of 1e9 it is 7."""
+    assert usual_of(Sizes(), 1e9, *range(1, 8), 1e9, 1e9) == 7
+
+
+def test_a_usual_norm_is_that_of_several_clients():
     """Of 2, 1e30 and 3 it is 3. Client 1 alone, however often it comes, has one vote of three. A
     cohort that has grown is its own measure, at once; of two the former ones decide."""
     sizes = Sizes()
