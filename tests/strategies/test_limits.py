@@ -57,8 +57,10 @@ def test_scaling_by_hand():
 
 
 def test_three_liars_of_ten_do_not_move_the_usual_norm():
-    """Of 1, …, 7 and three of 1e9 it is 7."""
+    """Of 1, …, 7 and three of 1e9 it is 7. Of 1, 2, 3, 4 and three liars, whose lie the upper
+    quartile is, it is 4 times the median 4."""
     assert usual_of(Sizes(), 1e9, *range(1, 8), 1e9, 1e9) == 7
+    assert usual_of(Sizes(), 1e9, *range(1, 5), 1e9, 1e9) == 16
 
 
 def test_a_usual_norm_is_that_of_several_clients():
