@@ -23,7 +23,7 @@ LARGEST = 1e18  # of norms; beyond it squares overflow in float32
 REMEMBERED = 200  # clients, by their last norm
 COHORT = 3  # replies; the quartile of fewer can be that of a liar
 SPREAD = 4.0  # ratio of the upper quartile to the lower median; a larger one is that of many liars
-NUMBERS = {"risk": 5.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
+NUMBERS = {"risk": 2.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
 # Replies that concern their sender alone: no other client's model follows them.
 SEPARATE = (DOMAIN, "query.describe", "query.export")
 
