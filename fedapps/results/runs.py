@@ -24,8 +24,8 @@ F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
 ROUNDS = ("best", "last")
 BOUND = ("training_error", "half_distance", "bound")  # terms of ODPFL-HN's bound and their sum
 NUMBERS = (*BOUND, "rounds", "seconds", "down", "up", "dropped", "epsilon", "delta")
-UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort", "callbacks",
-          "versions"}  # settings in which runs of one row may differ  # fmt: skip
+UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort",
+           "callbacks", "versions"}  # settings in which runs of one row may differ  # fmt: skip
 
 
 def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", list[str]]:

@@ -237,8 +237,8 @@ def test_what_is_sent_goes_before_what_is_kept_and_that_before_what_was_first():
 
 
 def test_rates_fall_from_the_second_round_on_and_smoothly():
-    """× ½ in 4 rounds: 1 before and in round 1, √½ in round 3, ½ in round 5. Reported twice, a rate is
-    the same: lr 0.1 at a factor ¼ moves the body by a quarter of 0.025."""
+    """× ½ in 4 rounds: 1 before and in round 1, √½ in round 3, ½ in round 5. Reported twice, a
+    rate is the same: lr 0.1 at a factor ¼ moves the body by a quarter of 0.025."""
     found = [lr_factor(0.5, 4, round_) for round_ in (0, 1, 3, 5)]
     assert found == pytest.approx([1, 1, 0.5**0.5, 0.5])
     one = client()

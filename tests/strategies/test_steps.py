@@ -101,6 +101,19 @@ def test_a_method_may_measure_from_elsewhere():
     assert from_record(result.arrays)["w"] == pytest.approx([0.5**0.5] * 2)
 
 
+@pytest.mark.parametrize(("runs_itself", "moved"), [(True, 1.0), (False, 2.0)])
+def test_a_wrapper_limits_changes_itself(runs_itself, moved):
+    """Node i moves by i; at half the usual norm, that of node 2, all move by 1. In a wrapper the
+    mean is 2."""
+
+    class Wrapped(FedAvg):
+        leads = property(lambda self: runs_itself, lambda self, value: None)
+
+    result, _, reports = go(Wrapped(max_update_ratio=0.5))
+    assert from_record(result.arrays)["w"] == pytest.approx([100 + moved] * 2)
+    assert [report.get("clipped", 0) for report in reports] == [2 if runs_itself else 0]
+
+
 def empty(reply):
     reply.content["arrays"] = to_record({})
 
