@@ -2,11 +2,11 @@
 
 *Norms*: in each group of a reply's arrays (see `group_norms`), a change longer than a few times the
 usual norm is scaled down to that; a thousand times the usual norm refuses the reply. The usual norm
-is the upper quartile of clients, each with its last reply: no client moves it alone, however often
-it is sampled, and clients that have converged do not make it small. *Sample counts* are limited to
-a few times the median count; with a change of ρ > 1 usual norms to 1/ρ of that, so that norm and
-count together stay within one limit. *Risks and losses* are limited to a few times the cohort's
-upper quartile. Replies within the limits are not changed."""
+is a median of clients, each with its last reply: no client moves it alone, however often it is
+sampled. *Sample counts* are limited to a few times the median count; with a change of ρ > 1 usual
+norms to 1/ρ of that, so that norm and count together stay within one limit. *Risks and losses* are
+limited to a few times the cohort's upper quartile. Replies within the limits are not changed. Among
+fewer than `CROWD` replies norms may be twice as long, and do not limit counts."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +21,7 @@ from strategies.replies import EXAMPLES, Node, Update
 ABSURD = 1000.0  # ratio of a norm to the usual one; beyond it a reply is refused
 LARGEST = 1e18  # of norms; beyond it squares overflow in float32
 REMEMBERED = 200  # clients, by their last norm
+CROWD = 5  # replies; honest ones of fewer clients differ more, and each decides more of the usual
 COHORT = 3  # replies; the quartile of fewer can be that of a liar
 SPREAD = 4.0  # ratio of the upper quartile to the lower median; a larger one is that of many liars
 NUMBERS = {"risk": 2.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
@@ -114,12 +115,15 @@ class Change:
                 return f"{norm:.3g} from what was sent, > {limit:.3g}" + (group and f" ({group})")
         return ""
 
-    def limited(self, usual: Norms, ratio: float, max_norm: float, most: float) -> Update:
+    def limited(
+        self, usual: Norms, ratio: float, max_norm: float, most: float, *, crowd: bool = True
+    ) -> Update:
         """The update whose groups are at most `ratio` usual norms long and all together `max_norm`
-        (0: any length), with at most `most` samples, or `most` / ρ for a group of ρ usual norms."""
+        (0: any length), with at most `most` samples; in a `crowd` with at most `most` / ρ for a
+        group of ρ usual norms."""
         limits = {group: ratio * usual[group] or math.inf for group in self.norms}
         norms = {group: min(norm, limits[group]) for group, norm in self.norms.items()}
-        if ratio:
+        if ratio and crowd:
             most /= max([1.0, *(norm / usual[g] for g, norm in norms.items() if usual[g])])
         whole = math.hypot(*norms.values())
         if max_norm and whole > max_norm:

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from clients.arrays import Arrays, num_bytes, to_record
 from clients.failures import bounded, brief, cause_of
 from clients.protocol import SAVE_STATE
-from strategies.limits import SEPARATE, Change, Sizes, bound_numbers, usual_count
+from strategies.limits import CROWD, SEPARATE, Change, Sizes, bound_numbers, usual_count
 from strategies.privacy import Privacy
 from strategies.replies import EXAMPLES, Node, Requirement, Update, read_reply
 from strategies.round import Request, Round
@@ -150,14 +150,16 @@ class Messenger:
             for u in bound_numbers(updates)
         ]
         usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in changes})
+        crowd = len(changes) >= CROWD
         ratio = sender.max_update_ratio if sender.leads and kind not in SEPARATE else 0.0
+        ratio *= 1 if crowd else 2
         max_norm = sender.max_update_norm if kind == "train" else 0.0
         kept = []
         for change in changes:
             if why := change.absurd(usual):
                 self.drop(change.update.node, "absurd", why)
                 continue
-            limited = change.limited(usual, ratio, max_norm, most)
+            limited = change.limited(usual, ratio, max_norm, most, crowd=crowd)
             sender.now.clipped += limited.arrays is not change.update.arrays
             kept.append(limited)
         return kept

@@ -81,7 +81,7 @@ def test_tables_name_terms_and_test_settings(tmp_path):
     shown = results(read_runs(tmp_path)[0])
     cells = [row[shown.columns.index("ε")] for row in shown.rows]
     assert cells[0].endswith("(1e-05) TEST") and cells[1].endswith("(1e-05)")
-    assert "ε of fedavg: one user added or removed" in shown.caption
+    assert "ε of fedavg dp-generator=seeded: one user added or removed" in shown.caption
     assert "TEST SETTING" in shown.caption
     assert [row[-1] for row in shown.rows] == ["–", "–"]
     assert summary(tmp_path / "fedprox-seed0")["train"]["accuracy"] is None
@@ -99,9 +99,9 @@ def test_comparisons_name_what_no_run_of_theirs_covers(tmp_path):
     assert {row[found.columns.index("ε")] for row in found.rows} == {got}
     assert "not covered: scores of evaluations" in found.caption
     assert f"not evaluated: fedprox-seed0, ε = {got}" in found.caption
-    alone = as_table(compare(read_runs(tmp_path)[0].query('method == "fedprox"')))
+    alone = as_table(compare(read_runs(tmp_path)[0].query('variant == "fedprox"')))
     assert alone.columns == ["not evaluated", "ε"] and alone.rows == [["fedprox-seed0", got]]
-    assert "ε of fedprox: one user added or removed" in alone.caption
+    assert "ε of fedprox dp-covers=everything: one user added or" in alone.caption
 
 
 WEAK = {"dp-generator": "seeded", "dp-covers": "model-updates"}
