@@ -4,10 +4,9 @@
 clients; `load` opens a finished run; `allow` lets references ``module:NAME`` of configurations be
 imported."""
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedapps.legacy import from_client_fn
@@ -24,19 +23,17 @@ _MODULES = {
     "server_app": "fedapps.plugin",
 }
 
-ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
 
-for _name in ("partitions", "clients", "strategies"):
-    _found = find_spec(_name)
+for _name in ("partitions", "clients", "strategies"):  # beside this folder, in a checkout
+    _found = find_spec(_name) if not (HERE / _name).is_dir() else None
     _folders = (_found and _found.submodule_search_locations) or []
-    if _other := [f for f in _folders if Path(f).resolve().parent != ROOT]:
+    if _other := [f for f in _folders if Path(f).resolve().parent != HERE.parent]:
         raise ImportError(
             f"{_other[0]} hides the package {_name!r} that fedapps needs; keep a folder of that "
             "name inside your app's own package"
         )
 
+from partitions.lazy import lazy  # noqa: E402
 
-def __getattr__(name: str) -> Any:  # an app that needs only a strategy imports only that
-    if name not in _MODULES:
-        raise AttributeError(f"module 'fedapps' has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = lazy(__name__, _MODULES)  # an app that needs only a strategy imports only that

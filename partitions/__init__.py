@@ -1,8 +1,12 @@
-"""Which samples belong to which client."""
+"""Which samples belong to which client.
+
+`from fedapps.partitions import setting` works for the names that a method's author needs."""
 
 from functools import cache, lru_cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
+
+from partitions.lazy import lazy
 
 if TYPE_CHECKING:
     from partitions.base import Federation
@@ -11,6 +15,14 @@ if TYPE_CHECKING:
 
 KEYS = ("dataset", "data-dir", "image-size", "partition", "num-clients", "train-fraction",
         "standardize", "seed", "novel-shots")  # fmt: skip
+_MODULES = {
+    "Info": "partitions.datasets",
+    "RowsPartitioner": "partitions.partitioner",
+    "WEIGHT": "partitions.settings",
+    "setting": "partitions.settings",
+}
+__all__ = [*sorted(_MODULES), "federation", "task"]  # noqa: PLE0604
+__getattr__ = lazy(__name__, _MODULES)
 RUN_SEED = -1  # data-seed: the run's seed
 FEDERATIONS = {  # rules with a kind of federation of their own
     "preference": "partitions.users:PreferenceFederation",

@@ -25,7 +25,9 @@ Value = str | int | float | bool
 Entry = TypeVar("Entry")
 # Arguments that the package fills: no settings, whatever their defaults.
 FILLED = {"shape", "num_classes", "num_clients", "num_partitions", "partition_by", "novel", "seed"}
-OURS = ("partitions", "clients", "strategies", "fedapps", "experiments")
+PACKAGES: tuple[str, ...] = ("fedapps",)
+if not __name__.startswith("fedapps."):  # a checkout; an installed package has one name
+    PACKAGES += ("partitions", "clients", "strategies", "experiments")
 
 
 def load(reference: str) -> Any:
@@ -98,7 +100,7 @@ def find_here() -> None:
 
     Not where it has folders of the names of this package's: they would hide them."""
     here = Path.cwd()
-    if any((here / name).exists() for name in OURS):
+    if any((here / name).exists() for name in PACKAGES):
         return
     known = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     paths = dict.fromkeys(str(Path(p).absolute()) for p in (*known, str(here)))

@@ -1,37 +1,32 @@
 """What runs on the server: Flower strategies and their maths.
 
-`from strategies import PFedHN` works for every strategy; a module is loaded when asked for."""
+`from fedapps.strategies import PFedHN` works for every strategy; a module is loaded when asked for.
+"""
 
-from importlib import import_module
-from typing import Any
+from partitions.lazy import lazy
 
 _MODULES = {
-    "AFL": "afl",
-    "CentralAdam": "preference",
-    "FedAMP": "fedamp",
-    "FedAvg": "fedavg",
-    "FedEmbed": "fedembed",
-    "FedGMA": "fedgma",
-    "FedMA": "fedma",
-    "FedMD": "fedmd",
-    "FedRep": "fedrep",
-    "FedTTA": "fedtta",
-    "HeteroFedTTA": "fedmd",
-    "LGFedAvg": "lgfedavg",
-    "ODPFLHN": "odpfl_hn",
-    "PFL": "pfl",
-    "PFLNearest": "pfl",
-    "PFedHN": "pfedhn",
-    "PFedKM": "preference",
-    "PFedMe": "pfedme",
-    "PeFLL": "pefll",
-    "PersonalizedStrategy": "base",
-    "Scaffold": "scaffold",
+    "AFL": "strategies.afl",
+    "CentralAdam": "strategies.preference",
+    "FedAMP": "strategies.fedamp",
+    "FedAvg": "strategies.fedavg",
+    "FedEmbed": "strategies.fedembed",
+    "FedGMA": "strategies.fedgma",
+    "FedMA": "strategies.fedma",
+    "FedMD": "strategies.fedmd",
+    "FedRep": "strategies.fedrep",
+    "FedTTA": "strategies.fedtta",
+    "HeteroFedTTA": "strategies.fedmd",
+    "LGFedAvg": "strategies.lgfedavg",
+    "ODPFLHN": "strategies.odpfl_hn",
+    "PFL": "strategies.pfl",
+    "PFLNearest": "strategies.pfl",
+    "PFedHN": "strategies.pfedhn",
+    "PFedKM": "strategies.preference",
+    "PFedMe": "strategies.pfedme",
+    "PeFLL": "strategies.pefll",
+    "PersonalizedStrategy": "strategies.base",
+    "Scaffold": "strategies.scaffold",
 }
 __all__ = sorted(_MODULES)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'strategies' has no {name!r}; it has {', '.join(_MODULES)}")
-    return getattr(import_module(f"strategies.{_MODULES[name]}"), name)
+__getattr__ = lazy(__name__, _MODULES)

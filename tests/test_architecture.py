@@ -7,8 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROW = ["partitions", "clients", "strategies", "fedapps", "experiments"]
 TOP = "clientapp, serverapp, plugin, legacy, callbacks, tuning"  # modules of fedapps itself
-ROOMS = ["methods, files, console, settings", "node", "engines", "results", "service", TOP,
-         "commands"]  # fmt: skip
+PUBLIC = "partitions, clients, strategies"  # public names of the folders beside fedapps
+ROOMS = [f"{PUBLIC}, methods, files, console, settings", "node", "engines", "results", "service",
+         TOP, "commands, __main__"]  # fmt: skip
 
 
 def imports(file: Path) -> set[str]:

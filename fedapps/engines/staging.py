@@ -8,7 +8,7 @@ from pathlib import Path
 import tomli_w
 
 from fedapps.settings.config import Value, project_dir
-from partitions.references import OURS
+from partitions.references import PACKAGES
 
 
 def stage(folder: Path) -> None:
@@ -20,7 +20,7 @@ def stage(folder: Path) -> None:
         text = (source / name).read_text("utf-8") if (source / name).is_file() else f"{name}\n"
         (folder / name).write_text(text, "utf-8")
     packages = Path(__file__).parents[2]
-    for name in OURS:
+    for name in PACKAGES:
         results = ("*.png", "*.json", "*.jsonl") if name == "experiments" else ()
         ignore = shutil.ignore_patterns("__pycache__", *results)
         shutil.copytree(packages / name, folder / name, ignore=ignore)

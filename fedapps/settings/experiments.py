@@ -14,7 +14,9 @@ from partitions.references import Value
 
 def experiments() -> dict[str, Path]:
     """The shipped experiments, ``<paper>/<table>`` → file."""
-    root = Path(__file__).parents[2] / "experiments"
+    package = Path(__file__).parents[1]  # installed, it holds the experiments
+    roots = (package / "experiments", package.parent / "experiments")
+    root = next(root for root in roots if root.is_dir())
     return {str(f.relative_to(root).with_suffix("")): f for f in sorted(root.rglob("*.toml"))}
 
 

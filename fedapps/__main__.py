@@ -1,0 +1,5 @@
+"""``python -m fedapps``: the command."""
+
+from fedapps.commands.main import main
+
+main()
