@@ -1,9 +1,5 @@
-"""What mkdocs adds to docs/: notebooks of the tutorials, generated reference pages, root pages.
+"""What mkdocs adds to docs/: notebooks of the tutorials, generated reference pages, root pages."""
 
-A tutorial is one Markdown page. Its Python and shell blocks are the cells of its notebook, a block
-with ``title="my_lab.py"`` is a file, and a ``text`` block is the output of the cell before it."""
-
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,38 +11,6 @@ SETTINGS = """\
 `fedapps settings` prints this list; `fedapps settings METHOD` prints that of one method. Set a
 value by `key=value` on the command line or in a file. A method's section overrides the common
 settings: `pfedhn.lr=0.01` changes the learning rate of `pfedhn` only."""
-FENCE = re.compile(r'^```(python|sh|text)(?: title="(.*?)")?\n(.*?)^```\n', re.M | re.S)
-
-
-def cells(text: str) -> Iterator[tuple[str, str, str]]:
-    """A tutorial's cells in order: the kind, the file that it writes or "", the content."""
-    end = 0
-    for fence in FENCE.finditer(text):
-        if prose := text[end : fence.start()].strip():
-            yield "markdown", "", prose
-        yield fence[1], fence[2] or "", fence[3]
-        end = fence.end()
-    if prose := text[end:].strip():
-        yield "markdown", "", prose
-
-
-def notebook(text: str) -> str:
-    """The tutorial as a Jupyter notebook. Figures are left out: their cells draw them."""
-    made: list[dict[str, Any]] = []
-    for kind, file, content in cells(text):
-        if kind == "text":
-            made[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": content}]
-        elif kind == "markdown":
-            source = re.sub(r"^!\[.*\n?", "", content, flags=re.M)
-            made.append({"cell_type": "markdown", "metadata": {}, "source": source})
-        else:
-            magic = f"%%writefile {file}\n" if file else "%%bash\n" if kind == "sh" else ""
-            made.append({"cell_type": "code", "metadata": {}, "source": magic + content.rstrip()})
-            made[-1] |= {"execution_count": None, "outputs": []}
-    for number, cell in enumerate(made):
-        cell["id"] = f"cell-{number}"
-    python = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return json.dumps({"cells": made, "metadata": python, "nbformat": 4, "nbformat_minor": 5})
 
 
 def command_page() -> str:
@@ -99,10 +63,12 @@ def on_files(files: Any, config: Any) -> None:
     """Add the generated pages that the folder lacks, and the notebooks."""
     from mkdocs.structure.files import File
 
+    from experiments.tutorials import FOLDER, notebook
+
     for path, text in generated():
         if not files.get_file_from_path(path):
             files.append(File.generated(config, path, content=text))
-    for page in (ROOT / "docs" / "tutorials").glob("*.md"):
+    for page in FOLDER.glob("*.md"):
         if page.stem != "index":
             content = notebook(page.read_text("utf-8"))
             files.append(File.generated(config, f"tutorials/{page.stem}.ipynb", content=content))
