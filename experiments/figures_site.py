@@ -17,41 +17,41 @@ from experiments.tutorials import FOLDER, cells, execute
 from fedapps.results.runs import read_runs
 
 FIGURES = FOLDER.parent / "figures"
-BARS = {"fedavg": "global model", "tent": "TENT", "fedtta++": "FedTTA++"}
+METHODS = {"fedavg": "global model", "tent": "TENT", "fedtta++": "FedTTA++"}
 GREY, BLUE, GREEN = "#9aa3ad", "#3f51b5", "#2e8b57"
 
 
 def overview(results: Path) -> Figure:
     """Who gets which model, and what novel clients gain."""
     figure = Figure(figsize=(9, 3), layout="constrained")
-    scheme, bars = figure.subplots(1, 2, width_ratios=[1.5, 1])
-    scheme.set(xlim=(0, 10), ylim=(0, 6))
+    scheme, dots = figure.subplots(1, 2, width_ratios=[1.5, 1])
+    scheme.set(xlim=(-0.2, 10), ylim=(0, 6))
     scheme.axis("off")
-    boxes = {
-        "training client": (0, 4.4, GREY, "trains on its labels"),
-        "training client ": (0, 2.4, GREY, "trains on its labels"),
-        "server": (4, 3.4, BLUE, "combines models"),
-        "later client": (7, 0.2, GREEN, "inputs, no labels"),
-    }
-    for name, (x, y, colour, line) in boxes.items():
-        scheme.add_patch(
-            FancyBboxPatch((x, y), 2.6, 1.2, "round,pad=0.12", fc="white", ec=colour, lw=2)
-        )
-        scheme.text(x + 1.3, y + 0.8, name.strip(), ha="center", va="center", weight="bold")
+    boxes = (
+        ("training client", 0, 4.4, GREY, "trains on its labels"),
+        ("training client", 0, 2.4, GREY, "trains on its labels"),
+        ("server", 3.9, 3.4, BLUE, "combines models"),
+        ("later client", 7, 0.3, GREEN, "inputs, no labels"),
+    )
+    for name, x, y, colour, line in boxes:
+        box = FancyBboxPatch((x, y), 2.6, 1.2, "round,pad=0.12", fc="white", ec=colour, lw=2)
+        scheme.add_patch(box)
+        scheme.text(x + 1.3, y + 0.8, name, ha="center", va="center", weight="bold")
         scheme.text(x + 1.3, y + 0.3, line, ha="center", va="center", fontsize=8)
-    style = {"arrowstyle": "<->", "lw": 1.5}
-    scheme.annotate("", (3.85, 4.1), (2.75, 4.9), arrowprops=style)
-    scheme.annotate("", (3.85, 3.8), (2.75, 3.1), arrowprops=style)
-    scheme.annotate("", (8.0, 1.55), (6.75, 3.6), arrowprops={"arrowstyle": "->", "lw": 1.5})
-    scheme.text(8.5, 3.2, "model", ha="center", fontsize=9)
-    scheme.text(8.5, 2.7, "adapts on the client", ha="center", fontsize=9)
+    arrow = {"arrowstyle": "<->", "lw": 1.5}
+    scheme.annotate("", (3.75, 4.1), (2.75, 4.9), arrowprops=arrow)
+    scheme.annotate("", (3.75, 3.8), (2.75, 3.1), arrowprops=arrow)
+    scheme.annotate("", (8.2, 1.65), (6.65, 3.7), arrowprops={"arrowstyle": "->", "lw": 1.5})
+    scheme.text(7.0, 2.3, "a model that adapts\nto the client's inputs", ha="right", fontsize=9)
     runs = read_runs(results)[0]
-    means = [runs[runs.method == name]["best novel"].mean() for name in BARS]
-    bars.barh(list(BARS.values())[::-1], means[::-1], color=[GREEN, GREEN, GREY])
-    for place, mean in enumerate(means[::-1]):
-        bars.text(mean - 0.2, place, f"{mean:.1f} %", va="center", ha="right", color="white")
-    bars.set(xlim=(85, 95), title="accuracy of later clients without labels", xlabel="%")
-    bars.spines[["top", "right"]].set_visible(False)
+    for place, (method, label) in enumerate(reversed(METHODS.items())):
+        novel = runs[runs.method == method]["best novel"]
+        colour = GREY if method == "fedavg" else GREEN
+        dots.plot(novel, [place] * len(novel), "o", color=colour, alpha=0.35)
+        dots.plot([novel.mean()], [place], "D", color=colour, ms=9)
+        dots.text(novel.mean(), place + 0.22, f"{label}: {novel.mean():.1f} %", ha="center")
+    dots.set(ylim=(-0.4, 2.6), yticks=[], xlabel="accuracy of later clients in %, three seeds")
+    dots.spines[["top", "right", "left"]].set_visible(False)
     return figure
 
 

@@ -9,7 +9,7 @@ ROW = ["partitions", "clients", "strategies", "fedapps", "experiments"]
 TOP = "clientapp, serverapp, plugin, legacy, callbacks, tuning"  # modules of fedapps itself
 PUBLIC = "partitions, clients, strategies"  # public names of the folders beside fedapps
 ROOMS = [f"{PUBLIC}, methods, files, console, settings", "node", "engines", "results", "service",
-         TOP, "commands, __main__"]  # fmt: skip
+         TOP, "commands, api, __main__"]  # fmt: skip
 
 
 def imports(file: Path) -> set[str]:

@@ -5,16 +5,20 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.table import Table
 
 from fedapps.console import make_console, say_error
 from fedapps.methods import METHODS
 
 Rows = list[dict[str, Any]]
+HEADINGS = {"line": "what it is", "novel clients": "novel clients get"}
+WIDE = {"paper", "privacy", "own client", "options"}  # columns of `--wide`
 
 
 def list_(
     what: Annotated[str, typer.Argument(help="methods, datasets, partitions, models, experiments")],
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List what can be named in a configuration."""
@@ -26,10 +30,15 @@ def list_(
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    table = Table(*(rows[0] if rows else ["nothing yet"]))
+    shown = [key for key in (rows[0] if rows else {"nothing yet": ""}) if wide or key not in WIDE]
+    table = Table(box=SIMPLE, pad_edge=False)
+    for key in shown:
+        table.add_column(HEADINGS.get(key, key), no_wrap=key == "name")
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(_text(row[key]) for key in shown))
     console.print(table)
+    if not wide and rows and len(shown) < len(rows[0]):
+        console.print("--wide shows all columns, --json prints them for programs")
 
 
 def _text(value: Any) -> str:
@@ -40,9 +49,9 @@ def _methods() -> Rows:
     return [
         {
             "name": name,
-            "paper": method.paper,
             "line": method.line,
             "novel clients": method.novel or "no",
+            "paper": method.paper,
             "privacy": ", ".join(method.dp) or "no",
             "own client": method.own_client,
         }

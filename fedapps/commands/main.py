@@ -1,6 +1,8 @@
 """The `fedapps` command: registers the commands, one file each."""
 
 from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -9,6 +11,7 @@ from fedapps.commands.deploy import deploy
 from fedapps.commands.list import list_
 from fedapps.commands.personalize import personalize
 from fedapps.commands.plot import plot
+from fedapps.commands.push import push
 from fedapps.commands.report import report
 from fedapps.commands.run import run
 from fedapps.commands.serve import serve
@@ -18,15 +21,29 @@ from fedapps.commands.table import table
 from fedapps.commands.tune import tune
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    run, table, plot, report, tune, settings, data, show, personalize, serve, deploy,
+    run, table, plot, report, tune, settings, data, show, personalize, serve, deploy, push,
 )  # fmt: skip
 
-cli = typer.Typer(
-    help="Personalized federated learning on Flower.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(
+            f"fedapps {version('fedapps')}, flwr {version('flwr')}, torch {version('torch')}"
+        )
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+    ] = False,
+) -> None:
+    """Personalized federated learning on Flower."""
+
+
 for command in COMMANDS:
     cli.command()(command)
 cli.command("list")(list_)

@@ -54,10 +54,10 @@ def as_rich(shown: TextTable) -> Table:
 
 def as_markdown(shown: TextTable) -> str:
     """A pipe table with the title above and the caption below."""
-    head, *rows = [map(_markdown, row) for row in (shown.columns, *shown.rows)]
+    head, *rows = [map(escape_markdown, row) for row in (shown.columns, *shown.rows)]
     lines = [head, ["---"] * len(shown.columns), *rows]
     table = ["| " + " | ".join(row) + " |" for row in lines]
-    title, caption = _markdown(shown.title), _markdown(shown.caption)
+    title, caption = escape_markdown(shown.title), escape_markdown(shown.caption)
     return "\n".join([f"**{title}**", "", *table, "", f"*{caption}*", ""])
 
 
@@ -87,7 +87,8 @@ def as_latex(shown: TextTable) -> str:
     return "\n".join([*lines, ""])
 
 
-def _markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """The text in one line of Markdown, without markup."""
     return re.sub(r"[\\`*_\[\]{}<>|&~]", r"\\\g<0>", visible(text))
 
 

@@ -166,12 +166,12 @@ for arguments in json.loads(sys.argv[1]):
     os.wait()
 """
 COMMANDS = ("", "run", "report", "table", "plot", "tune", "data", "partition show", "show",
-            "personalize", "serve", "deploy", "list")  # fmt: skip
+            "personalize", "serve", "deploy", "push", "list")  # fmt: skip
 REFUSED = """list colours; run --nonsense; run --engine spark; run --jobs 0; run --seeds a;
     run --gpus-per-client 65; run --resume x lr=1; run a.toml b.toml; run --ray-address head;
     run lr; run lr=-1; run rates=3; run --methods fedpr; run dataset=cifar;
-    run partition=random; run model=resnet; show nowhere; serve nowhere; deploy nowhere;
-    tune x --trials 0; tune x --engine spark"""
+    run partition=random; run model=resnet; show nowhere; push nowhere a/b; serve nowhere;
+    deploy nowhere; tune x --trials 0; tune x --engine spark"""
 
 
 def test_help_and_refusals_load_neither_torch_nor_flower_nor_ray():

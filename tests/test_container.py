@@ -1,0 +1,101 @@
+"""The files for a repository and for containers: valid by their schemas, and their commands run."""
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from fedapps.engines.flower import environment, free_port, listening
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    ("file", "schema"),
+    [("compose.yaml", "compose-spec"), (".github/workflows/ci.yml", "github-workflows")],
+)
+def test_yaml_files_follow_their_schema(file, schema):
+    check = [COMMANDS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", ROOT / file]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_constraints_are_the_tested_versions():
+    """Each dependency has one version there, within its range, and no address."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert not any(pin.url for pin in pins)
+    pinned = {pin.name: pin for pin in pins if pin.marker is None or pin.marker.evaluate()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for text in project["dependencies"]:
+        needed = Requirement(text)
+        (pin,) = pinned[needed.name].specifier
+        assert pin.operator == "==" and needed.specifier.contains(pin.version), text
+        assert needed.specifier.contains(version(needed.name)), text
+
+
+def test_the_dockerfile_installs_this_project():
+    lines = re.findall(r"^RUN (.*)$", (ROOT / "Dockerfile").read_text("utf-8"), re.M)
+    words = shlex.split(lines[-1])
+    assert words[:3] == ["uv", "pip", "install"] and words[-2:] == ["--editable", "."]
+    assert (ROOT / words[words.index("--constraint") + 1]).is_file()
+
+
+@pytest.mark.slow
+def test_the_composed_federation_trains_and_serves_a_later_client(tmp_path):
+    """Its commands run on this machine in the order of the file's head, with own ports and folders
+    in place of the containers'."""
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+    text, port, home = services["configs"]["flwr"]["content"], str(free_port()), tmp_path / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text(text.replace("superlink:9092", f"127.0.0.1:{port}"))
+    processes = []
+
+    def start(name):
+        command = services["services"][name]["command"]
+        changes = {
+            "superlink:9092": f"127.0.0.1:{port}", "0.0.0.0": "127.0.0.1", "9092": port,
+            "9400": str(free_port()), "/state": f"{tmp_path}/state-{name}",
+            "/data": f"{tmp_path}/data", "/results": f"{tmp_path}/results",
+        }  # fmt: skip
+        for word, value in changes.items():
+            command = command.replace(word, value)
+        words = shlex.split(command)
+        log = (tmp_path / f"{name}.log").open("wb")
+        processes.append(
+            subprocess.Popen([COMMANDS / words[0], *words[1:]], cwd=ROOT, stdout=log, stderr=log,
+                             env=environment(home) | {"OMP_NUM_THREADS": "1"})
+        )  # fmt: skip
+        return processes[-1]
+
+    try:
+        assert start("export").wait(120) == 0
+        start("superlink")
+        until(lambda: listening(int(port)))
+        for node in ("node-1", "node-2", "node-3"):
+            start(node)
+        assert start("train").wait(600) == 0
+        assert (tmp_path / "results" / "summary.json").is_file()
+        start("late"), start("serve")
+        until((tmp_path / "state-late" / "predictions.csv").is_file)
+    finally:
+        for process in processes[::-1]:
+            process.terminate()
+            process.wait(30)
+
+
+def until(done):
+    """Wait until `done()`."""
+    deadline = time.monotonic() + 600
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(1)
