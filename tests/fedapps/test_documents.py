@@ -39,14 +39,15 @@ def section(page, title):
 
 
 def test_every_method_has_a_page_with_its_paper_and_settings(pages):
-    assert pages.keys() == {"README", *METHODS}
+    assert pages.keys() == {"index", *METHODS}
     for name, method in METHODS.items():
-        assert f"| [`{name}`]({name}.md) | {method.line} | {method.paper} |" in pages["README"]
+        row = f"| {method.line} | {method.paper} | {method.novel or 'no'} |"
+        assert f"| [`{name}`]({name}.md) {row}\n" in pages["index"]
         assert f"Paper: {method.paper}.\n" in pages[name]
         keys = re.findall(r"^\| `([\w-]+)` \|", section(pages[name], "Settings"), re.M)
         assert keys == [k.rpartition(".")[2] for k in defaults() if k.rpartition(".")[0] == name]
         for half in (method.strategy, method.client):
-            assert f"`{half.__name__}` in [`{half.__module__.replace('.', '/')}.py`]" in pages[name]
+            assert f"`{half.__name__}` in `{half.__module__.replace('.', '/')}.py`" in pages[name]
 
 
 def test_pages_have_ranges_choices_measurements_and_logged_keys(pages):
