@@ -1,7 +1,7 @@
 """The inner loop of FedTTA (Ye et al., UPFL, Section 3.2): a model g(·; φ) of its logits adapts a
 base model f(·; ψ), differentiably in training, and step by step in evaluation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,8 @@ class Adapting:
     first_order: bool
     batch_size: int
     adapt_batch_size: int
+
+    parts: Callable[[Tensor], tuple[Tensor, ...]]  # Client's
 
     def adapt(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """f(x; ψ) and f(x; ψ̃) for one batch x, differentiable, Eq. (3)–(6):
@@ -138,11 +140,12 @@ class Adapting:
         return torch.cat(logits), ell, {n: factor * g for n, g in gradient.items()}
 
     def _passes(self, x: Tensor, size: int) -> Sequence[Tensor]:
-        """x in parts of about `adapt_batch_size` samples, to save memory; with "batches" a part has
-        whole batches."""
-        if self.inner_loss == "whole":
-            return x.tensor_split(-(-len(x) // self.adapt_batch_size))
-        return x.split(max(self.adapt_batch_size // size, 1) * size)
+        """x in parts of at most `adapt_batch_size` samples and about `pass_megabytes`; with
+        "batches" a part has whole batches."""
+        rows = min(self.adapt_batch_size, len(self.parts(x)[0]))
+        if self.inner_loss == "whole" or rows == len(x):
+            return x.tensor_split(-(-len(x) // rows))
+        return x.split(max(rows // size, 1) * size)
 
     def _summed(self, g: Tensor, size: int) -> Tensor:
         """The term of s from one pass, given g(Z; φ) (n, 1)."""

@@ -2,7 +2,9 @@
 
 v̄_i = α_i v_i + (1 − α_i) w_i. Every mini-batch moves w_i by ∇F(w_i), v_i by the gradient of
 F(v̄_i) with respect to v_i, and the round's first one α_i by that with respect to α_i, which is
-⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10). Departs from the paper: α_i ∈ [0, 1]; the server's w is scored."""
+⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10). Departs from the paper: α_i ∈ [0, 1]; the server's w is scored; v_i
+starts from the first w that the client gets; the server's mean is weighted by sample counts, not
+plain. The authors' code also adds 0.02 α to α's gradient and mixes logits, not weights."""
 
 import torch
 from torch import Tensor

@@ -24,6 +24,7 @@ from clients.protocol import LR_FACTOR, FewShot, StateUse
 from clients.scoring import score_parts
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
+from partitions.limits import PASS_MEGABYTES, num_parts
 from partitions.seeds import SEED, seed_of, seed_torch
 from partitions.settings import COUNT, MOMENTUM, RATE, SOME, Configured, setting, taken
 from partitions.shares import Share
@@ -65,6 +66,15 @@ class Client(Configured, NumPyClient):
     local_epochs = setting(0, "when > 0: epochs of local training instead of local-steps", COUNT)
     batch_size = setting(64, "samples of a mini-batch", SOME)
     short_batches = setting(False, "the last mini-batch of a pass has what remains")
+    pass_megabytes = setting(
+        PASS_MEGABYTES,
+        "megabytes of inputs that are predicted or adapted to at once",
+        "(0, 1024]",
+    )
+    novel_steps = setting(
+        20, "mini-batches that a novel client learns from with novel-shots", COUNT
+    )
+    novel_lr = setting(0.1, "its learning rate then, which does not decay; 0: as in training", RATE)
     seed = SEED
     device = setting("auto", "cuda where there is one", ("auto", "cpu", "cuda"))
 
@@ -148,11 +158,11 @@ class Client(Configured, NumPyClient):
     def tune(self, config: Config) -> None:
         """Train on the few labeled samples of a novel client, its `share.train`, before scoring.
 
-        It takes the steps of a round on the cross entropy, of the parameters that `is_tuned`."""
-        rows = self.rows(config, "shots")
+        It takes `novel_steps` steps on the cross entropy, of the parameters that `is_tuned`."""
+        rows, lr = self.rows(config, "shots", steps=self.novel_steps), self.novel_lr or self.lr
         with train_only(self.model, self.is_tuned) as parameters:
             loss = partial(Client.loss, self)
-            self.fit_locally(config, rows=rows, loss=loss, parameters=parameters)
+            self.fit_locally(config, rows=rows, lr=lr, loss=loss, parameters=parameters)
         self.model.eval()
 
     def is_tuned(self, name: str) -> bool:
@@ -161,8 +171,16 @@ class Client(Configured, NumPyClient):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes) for the inputs x (n, *shape), after adaptation to them if any."""
+        return self.by_parts(self.model, x)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x in parts of at most about `pass_megabytes`, to bound memory."""
+        return x.tensor_split(num_parts(x.shape, self.pass_megabytes))
+
+    def by_parts(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """`forward` of all rows of x, part by part, without gradients."""
         with torch.no_grad():
-            return self.model(x)
+            return torch.cat([forward(part) for part in self.parts(x)])
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """A copy of the target network that made the prediction for x, in evaluation mode."""
@@ -207,22 +225,20 @@ class Client(Configured, NumPyClient):
         self.state |= prefixed("personal", personal)
         return {n: a for n, a in arrays.items() if n not in personal}
 
-    def rows(
-        self, config: Config, purpose: str = "batches", epochs: int | None = None
-    ) -> Sequence[Tensor]:
+    def rows(self, config: Config, purpose: str = "batches", **count: int) -> Sequence[Tensor]:
         """The mini-batches of this round, by a generator of (seed, purpose, round, client).
 
-        `epochs` replaces the settings' number of steps or epochs."""
+        `count`, ``steps=…`` or ``epochs=…``, replaces the settings' number."""
+        count = count or {"steps": self.local_steps, "epochs": self.local_epochs}
         generator = torch.Generator().manual_seed(
             seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         )
         return batches(
             len(self.share.train),
             self.batch_size,
-            steps=self.local_steps,
-            epochs=self.local_epochs if epochs is None else epochs,
             generator=generator,
             short=self.short_batches,
+            **count,
         )
 
     def fit_locally(self, config: Config, **options: Any) -> float:

@@ -3,7 +3,7 @@
 A small network leaves a GPU idle: the launching of kernels takes most of a step. In a cohort each
 client runs in its own thread until local SGD, where it waits for the others; equal work is then
 done at once, by `torch.func.vmap` over the clients' parameters. A method only declares
-`Client.stacked`.
+`Client.stacked`. A loss that reads something else that differs by client is refused.
 
 Up to rounding the result is that of clients one after the other; but masks of dropout are drawn
 for all at once."""
@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -51,27 +52,29 @@ def in_cohort() -> bool:
 def run_sgd(client: Client, settings: Settings) -> float:
     """`sgd` with the settings, together with the cohort's other clients where possible."""
     member = _member.get()
-    if member is not None and stackable(client, settings):
-        loss = member.wait(Work(client, settings))
-        if loss is not None:
+    if member is not None:
+        member.alone = why_alone(client, settings)
+        if not member.alone and (loss := member.wait(Work(client, settings))) is not None:
             return loss
     return sgd(**settings)
 
 
-def stackable(client: Client, settings: Settings) -> bool:
-    """Whether the client's steps can be taken together with others': its loss is declared as
-    `stacked`, only `drift` changes gradients, and the network has no buffers."""
+def why_alone(client: Client, settings: Settings) -> str:
+    """Why the client's steps cannot be taken together with others', "" if they can."""
     definer = next(cls for cls in type(client).__mro__ if "loss" in vars(cls))
     parameters = set(client.model.parameters())
-    return (
-        "stacked" in vars(definer)
-        and settings["loss"] == client.loss
-        and settings.get("adjust") is None
-        and all(isinstance(p, Tensor) and p in parameters for p in settings["parameters"])
-        and type(settings["samples"]) is Samples
-        and len(settings["rows"]) > 0
-        and not any(True for _ in client.model.buffers())
-    )
+    if "stacked" not in vars(definer):
+        return f"{definer.__name__} has a loss, but does not set `stacked`"
+    if settings["loss"] != client.loss:
+        return f"{type(client).__name__} trains on another function than its `loss`"
+    if settings.get("adjust") is not None:
+        return f"{type(client).__name__} changes gradients"
+    if any(True for _ in client.model.buffers()):
+        return "the network has buffers, such as running statistics"
+    known = all(isinstance(p, Tensor) and p in parameters for p in settings["parameters"])
+    if not known or type(settings["samples"]) is not Samples or not len(settings["rows"]):
+        return f"{type(client).__name__} trains on other samples, or on none"
+    return ""
 
 
 class Work:
@@ -101,6 +104,7 @@ class Member:
 
     def __init__(self, task: Callable[[], Any]) -> None:
         self.work: Work | None = None  # that it waits for
+        self.alone = "the method has a training loop that does not call `fit_locally`"
         self.loss: float | None = None  # of the finished work
         self.result: Any = None
         self._task = task
@@ -145,6 +149,14 @@ class Cohort:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._used, self._alone = False, ""  # whether clients trained together; why not
+
+    def warn_if_unused(self, method: str) -> None:
+        """Warn that clients of the `method` have trained one by one."""
+        if self._alone and not self._used:
+            text = f"{method}: cohort={self.size} has no effect, clients train one by one: "
+            warnings.warn(text + self._alone, stacklevel=2)
+            self._used = True  # once
 
     def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of the tasks, one for each client. Raises the error of a task."""
@@ -156,6 +168,7 @@ class Cohort:
                 self._work(waiting)
                 waiting = [member for member in waiting if member.go()]
             results += [member.result for member in members]
+            self._alone = members[-1].alone
         return results
 
     def _work(self, waiting: Sequence[Member]) -> None:
@@ -171,6 +184,7 @@ class Cohort:
             except RuntimeError as error:  # an operation that vmap lacks, or too little memory
                 warnings.warn(f"clients train one by one: {error}", stacklevel=2)
                 continue
+            self._used = True
             for member, loss in zip(members, losses, strict=True):
                 member.loss = loss
 
@@ -181,11 +195,51 @@ class Loss(nn.Module):
     def __init__(self, client: Client) -> None:
         super().__init__()
         self.model, self.client = client.model, copy(client)
+        self.read, self._kind = set[str](), type(client)
+        self._watch()
 
     def forward(self, tensors: dict[str, list[Tensor]], x: Tensor, y: Tensor) -> Tensor:
         """The loss ()."""
         vars(self.client).update(tensors)
         return self.client.loss(x, y)
+
+    def _watch(self) -> None:
+        """Note in `read` what the loss reads of the client, or sets."""
+        read, kind = self.read, self._kind
+
+        def get(client: Any, name: str) -> Any:
+            read.add(name)
+            return kind.__getattribute__(client, name)
+
+        def put(client: Any, name: str, value: Any) -> None:
+            raise ValueError(
+                f"{kind.__name__}.loss sets self.{name}, which a cohort would lose; set it in "
+                "`train`, or set cohort=1"
+            )
+
+        watched = {"__getattribute__": get, "__setattr__": put}
+        self.client.__class__ = type(kind.__name__, (kind,), watched)
+
+    def check(self, clients: Sequence[Client]) -> None:
+        """Raise ValueError if the loss has read something that differs by client; watch no more."""
+        object.__setattr__(self.client, "__class__", self._kind)
+        first, names = vars(clients[0]), self.read - {"model", *self._kind.stacked}
+        different = [
+            f"self.{name}"
+            for name in sorted(names & first.keys())
+            if not all(_same(first[name], vars(client).get(name)) for client in clients[1:])
+        ] + [
+            f"self.model's {name}"
+            for modules in zip(*(client.model.modules() for client in clients), strict=True)
+            for name, value in vars(modules[0]).items()
+            if isinstance(value, Tensor)
+            and not all(_same(value, vars(module).get(name)) for module in modules[1:])
+        ]
+        if different:
+            raise ValueError(
+                f"{self._kind.__name__}.loss reads {different[0]}, which differs by client; make "
+                "it a list of tensors and name it in `stacked`, or set cohort=1"
+            )
 
 
 def train_together(works: Sequence[Work]) -> list[float]:
@@ -232,6 +286,9 @@ def train_together(works: Sequence[Work]) -> list[float]:
                 parameters = {name: s[which] for name, s in (leaves | fixed).items()}
                 others = {name: [s[which] for s in stacks] for name, stacks in tensors.items()}
                 values = vmap(loss, randomness="different")(parameters, others, x, y)
+                if network.read:
+                    network.check([work.client for work in ranked])
+                    network.read.clear()
                 values.sum().backward()
                 total[which] += values.detach()
             for leaf, correction in zip(leaves.values(), drift, strict=False):
@@ -245,6 +302,21 @@ def train_together(works: Sequence[Work]) -> list[float]:
                 parameter.copy_(trained[name][i])
     losses = dict(zip(order, (total / torch.tensor(counts).to(total)).tolist(), strict=True))
     return [losses[i] for i in range(len(works))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two clients' values are equal; False for values that cannot be compared."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor | np.ndarray):
+        return one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return isinstance(one, str | int | float | bool) and one == other
 
 
 def _stacked(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:

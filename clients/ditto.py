@@ -1,7 +1,8 @@
 """Ditto client (Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1): a personal model beside w.
 
 v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w)), w the server's model of the round. Departs from the
-paper: both models take the common local steps, on different mini-batches."""
+paper: both models take the common local steps, on different mini-batches; v_i starts from the
+first w that the client gets; the server's mean is weighted by sample counts, not plain."""
 
 from clients.arrays import Arrays, group, model_arrays, prefixed
 from clients.base import Client, Config, Metrics
@@ -33,7 +34,10 @@ class DittoClient(Client):
                 if v.grad is not None:
                     v.grad += self.penalty * (v.detach() - target)
 
-        self.fit_locally(config, rows=self.rows(config, "own"), adjust=pull)
+        novel = self.share.novel
+        rows = self.rows(config, "own", **({"steps": self.novel_steps} if novel else {}))
+        lr = novel * self.novel_lr or self.lr
+        self.fit_locally(config, rows=rows, lr=lr, adjust=pull)
         self.model.eval()
 
     def receive(self, arrays: Arrays, config: Config) -> None:

@@ -2,7 +2,8 @@
 
 All clients train the body under one random head, which is never trained and never sent. A client
 personalizes when it is scored, by passes of local SGD over its training data. Novel clients
-without labels get the body under the random head."""
+without labels get the body under the random head. Departs from the authors' code: the server's
+mean is weighted by sample counts, not plain."""
 
 from clients.arrays import Arrays
 from clients.base import Config, Metrics
@@ -30,12 +31,7 @@ class FedBABUClient(FedPerClient):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """The body under the common head, tuned where there are labels."""
         super().receive(arrays, config)
-        if not self.share.novel:
-            self.tune(config)
-
-    def tune(self, config: Config) -> None:
-        """The passes that personalize, for a novel client on its few labeled samples."""
-        if self.tune_epochs:
+        if self.tune_epochs and not self.share.novel:
             rows = self.rows(config, "tune", epochs=self.tune_epochs)
             with train_only(self.model, self.is_tuned) as parameters:
                 self.fit_locally(config, rows=rows, parameters=parameters)

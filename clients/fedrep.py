@@ -27,21 +27,12 @@ class FedRepClient(FedPerClient):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """h_i ← GRD(f(h_i, φ)) `head_epochs` times, then φ_i ← GRD(f(h_i, φ))."""
         self.load(arrays)
-        self.train_head(config, "head")
+        if self.head_epochs:
+            rows = self.rows(config, "head", epochs=self.head_epochs)
+            with train_only(self.model, self.is_personal) as head:
+                self.fit_locally(config, rows=rows, parameters=head)
         with train_only(self.model, lambda name: not self.is_personal(name)) as body:
             loss = self.fit_locally(config, parameters=body)
         held = any(self.is_personal(name) for name in arrays)
         reply = model_arrays(self.model) if held else self.arrays()
         return reply, len(self.share.train), {"loss": loss}
-
-    def tune(self, config: Config) -> None:
-        """A novel client's head, in its `head_epochs` passes over the few labeled samples."""
-        self.train_head(config, "shots")
-        self.model.eval()
-
-    def train_head(self, config: Config, purpose: str) -> None:
-        """`head_epochs` passes of SGD on the head, the body frozen."""
-        if self.head_epochs:
-            rows = self.rows(config, purpose, epochs=self.head_epochs)
-            with train_only(self.model, self.is_personal) as head:
-                self.fit_locally(config, rows=rows, parameters=head)

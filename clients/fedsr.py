@@ -59,10 +59,12 @@ class FedSRClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
-        if not self.test_samples:
-            return super().predict(x)
-        with torch.no_grad():
-            mean, scale = self.network.distribution(x)
-            draws = [self.network.draw(mean, scale) for _ in range(self.test_samples)]
-            logs = torch.stack([self.network.head(z).log_softmax(1) for z in draws])
-            return logs.logsumexp(0) - math.log(self.test_samples)
+        return (
+            self.by_parts(self._mean_probabilities, x) if self.test_samples else super().predict(x)
+        )
+
+    def _mean_probabilities(self, x: Tensor) -> Tensor:
+        mean, scale = self.network.distribution(x)
+        draws = [self.network.draw(mean, scale) for _ in range(self.test_samples)]
+        logs = torch.stack([self.network.head(z).log_softmax(1) for z in draws])
+        return logs.logsumexp(0) - math.log(self.test_samples)

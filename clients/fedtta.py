@@ -88,7 +88,8 @@ class FedTTAClient(Adapting, Client):
     def tune(self, config: Config) -> None:
         """Meta-train on a novel client's few labels, as a training client does."""
         self.keep_server()
-        self.fit_locally(config, rows=self.rows(config, "shots"))
+        rows = self.rows(config, "shots", steps=self.novel_steps)
+        self.fit_locally(config, rows=rows, lr=self.novel_lr or self.lr)
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """SGD on both networks, each with its learning rate."""
@@ -149,7 +150,7 @@ class FedTTAClient(Adapting, Client):
         """f(·; ψ̃), normalised by the statistics of x."""
         model = deepcopy(self.base)
         model.load_state_dict(dict(self._best.parameters), strict=False)
-        return with_statistics(model, x)
+        return with_statistics(model, *self.parts(x))
 
 
 class FedTTAProxClient(FedTTAClient):

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from clients.arrays import Arrays, to_numpy
 from clients.base import Client, Config, Metrics
+from clients.failures import Refusal
 from clients.models.encoders import ENCODERS, Described
 from clients.optimizers import SGD
 from clients.privacy import DP_GENERATOR, generator, noised
 from clients.protocol import StateUse
 from clients.sgd import train_only
 from partitions.datasets import Info
+from partitions.limits import num_parts
 from partitions.seeds import seed_of
 from partitions.settings import COUNT, RATE, SOME, WEIGHT, setting
 from partitions.shares import Samples
@@ -89,11 +91,13 @@ class ODPFLHNClient(Client):
         train_fraction: float,
     ) -> nn.Module:
         """The target network with its encoder; `descriptor_dim` 0 means `descriptor_size`."""
-        dim = descriptor_dim or cls.descriptor_size(round(train_fraction * num_clients))
+        dim = descriptor_dim or cls.descriptor_size(
+            round(train_fraction * num_clients), num_clients
+        )
         return Described(model, ENCODERS[encoder](model, cls.encoder_shape(info), dim))
 
     @classmethod
-    def descriptor_size(cls, num_training: int) -> int:
+    def descriptor_size(cls, num_training: int, num_clients: int) -> int:
         """⌈n/4⌉ entries for n training clients."""
         return math.ceil(num_training / 4)
 
@@ -155,7 +159,7 @@ class ODPFLHNClient(Client):
         whole = noise_scale(1.0, self.descriptor_epsilon, self.descriptor_delta) ** -2
         spent, cost = float(self.state.get("spent", 0.0)), whole / self.descriptor_answers
         if spent + cost > whole * (1 + 1e-9):
-            raise ValueError(
+            raise Refusal(
                 f"this client has answered what descriptor-epsilon {self.descriptor_epsilon:g} and "
                 f"descriptor-answers {self.descriptor_answers} allow; this is another encoder, or "
                 "its data have changed"
@@ -166,7 +170,7 @@ class ODPFLHNClient(Client):
     def _refuse(self, what: str) -> None:
         """Raise ValueError for a private novel client, whose budget does not cover `what`."""
         if self.private:
-            raise ValueError(
+            raise Refusal(
                 f"descriptor-epsilon is {self.descriptor_epsilon:g}, and covers no {what} of a "
                 "novel client, only its descriptor"
             )
@@ -220,7 +224,9 @@ class ODPFLHNClient(Client):
         seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
         order = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(samples), generator=order)[:n]
-        passes = -(-n // self.encode_batch_size) if self.encode_batch_size else 1
+        passes = num_parts((n, *samples.x.shape[1:]), self.pass_megabytes)
+        if self.encode_batch_size:
+            passes = max(passes, -(-n // self.encode_batch_size))
         e = sum(
             self.encoder(self.encoder_input(*samples[batch])) * (len(batch) / n)
             for batch in rows.tensor_split(passes)

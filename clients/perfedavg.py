@@ -23,6 +23,7 @@ class PerFedAvgClient(Client):
 
     rates = ("lr", "inner_lr")
 
+    novel_steps, novel_lr = 1, 0.0  # as a training client
     inner_lr = setting(0.01, "α, also of the step that personalizes; β is the local lr", RATE)
     variant = setting("exact", "second derivatives", ("exact", "first-order", "hessian-free"))
     delta = setting(0.001, "δ of the Hessian-free difference", POSITIVE)
@@ -76,19 +77,21 @@ class PerFedAvgClient(Client):
         return _grad(self.risk(at, batch), at, graph)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """w − α ∇L(w) of all the training data."""
+        """w − α ∇L(w) of all the training data; a novel client takes `novel_steps` such steps."""
         super().receive(arrays, config)
-        if len(self.share.train) and (self.share.shots or not self.share.novel):
+        novel = self.share.novel
+        if len(self.share.train) and (self.share.shots or not novel):
             self.model.train()
-            w = self.weights()
-            step = self.gradient(w, self.share.train.to(self.device)[:])
-            with torch.no_grad():
-                for name, parameter in w.items():
-                    parameter.sub_(self.inner_lr * step[name])
+            w, rate = self.weights(), novel * self.novel_lr or self.inner_lr
+            for _ in range(self.novel_steps if novel else 1):
+                step = self.gradient(w, self.share.train.to(self.device)[:])
+                with torch.no_grad():
+                    for name, parameter in w.items():
+                        parameter.sub_(rate * step[name])
             self.model.eval()
 
     def tune(self, config: Config) -> None:
-        """Nothing: `receive` takes the step on a novel client's few labels."""
+        """Nothing: `receive` takes the steps on a novel client's few labels."""
 
 
 def _grad(value: Tensor, weights: Weights, graph: bool = False) -> Weights:

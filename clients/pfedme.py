@@ -25,6 +25,7 @@ class PFedMeClient(Client):
     rates = ("lr", "personal_lr")
     needs_state = StateUse.PREDICTIONS
 
+    novel_lr = 0.0  # personal_lr
     lr = 0.05  # 0.005, as published, moves w too little in tens of rounds
     penalty = setting(15.0, "λ, pull of the local to the personal model", "(0, 1000000]")
     inner_steps = setting(5, "K, steps to the proximal point for each mini-batch", SOME)
@@ -50,9 +51,10 @@ class PFedMeClient(Client):
             self.state |= prefixed("theta", solution)
         return reply, len(self.share.train), {"loss": total / max(len(rows), 1)}
 
-    def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor]) -> float:
+    def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor], lr: float = 0.0) -> float:
         """Move the model's θ to the proximal point of w for the batch; returns the last L(θ)."""
-        optimizer = SGD(self.model.parameters(), self.personal_lr, self.momentum, self.weight_decay)
+        lr = lr or self.personal_lr
+        optimizer = SGD(self.model.parameters(), lr, self.momentum, self.weight_decay)
         for _ in range(self.inner_steps):
             optimizer.zero_grad()
             loss = self.loss(x, y)
@@ -75,6 +77,6 @@ class PFedMeClient(Client):
         w = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         samples = self.share.train.to(self.device)
         self.model.train()
-        for x, y in mini_batches(samples, self.rows(config, "shots")):
-            self.solve(x, y, w)
+        for x, y in mini_batches(samples, self.rows(config, "shots", steps=self.novel_steps)):
+            self.solve(x, y, w, self.novel_lr)
         self.model.eval()

@@ -98,8 +98,7 @@ class GlobalClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, 2) of the user's head."""
-        with torch.no_grad():
-            return self.model(x, self.k)
+        return self.by_parts(lambda part: self.model(part, self.k), x)
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network with only the user's head."""

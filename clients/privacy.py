@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.arrays import Arrays, as_type, from_record, to_record
+from clients.failures import Refusal
 from clients.protocol import OFFERS
 from partitions.seeds import seed_of
 from partitions.settings import setting
@@ -96,7 +97,7 @@ def private(
         return call_next(message, context)
     action, everything = message.metadata.message_type, options["dp-covers"] == EVERYTHING
     if everything and action not in ("query", "train"):
-        raise ValueError(f"dp-covers is 'everything', and the answer to {action!r} is not covered")
+        raise Refusal(f"dp-covers is 'everything', and the answer to {action!r} is not covered")
     reply = call_next(message, context)
     if reply.has_error():
         return reply
@@ -135,7 +136,7 @@ def local_noise(message: Message, options: Mapping[str, Any]) -> float:
     config = settings_of(message)
     deviation, least = float(str(config.get(NOISE, 0))), promised_multiplier(options)
     if not 0 < deviation < math.inf or not deviation >= least * float(options["dp-clip"]):
-        raise ValueError(f"dp is 'local', but the server asked for noise of {deviation:g}")
+        raise Refusal(f"dp is 'local', but the server asked for noise of {deviation:g}")
     return deviation
 
 
@@ -165,7 +166,7 @@ def _protect(
     )  # two records would be clipped separately
     trained = from_record(record)
     if trained.keys() != sent.keys():
-        raise ValueError(f"a private reply must have the names {sorted(sent)}")
+        raise Refusal(f"a private reply must have the names {sorted(sent)}")
     change = {name: a.astype(float) - sent[name] for name, a in trained.items()}
     change = clipped(change, float(options["dp-clip"]))
     if deviation:

@@ -9,6 +9,8 @@ RUN_TOKEN = "run-token"  # config key: the run that the client's state belongs t
 SAVE_STATE, RESTORE_STATE = "query.keep", "train.recall"  # only to the clients of a simulation
 DOMAIN = "query.domain"  # of runs that report the terms of the generalization bound
 
+FEW_SAMPLES = 10  # a client's score on fewer is warned of: one sample is more than 10 points
+
 
 class FewShot(StrEnum):
     """How a novel client learns from a few labeled samples; NONE is false."""

@@ -14,8 +14,8 @@ def batches(
     n: int,
     batch_size: int,
     *,
-    steps: int,
-    epochs: int,
+    steps: int = 0,
+    epochs: int = 0,
     generator: torch.Generator,
     short: bool = False,
 ) -> Sequence[Tensor]:

@@ -33,15 +33,16 @@ class T3AClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """z · c_k (n, C), c_k the template of class k."""
-        return self.personal_model(x)(x).detach()
+        return self.by_parts(self.personal_model(x), x)
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network with the templates of x as its classifier."""
         model = deepcopy(self.model).eval()
         head = head_of(model)
+        model.head = nn.Identity()
+        features = self.by_parts(model, x)
         with torch.no_grad():
-            model.head = nn.Identity()
-            templates = self.templates(model(x))
+            templates = self.templates(features)
         model.head = nn.Linear(head.in_features, head.out_features, bias=False)
         model.head.weight = nn.Parameter(templates)
         return model

@@ -4,7 +4,8 @@ Affine parameters of normalisation layers are adapted where the network has them
 where it has none, and always all with `parameters` = "all". Normalisation layers use the
 statistics of the present inputs, as in the paper; dropout is off.
 Departs from the paper: all of a client's inputs are one batch, whose predictions are those after
-the last step."""
+the last step. Very many are split into parts of `pass-megabytes`: a step follows the mean gradient,
+and normalisation layers use a part's statistics."""
 
 import math
 from functools import partial
@@ -44,19 +45,21 @@ def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
     return model
 
 
-def with_statistics(model: nn.Module, x: Tensor) -> nn.Module:
-    """`model` in evaluation mode, with the statistics of the inputs x as running statistics."""
-    if len(x) > 1:  # one sample has no variance
+def with_statistics(model: nn.Module, *parts: Tensor) -> nn.Module:
+    """`model` in evaluation mode, with the statistics of the inputs as running statistics: the
+    mean over the parts."""
+    if len(parts[0]) > 1:  # one sample has no variance
         counts: dict[Any, int] = {}  # by layer
         hooks = []
         for module in normalisation(batch_statistics(model)):
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.reset_running_stats()
-                module.momentum = None  # the mean over batches; there is one
+                module.momentum = None  # the mean over batches
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 hooks.append(module.register_forward_hook(partial(_count, counts)))
         with torch.no_grad():
-            model(x)
+            for part in parts:
+                model(part)
         for hook in hooks:
             hook.remove()
         for norm, n in counts.items():  # a batch's variance is over n, the running one over n − 1
@@ -96,9 +99,12 @@ class TENTClient(Client):
         self.stages = {}
         for _ in range(self.adapt_steps):
             optimizer.zero_grad()
-            z = self.model(x)
-            self.stages.setdefault("base", z.detach())
-            (self.objective(z) / self.unit).backward()
+            stages = []
+            for part in self.parts(x):
+                z = self.model(part)
+                (self.objective(z) * (len(part) / len(x)) / self.unit).backward()
+                stages.append(z.detach())
+            self.stages.setdefault("base", torch.cat(stages))
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
@@ -116,7 +122,7 @@ class TENTClient(Client):
         """The adapted network, normalised by the statistics of x."""
         model = super().personal_model(x)
         model.load_state_dict(self._adapted_weights)
-        return with_statistics(model, x)
+        return with_statistics(model, *self.parts(x))
 
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that are adapted."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clients.failures import described
 from fedapps.results.checkpoint import state_bytes
 from fedapps.settings.config import Config
 from partitions import references
@@ -170,6 +171,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
+        self.on_failure: Callable[[str], None] = lambda text: None  # gets each error as text
 
     @contextmanager
     def run(self, config: Config, summary: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
@@ -226,6 +228,7 @@ class Callbacks:
                 raise
             name = type(callback).__name__
             logging.getLogger("flwr").warning("%s failed and is removed: %s", name, error)
+            self.on_failure(f"callback {name}, which is removed\n{described(error)}")
             self.callbacks.remove(callback)
 
 

@@ -9,6 +9,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from clients.failures import printable
+
+visible = printable
+
 
 def _allow(references: list[str] | None) -> list[str] | None:
     if references:
@@ -37,11 +41,6 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False)
 
 
-def visible(text: object) -> str:
-    """`text` in one line, with control and other unprintable characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
-
-
 def say(console: Console, text: object) -> None:
     """Print a line that may hold text from files or clients."""
     console.print(visible(text), highlight=False, soft_wrap=True)
@@ -66,5 +65,6 @@ def refusals(*kinds: type[Exception], code: int = 2) -> Iterator[None]:
 
 def spreadsheet_cell(name: str) -> str:
     """A name as a spreadsheet's text: a formula gets a single quote in front, a number does not."""
-    formula = re.match(r"[=+\-@\t\r]", name) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
-    return f"'{name}" if formula else name
+    formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n]", name)
+    number = re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
+    return f"'{name}" if formula and not number else name

@@ -26,6 +26,7 @@ from clients.arrays import Arrays, num_bytes
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # clients' models that a method may hand out
 CHECKPOINTS = "checkpoints"  # a folder
+ERRORS = "errors.log"  # each cause of a failure once
 PRIVACY = "privacy.json"  # what the run's users have spent
 TOKEN = "token.json"  # by it nodes recognize their states of the run
 LOCK = ".lock"  # while a process uses the folder, or after one was killed

@@ -1,5 +1,6 @@
 """THE table: name → (strategy, client). No class is imported before it is asked for."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
@@ -39,7 +40,9 @@ class Method:
 
     Its settings are those that its classes declare, without the `fixed` ones, which it does not
     offer. `settings` holds other defaults, also of common keys. A method that `extends` another
-    takes over what that one's section sets, where it sets nothing itself."""
+    takes over what that one's section sets, where it sets nothing itself.
+
+    `name`, one word, stands for a reference in tables and figures."""
 
     strategy: "type[PersonalizedStrategy]"
     client: "type[Client]"
@@ -51,6 +54,7 @@ class Method:
     settings: Mapping[str, Value] = field(default_factory=dict, compare=False)
     extends: str = ""
     fixed: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def own_client(self) -> bool:
@@ -403,6 +407,8 @@ NAMED = {
 def _adopted(name: str, method: Any) -> Method:
     if not isinstance(method, Method):
         raise ValueError(f"{name!r} is {method!r}; it must be a fedapps.methods.Method")
+    if not re.fullmatch(r"[\w.+-]{0,60}", method.name):
+        raise ValueError(f"the name of {name!r} is {method.name!r}; it must be one word")
     return method
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -46,8 +47,8 @@ def client_app(
     """Flower's client half of `method`, around the network that `model` makes.
 
     `data` returns a node's samples: training samples, or a pair of training and validation
-    samples. Each is a DataLoader (its dataset is used), a dataset, a tensor of inputs or a pair of
-    tensors (x, y). A node whose samples have no labels, or with ``novel=true`` in its
+    samples. Each is a DataLoader (its dataset is used), a dataset, a tensor or array of inputs, or
+    a pair of them (x, y). A node whose samples have no labels, or with ``novel=true`` in its
     configuration, is a novel client. `public` returns the inputs that FedMD's methods learn from.
     `loss` replaces the cross entropy of logits and labels. `settings` are the method's and the
     common ones, see `fedapps list methods` and pyproject.
@@ -135,7 +136,7 @@ def share_of(given: Any, context: Context, public: Callable[[], Tensor] | None =
 
 
 def _samples(part: Any) -> Samples:
-    if isinstance(part, Tensor):
+    if isinstance(part, Tensor | np.ndarray):
         return from_tensors(part)
     if _are_tensors(part):
         return from_tensors(*part)
@@ -143,7 +144,8 @@ def _samples(part: Any) -> Samples:
 
 
 def _are_tensors(given: Any) -> bool:
-    return isinstance(given, tuple | list) and all(isinstance(part, Tensor) for part in given)
+    arrays = (Tensor, np.ndarray)
+    return isinstance(given, tuple | list) and all(isinstance(part, arrays) for part in given)
 
 
 def _configuration(method: str, settings: dict[str, Any]) -> Config:

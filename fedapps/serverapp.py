@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from clients.arrays import Arrays, to_record
+from clients.failures import error_line
 from clients.models import sized
 from clients.privacy import EVERYTHING
 from clients.protocol import FewShot
@@ -42,6 +43,7 @@ from partitions import trust
 from partitions.base import novel_shots
 from strategies.base import PersonalizedStrategy
 from strategies.privacy import Privacy, checked
+from strategies.robust import is_plain
 
 app = ServerApp()
 
@@ -80,7 +82,7 @@ def main(grid: Grid, context: Context) -> None:
             run(grid, config | changes, engine)
         except Exception as error:
             log(ERROR, "method %s failed", method, exc_info=error)
-            errors[method] = f"{type(error).__name__}: {error}"
+            errors[method] = error_line(error)
     if errors:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
@@ -100,6 +102,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
         _prepare_privacy(config, privacy, output, checkpoint)
         callbacks = make_callbacks(config)
         recorder = Recorder(config, engine, output, checkpoint)
+        callbacks.on_failure = recorder.record_failure
         if checkpoint is not None:
             callbacks.load_state(checkpoint["callbacks"])
 
@@ -111,6 +114,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
         strategy, shared = _strategy(
             config,
             on_round=on_round,
+            on_failure=recorder.record_failure,
             former=former_state,
             client_states=client_states,
             privacy=privacy,
@@ -222,7 +226,6 @@ def check_run(config: Config) -> Privacy | None:
 
     Raises ValueError for settings that contradict each other or that the method cannot fulfil."""
     method = check_method(config["method"])
-    strategy = METHODS[method].strategy
     if not config["rounds"] and not config["from-dir"]:
         raise ValueError("rounds is 0; it must be at least 1 unless from-dir is set")
     if int(config["min-available-nodes"]) > int(config["num-clients"]):
@@ -237,11 +240,8 @@ def check_run(config: Config) -> Privacy | None:
         )
     if config["resume"] and not config["output-dir"]:
         raise ValueError("resume goes on from a checkpoint in output-dir, which is not set")
-    if config["robust"] != "none" and "robust" not in accepted(strategy):
-        able = ", ".join(name for name, m in METHODS.items() if "robust" in accepted(m.strategy))
-        raise ValueError(f"{method} takes no robust {config['robust']!r}; able: {able}")
-    if config["robust"] != "none" and config["dp"] != "none":
-        raise ValueError("robust and dp exclude each other: ε is that of the clients' plain mean")
+    if config["robust"] != "none":
+        _check_robust(config, method)
     for key in ("output-dir", "from-dir"):
         folder = str(config[key])
         if folder and not Path(folder).is_absolute():
@@ -249,6 +249,20 @@ def check_run(config: Config) -> Privacy | None:
     make_callbacks(config)
     _check_shots(config, method)
     return _privacy(config, method)
+
+
+def _check_robust(config: Config, method: str) -> None:
+    """Raise ValueError for a robust mean that the method does not take, or that protects nobody."""
+    if "robust" not in accepted(METHODS[method].strategy):
+        able = ", ".join(name for name, m in METHODS.items() if "robust" in accepted(m.strategy))
+        raise ValueError(f"{method} takes no robust {config['robust']!r}; able: {able}")
+    if config["dp"] != "none":
+        raise ValueError("robust and dp exclude each other: ε is that of the clients' plain mean")
+    training = round(float(config["train-fraction"]) * int(config["num-clients"]))
+    values = settings(config, method)
+    sampled = round(values["fraction_train"] * training)
+    if plain := is_plain(values["robust"], values["robust_fraction"], sampled):
+        raise ValueError(plain)
 
 
 def _check_shots(config: Config, method: str) -> None:

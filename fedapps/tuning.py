@@ -7,11 +7,15 @@ An experiment's [search] table holds a list of choices or a range for each setti
     "fedtta.adapt-lr" = { low = 0.001, high = 0.1, log = true }
 
 A key without a section is searched for every method, a key of a method's section for that method
-alone. Every method has the same number of trials. No trial evaluates novel clients."""
+alone. Every method has the same number of trials, unless its lists hold fewer points: none is
+tried twice. No trial evaluates novel clients."""
 
 import csv
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STORAGE = "study.db"
+BEST, TRIALS, FIGURE = "best.toml", "trials.csv", "trials.pdf"
+MAX_EQUAL_FAILURES = 3  # at the beginning of a method's trials; then its search stops
+MAX_GRID = 10_000  # points of lists and whole numbers that are tried in random order, each once
 NO_NOVEL_CLIENTS: Config = {"evaluate-novel": False, "novel-rounds": 0, "bound": False}
 RANGE = {"low", "high", "log"}
 
@@ -96,12 +103,14 @@ def trial_label(method: str, search: Search, params: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One trial: its number from 1, its settings, and its validation accuracy (None: failed)."""
+    """One trial: its number from 1, its settings, and its validation accuracy, or None and the
+    `error`."""
 
     method: str
     number: int
     label: str
     validation: float | None
+    error: str = ""
 
     @property
     def settings(self) -> str:
@@ -126,7 +135,8 @@ class Tuning:
         self.config = override(self.config, NO_NOVEL_CLIENTS)
 
     def tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
-        """Run `trials` trials of every method; those in `output` count.
+        """Run `trials` trials of every method; those in `output` count. A method's search stops if
+        its first trials of this call fail alike and none has succeeded.
 
         Raises ValueError if `output` holds trials of other settings."""
         import optuna
@@ -135,11 +145,22 @@ class Tuning:
         self.output.mkdir(parents=True, exist_ok=True)
         outcomes: list[Outcome] = []
         for method in methods:
-            study = self._study(method)
-            while (missing := trials - len(_finished(study))) > 0:
-                self._run_batch(study, method, min(self.parallel, missing))
+            study, errors = self._study(method), list[str]()
+            most = min(trials, len(_grid(self._space(method))) or trials)
+            while (missing := most - len(_finished(study))) > 0:
+                errors += self._run_batch(study, method, min(self.parallel, missing))
+                alike = {re.sub(r"[\d.]+", "", error) for error in errors}
+                failed = all(trial.value is None for trial in _finished(study))
+                if failed and len(errors) >= MAX_EQUAL_FAILURES and len(alike) == 1:
+                    break
             outcomes += [
-                Outcome(method, number, trial_label(method, self.search, trial.params), trial.value)
+                Outcome(
+                    method,
+                    number,
+                    trial_label(method, self.search, trial.params),
+                    trial.value,
+                    study.user_attrs.get(f"error {trial.number}", ""),
+                )
                 for number, trial in enumerate(_finished(study), 1)
             ]
             write_results(outcomes, self.config, self.seeds, self.output)
@@ -164,30 +185,45 @@ class Tuning:
         study.set_user_attr("settings", settings)
         return study
 
-    def _run_batch(self, study: "Study", method: str, count: int) -> None:
-        """Run `count` trials at once; interrupted ones come first, without new ones."""
+    def _space(self, method: str) -> "dict[str, BaseDistribution]":
+        """What is searched for the method."""
+        sections, search = ("", "partition", method.split(maxsplit=1)[0]), self.search.items()
+        return {k: distribution(v) for k, v in search if k.rpartition(".")[0] in sections}
+
+    def _run_batch(self, study: "Study", method: str, count: int) -> list[str]:
+        """Run `count` trials at once; interrupted ones come first, without new ones. Returns the
+        errors of those that failed."""
         from optuna.samplers import TPESampler
         from optuna.trial import FrozenTrial, Trial, TrialState
 
-        sections, search = ("", "partition", method.split(maxsplit=1)[0]), self.search.items()
-        space = {k: distribution(v) for k, v in search if k.rpartition(".")[0] in sections}
+        space = self._space(method)
         begun = study.get_trials(states=(TrialState.RUNNING,))
         batch: list[Trial | FrozenTrial] = [t for t in begun if t.params.keys() == space.keys()]
         if not batch:  # each has a seed of its own: a study that was stopped draws the same
             study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
+            seen = [trial.params for trial in study.trials]
+            points = [point for point in _grid(space) if point not in seen]
+            for number in np.random.default_rng(int(self.config["seed"])).permutation(len(points)):
+                if len(study.get_trials(states=(TrialState.WAITING,))) < count:
+                    study.enqueue_trial(points[number])
             batch = [study.ask(space) for _ in range(count)]
         labels = {t.number: trial_label(method, self.search, t.params) for t in batch[:count]}
         distinct = list(dict.fromkeys(labels.values()))
         jobs = make_jobs(self.config, distinct, self.seeds, self.output / "trials")
         keep_finished(jobs)
         self.run(jobs)
+        errors = []
         for number, label in labels.items():
             accuracies = [validation_accuracy(job) for job in jobs if job.method == label]
             values = [accuracy for accuracy in accuracies if accuracy is not None]
             if len(values) < len(accuracies):
+                reasons = [job.error for job in jobs if job.method == label and job.error]
+                errors.append(reasons[0] if reasons else "")
+                study.set_user_attr(f"error {number}", errors[-1])
                 study.tell(number, state=TrialState.FAIL)
             else:
                 study.tell(number, float(np.mean(values)))
+        return errors
 
 
 def validation_accuracy(job: Job) -> float | None:
@@ -201,6 +237,21 @@ def validation_accuracy(job: Job) -> float | None:
     if accuracy is None:
         raise ValueError(f"{job.name}: no validation samples of training clients to tune by")
     return float(accuracy)
+
+
+def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
+    """All points of lists and whole numbers; none if some range is continuous, or for too many."""
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    values: list[Sequence[Any]] = []
+    for one in space.values():
+        if isinstance(one, CategoricalDistribution):
+            values.append(one.choices)
+        elif isinstance(one, IntDistribution):
+            values.append(range(one.low, one.high + 1))
+    if len(values) < len(space) or math.prod(map(len, values)) > MAX_GRID:
+        return []
+    return [dict(zip(space, point, strict=True)) for point in product(*values)]
 
 
 def _finished(study: "Study") -> "list[FrozenTrial]":
@@ -218,8 +269,16 @@ def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
 def write_results(
     outcomes: Sequence[Outcome], config: Config, seeds: Sequence[int], output: Path
 ) -> None:
-    """Write best.toml, an experiment of every method at its best settings, trials.csv and
-    trials.pdf."""
+    """Write trials.csv; if a trial succeeded, also best.toml, an experiment of every method at its
+    best settings, and trials.pdf."""
+    for name in (BEST, FIGURE):
+        (output / name).unlink(missing_ok=True)
+    with (output / TRIALS).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "trial", "settings", "validation", "error"])
+        writer.writerows([o.method, o.number, o.settings, o.validation, o.error] for o in outcomes)
+    if not best(outcomes):
+        return
     known = defaults() | NO_NOVEL_CLIENTS | {"method": config["method"]}
     changed = {k: v for k, v in config.items() if v != known[k] and k != "output-dir"}
     labels = [outcome.label for outcome in best(outcomes).values()]
@@ -227,13 +286,8 @@ def write_results(
         variant(config, label)  # checks that best.toml can be read
     content = {"methods": labels, "seeds": list(seeds), **changed}
     title = "# The best settings by the training clients' validation accuracy\n"
-    write_text(output / "best.toml", title + tomli_w.dumps(content))
-    with (output / "trials.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "trial", "settings", "validation"])
-        writer.writerows([o.method, o.number, o.settings, o.validation] for o in outcomes)
-    if labels:
-        save(history(outcomes), output / "trials.pdf")
+    write_text(output / BEST, title + tomli_w.dumps(content))
+    save(history(outcomes), output / FIGURE)
 
 
 def history(outcomes: Sequence[Outcome]) -> "Figure":

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
@@ -47,9 +48,10 @@ def from_items(items: Any) -> Samples:
     return Items(nothing, y, torch.arange(len(items)), scale=1.0, items=items)
 
 
-def from_tensors(x: Tensor, y: Tensor | None = None) -> Samples:
+def from_tensors(x: Tensor | np.ndarray, y: Tensor | np.ndarray | None = None) -> Samples:
     """Inputs (n, *shape) as the network takes them, and labels (n,) if there are any."""
-    y = torch.full((len(x),), UNLABELED) if y is None else y.long()
+    x = as_tensor(x)
+    y = torch.full((len(x),), UNLABELED) if y is None else as_tensor(y).long()
     if len(x) != len(y) or not len(x):
         raise ValueError(f"{len(x)} inputs, but {len(y)} labels; at least one of each is needed")
     return Samples(x, y, torch.arange(len(x)), scale=1.0)
@@ -75,9 +77,27 @@ def item_of(item: Any) -> tuple[Tensor, int]:
         )
     else:
         x, y = item if isinstance(item, tuple | list) else (item, None)
-    if not isinstance(x, Tensor):
+    try:
+        return as_tensor(x), UNLABELED if y is None else int(y)
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"an item holds {type(x).__name__} where its input should be a tensor; items are "
-            f"(x, y), x, or mappings with one of {', '.join(INPUTS)}"
-        )
-    return x, UNLABELED if y is None else int(y)
+            f"an item holds {type(x).__name__} where its input should be a tensor, array, numbers "
+            f"or a picture; items are (x, y), x, or mappings with one of {', '.join(INPUTS)}"
+        ) from error
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor of an array, of lists, or of a picture: (channels, height, width) in [0, 1].
+
+    Raises TypeError or ValueError for other values."""
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "getbands"):  # of Pillow
+        from torchvision.transforms.functional import to_tensor
+
+        picture: Tensor = to_tensor(value)
+        return picture
+    array = np.asarray(value)
+    if not array.ndim:
+        raise TypeError(f"{value!r:.80} is no array")
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -33,7 +33,8 @@ class PersonalizedStrategy(Hooks):
     invents names, has wrong shapes or dtypes, is not finite, or is absurdly far from what was sent
     is dropped, counted and logged.
 
-    `on_round` is called with each round's report and may raise `Stop`. `privacy` protects updates
+    `on_round` is called with each round's report and may raise `Stop`; `on_failure` with a text for
+    each new cause of a dropped reply. `privacy` protects updates
     before they are aggregated. `former` is the `state` of a former run, or just its "arrays"; the
     run continues after the round of that state, and with 0 rounds it is only evaluated.
     `client_states` are the states of that run's clients, by client id; they are sent back. With
@@ -52,6 +53,7 @@ class PersonalizedStrategy(Hooks):
         *,
         wait: float = 120.0,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
         former: Mapping[str, Any] | None = None,
         client_states: Mapping[int, Arrays] | None = None,
         only_model: str = "",
@@ -76,7 +78,7 @@ class PersonalizedStrategy(Hooks):
         self.min_nodes = {"sample": min_train_nodes, "evaluate": min_evaluate_nodes}
         self.weighted_by_key = weighted_by_key
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
-        self.on_round = on_round
+        self.on_round, self.on_failure = on_round, on_failure
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or foreign_means
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or foreign_means
         self.arrays, self.nodes, self.handout, self.evaluation = {}, [], {}, []
@@ -119,7 +121,8 @@ class PersonalizedStrategy(Hooks):
         self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
         self.common_config = dict(train_config or {})
         training = ConfigRecord(self.common_config)
-        return self.loop.run(initial_arrays, training, evaluate_config or training, evaluate_fn)
+        with self.loop.flower_arrays.leading():
+            return self.loop.run(initial_arrays, training, evaluate_config or training, evaluate_fn)
 
     def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
         """Load the `former` state without any round, to serve the nodes of the grid.

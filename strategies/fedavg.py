@@ -3,14 +3,16 @@
 The server's half of FedAvg, FedProx, FedPer, TENT and Local as well; they differ on the client."""
 
 from collections.abc import Sequence
+from logging import WARNING
 
 import numpy as np
+from flwr.common.logger import log
 
 from clients.arrays import Arrays, as_type, is_statistic
 from partitions.settings import setting
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Update
-from strategies.robust import ROBUST, robust_mean
+from strategies.robust import ROBUST, is_plain, robust_mean
 
 
 def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
@@ -57,4 +59,6 @@ class FedAvg(PersonalizedStrategy):
         models = [update.arrays for update in updates]
         if self.robust == "none":
             return weighted_mean(models, weights)
+        if plain := is_plain(self.robust, self.robust_fraction, len(models)):
+            log(WARNING, "round %s: %s", self.round, plain)
         return robust_mean(self.robust, self.robust_fraction, arrays, models)

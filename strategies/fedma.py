@@ -101,7 +101,8 @@ class FedMA(PersonalizedStrategy):
         if len(replies) < self.min_valid_replies:
             raise RuntimeError(
                 f"round {self.round}: {len(replies)} valid replies of {len(networks)} to "
-                f"train.retrain, min-valid-replies is {self.min_valid_replies}; see the log"
+                f"train.retrain, min-valid-replies is {self.min_valid_replies}; "
+                f"{self.now.failure}"
             )
         return {reply.node: dict(reply.arrays) for reply in replies}
 

@@ -69,6 +69,7 @@ class Hooks(Configured, Strategy):
     arrayrecord_key: str
     configrecord_key: str
     on_round: Callable[[dict[str, Any]], None] | None
+    on_failure: Callable[[str], None] | None
     train_metrics_aggr_fn: Aggregate
     evaluate_metrics_aggr_fn: Aggregate
     messenger: Messenger

@@ -30,7 +30,7 @@ from strategies.run_state import (
     snapshot,
     undo_round,
 )
-from strategies.scores import Evaluation, losses, records
+from strategies.scores import Evaluation, losses, own_means, records
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -58,7 +58,7 @@ class Loop:
         """The rounds of the strategy that remain, or one evaluation if it has no rounds at all."""
         strategy, num_rounds = self.strategy, self.strategy.num_rounds
         result = Result()
-        strategy.now, self.flower_arrays.leads = Round(), True
+        strategy.now = Round()
         self.flower_arrays.take(arrays)
         done = strategy.round
         if not done:
@@ -84,7 +84,7 @@ class Loop:
         if not num_rounds:
             strategy.now = Round(0, report={"round": 0})
             self._evaluate(0, arrays, evaluation, result)
-        result.arrays, self.flower_arrays.leads = to_record(strategy.arrays), False
+        result.arrays = to_record(strategy.arrays)
         return result
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
@@ -183,9 +183,10 @@ class Loop:
 
     def _train_report(self, updates: list[Update], clients: int) -> dict[str, Any]:
         """What a round's report says of the replies."""
-        now, known = self.strategy.now, losses(updates)
+        now, known, own = self.strategy.now, losses(updates), own_means(updates)
         return {
             "loss": float(np.mean(known)) if known else None,
+            **({"metrics": own} if own else {}),
             "valid": len(updates),
             "dropped": dict(now.dropped),
             **({"clipped": now.clipped} if self.strategy.max_update_norm else {}),
@@ -215,7 +216,7 @@ class Loop:
             causes = sorted(dropped) if self._secret else dict(dropped)
             raise RuntimeError(
                 f"{self._lacking()}round {self.strategy.round}: a client failed ({causes}); "
-                "see the log"
+                f"{self.strategy.now.failure}"
             )
 
     def _stop_on_few(self, updates: list[Update]) -> None:
@@ -228,9 +229,20 @@ class Loop:
             count = "too few valid replies"
         else:
             causes = f"; dropped by cause: {dict(now.dropped)}"
+        causes += f"; {now.failure}" if now.failure else ""
         raise RuntimeError(
             f"{self._lacking()}round {now.number}: {count}, min-valid-replies is {least}{causes}"
         )
+
+    def _stop_on_unscored(self, updates: list[Update]) -> None:
+        """Raise RuntimeError if all training clients that were asked, or all novel ones, failed."""
+        now, scored = self.strategy.now, {update.node.novel for update in updates}
+        unscored = {node.novel for _, node in now.sent} - scored
+        if unscored and now.dropped.total() > now.dropped["missing"]:
+            role = "novel" if min(unscored) else "training"
+            raise RuntimeError(
+                f"round {now.number}: no {role} client could be evaluated; {now.failure}"
+            )
 
     @property
     def _secret(self) -> bool:
@@ -256,7 +268,7 @@ class Loop:
             return []
         if number % strategy.evaluate_every and number != strategy.num_rounds:
             return []
-        now.evaluated, now.dropped = True, Counter()
+        now.evaluated, now.dropped, now.failure = True, Counter(), ""
         self.flower_arrays.take(arrays)
         if strategy.privacy is not None:
             if strategy.privacy.covers == EVERYTHING:
@@ -276,6 +288,8 @@ class Loop:
         strategy, now, metrics = self.strategy, self.strategy.now, None
         if now.evaluated:
             updates = strategy.messenger.receive(now.sent, replies, {})
+            self._stop_on_failure()
+            self._stop_on_unscored(updates)
             metrics = self.evaluation.metrics(updates)
             now.report["evaluation"] = dict(metrics)
             if now.dropped:

@@ -11,6 +11,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from clients.arrays import Arrays, num_bytes, to_record
+from clients.failures import bounded, brief, cause_of
 from clients.protocol import SAVE_STATE
 from strategies.privacy import Privacy
 from strategies.replies import (
@@ -27,6 +28,7 @@ from strategies.replies import (
 from strategies.round import Request, Round
 
 Sent = list[tuple[Message, Node]]
+MAX_CAUSES = 50  # that `on_failure` gets: a client may invent any number
 
 
 class Sender(Protocol):
@@ -43,6 +45,7 @@ class Sender(Protocol):
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
+    on_failure: Callable[[str], None] | None
 
     def reference(self, sent: Arrays) -> Arrays:
         """As in `Hooks`."""
@@ -55,6 +58,7 @@ class Messenger:
         self._sender = sender
         self.magnitudes = Magnitudes()
         self.record: ArrayRecord | None = None  # the sender's arrays as a record, if there is one
+        self._causes: set[str] = set()  # that `on_failure` got
 
     @property
     def hides_participants(self) -> bool:
@@ -169,7 +173,19 @@ class Messenger:
         return kept
 
     def drop(self, node: Node, cause: str, detail: str) -> None:
-        """Count and log a reply that is not used."""
-        self._sender.now.dropped[cause] += 1
-        name = "a client" if self.hides_participants else f"client {node.client}"
-        log(WARNING, "%s: reply dropped, %s: %s", name, cause, detail)
+        """Count and log a reply that is not used; each new cause goes to the sender's
+        `on_failure`."""
+        sender, detail = self._sender, bounded(detail)
+        sender.now.dropped[cause] += 1
+        who = "a client"
+        if not self.hides_participants:
+            who = f"client {node.client}, round {sender.now.number}"
+        sender.now.failure = sender.now.failure or f"{who}: {cause}: {brief(detail)}"
+        key = f"{cause}\n{cause_of(detail)}"
+        if key in self._causes or len(self._causes) == MAX_CAUSES:
+            log(WARNING, "%s: reply dropped, %s: %s", who, cause, brief(detail))
+            return
+        log(WARNING, "%s: reply dropped, %s: %s", who, cause, detail)
+        self._causes.add(key)
+        if sender.on_failure is not None:
+            sender.on_failure(f"{who}: {cause}\n{detail}")

@@ -17,6 +17,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
 from clients.arrays import Arrays, as_type, from_record
+from clients.failures import bounded
 from clients.protocol import OFFERS
 from strategies.reply_metrics import checked_values, checked_weight, foreign_numbers, raw_values
 
@@ -26,6 +27,7 @@ MAX_WEIGHT_RATIO = 100  # of a sample count to the usual one; larger ones are im
 ABSURD = 1000.0  # ratio of a reply's distance from what was sent to the usual distance
 LARGEST = 1e18  # of distances; beyond it squares overflow in float32
 REMEMBERED = 200  # distances of former replies
+SHOWN = 5  # arrays of a reply that does not fit
 
 
 @dataclass(frozen=True, order=True)
@@ -150,16 +152,26 @@ def read_reply(
 def _mismatch(arrays: Arrays, like: Arrays) -> tuple[str, str] | None:
     """Cause and detail of what differs from `like`; casts floats in place."""
     if arrays.keys() != like.keys():
-        return "names", f"{sorted(arrays.keys() ^ like.keys())} missing or unknown"
+        lacks, more = (_shapes(x, y) for x, y in ((like, arrays), (arrays, like)))
+        return "names", f"the reply lacks {lacks}; it has {more}, which is not expected"
+    other = {n: a for n, a in arrays.items() if a.shape != like[n].shape}
+    if other:
+        expected = _shapes({name: like[name] for name in other})
+        return "shape", f"the reply has {_shapes(other)}, expected {expected}"
     for name, array in arrays.items():
-        if array.shape != like[name].shape:
-            return "shape", f"{name} is {array.shape}, expected {like[name].shape}"
         if array.dtype.kind == like[name].dtype.kind == "f":
             with np.errstate(over="ignore"):  # infinity is refused later
                 arrays[name] = array.astype(like[name].dtype, copy=False)
         elif array.dtype != like[name].dtype:
             return "dtype", f"{name} is {array.dtype}, expected {like[name].dtype}"
     return None
+
+
+def _shapes(arrays: Arrays, without: Iterable[str] = ()) -> str:
+    """The first of the arrays' names, with their shapes."""
+    left = sorted(arrays.keys() - set(without))
+    words = [f"{name:.100} {arrays[name].shape}" for name in left[:SHOWN]]
+    return ", ".join([*words, *["…"] * (len(left) > SHOWN)]) or "nothing"
 
 
 def bound_weights(updates: list[Update], nodes: Sequence[Node]) -> list[Update]:
@@ -175,9 +187,8 @@ def bound_weights(updates: list[Update], nodes: Sequence[Node]) -> list[Update]:
 
 
 def error_of(reply: Message) -> str:
-    """The error in one line: engines send whole tracebacks, the cause last."""
-    lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip()]
-    return lines[-1][:500] if lines else f"error {reply.error.code}"
+    """The error, the cause last: engines send whole tracebacks."""
+    return bounded(reply.error.reason or "") or f"error {reply.error.code}"
 
 
 def has_raised(reply: Message) -> bool:

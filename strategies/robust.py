@@ -39,6 +39,17 @@ MEANS: dict[str, Mean] = {"median": median, "trimmed-mean": trimmed_mean, "krum"
 ROBUST = ("none", *MEANS)
 
 
+def is_plain(kind: str, fraction: float, clients: int) -> str:
+    """Why the robust mean of so many clients is the plain one; "" if it is not."""
+    if kind == "median" or int(fraction * clients):
+        return ""
+    return (
+        f"robust is {kind!r}, but robust-fraction {fraction:g} of {clients} clients is less than "
+        "one: it is the plain mean. Take robust='median', more clients in a round, or a larger "
+        "robust-fraction"
+    )
+
+
 def robust_mean(kind: str, fraction: float, start: Arrays, models: Sequence[Arrays]) -> Arrays:
     """`start` moved by the robust mean of the models' changes, in the dtypes of `start`."""
     if not models[0]:  # all arrays are personal

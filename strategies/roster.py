@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from clients.failures import brief
 from clients.protocol import OFFERS
 from strategies.replies import LACKS, Node, Requirement, error_of, has_raised
 from strategies.reply_metrics import checked_values, raw_values
@@ -132,7 +133,7 @@ class Roster:
         if reply.has_error():
             if has_raised(reply):
                 return Node(node_id, node_id, foreign=True)
-            self._refuse(node_id, "error", error_of(reply))
+            self._refuse(node_id, "error", brief(error_of(reply)))
             return None
         raw = raw_values(reply.content)
         if OFFERS not in raw:

@@ -35,6 +35,7 @@ class Round:
     payloads: dict[Node, Arrays] = field(default_factory=dict)  # the train messages' arrays
     report: dict[str, Any] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)  # refused replies by cause
+    failure: str = ""  # the first of them, in one line
     clipped: int = 0  # updates beyond max-update-norm
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     started: float = field(default_factory=time.monotonic)

@@ -1,6 +1,7 @@
 """State that lives through a run: of the server before a round, and of a simulation's clients."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from logging import WARNING
 from typing import Any
@@ -54,6 +55,15 @@ class FlowerArrays:
         self._strategy = strategy
         self._taken: ArrayRecord | None = None  # the record that was taken over last
         self.leads = False  # whether the strategy runs its own rounds, not a wrapper
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """Inside, the strategy runs its own rounds; also a run that fails ends that."""
+        self.leads = True
+        try:
+            yield
+        finally:
+            self.leads = False
 
     def check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
         """Raise ValueError unless a wrapper can protect the strategy: clients must get and return

@@ -5,10 +5,13 @@ A user sends its sub-population and its counts of (label, prediction) in experim
 evaluates nobody."""
 
 from collections.abc import Iterator, Sequence
+from logging import WARNING
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
+from flwr.common.logger import log
 
+from clients.protocol import FEW_SAMPLES
 from strategies.distances import a_distances
 from strategies.hooks import Hooks
 from strategies.replies import Update
@@ -25,16 +28,30 @@ class Evaluation:
     def __init__(self, strategy: Hooks) -> None:
         self._strategy = strategy
         self._half_distance: float | None = None  # inputs do not change
+        self._warned = False
 
     def metrics(self, updates: Sequence[Update]) -> MetricRecord:
         """All metrics of these replies."""
         strategy = self._strategy
+        self._warn_of_few(updates)
         key = strategy.weighted_by_key
         foreign = strategy.evaluate_metrics_aggr_fn(records(updates, key), key)
         numbers = {**foreign, **means(updates, strategy.mean_over), **f1_scores(updates)}
         if strategy.bound and (distance := self._mean_half_distance()) is not None:
             numbers["novel-half-distance"] = distance
         return MetricRecord(numbers)
+
+    def _warn_of_few(self, updates: Sequence[Update]) -> None:
+        """Warn once of a novel client that is scored on less than `FEW_SAMPLES` samples."""
+        least = min((u.num_examples for u in updates if u.node.novel), default=FEW_SAMPLES)
+        if (
+            least < FEW_SAMPLES
+            and not self._warned
+            and not self._strategy.messenger.hides_participants
+        ):
+            words = "a novel client is scored on %g labeled samples; fewer novel-shots leave more"
+            log(WARNING, words, least)
+            self._warned = True
 
     def _mean_half_distance(self) -> float | None:
         """Mean ½ d̂ between novel and training clients' inputs; None while it is unknown."""
@@ -99,6 +116,13 @@ def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
             result[f"{role}-f1-users"] = float(np.average(list(f1.values()), weights=users))
             result |= {f"{role}-f1-{kind}": value for kind, value in f1.items()}
     return result
+
+
+def own_means(updates: Sequence[Update]) -> dict[str, float]:
+    """The mean of each number but the loss over the clients whose train reply has it."""
+    names = sorted({name for u in updates for name in u.metrics} - NO_MEAN - {"loss"})
+    senders = {name: [u for u in updates if name in u.metrics] for name in names}
+    return {n: float(np.mean([u.metrics[n] for u in us])) for n, us in senders.items()}
 
 
 def losses(updates: Sequence[Update]) -> list[float]:

@@ -52,6 +52,9 @@ def run(
         Path | None, typer.Option(help="Folder of unfinished runs to resume.")
     ] = None,
     bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Raise a client's or server's error here, at once.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Repeat finished runs; asks.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     allow: Allowed = None,
@@ -63,9 +66,11 @@ def run(
     console = make_console()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop cleanly, as on Ctrl-C
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     with refusals():
         check_options(arguments or [], methods, seeds, engine, jobs, gpus_per_client, ray_address)
+        if debug and (engine not in ("", "in-process") or ray_address or gpus_per_client):
+            raise ValueError("--debug raises errors in this process: it takes no other engine")
+        engine = "in-process" if debug else engine
         if resume is not None:
             if arguments or methods or seeds or from_ or bound or fresh:
                 raise ValueError("--resume continues runs as they are; it takes no settings")
@@ -79,7 +84,7 @@ def run(
             keep_or_discard(work, output, fresh, yes)
         ray_only = bool(ray_address or gpus_per_client)
         engine, parallel = prepare(console, work, output, source, engine, jobs, ray_only)
-    options = {"gpus_per_client": gpus_per_client, "ray_address": ray_address}
+    options = {"gpus_per_client": gpus_per_client, "ray_address": ray_address, "debug": debug}
     carry_out(console, work, output, engine, parallel=parallel, **options)
     report_results(console, work, output)
 
@@ -274,14 +279,17 @@ def prepare(
 def carry_out(
     console: Console, work: "list[Job]", output: Path, engine: str, **options: Any
 ) -> None:
-    """Run the jobs; exit with 1 if the engine fails and with 130 on Ctrl-C."""
+    """Run the jobs; exit with 1 if the engine fails and with 130 on Ctrl-C. With `debug` the first
+    error is raised."""
     from fedapps.engines import run as engines
     from fedapps.results.progress import Display
     from fedapps.serverapp import APPS
 
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
     try:
         progress = Display(work, console, options["parallel"])
-        with refusals(RuntimeError, code=1), progress as display:
+        caught = nullcontext() if options["debug"] else refusals(RuntimeError, code=1)
+        with caught, progress as display:
             engines.run_jobs(work, engine, APPS, follow=display.follow, **options)
     except KeyboardInterrupt:
         say_failures(console, work)
@@ -308,10 +316,24 @@ def report_results(console: Console, work: "list[Job]", output: Path) -> None:
 
 
 def say_failures(console: Console, work: "list[Job]") -> None:
-    """Print the error of each job that failed."""
+    """Print the error of each job that failed, and the first cause of failed replies, or what the
+    server raised; equal causes once."""
+    from fedapps.files import ERRORS
+
+    shown = set()
     for job in work:
         if job.error:
             say_error(console, job.error, f"{job.name} failed:")
+        if not (causes := job.failures()):
+            continue
+        cause = causes[-1] if causes[-1].startswith("server\n") else causes[0]
+        what, _, text = cause.partition("\n")
+        if text not in shown:
+            shown.add(text)
+            say(console, f"{job.name}, {what}")
+            for line in text.splitlines():
+                say(console, f"  {line}")
+        say(console, f"{len(causes)} cause{'s' * (len(causes) > 1)} in {job.folder / ERRORS}")
 
 
 def split_names(what: str, text: str) -> list[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedapps.commands.run import parse_seeds, split_names
-from fedapps.console import make_console, refusals, say
+from fedapps.commands.run import parse_seeds, say_failures, split_names
+from fedapps.console import make_console, refusals, say, say_error
 from fedapps.engines import ENGINES, check_engine_name
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ def tune(
     output: Annotated[Path, typer.Option(help="Folder of study.db, best.toml, …")] = Path("tuning"),
 ) -> None:
     """Search settings by the training clients' validation accuracy; resumes if interrupted."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     console = make_console()
     try:
         with refusals():
@@ -42,7 +41,7 @@ def tune(
     except KeyboardInterrupt:
         say(console, f"stopped; the same command resumes the search in {output}")
         raise typer.Exit(130) from None
-    from fedapps.tuning import best
+    from fedapps.tuning import BEST, FIGURE, TRIALS, best
 
     winners = best(outcomes)
     table = Table("method", "trial", "settings", "validation, %", title="trials; the best in bold")
@@ -51,8 +50,15 @@ def tune(
         style = "bold" if trial == winners.get(trial.method) else None
         table.add_row(trial.method, str(trial.number), trial.settings, score, style=style)
     console.print(table)
-    say(console, f"{output}/best.toml, trials.csv, trials.pdf")
-    if len(winners) < len(labels):
+    say(
+        console,
+        f"{output}: {', '.join(n for n in (BEST, TRIALS, FIGURE) if (output / n).is_file())}",
+    )
+    if lost := [label for label in labels if label not in winners]:
+        first = next(trial for trial in outcomes if trial.method == lost[0])
+        say_error(
+            console, f"no trial of {', '.join(lost)} succeeded; the first failed: {first.error}"
+        )
         raise typer.Exit(1)
 
 
@@ -81,9 +87,16 @@ def read_tuning(
     from fedapps.serverapp import APPS
     from fedapps.tuning import Tuning, read_search
 
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
+
+    told: list[Job] = []  # the first failure
+
     def run(work: "list[Job]") -> None:
         with Display(work, make_console()) as display:
             run_jobs(work, engine, APPS, parallel=jobs, follow=display.follow)
+        if not told and (failed := [job for job in work if job.error]):
+            told.append(failed[0])
+            say_failures(make_console(), told)
 
     try:
         search = read_search(experiment.search or {}, config)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import chain
+from logging import ERROR
 from typing import Any, Self
 from uuid import uuid4
 
@@ -14,11 +15,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from clients.cohort import Cohort
+from fedapps.node.bridge import DEBUG, is_simulated, reason_of
 
 UserConfig = Mapping[str, str | int | float | bool]
 Pause = Callable[[], None]  # called between messages; blocks once the command is interrupted
@@ -142,9 +145,12 @@ class InProcessGrid(LocalGrid):
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """The replies; `timeout` is not used."""
-        training = [m.metadata.message_type.startswith("train") for m in messages]
-        if self.cohort.size > 1 and all(training):
+        kinds = {message.metadata.message_type for message in messages}
+        if self.cohort.size > 1 and all(kind.startswith("train") for kind in kinds):
             yield from self.cohort.run([partial(self._deliver, message) for message in messages])
+            if kinds == {"train"}:
+                context = self.contexts[messages[0].metadata.dst_node_id]
+                self.cohort.warn_if_unused(str(context.run_config.get("method", "the method")))
         else:
             yield from map(self._deliver, messages)
 
@@ -184,13 +190,18 @@ def with_records(message: Message, records: Mapping[str, Any]) -> Message:
 
 
 def respond(client_app: ClientApp, message: Message, context: Context) -> Message:
-    """The ClientApp's reply; an error reply if it raises, as in Flower's engines."""
+    """The ClientApp's reply; an error reply with the reason if it raises. A real node logs the
+    whole error."""
     # A strategy may put one RecordDict into many messages, so each node gets a copy.
     copied = with_records(message, {key: r.copy() for key, r in message.content.items()})
     try:
         return client_app(copied, context)
     except (Exception, SystemExit) as error:  # a failing client must not end the run
-        return error_reply(message, f"{type(error)}:<'{error}'>")
+        if context.node_config.get(DEBUG):
+            raise
+        if not is_simulated(context):
+            log(ERROR, "the client's answer failed", exc_info=error)
+        return error_reply(message, reason_of(error, context))
 
 
 def error_reply(

@@ -136,7 +136,7 @@ class HostingApp(ClientApp):
         if message.metadata.message_type == ASK:
             return Message(RecordDict({"place": place}), reply_to=message)
         if TABLE not in message.content:
-            return self._app(message, context)
+            return respond(self._app, message, context)
         header, contents = unpack(message.content)
         states = _states(context.state)
         replies: list[RecordDict | str] = []

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from clients.protocol import FewShot
 from fedapps.engines import check_engine_name
+from fedapps.files import ERRORS
 from fedapps.methods import METHODS
 from fedapps.settings.config import Config, Value, folder_name, variant
 from partitions.datasets import own_path
@@ -71,6 +72,11 @@ class Job:
         file = self.folder / "summary.json"
         return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
+    def failures(self) -> list[str]:
+        """The causes in the run's errors.log."""
+        file = self.folder / ERRORS
+        return file.read_text("utf-8", "replace").strip().split("\n\n") if file.is_file() else []
+
     def close(self, error: str) -> None:
         """Mark the job as done; it failed with `error` unless its summary says otherwise."""
         summary = self.summary()
@@ -124,8 +130,3 @@ def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> No
         raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
     if engine == "ray" and min(parallel, len(waiting)) > 1:
         raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
-
-
-def error_line(error: BaseException) -> str:
-    """The error in one line."""
-    return f"{type(error).__name__}: {error}".strip().replace("\n", " ")

@@ -12,18 +12,22 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedapps.engines.grid import InProcessGrid, Pause, no_pause
-from fedapps.engines.jobs import POLL_SECONDS, Apps, Follow, Job, error_line
+from clients.failures import error_line
+from fedapps.engines.grid import InProcessGrid, Pause, no_pause, simulated
+from fedapps.engines.jobs import POLL_SECONDS, Apps, Follow, Job
 from fedapps.methods import METHODS
+from fedapps.node.bridge import DEBUG
 from fedapps.settings.config import Config
 
 EXIT_SECONDS = 5.0  # that a run has to reach a pause, or to write its error
 
 
-def run_in_process(apps: Apps, config: Config, pause: Pause = no_pause) -> None:
-    """One run on the in-process grid."""
-    nodes, cohort = int(config["num-clients"]), int(config["cohort"])
-    grid = InProcessGrid.simulation(apps.client_app(), config, nodes, cohort, pause)
+def run_in_process(
+    apps: Apps, config: Config, pause: Pause = no_pause, *, debug: bool = False
+) -> None:
+    """One run on the in-process grid; with `debug` the first error of a client is raised."""
+    nodes = [{**node, DEBUG: debug} for node in simulated(int(config["num-clients"]))]
+    grid = InProcessGrid(apps.client_app(), config, nodes, int(config["cohort"]), pause)
     apps.run(grid, config, "in-process")
 
 

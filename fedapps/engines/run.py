@@ -7,7 +7,7 @@ from fedapps.engines.flower import run_on_flower
 from fedapps.engines.jobs import Apps, Follow, Job, check_engine
 from fedapps.engines.process import run_as_processes, run_in_process, run_in_turn
 from fedapps.engines.ray_engine import run_on_ray
-from fedapps.files import CHECKPOINTS, locked, write_configuration
+from fedapps.files import CHECKPOINTS, ERRORS, locked, write_configuration
 
 
 def run_jobs(
@@ -18,12 +18,14 @@ def run_jobs(
     parallel: int = 1,
     gpus_per_client: float = 0.0,
     ray_address: str = "",
+    debug: bool = False,
     follow: Follow,
 ) -> None:
     """Run every job that is not done, `parallel` at a time.
 
     `ray_address` is that of a Ray cluster ("": Ray is started on this machine). A job that fails
-    keeps its error in one line, and the others are run. Raises ValueError as `check_engine`,
+    keeps its error in one line, and the others are run; with `debug`, in this process, the first
+    error is raised. Raises ValueError as `check_engine`,
     RuntimeError if the engine does not start, OSError if another process uses a run's folder."""
     check_engine(engine, jobs, parallel)
     finished, jobs = [job for job in jobs if job.done], [job for job in jobs if not job.done]
@@ -35,7 +37,11 @@ def run_jobs(
     for job in jobs:
         _prepare(job)
     parallel = min(parallel, len(jobs))
-    if engine == "flower":
+    if debug:
+        for job in jobs:
+            run_in_process(apps, job.config, debug=True)
+            job.done = True
+    elif engine == "flower":
         run_on_flower(jobs, parallel, gpus_per_client, follow)
     elif engine == "ray":
         run_on_ray(jobs, apps, gpus_per_client, ray_address, follow)
@@ -49,8 +55,8 @@ def _prepare(job: Job) -> None:
     """Make the job's folder, without the results of an earlier run."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with locked(job.folder):
-        (job.folder / "summary.json").unlink(missing_ok=True)
-        (job.folder / "metrics.jsonl").unlink(missing_ok=True)
+        for name in ("summary.json", "metrics.jsonl", ERRORS):
+            (job.folder / name).unlink(missing_ok=True)
         if not (job.folder / CHECKPOINTS).is_dir():  # --resume needs the file even if no run began
             with suppress(OSError):  # the run itself reports a full disk
                 write_configuration(job.folder, job.config)

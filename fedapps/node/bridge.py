@@ -16,11 +16,13 @@ from safetensors.numpy import load_file
 
 from clients.arrays import Arrays, from_record, to_record
 from clients.base import Client
+from clients.failures import brief, described
 from clients.messages import answer_exchange
 from clients.protocol import DOMAIN, NAMES, OFFERS, RESTORE_STATE, RUN_TOKEN, SAVE_STATE
 from fedapps.files import write_arrays
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
+DEBUG = "debug"  # the same: a client's error is raised, and not sent as a reply
 STATE = "fedapps."  # key of a client's state in context.state, followed by the method
 
 MakeClient = Callable[[Context, str], Client]
@@ -39,10 +41,10 @@ def answer(message: Message, context: Context, make_client: MakeClient) -> Messa
     try:
         return reply_to(message, context, make_client)
     except Exception as error:
-        if message.metadata.message_type != "query":
+        if message.metadata.message_type != "query" or context.node_config.get(DEBUG):
             raise
         log(ERROR, "this client cannot start", exc_info=error)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = brief(reason_of(error, context))[:200]
         properties = ConfigRecord({OFFERS: "", "error": reason})
         return Message(RecordDict({"properties": properties}), reply_to=message)
 
@@ -72,7 +74,8 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         reply["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
     elif action == "evaluate":
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
-        reply["metrics"] = MetricRecord({"num-examples": num_examples, "loss": loss, **metrics})
+        scored = {"loss": loss} if num_examples else {}  # of no labeled sample there is no loss
+        reply["metrics"] = MetricRecord({"num-examples": num_examples, **scored, **metrics})
     elif action not in (*client.exchanges, *_common_exchanges(context)):
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
@@ -93,6 +96,15 @@ def _common_exchanges(context: Context) -> tuple[str, ...]:
 def identity(context: Context) -> int:
     """The client's id: that of its partition, else that of its node."""
     return int(context.node_config.get("partition-id", context.node_id))
+
+
+def reason_of(error: Exception | SystemExit, context: Context) -> str:
+    """What the server may know of a client's error: under privacy no message and no code."""
+    config = {**context.run_config, **context.node_config}
+    bounds = (key for key in config if key.endswith("descriptor-epsilon"))
+    policy = any(key.startswith("dp-") for key in context.node_config)
+    private = policy or config.get("dp", "none") != "none" or any(config[key] for key in bounds)
+    return described(error, private=private)
 
 
 def is_simulated(context: Context) -> bool:

@@ -23,6 +23,7 @@ from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 
 from clients.arrays import Arrays, from_record, to_record
+from clients.failures import Refusal
 from clients.privacy import (
     COVERS,
     EVERYTHING,
@@ -61,17 +62,17 @@ def policy_of(node: Mapping[str, Any]) -> Policy | None:
         return None
     if unknown := sorted(keys.keys() - {"dp", "dp-covers", *POLICY}):
         known = ", ".join(("dp", "dp-covers", *POLICY))
-        raise ValueError(f"the node's configuration has {unknown[0]!r}; known: {known}")
+        raise Refusal(f"the node's configuration has {unknown[0]!r}; known: {known}")
     if (mode := keys.get("dp", "local")) != "local":
-        raise ValueError(f"the node's dp is {mode!r}; it must be 'local', or not be there")
+        raise Refusal(f"the node's dp is {mode!r}; it must be 'local', or not be there")
     if (covers := str(keys.get("dp-covers", EVERYTHING))) not in COVERS:
-        raise ValueError(f"the node's dp-covers is {covers!r}; known: {', '.join(COVERS)}")
+        raise Refusal(f"the node's dp-covers is {covers!r}; known: {', '.join(COVERS)}")
     values = {key: float(keys.get(key, default)) for key, default in POLICY.items()}
     for key, value in values.items():
         if key in keys and not (0 < value < (1 if key == "dp-delta" else math.inf)):
-            raise ValueError(f"the node's {key} is {keys[key]}; it must be positive and finite")
+            raise Refusal(f"the node's {key} is {keys[key]}; it must be positive and finite")
     if values["dp-epsilon"] and "state-dir" not in node:
-        raise ValueError(
+        raise Refusal(
             "the node's dp-epsilon holds for all runs, but its configuration names no state-dir, "
             "where it counts what they spend"
         )
@@ -114,9 +115,9 @@ class Ledger:
         self.runs[run] = {**terms, "spent": before + cost}
 
 
-def _exceeded(where: str, spent: float, cost: float, most: float, delta: float) -> ValueError:
+def _exceeded(where: str, spent: float, cost: float, most: float, delta: float) -> Refusal:
     before, after = (local_epsilon(loss, delta) for loss in (spent, spent + cost))
-    return ValueError(
+    return Refusal(
         f"this client has spent ε = {before:.4g} at δ = {delta:g}; another answer makes it "
         f"{after:.4g}, and the limit {where} is {most:.4g}"
     )
@@ -135,7 +136,7 @@ def guarded(message: Message, context: Context, call_next: ClientAppCallable) ->
     run, mode = token[:MAX_TOKEN], options.get("dp", "none")
     if mode != "local" and (policy or run in ledger.runs):
         since = "this node's own policy" if policy else "what this run began with"
-        raise ValueError(f"the run's dp is {mode!r}, but 'local' is {since}")
+        raise Refusal(f"the run's dp is {mode!r}, but 'local' is {since}")
     if mode != "local":
         return private(message, context, call_next)
     terms = ledger.strictest(run, terms_of(options, policy))
@@ -165,13 +166,13 @@ def terms_of(options: Mapping[str, Any], policy: Policy | None) -> dict[str, Any
     clip, delta = float(options["dp-clip"]), float(options["dp-delta"])
     given = [float(options[key]) for key in ("dp-epsilon", "dp-noise-multiplier")]
     if not (0 < clip < math.inf and 0 < delta < 1 and min(given) == 0 < max(given) < math.inf):
-        raise ValueError(
+        raise Refusal(
             f"the run's dp-clip is {clip}, dp-delta {delta}, dp-epsilon and dp-noise-multiplier "
             f"{given}: that promises no privacy"
         )
     covers, generator = str(options["dp-covers"]), str(options["dp-generator"])
     if policy and generator != "system":
-        raise ValueError(f"dp-generator is {generator!r}, but this node draws noise by 'system'")
+        raise Refusal(f"dp-generator is {generator!r}, but this node draws noise by 'system'")
     limit = int(options["rounds"]) * local_loss(promised_multiplier(options))
     weak = covers != EVERYTHING and (policy is None or policy.covers != EVERYTHING)
     return {
@@ -231,7 +232,7 @@ def read_ledger(context: Context, question: str = "") -> tuple[Ledger, Arrays | 
             repeated = question and ledger.question == question
             return ledger, {n: content.get_tensor(n) for n in ledger.names} if repeated else None
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
+        raise Refusal(
             f"{file} is damaged ({error!r}); this client answers nothing without its count"
         ) from error
 

@@ -14,6 +14,7 @@ import partitions
 from clients.arrays import Arrays
 from clients.protocol import RUN_TOKEN, StateUse
 from fedapps.files import (
+    ERRORS,
     HANDOUT,
     MODEL,
     TOKEN,
@@ -61,7 +62,7 @@ def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
 
 def clear(run: Path) -> None:
     """Remove the results of a former run."""
-    for name in ("metrics.jsonl", "summary.json", MODEL, HANDOUT, STRATEGY, TOKEN):
+    for name in ("metrics.jsonl", "summary.json", ERRORS, MODEL, HANDOUT, STRATEGY, TOKEN):
         (run / name).unlink(missing_ok=True)
     for name in (CLIENTS, f".{CLIENTS}"):
         rmtree(run / name, ignore_errors=True)

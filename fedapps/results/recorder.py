@@ -10,14 +10,17 @@ from types import TracebackType
 from typing import Any
 
 from clients.arrays import Arrays
+from clients.failures import described, error_line, is_sentence
 from fedapps.files import (
     CHECKPOINTS,
+    ERRORS,
     PRIVACY,
     Writer,
     append_text,
     spill,
     write_configuration,
     write_files,
+    write_text,
 )
 from fedapps.methods import METHODS
 from fedapps.results import checkpoint
@@ -50,6 +53,9 @@ class Recorder:
         self._present: dict[int, Arrays] | None = None  # the clients' states in this round
         self._writer = Writer(folder)
         self._lines = 0  # of metrics.jsonl
+        self._failures: list[str] = []
+        name = METHODS[str(config["method"])].name
+        self._name = {"name": name} if name else {}
         self._changed = False  # whether the model is not the one in the folder
         self._phase = 0
         self._started = time.monotonic()
@@ -92,6 +98,13 @@ class Recorder:
                 self._keep(strategy)
             self.summary = self._summarize(result)
         self._write("evaluation" in report)
+
+    def record_failure(self, text: str) -> None:
+        """Add a cause to errors.log."""
+        self._failures.append(text)
+        if self.folder is not None:
+            file, content = self.folder / ERRORS, "\n\n".join(self._failures) + "\n"
+            self._writer.write(ERRORS, lambda: write_text(file, content))
 
     def check_point(self, strategy: PersonalizedStrategy, more: State) -> None:
         """Write a checkpoint with the `more` state if one is due."""
@@ -172,6 +185,9 @@ class Recorder:
         """Mark the summary as that of a finished run, or write the error into it. Raises OSError if
         the disk did not take all files."""
         folder, memories = self.folder, self._memories
+        if isinstance(error, Exception) and not is_sentence(error):
+            private = self.config["dp"] != "none"
+            self.record_failure(f"server\n{described(error, private=private)}")
         if folder is not None:
             self._writer.due.pop(CHECKPOINTS, None)
             self._write(bool(self.summary))
@@ -180,8 +196,9 @@ class Recorder:
         missing = self._missing() if error is None else None
         failed = error or missing
         self.summary["finished"] = failed is None
+        self.summary |= self._name
         if failed is not None:
-            self.summary["error"] = f"{type(failed).__name__}: {failed}"
+            self.summary["error"] = error_line(failed)
         self._write(True)
         if error is None and (failed := missing or self._missing()):
             raise failed
@@ -229,6 +246,7 @@ class Recorder:
         dropped = [r["dropped"] for r in self.rounds if "dropped" in r]
         return {
             **{key: self.config[key] for key in keys},
+            **self._name,
             "engine": self.engine,
             "rounds": len(self.rounds),
             "best_round": self._best["round"],

@@ -138,6 +138,7 @@ def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dic
     row = {"method": method, "seed": seed, "name": folder_name(method, seed), "folder": folder}
     summary = None if error or isinstance(result, Failure) else result
     row |= {"config": config, "error": error, "summary": summary}
+    row["label"] = result.name if result is not None else ""
     for round_ in ROUNDS:
         row |= {f"{round_} {s}": v for s, v in _scores(_evaluation(summary, round_))}
     if summary is not None:
@@ -166,6 +167,13 @@ def _scores(evaluation: Evaluation | None) -> Iterator[tuple[str, float | None]]
 def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
     from pandas import DataFrame
 
+    users: dict[str, set[str]] = {}  # of a name, the methods
+    for row in rows:
+        users.setdefault(row["label"], set()).add(row["config"]["method"])
+    for row in rows:
+        if row["label"] and len(users[row["label"]]) == 1:
+            _, *words = row["method"].split()
+            row["method"] = " ".join([row["label"], *words])
     columns = ["method", "seed", "name", "folder", "config", "error", "summary"]
     scores = [f"{round_} {score}" for round_ in ROUNDS for score in SCORES]
     numbers = [*scores, *NUMBERS]

@@ -66,7 +66,13 @@ class Privacy(Model):
     terms: str
 
 
-class Summary(Evaluation):
+class Named(Model):
+    """A run's name of its method in tables, "" for the method itself."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.+-]*$", max_length=60)] = ""
+
+
+class Summary(Evaluation, Named):
     """summary.json: the evaluation of the reported round, and totals of the run."""
 
     train: GroupResult
@@ -81,7 +87,7 @@ class Summary(Evaluation):
     finished: bool | None = None
 
 
-class Failure(Model):
+class Failure(Named):
     """summary.json of a run that failed, perhaps before its first evaluation."""
 
     error: str

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedapps.engines.jobs import Job
-from fedapps.files import CHECKPOINTS, FORMAT, read_json
+from fedapps.files import CHECKPOINTS, FORMAT
+from fedapps.results.schema import Summary, SummaryFile
 from fedapps.settings.config import (
     Config,
     defaults,
@@ -37,10 +38,10 @@ def finished(folder: Path) -> Config | None:
     """The configuration of the finished run in `folder`; None if it cannot be read or has another
     format of results."""
     try:
-        summary = read_json(folder / "summary.json")
+        summary = SummaryFile.validate_json((folder / "summary.json").read_bytes())
     except (OSError, ValueError):  # missing or damaged
         return None
-    done = isinstance(summary, dict) and summary.get("finished")
+    done = isinstance(summary, Summary) and summary.finished
     return _configuration(folder) if done else None
 
 

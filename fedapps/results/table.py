@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from clients.protocol import FEW_SAMPLES
 from fedapps.results.formats import FAILED, TextTable
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def results(runs: "DataFrame") -> TextTable:
     notes = [
         *["training clients: validation accuracy"] * validated,
         *[f"novel clients: all their samples{' but those that they learn from' * few}"] * joined,
+        *few_samples(runs),
         *["F1 of test samples: mean over sub-populations; over users"] * scored,
         *["ε (δ): spent in the whole run, each run by itself"] * ("ε" in columns),
         *terms_of_privacy(runs),
@@ -48,6 +50,13 @@ def results(runs: "DataFrame") -> TextTable:
 def novel_clients(runs: "DataFrame") -> bool:
     """Whether any of the runs has novel clients."""
     return any(float(config["train-fraction"]) < 1 for config in runs.config)
+
+
+def few_samples(runs: "DataFrame") -> list[str]:
+    """A warning where a novel client is scored on less than `FEW_SAMPLES` samples."""
+    scored = [c for s in runs.summary.dropna() for c in s.per_client.values() if c.role == "novel"]
+    least = min((c.examples for c in scored if c.accuracy is not None), default=FEW_SAMPLES)
+    return [f"a novel client has only {least} samples to be scored on"] * (least < FEW_SAMPLES)
 
 
 def epsilon(runs: "DataFrame") -> str:

@@ -83,10 +83,10 @@ class Served:
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
         lines.writerow(("sample", "class", "probability"))
-        for name, p in zip(self.inputs.names, self.logits.softmax(1), strict=True):
-            best = int(p.argmax())
+        columns = (t.tolist() for t in self.logits.softmax(1).max(1))
+        for name, p, best in zip(self.inputs.names, *columns, strict=True):
             cells = map(spreadsheet_cell, (name, self.card.classes[best]))
-            lines.writerow((*cells, f"{float(p[best]):.6f}"))
+            lines.writerow((*cells, f"{p:.6f}"))
         return text.getvalue()
 
     def write(self, folder: Path) -> None:

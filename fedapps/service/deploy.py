@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -82,6 +83,8 @@ class Deployment:
         # The SuperLink keeps its registered nodes there when it restarts.
         database, tls = self.folder / "superlink.db", self.folder / "tls"
         database.unlink(missing_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        database.touch(0o600)  # it holds models and messages; SQLite's own files get its mode
         connection: dict[str, str | bool] = {"address": f"{self.host}:{self.port}"}
         if self.tls:
             make_certificates(tls, self.host)
@@ -108,7 +111,9 @@ class Deployment:
 
     def _write_node(self, i: int, node: str) -> None:
         key, state = self.folder / "keys" / node, self.folder / "state" / node
-        state.mkdir(parents=True, exist_ok=True)
+        for place in (state.parent, state):  # clients' models and predictions
+            place.mkdir(exist_ok=True)
+            place.chmod(0o700)
         config = f'partition-id={i} num-partitions={len(self.ports)} state-dir="{state}"'
         config += f' data-path="{self.data[i]}"' if self.data else ""
         security: list[object] = ["--insecure"]
@@ -164,16 +169,16 @@ class Deployment:
 
     def stop(self, names: list[str]) -> None:
         """Stop those processes and their children, and nothing else."""
-        processes: list[psutil.Process] = []
-        for name in names:
-            if (process := self._process(name)) is not None:
-                processes += [process, *process.children(recursive=True)]
-            self._pid_file(name).unlink(missing_ok=True)
+        started = [process for name in names if (process := self._process(name)) is not None]
+        processes = [child for p in started for child in (p, *p.children(recursive=True))]
         for end in (psutil.Process.terminate, psutil.Process.kill):
             for process in processes:
-                with suppress(psutil.NoSuchProcess):
+                with suppress(psutil.Error):  # it has ended, or belongs to another user
                     end(process)
             _, processes = psutil.wait_procs(processes, timeout=10)
+        for name in names:
+            if not self.alive(name):
+                self._pid_file(name).unlink(missing_ok=True)
 
     def alive(self, name: str) -> bool:
         """Whether the process that `start` started runs."""
@@ -190,8 +195,8 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        born = psutil.Process(process.pid).create_time()
-        write_text(self._pid_file(name), json.dumps({"pid": process.pid, "born": born}))
+        identity = {"pid": process.pid, "birth": birth(process.pid)}
+        write_text(self._pid_file(name), json.dumps(identity))
 
     def _pid_file(self, name: str) -> Path:
         return self.folder / "run" / f"{name}.json"
@@ -200,11 +205,22 @@ class Deployment:
         """The process that `start` started, if it runs; its pid may be another process's by now."""
         if self._pid_file(name).is_file():
             values = json.loads(self._pid_file(name).read_text("utf-8"))
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess, FileNotFoundError):
                 process = psutil.Process(values["pid"])
-                same = abs(process.create_time() - values["born"]) < 1
+                same = birth(process.pid) == values.get("birth")
                 return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         return None
+
+
+def birth(pid: int) -> str:
+    """What tells a process from later ones of its pid, and stays if the clock is set.
+
+    Linux: the boot, and clock ticks since then. Other kernels store the time of the start."""
+    if not sys.platform.startswith("linux"):
+        return repr(psutil.Process(pid).create_time())
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # after the name
+    return f"{boot} {fields[19]}"
 
 
 def plan(folder: Path, nodes: int, *, tls: bool, host: str, data: Path | None) -> Deployment:

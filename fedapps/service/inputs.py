@@ -3,6 +3,7 @@
 Labels in the data are kept apart from the client's share; they are used for scoring alone."""
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedapps.results.card import Card
+from partitions.limits import check_size, num_parts
 from partitions.readers.local import read_local
 from partitions.readers.raw import UNLABELED
 from partitions.shares import META, Samples, Share
@@ -34,8 +36,12 @@ class Inputs:
 
     def digest(self) -> str:
         """A digest of the inputs without their labels."""
-        x = self.share.everything[:][0].contiguous().numpy()
-        return hashlib.sha256(repr(x.shape).encode() + x.tobytes()).hexdigest()[:16]
+        samples = self.share.everything
+        shape = (len(samples), *samples.x.shape[1:])
+        hasher = hashlib.sha256(repr(shape).encode())
+        for rows in torch.arange(len(samples)).tensor_split(num_parts(shape)):
+            hasher.update(samples[rows][0].contiguous().numpy().tobytes())
+        return hasher.hexdigest()[:16]
 
 
 def read_inputs(path: Path, card: Card) -> Inputs:
@@ -62,20 +68,17 @@ def unlabeled(
 
     Raises ValueError if the run does not know how to standardize them, for NaN or infinity, and for
     floats outside [0, 1]."""
-    if not len(x) or tuple(x.shape[1:]) != card.shape:
+    if not x.ndim or not len(x) or tuple(x.shape[1:]) != card.shape:
         raise ValueError(f"inputs have shape {tuple(x.shape)}; the run takes (n, *{card.shape})")
     if card.mean is None or card.std is None:
         raise ValueError(
             "the run standardized inputs by constants that only its nodes know; serve a folder "
             "that `fedapps data --export` wrote, which holds them"
         )
+    _check_size(x, card)
     scale = 1.0 if x.is_floating_point() else PIXEL_MAX if picture else card.scale
     _check_finite(x, "the array")  # files are checked where they are read
-    if x.is_floating_point() and card.scale != 1 and not -SLACK <= x.min() <= x.max() <= 1 + SLACK:
-        raise ValueError(
-            f"inputs are numbers from {float(x.min()):g} to {float(x.max()):g}; the run takes "
-            f"whole numbers (of an integer dtype) from 0 to {card.scale:g}, or these divided by it"
-        )
+    _check_range(x, scale, card)
     none = torch.full((len(x),), UNLABELED)
     samples = Samples(x, none, torch.arange(len(x)), scale, card.mean, card.std)
     labels = none if labels is None else labels
@@ -99,8 +102,11 @@ def _exported(path: Path, card: Card) -> Inputs:
             f"run has {card.shape} and {len(card.classes)}"
         )
     samples = share.everything
-    x, labels = samples.x, samples[:][1]
+    x, labels = samples.x, samples.y
+    _check_size(x, card)
     _check_finite(x, str(path))
+    if not x.is_floating_point():
+        _check_range(x, samples.scale, card)
     scored = torch.ones(len(labels), dtype=torch.bool)
     if share.novel:
         hidden = replace(samples, y=torch.full_like(samples.y, UNLABELED))
@@ -112,12 +118,31 @@ def _exported(path: Path, card: Card) -> Inputs:
 
 def _check_finite(x: Tensor, where: str) -> None:
     """Raise ValueError for values that are no finite float32: one would spoil all predictions."""
-    bad = ~torch.isfinite(x.float())
+    if not x.is_floating_point():
+        return
+    parts = x.tensor_split(num_parts(x.shape))
+    bad = torch.cat([torch.isfinite(p.float()).logical_not().flatten(1).sum(1) for p in parts])
     if bad.any():
-        first = int(bad.flatten(1).any(1).nonzero()[0])
         raise ValueError(
             f"{where} holds {int(bad.sum())} values that are NaN, infinite or too large, the first "
-            f"in sample {first}; fill them in, or leave such samples out"
+            f"in sample {int(bad.nonzero()[0])}; fill them in, or leave such samples out"
+        )
+
+
+def _check_size(x: Tensor, card: Card) -> None:
+    """Raise ValueError if inputs, logits and predictions of all samples are above the limit."""
+    row = 4 * math.prod(card.shape) + 8 * len(card.classes) + 200
+    check_size(row * len(x), f"the model's answer to {len(x)} samples")
+
+
+def _check_range(x: Tensor, scale: float, card: Card) -> None:
+    """Raise ValueError for values outside 0 … `scale`, unless the run takes any numbers."""
+    slack, values = (SLACK, x) if x.is_floating_point() else (0, x.cpu().numpy())
+    low, high = float(values.min()), float(values.max())
+    if card.scale != 1 and not -slack <= low <= high <= scale + slack:
+        raise ValueError(
+            f"inputs are numbers from {low:g} to {high:g}; the run takes whole numbers (of an "
+            f"integer dtype) from 0 to {card.scale:g}, or these divided by it"
         )
 
 

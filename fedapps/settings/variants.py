@@ -11,6 +11,8 @@ from fedapps.methods import METHODS
 from fedapps.settings.overrides import Config, is_method, override, parse_override
 from partitions.references import Value, is_reference
 
+FEW_LABELS = ("novel-shots", "novel-steps", "novel-lr")  # only evaluations depend on them
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -52,8 +54,8 @@ class Variant:
 
     def former(self, folder: Path, seed: Value) -> str:
         """Name of the run in `folder` that it starts from: its own, else that of the same variant
-        with other novel-shots, which do not change what was trained."""
-        words = tuple(word for word in self.words if not word.startswith("novel-shots="))
+        with other `FEW_LABELS`, which do not change what was trained."""
+        words = tuple(word for word in self.words if word.partition("=")[0] not in FEW_LABELS)
         found = (folder / self.folder(seed)).is_dir()
         return self.folder(seed) if found else Variant(self.method, words).folder(seed)
 

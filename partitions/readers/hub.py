@@ -1,5 +1,6 @@
 """Datasets in the `datasets` library's form: a local folder, or the Hugging Face hub."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,49 @@ def read_folder(folder: Path, shape: tuple[int, ...], columns: Sequence[str]) ->
     return None if loaded is None else _read(loaded, folder, shape, columns)
 
 
-def open_folder(folder: Path) -> Any:
+def open_folder(folder: Path, *, decode: bool = True) -> Any:
     """The `datasets` object of a folder of ``save_to_disk`` or of parquet files, or of one
-    parquet file; None for anything else."""
+    parquet file; None for anything else. Unless `decode`, images and sounds stay files."""
+    loaded = _open_folder(folder)
+    if decode or loaded is None:
+        return loaded
+    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    return {name: _undecoded(split) for name, split in splits.items()}
+
+
+def _undecoded(split: Any) -> Any:
+    from datasets.features.features import require_decoding
+
+    for name, feature in split.features.items():
+        if hasattr(feature, "decode"):
+            split = split.cast_column(name, type(feature)(decode=False))
+        elif require_decoding(feature):  # lists of images
+            split = split.remove_columns([name])
+    return split
+
+
+def unpacked(folder: Path) -> int:
+    """The bytes that the parquet files in `folder`, or this file, take in memory, at least."""
+    import pyarrow.parquet
+
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*.parquet"))
+    metas = [pyarrow.parquet.read_metadata(file) for file in files]
+    groups = [meta.row_group(i) for meta in metas for i in range(meta.num_row_groups)]
+    columns = [group.column(j) for group in groups for j in range(group.num_columns)]
+    return sum(max(c.total_uncompressed_size, 4 * c.num_values) for c in columns)
+
+
+def is_picture(feature: Any) -> bool:
+    """Whether a column holds images."""
+    return type(feature).__name__ == "Image"
+
+
+def content(file: dict[str, Any] | None) -> io.BytesIO:
+    """The bytes of an undecoded image; its path, which may be a URL, is not opened."""
+    return io.BytesIO((file or {}).get("bytes") or b"")
+
+
+def _open_folder(folder: Path) -> Any:
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
 

@@ -4,17 +4,20 @@ ImageFolder), a ``.npz`` of arrays or a ``.npy`` of inputs, a folder or a parque
 
 Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3."""
 
-import zipfile
-from collections.abc import Iterable
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from partitions.limits import check_size
 from partitions.readers import hub
 from partitions.readers.raw import UNLABELED, Raw, concatenate
 
+FORMATS = ("PNG", "JPEG", "PPM", "BMP", "TIFF", "WEBP", "GIF")  # Pillow reads EPS by Ghostscript
 GREY = ("1", "L", "LA", "I;16")
 FEATURES = ("x", "features", "embedding", "input")  # names of a column of numbers
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders, or ends of names
@@ -36,7 +39,11 @@ def read_local(path: Path, size: int = 0, whole: bool = False) -> Raw:
             f"{path} is no data that can be read: an .npz or .npy file, a folder of images, or one "
             "of the datasets library (save_to_disk or parquet)"
         )
-    loaded = hub.open_folder(path)
+    with _readable(path):
+        unpacked = hub.unpacked(path)
+    check_size(unpacked, path)
+    with _readable(path):
+        loaded = hub.open_folder(path, decode=False)
     return _folder(path, size) if loaded is None else _table(loaded, path, size, whole)
 
 
@@ -68,25 +75,29 @@ def _class_folders(folder: Path, size: int, train: bool) -> Raw:
             f"{folder} holds no images; it may hold one folder of images for each class, or be a "
             "folder of the datasets library (save_to_disk or parquet)"
         )
-    x = _images(((name, _open(name)) for name, _ in files), size)
+    x = _images([(name, name) for name, _ in files], size)
     labels = np.array([label for _, label in files])
     samples = tuple(Path(name).relative_to(folder).as_posix() for name, _ in files)
     return Raw(x, labels, len(x) * train, {}, classes, samples)
 
 
-def _open(name: str) -> Image.Image:
+def _open(name: str, file: str | io.BytesIO) -> Image.Image:
     try:
-        with Image.open(name) as picture:
+        with Image.open(file, formats=FORMATS) as picture:
             picture.load()
             return picture
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"{name} is no whole image ({error})") from error
 
 
-def _images(pictures: Iterable[tuple[str, Image.Image]], size: int) -> np.ndarray:
-    """(n, C, H, W) uint8 of pictures with their names, for errors."""
+def _images(files: Sequence[tuple[str, str | io.BytesIO]], size: int) -> np.ndarray:
+    """(n, C, H, W) uint8 of image files with their names, for errors."""
     arrays: list[np.ndarray] = []
-    for name, picture in pictures:
+    for name, file in files:
+        picture = _open(name, file)
+        if not arrays:  # all become as large as the first
+            pixels = size**2 if size else picture.width * picture.height
+            check_size(3 * len(files) * pixels, f"{name} with {len(files) - 1} more images")
         grey = picture.mode in GREY
         image = picture.convert("L" if grey else "RGB")
         image = ImageOps.fit(image, (size, size)) if size else image
@@ -101,23 +112,33 @@ def _images(pictures: Iterable[tuple[str, Image.Image]], size: int) -> np.ndarra
     return np.stack([np.broadcast_to(a, (channels, *a.shape[1:])) for a in arrays])
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever damaged bytes raise in zipfile and numpy
+        raise ValueError(
+            f"{path} is no whole {path.suffix or 'folder'} of plain data ({error})"
+        ) from error
+
+
 def _arrays(path: Path, whole: bool) -> Raw:
     """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
     arrays (n,) beside x and y are natural columns."""
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            arrays = {"x": loaded}
-        else:
-            with loaded as file:
+    with _readable(path):
+        loaded: Any = np.load(path, mmap_mode="c", allow_pickle=False)
+    if isinstance(loaded, np.ndarray):  # the file is as long as its header says
+        arrays = {"x": loaded}
+    else:
+        with loaded as file:
+            check_size(sum(entry.file_size for entry in file.zip.infolist()), path)
+            with _readable(path):
                 arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is no whole {path.suffix} of plain arrays ({error})") from error
     parts = []
     for ending in ("", *(f"_{name}" for name in (TRAIN[0], TEST[0]))):
         if f"x{ending}" in arrays:
             x, y = arrays[f"x{ending}"], arrays.get(f"y{ending}")
-            if x.ndim == 0 or (y is not None and y.ndim == 0):
+            if x.ndim == 0 or (y is not None and not y.size):
                 raise ValueError(f"{path}: x{ending} and y{ending} must have a row for each sample")
             y = np.full(len(x), UNLABELED) if y is None else y.reshape(len(y), -1)[:, 0]
             columns = {} if ending else {
@@ -144,15 +165,17 @@ def _table(loaded: Any, source: Path, size: int, whole: bool) -> Raw:
         label = next((name for name in hub.LABELS if name in split.column_names), "")
         inputs = hub.column(split, (*hub.IMAGES, *FEATURES), source)
         rows = split.select_columns([inputs])
-        first = rows[0][inputs]
-        if isinstance(first, Image.Image):
-            x = _images(((f"{source}, row {i}", r[inputs]) for i, r in enumerate(rows)), size)
+        pictures = hub.is_picture(split.features[inputs])
+        if pictures:
+            files = [(f"{source}, row {i}", hub.content(r[inputs])) for i, r in enumerate(rows)]
+            x = _images(files, size)
         else:
+            check_size(rows.data.nbytes, source)
             x = np.asarray(rows.with_format("numpy")[inputs][:])
             if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
                 x = x.astype(np.uint8)
             x = inputs_of(x, source, whole)
-        samples = tuple(map(str, range(len(x)))) if isinstance(first, Image.Image) else ()
+        samples = tuple(map(str, range(len(x)))) if pictures else ()
         columns = {
             key: np.asarray(split[key][:])
             for key, feature in split.features.items()
@@ -176,13 +199,14 @@ def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndar
     (n, H, W) and (n, H, W, C) with the channels first."""
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
+    check_size(4 * x.size, source)
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
     if x.dtype != np.uint8:
         x = x.astype(np.int64 if whole and x.dtype.kind in "ui" else np.float32)
-    if not np.isfinite(x).all():
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError(f"{source}: inputs hold NaN or infinity")
     return x
 

@@ -281,7 +281,7 @@ def test_a_novel_client_tunes_on_its_shots_by_plain_cross_entropy():
     whatever loss the method trains on. Where few labels are not for tuning nothing moves."""
     config, labeled = {"server-round": 3}, parts(novel=True, shots=2)
     labeled = replace(labeled, train=labeled.everything)
-    one = client(FedProxClient, share=labeled, mu=5.0, batch_size=1)
+    one = client(FedProxClient, share=labeled, mu=5.0, batch_size=1, novel_steps=1)
     one.score(ZERO, config)
     (row,) = one.rows(config, "shots")[0].tolist()
     assert row != one.rows(config)[0].item()
@@ -292,7 +292,7 @@ def test_a_novel_client_tunes_on_its_shots_by_plain_cross_entropy():
     class Else(Client):
         few_shot = FewShot.ROUNDS
 
-    other = client(Else, share=labeled, batch_size=1)
+    other = client(Else, share=labeled, batch_size=1, novel_steps=1)
     other.score(ZERO, config)
     assert not other.model.body.weight.any()
 
@@ -309,7 +309,8 @@ def test_rounds_and_clients_draw_other_batches_and_repeat_exactly():
     assert not draw(0, 1).equal(draw(1, 1))
     one = client(share=wide, local_steps=4, batch_size=8, local_epochs=2)
     assert not torch.cat(one.rows({})).equal(torch.cat(one.rows({}, "own")))
-    assert [sum(map(len, one.rows({}, epochs=n))) for n in (None, 3, 0)] == [100, 150, 32]
+    counts = ({}, {"epochs": 3}, {"steps": 5})
+    assert [sum(map(len, one.rows({}, **count))) for count in counts] == [100, 150, 40]
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 9), st.integers(0, 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import federate, share
 
-from clients.arrays import to_numpy
+from clients.arrays import model_arrays, to_numpy
 from clients.models import build_model
 from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient
 from clients.pefll import PeFLLClient
@@ -96,10 +96,40 @@ def test_the_descriptor_is_of_the_training_samples_alone(novel):
     assert unlabeled == ([0, 1, 2] if novel else [0, 2])
 
 
-def test_a_descriptor_has_one_entry_more_than_a_quarter_of_the_training_clients():
-    """Of ten clients 0.8 train: 1 + 8 // 4 = 3; of 0.7 1 + 7 // 4 = 2; ODPFL-HN's are ⌈n/4⌉ = 2."""
+def test_a_descriptor_has_one_entry_more_than_a_quarter_of_all_clients():
+    """Of twelve clients 1 + 12 // 4 = 4, of 13 as many, of 16 five; with 0.8 of twelve training
+    (10), ODPFL-HN's are ⌈10/4⌉ = 3."""
     info, net = Info("tiny", (2,), 3, ""), build_model("mlp-small", (2,), 3, 0)
-    for fraction, ours, theirs in ((0.8, 3, 2), (0.7, 2, 2)):
-        told = {"num_clients": 10, "train_fraction": fraction}
-        assert PeFLLClient.build_network(net, info, **told).encoder.out.out_features == ours
-        assert ODPFLHNClient.build_network(net, info, **told).encoder.out.out_features == theirs
+
+    def size(cls, clients):
+        network = cls.build_network(net, info, num_clients=clients, train_fraction=0.8)
+        return network.encoder.out.out_features
+
+    assert [size(PeFLLClient, n) for n in (12, 13, 16)] == [4, 4, 5]
+    assert size(ODPFLHNClient, 12) == 3
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_logits_of_absent_classes_are_zero_when_it_is_scored(mask):
+    """Labels 0 and 2 of three classes; with the head's bias (−3, −2, −1) and weights 0, class 1 has
+    the largest logit once it is masked. The model that it would deliver says the same."""
+    one = client((2,), torch.rand(4, 2), [0, 2, 2, 0], mask_absent=mask)
+    sent = {f"target.{n}": np.zeros_like(a) for n, a in model_arrays(one.target).items()}
+    sent["target.head.bias"][:] = [-3, -2, -1]
+    one.receive(sent, {})
+    expected = [-3.0, 0.0, -1.0] if mask else [-3.0, -2.0, -1.0]
+    assert one.predict(torch.rand(1, 2))[0].tolist() == expected
+    assert one.personal_model(torch.rand(1, 2))(torch.rand(1, 2))[0].tolist() == expected
+
+
+def test_a_mini_batchs_gradient_is_clipped():
+    """One step of lr 0.5 from zeros without momentum: the loss's gradient with respect to the
+    head's bias is softmax − one-hot = (1/3, 1/3, −2/3), of norm √6/3 ≈ 0.8165; clipped to 0.1 the
+    step is 0.5 · 0.1 = 0.05 long."""
+    settings = {"lr": 0.5, "momentum": 0.0, "weight_decay": 0.0, "local_steps": 1}
+    for norm, length in ((0.1, 0.05), (50.0, 0.5 * 6**0.5 / 3), (0.0, 0.5 * 6**0.5 / 3)):
+        one = client((2,), torch.rand(4, 2), [2] * 4, **settings, local_clip_norm=norm)
+        sent = {f"target.{n}": np.zeros_like(a) for n, a in model_arrays(one.target).items()}
+        trained, _, _ = one.train(sent, {})
+        moved = np.concatenate([a.ravel() for a in trained.values()])
+        assert np.linalg.norm(moved) == pytest.approx(length, rel=1e-4)

@@ -273,7 +273,7 @@ def test_fedbn_estimates_a_novel_clients_statistics_before_it_learns():
         novel = replace(whole, train=few, everything=others, novel=True, shots=1)
         for steps, expected in ((0, (6, 29)), (1, (5.6, 26.3))):
             model = FedBNClient.build(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), None)
-            client = FedBNClient(model, novel, local_steps=steps)
+            client = FedBNClient(model, novel, novel_steps=steps)
             client.score(client.initial, {})
             norm = model[0].own_norm
             found = norm.running_mean.item(), norm.running_var.item()

@@ -5,6 +5,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file
+from tiny import federate
 
 from clients.arrays import from_record, to_record
 from clients.base import Client
@@ -169,3 +170,11 @@ def test_only_exchanges_of_the_method_and_of_the_run_are_answered():
     context = node()
     ask(context, "train.recall", {"calls": np.array(6)})
     assert ask(context, "query.keep", {})[0] == {"calls": 6}
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+def test_without_validation_data_there_is_no_loss(fraction):
+    changes = {"partition.validation-fraction": fraction, "num-clients": 4, "rounds": 1}
+    metrics = federate(**changes)[0].evaluate_metrics_clientapp[1]
+    assert ("train-loss" in metrics) == bool(fraction) == ("train-accuracy" in metrics)
+    assert metrics["novel-loss"] > 0

@@ -70,12 +70,12 @@ def test_markup_is_text_in_markdown():
 
 def test_names_are_text_in_csv(tmp_path):
     """Quoted where CSV needs it, and no formula to a spreadsheet; numbers stay numbers."""
-    names = ["=1+2", "@x", "-x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
+    names = ["=1+2", "@x", " -x", "＋x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
     for seed, name in enumerate(names):
         leave(tmp_path, "fedavg", seed, [0.5], **{"data-dir": name})
     text = as_csv(compare(read_runs(tmp_path)[0], by=["data-dir"]))
     rows = [row[1] for row in csv.reader(io.StringIO(text)) if row[0] == "novel"]
-    assert rows == ["'=1+2", "'@x", "'-x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
+    assert rows == ["'=1+2", "'@x", "' -x", "'＋x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
 
 
 LONG, DEEP = "9" * 5000, "[" * 5000 + "]" * 5000

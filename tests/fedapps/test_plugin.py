@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import numpy as np
 import odd
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from PIL import Image
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
@@ -210,6 +212,31 @@ def test_tensors_in_datasets_are_taken_as_they_are_and_others_item_by_item():
     assert not share_of(Subset(known, [0, 2]), context()).novel
     with pytest.raises(ValueError, match="a length above 0"):
         from_items(Subset(known, []))
+
+
+def test_numpy_pairs_and_unformatted_datasets_are_data():
+    """Labels 2, 0 and 1: arrays, a reversed view of them, and items of the datasets library: lists,
+    formatted arrays, and a picture with a pixel (0, 51, 255) / 255."""
+    x, y = np.arange(6.0).reshape(3, 2), np.array([2, 0, 1])
+    share = share_of(((x, y), (x[::-1], y[::-1])), context())
+    for samples, step in ((share.train, 1), (share.validation, -1)):
+        assert samples[:][0].equal(torch.tensor(x[::step].copy(), dtype=torch.float32))
+        assert samples[:][1].tolist() == y[::step].tolist()
+    assert share_of((x, y), context()).train[:][1].tolist() == [2, 0, 1]
+    assert share_of(x, context()).novel
+    lists = datasets.Dataset.from_dict({"x": x.tolist(), "label": y.tolist()})
+    for given in (lists, lists.with_format("numpy"), lists.with_format("torch")):
+        samples = share_of(given, context()).train
+        assert (samples[:][0].tolist(), samples[:][1].tolist()) == (x.tolist(), [2, 0, 1])
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    pixels[1, 2] = 0, 51, 255
+    pictures = {"img": [Image.fromarray(pixels)], "label": [7]}
+    samples = share_of(datasets.Dataset.from_dict(pictures), context()).train
+    assert samples[:][0].shape == (1, 3, 2, 3) and samples[:][1].tolist() == [7]
+    torch.testing.assert_close(samples[:][0][0, :, 1, 2], torch.tensor([0, 0.2, 1]))
+    texts = datasets.Dataset.from_dict({"text": ["a"], "x": ["b"]})
+    with pytest.raises(ValueError, match="an item holds str where its input should be a tensor"):
+        share_of(texts, context())
 
 
 def test_a_labeled_node_may_say_that_it_is_novel():

@@ -78,7 +78,7 @@ def test_a_deployment_tells_what_is_down(tmp_path):
     """Its scripts are there, none of its processes; a pid that is another's by now is none."""
     assert "2 start scripts" in fedapps("deploy", tmp_path / "d", "--nodes", 1, code=0)
     (tmp_path / "d" / "run").mkdir()
-    (tmp_path / "d" / "run" / "node-0.json").write_text(json.dumps({"pid": 1, "born": 0.0}))
+    (tmp_path / "d" / "run" / "node-0.json").write_text(json.dumps({"pid": 1, "birth": "boot 0"}))
     said = fedapps("deploy", tmp_path / "d", "--status", code=0)
     assert "superlink: down node-0: down" in said
 
@@ -106,6 +106,10 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
     [
         ({"method": "fedmd", "robust": "median"}, "fedmd takes no robust 'median'; able: local"),
         ({"robust": "median", "dp": "central"}, "robust and dp exclude each other"),
+        (
+            {"robust": "krum", "fraction-train": 0.4},  # 4 of the 10 training clients
+            "robust is 'krum', but robust-fraction 0.2 of 4 clients .*it is the plain mean. Take",
+        ),
         ({"output-dir": "here"}, "output-dir is 'here'; it must be an absolute path"),
         ({"callbacks": "tensorboard"}, "output-dir is not set"),
     ],

@@ -15,6 +15,7 @@ from clients.base import Client
 from clients.ditto import DittoClient
 from clients.fedbabu import FedBABUClient
 from clients.fedper import FedPerClient
+from clients.fedrep import FedRepClient
 from clients.fedtta import FedTTAClient
 from clients.models.adaptable import Adaptable, Adaptation
 from clients.perfedavg import PerFedAvgClient
@@ -118,7 +119,8 @@ def test_fedtta_learns_from_shots_as_a_training_client_does():
         own = replace(share(torch.ones(1, 1), [0]), novel=novel, shots=int(novel))
         with drawing(0):
             model = Adaptable(nn.Linear(1, 2), Adaptation(2, 16))
-        client = FedTTAClient(model, own, inner_lr=0.1, adapt_lr=0.2, lr=0.3, local_steps=2)
+        rates = {"inner_lr": 0.1, "adapt_lr": 0.2, "lr": 0.3, "novel_lr": 0.0}
+        client = FedTTAClient(model, own, **rates, local_steps=2, novel_steps=2)
         if novel:
             client.score(client.initial, {})
         else:
@@ -139,28 +141,60 @@ def test_shots_teach():
     assert accuracy[0]["novel-accuracy"] < accuracy[1]["novel-accuracy"] > 0.8
 
 
-def tuned(cls, **settings):
-    """A novel client of class 0 at x = 1 whose logits are the weights, sent w = (0, 0)."""
+def tuned(cls, steps=1, **settings):
+    """A novel client of class 0 at x = 1 whose logits are the weights, sent w = (0, 0). Training
+    has another rate and number of steps."""
     few = share(torch.ones(1, 1), [0])
     object.__setattr__(few, "novel", True)
     object.__setattr__(few, "shots", 1)
     model = nn.Sequential()
     model.head = nn.Linear(1, 2, bias=False)
-    client = cls(model, few, lr=0.5, local_steps=1, **settings)
-    client.score({"head.weight": np.zeros((2, 1), np.float32)}, {})
+    settings = {"lr": 9.0, "local_steps": 7, "novel_lr": 0.5, "novel_steps": steps} | settings
+    client = cls(model, few, **settings)
+    config = {"lr-factor": 0.1, "names": "head.weight"}
+    client.evaluate([np.zeros((2, 1), np.float32)], config)
     return client.model.head.weight.flatten().tolist()
 
 
-def test_each_method_learns_in_its_own_way():
-    """∇L(0, 0) = (−½, ½). FedAvg's client, a FedPer head, Ditto's v from w: one step at ½ gives
-    (¼, −¼). Per-FedAvg steps at α = 0.2. FedBABU tunes in two passes: the second has
-    p_0 = σ(½), (¼ + ½(1 − p_0), …). pFedMe: one step at 0.1 towards its proximal point."""
-    assert tuned(Client) == tuned(FedPerClient) == tuned(DittoClient) == [0.25, -0.25]
-    assert tuned(PerFedAvgClient, inner_lr=0.2) == pytest.approx([0.1, -0.1])
+@pytest.mark.parametrize("cls", [Client, FedPerClient, FedRepClient, FedBABUClient, DittoClient])
+def test_novel_steps_and_novel_lr_decide_what_few_labels_teach(cls):
+    """∇L(0, 0) = (−½, ½): a step at ½ gives (¼, −¼), and at (a, −a) a step adds ½(1 − σ(2a)).
+    Ditto's penalty is 0. With novel-lr = 0 the rate is that of training, which decays: 0.9."""
+    assert tuned(cls, **NO_PULL.get(cls, {})) == pytest.approx([0.25, -0.25])
     second = 0.25 + 0.5 * (1 - 1 / (1 + np.exp(-0.5)))
-    assert tuned(FedBABUClient, tune_epochs=2) == pytest.approx([second, -second])
-    near = tuned(PFedMeClient, personal_lr=0.1, inner_steps=1, penalty=2.0)
-    assert near == pytest.approx([0.05, -0.05])
+    assert tuned(cls, 2, **NO_PULL.get(cls, {})) == pytest.approx([second, -second])
+    assert tuned(cls, novel_lr=0.0) == pytest.approx([0.45, -0.45])
+    assert tuned(cls, 0) == [0, 0]
+
+
+NO_PULL = {DittoClient: {"penalty": 0.0}}
+
+
+def test_methods_that_learn_in_their_own_way():
+    """Ditto's second step from ¼ also pulls by ½·0.4·¼ towards w = 0. Per-FedAvg takes one step at
+    α = 0.2, or as many as it is told, at (0.1, −0.1) by 0.2·(1 − σ(0.2)). pFedMe: a step at 0.1
+    towards its proximal point, or at novel-lr."""
+    second = 0.25 + 0.5 * (1 - 1 / (1 + np.exp(-0.5))) - 0.05
+    assert tuned(DittoClient, 2, penalty=0.4) == pytest.approx([second, -second])
+    own = {"novel_steps": PerFedAvgClient.novel_steps, "novel_lr": PerFedAvgClient.novel_lr}
+    assert tuned(PerFedAvgClient, inner_lr=2.0, **own) == pytest.approx([0.1, -0.1])
+    second = 0.1 + 0.2 * (1 - 1 / (1 + np.exp(-0.2)))
+    assert tuned(PerFedAvgClient, 2, novel_lr=0.2) == pytest.approx([second, -second])
+    near = {"personal_lr": 1.0, "inner_steps": 1, "penalty": 2.0}
+    assert tuned(PFedMeClient, novel_lr=PFedMeClient.novel_lr, **near) == pytest.approx(
+        [0.05, -0.05]
+    )
+    assert tuned(PFedMeClient, novel_lr=0.2, **near) == pytest.approx([0.1, -0.1])
+
+
+def test_a_score_of_few_samples_is_warned_of(caplog):
+    """Sixty clients have 29 or 30 samples of two classes: 27 are left, or 6."""
+    small = {"num-clients": 60, "rounds": 1, "local-steps": 1, "novel-steps": 1}
+    for shots, warnings in ((1, 0), (12, 1)):
+        caplog.clear()
+        federate(**small, **{"novel-shots": shots, "evaluate-every": 1})
+        words = [m for m in caplog.messages if "novel-shots leave more" in m]
+        assert len(words) == warnings
 
 
 @pytest.mark.parametrize(
@@ -183,6 +217,7 @@ def test_a_trained_run_is_scored_with_other_shots(tmp_path):
     (tmp_path / "tent,novel-shots=5-seed2").mkdir()
     for label, name in (
         ("tent lr=0.1 novel-shots=5", "tent,lr=0.1-seed2"),
+        ("tent lr=0.1 novel-lr=0.1 novel-steps=9", "tent,lr=0.1-seed2"),
         ("tent novel-shots=5", "tent,novel-shots=5-seed2"),
         ("tent lr=0.1", "tent,lr=0.1-seed2"),
     ):

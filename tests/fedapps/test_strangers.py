@@ -220,7 +220,13 @@ def test_data_of_a_stranger_are_read_or_refused(tmp_path):
             assert share.everything[:][0].shape[1:] == (1, 8, 8)
             assert len(share.train[:][1]) == len(share.train)
         shutil.rmtree(folder)
-    for arrays in ({"x": 1.0, "y": [1]}, {"x": np.ones((1, 1, 8, 8)), "y": 1}, {"x": np.ones(())}):
+    one = np.ones((1, 1, 8, 8))
+    for arrays in (
+        {"x": 1.0, "y": [1]},
+        {"x": one, "y": []},
+        {"x": 1},
+        {"x": one, "y": one[..., 8:]},
+    ):
         np.savez(tmp_path / "a.npz", **arrays)
         with pytest.raises(ValueError, match="must have a row for each sample"):
             read_inputs(tmp_path / "a.npz", card)

@@ -1,5 +1,6 @@
 """Sweeps that go on: what is finished is kept, and nothing of it is lost."""
 
+import json
 import threading
 
 import pytest
@@ -38,9 +39,11 @@ def test_what_is_finished_is_kept_and_the_rest_is_run(tmp_path):
     after = written(tmp_path)
     assert after["fedavg-seed0"] == before["fedavg-seed0"]
     assert after["local-seed0"] != before["local-seed0"]
-    (tmp_path / "fedper-seed0" / "config.toml").write_text("method = ")  # not whole: run again
-    fedapps(*RUN, "--methods", "fedper", "--output", tmp_path)
-    assert written(tmp_path)["fedper-seed0"] != after["fedper-seed0"]
+    summary = tmp_path / "fedper-seed0" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"privacy": 3}))
+    (tmp_path / "local-seed0" / "config.toml").write_text("method = ")
+    fedapps(*RUN, "--methods", "fedper,local", "--output", tmp_path)  # both are damaged: run again
+    assert not {*written(tmp_path).items()} & {*after.items()} - {*before.items()}
 
 
 def test_a_finished_run_of_another_configuration_is_not_lost(tmp_path):

@@ -131,3 +131,15 @@ def test_the_display_ends_also_where_news_cannot_be_read(tmp_path, monkeypatch):
         display.follow([one])
     assert "\x1b[?25l" in console.file.getvalue()  # hidden, and shown again
     assert console.file.getvalue().rindex("\x1b[?25h") > console.file.getvalue().rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize(("examples", "noted"), [(9, True), (10, False)])
+def test_few_samples_to_be_scored_on_are_noted(tmp_path, examples, noted):
+    """Of novel clients that are scored; training clients may have fewer."""
+    client = {"role": "novel", "accuracy": 0.5, "examples": examples}
+    few = {"1": client | {"role": "train", "examples": 1}}
+    few["2"] = client | {"accuracy": None, "examples": 1}
+    group = {"accuracy": 0.5}
+    one = job(tmp_path, 0, train=group, novel=group, per_client={"0": client, **few})
+    words = f"a novel client has only {examples} samples to be scored on"
+    assert (words in results(runs_of([one])).caption) == noted

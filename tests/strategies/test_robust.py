@@ -48,3 +48,16 @@ def test_the_methods_that_average_take_them(kind):
     np.testing.assert_array_equal(moved["w"], expected)
     mixed = PFedMe(robust=kind, server_beta=0.5).aggregate(START, replies)
     np.testing.assert_allclose(mixed["w"], 0.5 * START["w"] + 0.5 * expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "plain"),
+    [("krum", 4, True), ("trimmed-mean", 4, True), ("median", 4, False), ("krum", 5, False)],
+)
+def test_a_robust_mean_that_is_the_plain_one_says_so(kind, clients, plain, caplog):
+    """A fifth of four clients is nobody: all of them count, also a client that lies."""
+    replies = [update(i, model, n=10**i) for i, model in enumerate(MODELS[-clients:])]
+    moved = FedAvg(robust=kind).aggregate(START, replies)
+    mean = np.mean([model["w"] for model in MODELS[-clients:]], 0)
+    assert np.allclose(moved["w"], mean) == plain
+    assert ("it is the plain mean" in caplog.text) == plain

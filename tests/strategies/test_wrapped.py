@@ -108,6 +108,14 @@ def test_a_strategy_that_no_wrapper_protects_is_refused(strategy, why, wrap):
         wrap(strategy).start(clients(), to_record(START), num_rounds=1)
 
 
+def test_a_failed_run_of_its_own_leaves_a_strategy_checked():
+    strategy = Scaffold(min_valid_replies=4)
+    with pytest.raises(RuntimeError, match="min-valid-replies is 4"):
+        strategy.start(clients(), to_record(START), num_rounds=1)
+    with pytest.raises(ValueError, match="Scaffold cannot run inside another strategy"):
+        fixed(strategy).start(clients(), to_record(START), num_rounds=1)
+
+
 def test_exchanges_are_no_wrappers_business(monkeypatch):
     monkeypatch.setattr(strategies.FedMA, "broadcast", FedAvg.broadcast)
     monkeypatch.setattr(strategies.FedMA, "initialize", FedAvg.initialize)

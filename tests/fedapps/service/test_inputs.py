@@ -42,6 +42,27 @@ def test_numbers_that_are_neither_whole_nor_scaled_are_refused(factor):
     unlabeled(torch.from_numpy(ROWS * np.float32(factor)), replace(CARD, scale=1.0))
 
 
+@pytest.mark.parametrize("value", [17, -1, 2**63])
+def test_whole_numbers_outside_the_scale_are_refused(value, tmp_path):
+    """Also in a file, and in a node's folder, unless the run takes any numbers."""
+    x = ROWS.astype(np.uint64 if value > 0 else np.int64)
+    x[1, 0, 0, 1] = value
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match=r"run takes whole numbers .* from 0 to 16"):
+        read_inputs(tmp_path / "x.npy", CARD)
+    if value == 17:
+        unlabeled(torch.from_numpy(x), replace(CARD, scale=1.0))
+        every = Samples(torch.from_numpy(x).long(), torch.ones(2).long(), torch.arange(2), 16.0)
+        Share(every, every, None, every, True).save(tmp_path, Info("mine", (1, 2, 2), 3, ""))
+        with pytest.raises(ValueError, match=r"numbers from 0 to 17; .* from 0 to 16"):
+            read_inputs(tmp_path, CARD)
+
+
+def test_a_single_number_is_no_input():
+    with pytest.raises(ValueError, match=r"inputs have shape \(\); the run takes"):
+        unlabeled(torch.tensor(3), CARD)
+
+
 def test_a_model_that_is_delivered_prepares_its_inputs_itself():
     """(v/16 − ½)/¼ of a stored v and (v − ½)/¼ of a v in [0, 1]; by channel, (v/16 − ⅛·c)/2ᶜ."""
     model = Personal(torch.nn.Identity(), CARD, {})

@@ -135,6 +135,9 @@ def test_what_a_deployment_writes(tmp_path):
     for secret in ("keys/node-0", "keys/node-1", "tls/ca.key", "tls/server.key"):
         assert (tmp_path / "d" / secret).stat().st_mode & 0o777 == 0o600
     assert len((tmp_path / "d" / "README.md").read_text().strip().splitlines()) == 5
+    assert (tmp_path / "d" / "superlink.db").stat().st_mode & 0o777 == 0o600
+    for private in ("state", "state/node-0", "state/node-1"):
+        assert (tmp_path / "d" / private).stat().st_mode & 0o777 == 0o700
     script = (tmp_path / "d" / "start-node-1.sh").read_text()
     assert "partition-id=1 num-partitions=2" in script and "--root-certificates" in script
     assert not deployment.alive(SUPERLINK)
@@ -167,8 +170,9 @@ def test_certificates_hold_for_their_host_alone(tmp_path):
             handshake(*arguments)
 
 
-def test_processes_are_started_and_stopped(tmp_path):
-    """Nodes whose scripts sleep, one of them in a child: stopping one leaves the other alone."""
+def test_processes_are_started_and_stopped(tmp_path, monkeypatch):
+    """Nodes whose scripts sleep, one of them in a child: stopping one leaves the other alone.
+    Meanwhile the clock is set two seconds forward."""
     folder = tmp_path / "d"
     deployment = plan(folder, 2, tls=False, host="127.0.0.1", data=None)
     deployment.write()
@@ -180,6 +184,8 @@ def test_processes_are_started_and_stopped(tmp_path):
         children = psutil.Process(pid).children
         wait(lambda: len(children()) == 1, 10, lambda: "no child")
         (child,) = children()
+        boot = psutil.boot_time()
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot + 2)
         result = CliRunner().invoke(cli, ["deploy", str(folder), "--status"])
         assert result.output.split() == [
             "superlink:",
