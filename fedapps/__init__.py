@@ -1,25 +1,28 @@
-"""The Flower apps, the table of methods, the in-process grid and the command.
+"""The Flower apps, the table of methods, the engines and the command.
 
-`client_app` and `server_app` put a method into an app of your own, `from_client_fn` an older app's
-clients; `load` opens a finished run; `allow` lets references ``module:NAME`` of configurations be
-imported."""
+`run` trains, `read` opens a folder of runs, `load` one finished run. `client_app` and `server_app`
+put a method into an app of your own, `from_client_fn` an older app's clients. `allow` lets
+references ``module:NAME`` of configurations be imported."""
 
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedapps.api import read, run
     from fedapps.legacy import from_client_fn
     from fedapps.plugin import client_app, server_app
     from fedapps.service.run import load
     from partitions.trust import allow
 
-__all__ = ["allow", "client_app", "from_client_fn", "load", "server_app"]
+__all__ = ["allow", "client_app", "from_client_fn", "load", "read", "run", "server_app"]
 _MODULES = {
     "allow": "partitions.trust",
     "client_app": "fedapps.plugin",
     "from_client_fn": "fedapps.legacy",
     "load": "fedapps.service.run",
+    "read": "fedapps.api",
+    "run": "fedapps.api",
     "server_app": "fedapps.plugin",
 }
 

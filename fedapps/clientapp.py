@@ -19,7 +19,7 @@ from fedapps.service import node as service
 from fedapps.settings.config import Config, check_method, completed
 from partitions import trust
 from partitions.base import novel_shots
-from partitions.datasets import DATASETS, Info
+from partitions.datasets import DATASETS, Info, own_path
 from partitions.references import is_reference
 from partitions.seeds import seed_of
 from partitions.shares import Share
@@ -74,7 +74,8 @@ def check_data_folder(config: Config) -> None:
         name = str(config[key])
         if not name or name in DATASETS or is_reference(name):
             continue
-        if not root or not (Path(root) / name).resolve().is_relative_to(Path(root).resolve()):
+        place = own_path(name, root) or Path(root) / name
+        if not root or not place.resolve().is_relative_to(Path(root).resolve()):
             raise ValueError(
                 f"{key} is {name!r}; a node reads such data from the data-path of its node "
                 "configuration, or below the data-dir there"

@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from contextlib import nullcontext
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def main(grid: Grid, context: Context) -> None:
     for note in check_shadowed(config, given, methods, from_file=given):
         log(WARNING, note)
     if len(methods) == 1:
-        run(grid, config, engine)
+        run(grid, config, engine, report=True)
         return
     errors = {}
     for method in methods:
@@ -79,7 +79,7 @@ def main(grid: Grid, context: Context) -> None:
         if config["output-dir"]:
             changes["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
         try:
-            run(grid, config | changes, engine)
+            run(grid, config | changes, engine, report=True)
         except Exception as error:
             log(ERROR, "method %s failed", method, exc_info=error)
             errors[method] = error_line(error)
@@ -87,9 +87,10 @@ def main(grid: Grid, context: Context) -> None:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
 
-def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
+def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool = False) -> Result:
     """Train and evaluate `config`'s method over the grid of `engine`; results to ``output-dir``.
 
+    With `report`, log its scores at the end, and where the results are.
     Raises ValueError for a bad configuration before the first message, OSError if another process
     uses that folder."""
     config = override(defaults(), config)
@@ -106,9 +107,9 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
         if checkpoint is not None:
             callbacks.load_state(checkpoint["callbacks"])
 
-        def on_round(report: dict[str, Any]) -> None:
-            recorder.record(report, strategy)
-            callbacks.round_ends(report, strategy)
+        def on_round(metrics: dict[str, Any]) -> None:
+            recorder.record(metrics, strategy)
+            callbacks.round_ends(metrics, strategy)
             recorder.check_point(strategy, {"callbacks": callbacks.state()})
 
         strategy, shared = _strategy(
@@ -120,13 +121,35 @@ def run(grid: Grid, config: Config, engine: str = "in-process") -> Result:
             privacy=privacy,
         )
         with callbacks.run(config, lambda: recorder.summary), recorder:
-            return strategy.start(
+            result = strategy.start(
                 grid=grid,
                 initial_arrays=to_record(shared),
                 num_rounds=int(config["rounds"]),
                 timeout=float(config["round-timeout"]),
                 train_config=ConfigRecord({"method": str(config["method"])}),
             )
+        if report:
+            log(INFO, "\n%s", _end(config, recorder.summary, result))
+        return result
+
+
+def _end(config: Config, summary: dict[str, Any], result: Result) -> str:
+    """What a person who submitted the run sees last: its scores, and where the rest is."""
+    from fedapps.results.formats import as_text
+    from fedapps.results.runs import run_of
+    from fedapps.results.table import results
+
+    output = config["output-dir"]
+    where = f"written to {output}: fedapps table, report and plot read them" if output else (
+        "not written; to have them, add to --run-config output-dir=\"/an/absolute/path\""
+    )  # fmt: skip
+    scored = len(result.evaluate_metrics_clientapp)
+    lines = [
+        *([as_text(results(run_of(config, summary)))] if "best_round" in summary else []),
+        f"the Result holds {len(result.arrays)} arrays and the metrics of {scored} evaluations",
+        f"results: {where}",
+    ]
+    return "\n".join(lines)
 
 
 def _strategy(config: Config, **options: Any) -> tuple[PersonalizedStrategy, Arrays]:

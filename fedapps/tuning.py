@@ -26,7 +26,8 @@ from fedapps.engines.jobs import Job, make_jobs
 from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
 from fedapps.results.sweep import keep_finished
-from fedapps.settings.config import Config, Value, defaults, override, variant
+from fedapps.settings.config import Config, Value, defaults, override
+from fedapps.settings.variants import Variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -283,7 +284,7 @@ def write_results(
     changed = {k: v for k, v in config.items() if v != known[k] and k != "output-dir"}
     labels = [outcome.label for outcome in best(outcomes).values()]
     for label in labels:
-        variant(config, label)  # checks that best.toml can be read
+        Variant.parse(label).apply(config)  # checks that best.toml can be read
     content = {"methods": labels, "seeds": list(seeds), **changed}
     title = "# The best settings by the training clients' validation accuracy\n"
     write_text(output / BEST, title + tomli_w.dumps(content))

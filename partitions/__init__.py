@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from partitions.datasets import Info
     from partitions.registry import Config
 
-KEYS = ("dataset", "data-dir", "image-size", "partition", "num-clients", "train-fraction",
+KEYS = ("dataset", "data-dir", "image-size", "label", "partition", "num-clients", "train-fraction",
         "standardize", "seed", "novel-shots")  # fmt: skip
 _MODULES = {
     "Info": "partitions.datasets",

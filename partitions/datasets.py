@@ -52,20 +52,21 @@ def preference_info(info: Info) -> Info:
 
 def described(config: Mapping[str, Any], key: str = "dataset") -> Info:
     """The entry of the dataset that `config` names under `key`; errors as `info`."""
-    name, data_dir, options = _named(config, key)
+    name, data_dir, options = named(config, key)
     return info(name, data_dir, **options)
 
 
 def configured(config: Mapping[str, Any], key: str = "dataset") -> Dataset:
     """The dataset that `config` names under `key`; errors as `load`."""
-    name, data_dir, options = _named(config, key)
+    name, data_dir, options = named(config, key)
     return load(name, data_dir, **options)
 
 
-def _named(config: Mapping[str, Any], key: str) -> tuple[str, str, dict[str, Any]]:
+def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, dict[str, Any]]:
+    """Name, data folder and options of the dataset that `config` names, as `load` takes them."""
     name = str(config[key])
     options = references.options(config, name) | {"image_size": int(config.get("image-size", 0))}
-    return name, str(config["data-dir"]), options
+    return name, str(config["data-dir"]), options | {"label_column": str(config.get("label", ""))}
 
 
 def info(name: str, data_dir: str = "", **options: Any) -> Info:
@@ -77,8 +78,8 @@ def info(name: str, data_dir: str = "", **options: Any) -> Info:
 def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset `name`, the same object for every caller in a process.
 
-    For a user's data `options` are its function's settings and `image_size`. Raises ValueError for
-    an unknown name, for damaged files and for a missing source."""
+    For a user's data `options` are its function's settings, `image_size` and `label_column`.
+    Raises ValueError for an unknown name, for damaged files and for a missing source."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     if _entry(name) is None:
         return _own(name, root, tuple(sorted(options.items())))
@@ -86,9 +87,11 @@ def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
 
 
 def own_path(name: str, data_dir: str = "") -> Path | None:
-    """The path of a user's data; None for the package's names, and if it does not exist."""
-    path = Path(data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")) / name
-    return path if name and name not in DATASETS and path.exists() else None
+    """The path of a user's data: `name` itself, else below the data folder. None for the package's
+    names, and if neither exists."""
+    root = Path(data_dir or os.environ.get("FEDAPPS_DATA_DIR", ""))
+    places = (Path(name), root / name) if name and name not in DATASETS else ()
+    return next((path for path in places if path.exists()), None)
 
 
 def source(name: str, data_dir: str = "") -> str:
@@ -105,13 +108,13 @@ def source(name: str, data_dir: str = "") -> str:
     return str(folder) if root and folder.is_dir() else f"hub {entry.hub or '(no copy)'}"
 
 
-def reread(name: str, data_dir: str = "") -> Dataset:
+def reread(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset from its files, without the cache. Errors as `load`."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     entry, folder = _entry(name), Path(root) / name
     if entry is not None and name != "digits" and root and folder.is_dir():
         return _checked(entry, _from_folder(entry, folder), str(folder))
-    return load(name, data_dir)
+    return load(name, data_dir, **options)
 
 
 def _entry(name: str) -> Info | None:
@@ -126,21 +129,21 @@ def _entry(name: str) -> Info | None:
 def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     """A user's data, at a path or from a function, with an `Info` from its content."""
     given = dict(options)
-    size = given.pop("image_size", 0)
+    size, label = given.pop("image_size", 0), given.pop("label_column", "")
     path = own_path(name, root)
     if path is not None:
         from partitions.readers.local import read_local
 
-        key = f"own-{fingerprint(path)}-{size}"
-        raw = cached(key, lambda: read_local(path, size))
+        key = f"own-{fingerprint(path)}-{size}" + f"-{label.encode().hex()}" * bool(label)
+        raw = cached(key, lambda: read_local(path, size, label=label))
     elif references.is_reference(name):
         key = f"{name}-{references.source_code(name)}-" + ",".join(f"{k}={v}" for k, v in options)
         raw = cached(key, lambda: _made(name, given))
     else:
         raise ValueError(
             f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
-            "path, itself or in data-dir, of a folder of class folders, a .npz, or a folder or "
-            "parquet file of the datasets library"
+            "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
+            "folder or parquet file of the datasets library"
         )
     count = len(raw.classes) or int(raw.y.max()) + 1
     scale = 255.0 if raw.x.dtype == np.uint8 else 1.0
@@ -255,7 +258,9 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
     if len(raw.x) != len(raw.y) or not len(raw.y):
         raise ValueError(f"{origin}: {len(raw.x)} inputs, but {len(raw.y)} labels")
     if (raw.y == UNLABELED).all():
-        raise ValueError(f"{origin}: holds no labels (y, folders of classes, or a column)")
+        raise ValueError(
+            f"{origin}: holds no labels (y, folders of classes, or a column: label=NAME names it)"
+        )
     if not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
         raise ValueError(
             f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}"

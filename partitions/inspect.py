@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import datasets as hf
 import numpy as np
@@ -30,12 +30,12 @@ class Summary:
     columns: dict[str, int]  # natural column → number of values
 
 
-def summary(name: str, data_dir: str = "", check: bool = False) -> Summary:
+def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) -> Summary:
     """Facts of the dataset, read again from its source if `check`.
 
     Raises ValueError as `partitions.datasets.load`; a harmless file that is not the official one
     gives a warning in the log."""
-    data: Dataset = reread(name, data_dir) if check else load(name, data_dir)
+    data: Dataset = (reread if check else load)(name, data_dir, **options)
     counts = np.bincount(data.y.numpy(), minlength=data.info.num_classes)
     names = [*data.classes, *map(str, range(len(data.classes), len(counts)))]
     return Summary(
@@ -103,7 +103,10 @@ def figure(federation: Federation) -> "Figure":
     """Samples per class and client, training clients on the left, novel ones on the right, with
     the novel clients' mean distances in the title."""
     from flwr_datasets.visualization import plot_label_distributions
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     counts, novel = class_counts(federation), federation.novel
     title = {False: f"{(~novel).sum()} training clients", True: f"{novel.sum()} novel clients"}
@@ -112,10 +115,18 @@ def figure(federation: Federation) -> "Figure":
         title[True] += f", nearest: TV {variation.mean():.2f}, KL {divergence.mean():.2f}"
     roles = [role for role in (False, True) if (novel == role).any()]
     picture = Figure(figsize=(8 * len(roles), 5), layout="constrained")
+    number = federation.info.num_classes
+    few = number <= 20
+    palette = colormaps["tab20" if few else "turbo"]
+    colours = palette(np.arange(number) if few else np.linspace(0, 1, number))
     for role, axis in zip(roles, picture.subplots(1, len(roles), squeeze=False)[0], strict=True):
+        chosen = counts[novel == role]
         plot_label_distributions(
-            _Labels(counts[novel == role]), "label", axis=axis, title=title[role],
-            verbose_labels=False, legend=federation.info.num_classes <= 20,
+            _Labels(chosen), "label", axis=axis, title=title[role], verbose_labels=False,
+            cmap=ListedColormap(colours[chosen.sum(0) > 0]),  # a class has one colour in both
         )  # fmt: skip
         axis.set_xlabel("client")
+    if few:
+        marks = [Patch(color=colour, label=str(i)) for i, colour in enumerate(colours)]
+        picture.legend(handles=marks, title="class", loc="outside right center")
     return picture

@@ -9,7 +9,7 @@ import numpy as np
 
 from partitions import references
 from partitions.seeds import seed_of
-from partitions.settings import COUNT, SOME, WEIGHT, Configured, setting
+from partitions.settings import COUNT, SOME, WEIGHT, Configured, key_of, setting
 
 if TYPE_CHECKING:
     from partitions.changes import Change
@@ -249,7 +249,7 @@ BASES = [n for n, rule in RULES.items() if rule.change is None and n not in COMP
 
 class Options(Configured):
     """The options of the rules, keys ``partition.<option>``; a row of `RULES` names those that the
-    rule reads, and every rule reads the first three."""
+    rule reads, and every rule reads those of `EVERY`."""
 
     validation_fraction = setting(
         0.15, "share of a training client's samples kept for validation", "[0, 1)"
@@ -285,6 +285,19 @@ class Options(Configured):
     validation_per_user = setting(0, "how many of them only validate; 0: none", COUNT)
     test_per_user = setting(10, "how many of them only test", COUNT)
     novel_dataset = setting("stl10", "the novel clients' dataset")
+
+
+EVERY = ("validation-fraction", "test-fraction", "public-samples")  # options of all rules
+
+
+def options_of(config: Config) -> set[str]:
+    """The names of the options that the configured rule and its base read; of a rule from outside,
+    which may read any, all names."""
+    rule = RULES.get(str(config["partition"]))
+    if rule is None:
+        return set(map(key_of, Options.declared))
+    base = RULES.get(str(config.get("partition.base"))) if "base" in rule.options else None
+    return {*EVERY, *rule.options, *(base.options if base else ())}
 
 
 def partition(name: str) -> Partition:

@@ -4,15 +4,17 @@ import json
 
 import tomli_w
 
-from fedapps.settings.config import defaults, folder_name, variant
+from fedapps.settings.config import defaults
+from fedapps.settings.variants import Variant
 
 
 def leave(folder, label, seed, novel, *, train=(0.5, 0.5), last=None, curve=(), **settings):
     """A run with these accuracies of training and novel clients; `last` are those of the novel
     clients at the last round, `curve` the training clients' by round. Client ids count from 0,
     training clients first."""
-    config = variant(defaults() | settings, label) | {"seed": seed}
-    run = folder / folder_name(label, seed)
+    variant = Variant.parse(label)
+    config = variant.apply(defaults() | settings) | {"seed": seed}
+    run = folder / variant.folder(seed)
     run.mkdir(parents=True)
     (run / "config.toml").write_text(tomli_w.dumps(config | {"versions": {"flwr": "9.9"}}))
     result = scores(train, novel)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROW = ["partitions", "clients", "strategies", "fedapps", "experiments"]
-TOP = "clientapp, serverapp, plugin, legacy, callbacks, tuning"  # modules of fedapps itself
+TOP = "clientapp, serverapp, plugin, legacy, callbacks, tuning, estimate"  # modules of fedapps
 PUBLIC = "partitions, clients, strategies"  # public names of the folders beside fedapps
 ROOMS = [f"{PUBLIC}, methods, files, console, settings", "node", "engines", "results", "service",
          TOP, "commands, api, __main__"]  # fmt: skip

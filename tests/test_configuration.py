@@ -150,6 +150,12 @@ def test_a_change_reaches_those_that_inherit_the_key(changes, reached):
         ({"lr": 0.1}, "pfedhn", "lr=0.1 changes nothing here; instead: pfedhn.lr=0.1"),
         ({"lr": 0.1}, "fedtta++, pfedhn", "instead: fedtta++.lr=0.1, pfedhn.lr=0.1"),
         ({"fedtta.mu": 0.2}, "fedtta++", "instead: fedtta++.mu=0.2"),
+        (
+            {"partition.alpha": 1.0},
+            "fedavg, tent",
+            "partition.alpha=1.0 changes nothing here, since partition is pathological; it is read "
+            "by dirichlet, dirichlet-split, dirichlet-novel",
+        ),
     ],
 )
 def test_a_change_that_reaches_no_method_is_refused_with_the_key_that_does(changes, methods, words):
@@ -168,12 +174,39 @@ def test_a_change_that_reaches_no_method_is_refused_with_the_key_that_does(chang
         ({"lr": 0.1}, "pfedhn lr=0.2", []),
         ({"lr": 0.005}, "pfedhn", []),  # its own
         ({"fedtta.inner-lr": 0.1}, "fedtta++", []),
-        ({"pfedhn.lr": 0.1, "partition.alpha": 1.0}, "fedavg", []),
+        ({"pfedhn.lr": 0.1}, "fedavg", ["pfedhn.lr=0.1 changes nothing here: pfedhn does not run"]),
+        (
+            {"partition": "corrupted", "partition.classes-per-client": 3},
+            "fedavg",
+            [],
+        ),  # of its base
+        ({"partition.alpha": 1.0}, "fedavg partition=dirichlet", []),
+        (
+            {"partition.alpha": 1.0},
+            "fedavg partition=dirichlet, fedavg partition=iid",
+            ["partition.alpha=1.0 changes nothing where the partition is iid"],
+        ),
+        (
+            {},
+            "fedavg partition=dirichlet partition.alpha=1, fedavg partition=iid partition.alpha=1",
+            ["partition.alpha changes nothing where the partition is iid"],
+        ),
     ],
 )
 def test_a_change_that_some_methods_follow_is_allowed(changes, methods, notes):
     config = override(defaults(), changes)
     assert check_shadowed(config, changes, methods.split(", ")) == notes
+
+
+def test_a_typed_setting_is_not_silently_that_of_a_file():
+    """pfedhn.lr stands in the experiment, and lr is typed: pFedHN would not follow."""
+    changes = {"pfedhn.lr": 0.05, "lr": 0.1}
+    config = override(defaults(), changes)
+    with pytest.raises(ValueError, match=r"lr=0\.1 changes nothing here; instead: pfedhn\.lr=0\.1"):
+        check_shadowed(config, changes, ["pfedhn"], from_file={"pfedhn.lr"})
+    assert not check_shadowed(config, changes, ["pfedhn"], from_file={"lr"})
+    rule = {"partition": "my_lab:Rule", "partition.alpha": 1.0}  # which may read any option
+    assert not check_shadowed(defaults() | rule, rule, ["fedavg"])
 
 
 def test_the_command_refuses_a_change_without_effect(tmp_path):

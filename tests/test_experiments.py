@@ -22,7 +22,9 @@ def test_a_shipped_experiment_is_valid(name):
     check_shadowed(config, asked.settings, asked.methods.split(","), asked.from_file)
     assert all(one != other for one, other in itertools.combinations(named, 2))
     assert all(seed.isdigit() for seed in asked.seeds.split(",") if seed)
-    assert read_experiment(f"{name}.toml") == asked
+    for spelled in (f"{name}.toml", f"experiments/{name}", f"experiments/{name}.toml"):
+        assert read_experiment(spelled) == asked
+    assert asked.methods  # else it would change the main job
     if asked.published:
         for column in Published.read(asked.settings, asked.published).columns:
             assert column.keys() & SCORES.keys()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedapps.console import make_console, refusals, say, visible
+from fedapps.results import ENDINGS, check_ending
 
 if TYPE_CHECKING:
     from fedapps.settings.config import Config
@@ -18,6 +19,10 @@ partition = typer.Typer(help="Partitions of a dataset.", no_args_is_help=True)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value overrides, such as partition=dirichlet.")
+]
+Request = Annotated[
+    list[str] | None,
+    typer.Argument(help="An experiment, and key=value overrides. Default: the main job's."),
 ]
 
 
@@ -40,7 +45,7 @@ def data(
         from partitions import datasets
 
         config = configuration(arguments, {"dataset": name})
-        data_dir, entry = str(config["data-dir"]), datasets.info(name)
+        entry, (_, data_dir, options) = datasets.described(config), datasets.named(config)
         console.print(f"{name}: {entry.line}; {entry.num_classes} classes, inputs {entry.shape}")
         say(console, f"from: {datasets.source(name, data_dir)}")
         if entry.files:
@@ -53,7 +58,7 @@ def data(
             folders = inspect.export(federation(config), export)
             console.print(f"{len(folders)} clients in {export}; a node's own: {folders[0]}")
             return
-        print_summary(console, inspect.summary(name, data_dir, check))
+        print_summary(console, inspect.summary(name, data_dir, check, **options))
     if check:
         console.print("the files are complete; shapes and labels are as expected")
 
@@ -72,15 +77,16 @@ def print_summary(console: Console, summary: "Summary") -> None:
 
 @partition.command()
 def show(
-    arguments: Overrides = None,
-    output: Annotated[Path, typer.Option(help="The figure: .png, .pdf or .svg.")] = Path(
+    arguments: Request = None,
+    output: Annotated[Path, typer.Option(help=f"The figure: {', '.join(ENDINGS)}.")] = Path(
         "partition.png"
     ),
 ) -> None:
     """Draw samples per class and client, and print the novel clients' distances."""
     console = make_console()
     with refusals(ImportError):
-        config = configuration(arguments, {})
+        check_ending(output)
+        config = requested(arguments or [])
 
         from partitions import federation, inspect
 
@@ -101,6 +107,23 @@ def show(
             f"{variation.mean():.3f} (largest {variation.max():.3f}), KL {divergence.mean():.3f}"
         )
     console.print(f"figure: {output}", highlight=False)
+
+
+def requested(arguments: list[str]) -> "Config":
+    """The settings of a federation that an experiment and key=value arguments describe."""
+    from fedapps.settings.config import defaults, override
+    from fedapps.settings.experiments import read_arguments
+    from fedapps.settings.variants import check_shadowed
+
+    experiment = read_arguments(arguments)
+    experiment.allow()
+    if experiment.grid:
+        raise ValueError(f"{min(experiment.grid)} has several values; show one partition at a time")
+    seed = {"seed": int(experiment.seeds.split(",")[0])} if experiment.seeds else {}
+    config = override(defaults(), experiment.settings | seed)
+    labels = experiment.methods.split(",")
+    check_shadowed(config, experiment.settings, labels, experiment.from_file)
+    return config
 
 
 def configuration(arguments: list[str] | None, changes: "Config") -> "Config":

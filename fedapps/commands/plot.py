@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedapps.console import Allowed, make_console, say, say_error
+from fedapps.results import ENDINGS, check_ending
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 OF_RUNS = ("curves", "clients")
 OF_A_MODEL = ("confusion", "embeddings", "traces")
 KINDS = (*OF_RUNS, "swept", *OF_A_MODEL)
-ENDINGS = (".pdf", ".svg", ".png")
 
 
 def plot(
@@ -41,8 +41,7 @@ def plot(
     try:
         if kind not in KINDS:
             raise ValueError(f"unknown figure {kind!r}; known: {', '.join(KINDS)}")
-        if output.suffix.lower() not in ENDINGS:
-            raise ValueError(f"{output} must end in one of {', '.join(ENDINGS)}")
+        check_ending(output)
 
         from fedapps.results import plot as figures
         from fedapps.results.runs import read_runs

@@ -25,7 +25,10 @@ MAX_JOBS = 1024
 def run(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="An experiment's .toml file; key=value; lr=0.01,0.1 spans a grid."),
+        typer.Argument(
+            help="An experiment: a .toml file or a name of `fedapps list experiments`; key=value; "
+            "lr=0.01,0.1 spans a grid. Default: the main job."
+        ),
     ] = None,
     methods: Annotated[
         str, typer.Option(help='Methods, separated by commas; "tent adapt-steps=5" is one, too.')
@@ -57,6 +60,9 @@ def run(
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Repeat finished runs; asks.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the runs and an estimate of their cost.")
+    ] = False,
     allow: Allowed = None,
 ) -> None:
     """Train methods and compare them on training and novel clients.
@@ -81,9 +87,16 @@ def run(
         else:
             experiment = read_request(arguments or [], methods, seeds, from_)
             work, source = plan(experiment, output, from_, bound, fresh), experiment.source
-            keep_or_discard(work, output, fresh, yes)
-        ray_only = bool(ray_address or gpus_per_client)
-        engine, parallel = prepare(console, work, output, source, engine, jobs, ray_only)
+            keep_or_discard(work, output, fresh, yes or dry_run)
+        say(console, federation_line(work))
+        engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
+        if dry_run:
+            from fedapps.estimate import estimate
+            from fedapps.results.formats import as_rich
+
+            console.print(as_rich(estimate(work, engine, parallel)))
+            return
+        prepare(console, work, output, source)
     options = {"gpus_per_client": gpus_per_client, "ray_address": ray_address, "debug": debug}
     carry_out(console, work, output, engine, parallel=parallel, **options)
     report_results(console, work, output)
@@ -122,20 +135,14 @@ def check_options(
 def read_request(
     arguments: list[str], methods: str, seeds: str, from_: Path | None
 ) -> "Experiment":
-    """The experiment that a file, key=value arguments and options describe together.
+    """The experiment that arguments and options describe together.
 
     References that they name are allowed. Methods and seeds default to those of the runs in the
-    folder `from_`. Raises ValueError for two experiment files."""
-    files = [a for a in arguments if a.endswith(".toml") and "=" not in a]
-    if len(files) > 1:
-        raise ValueError(f"one experiment at a time, not {', '.join(files)}")
-
+    folder `from_`. Raises ValueError for two experiments."""
     from fedapps.settings.config import saved_runs
-    from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment
+    from fedapps.settings.experiments import Experiment, read_arguments
 
-    experiment = parse_experiment([a for a in arguments if a not in files])
-    for file in files:
-        experiment = read_experiment(file) | experiment
+    experiment = read_arguments(arguments, main=from_ is None)
     experiment |= Experiment(methods=methods, seeds=seeds)
     experiment.allow()
     if from_ is None:
@@ -148,20 +155,18 @@ def plan(
     experiment: "Experiment", output: Path, from_: Path | None, bound: bool, fresh: bool
 ) -> "list[Job]":
     """The runs of an experiment, checked. Raises ValueError for bad input."""
-    from fedapps.settings.config import defaults, override
-    from fedapps.settings.experiments import main_job
+    from fedapps.settings.config import defaults, override, run_folders, saved_configuration
     from fedapps.settings.variants import Variant, check_shadowed, combinations
 
-    if not experiment.methods:
-        experiment = main_job() | experiment
     changes = experiment.settings | ({"bound": True} if bound else {})
-    config = override(defaults(), changes)
+    base = defaults() if from_ is None else saved_configuration(run_folders(from_)[0])
+    config = override(base, changes)
     for key, values in experiment.grid.items():
         for value in values:
             override(config, {key: value})
     methods = split_names("methods", experiment.methods)
     labels = combinations(methods, experiment.grid)
-    for note in check_shadowed(config, experiment.settings, methods, experiment.from_file):
+    for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
         say(make_console(), note)
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
     for label in labels:
@@ -249,31 +254,51 @@ def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> 
         typer.confirm(f"{lost_runs}. Go on?", abort=True)
 
 
-def prepare(
-    console: Console, work: "list[Job]", output: Path, source: str, engine: str, jobs: int | None,
-    ray_only: bool,
-) -> tuple[str, int]:  # fmt: skip
-    """Choose the engine and the number of runs side by side, and create the folder of results.
+FEDERATION = ("dataset", "partition", "num-clients", "train-fraction", "rounds", "local-steps",
+              "batch-size", "lr", "model", "evaluate-every")  # fmt: skip
 
-    Prints the checkpoints that runs cannot resume from. Raises ValueError if the engine cannot run
+
+def federation_line(work: "list[Job]") -> str:
+    """The settings that all runs share or that make their results differ most, as key=value."""
+    from fedapps.settings.config import effective
+    from partitions.registry import EVERY, options_of
+
+    options = dict.fromkeys(o for job in work for o in sorted(options_of(job.config)))
+    words = []
+    for key in (*FEDERATION, *(f"partition.{o}" for o in options if o not in EVERY)):
+        values = dict.fromkeys(str(effective(job.config, key)) for job in work)
+        words.append(f"{key}={','.join(values)}")
+    return f"federation: {' '.join(words)}"
+
+
+def choose(work: "list[Job]", engine: str, jobs: int | None, *, ray: bool) -> tuple[str, int]:
+    """The engine and the number of runs side by side. Raises ValueError if the engine cannot run
     the jobs."""
     from fedapps.engines.jobs import check_engine, choose_engine
-    from fedapps.files import write_text
+
+    parallel = jobs or 1
+    if not engine:
+        engine, parallel = choose_engine(sum(not job.done for job in work), jobs, ray=ray)
+    check_engine(engine, work, parallel)
+    return engine, parallel
+
+
+def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> None:
+    """Create the folder of results, and print the checkpoints that runs cannot resume from."""
+    from fedapps.files import append_text, write_text
     from fedapps.results.checkpoint import newest_checkpoint
+    from fedapps.settings.config import ORDER, ordered_names
 
     for job in work:
         if job.config["resume"] and not job.done:
             for refused in newest_checkpoint(job.folder, job.config)[1]:
                 say(console, refused)
-    parallel = jobs or 1
-    if not engine:
-        engine, parallel = choose_engine(sum(not job.done for job in work), jobs, ray=ray_only)
-    check_engine(engine, work, parallel)
     if not output.exists():
         write_text(output / ".gitignore", "*\n")  # neither git nor `flwr run` takes results
     if source:
         write_text(output / "experiment.toml", source)
-    return engine, parallel
+    new = [f"{job.name}\n" for job in work if job.name not in ordered_names(output)]
+    append_text(output / ORDER, "".join(new))
 
 
 def carry_out(
@@ -301,13 +326,14 @@ def report_results(console: Console, work: "list[Job]", output: Path) -> None:
     """Print the table, the failures and the report's path; exit with 1 if a run failed."""
     from fedapps.results import report, table
     from fedapps.results.formats import as_rich
-    from fedapps.results.runs import runs_of
+    from fedapps.results.runs import read_runs, runs_of
 
-    runs = runs_of(work)
-    console.print(as_rich(table.results(runs)))
+    console.print(as_rich(table.results(runs_of(work))))
     say_failures(console, work)
     try:
-        say(console, f"results: {output}, report: {report.write_report(runs, output)}")
+        runs, problems = read_runs(output, work)
+        page = report.write_report(runs, output, problems)
+        say(console, f"results: {output}, report of all {len(runs)} runs in it: {page}")
     except OSError as error:
         say_error(console, f"{error}; free some space, then: fedapps report {output}", "no report:")
         raise typer.Exit(1) from error

@@ -49,6 +49,10 @@ def table(
             across = SHOTS
         if across:
             keys = [*(keys or ["method", *swept(runs)]), across]
+        if format_ == "latex":
+            from fedapps.results.formats import displayed
+
+            runs, against = runs.assign(method=runs.method.map(displayed)), displayed(against)
         published = published_for(folder, experiment)
         comparison = compare(runs, by=keys, round_=round_, against=against, published=published)
     except (ValueError, OSError) as error:

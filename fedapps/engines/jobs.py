@@ -14,7 +14,8 @@ from clients.protocol import FewShot
 from fedapps.engines import check_engine_name
 from fedapps.files import ERRORS
 from fedapps.methods import METHODS
-from fedapps.settings.config import Config, Value, folder_name, variant
+from fedapps.settings.config import Config, Value
+from fedapps.settings.variants import Variant
 from partitions.datasets import own_path
 
 MAX_PROCESSES = 8  # if not set by the user: each process holds torch and the data in memory
@@ -46,7 +47,7 @@ class Job:
     @property
     def name(self) -> str:
         """``<method>-seed<seed>``, also the folder's name."""
-        return folder_name(self.method, self.seed)
+        return self.folder.name
 
     @property
     def total(self) -> int:
@@ -94,10 +95,11 @@ def make_jobs(
     """One job for each seed of each method; a method may include settings."""
     jobs = []
     for method in methods:
+        variant = Variant.parse(method)
         for seed in seeds:
-            folder = output.resolve() / folder_name(method, seed)
+            folder = output.resolve() / variant.folder(seed)
             changes = {"seed": seed, "output-dir": str(folder), **_absolute_paths(config)}
-            jobs.append(Job(method, seed, variant(config, method) | changes, folder))
+            jobs.append(Job(method, seed, variant.apply(config) | changes, folder))
     return jobs
 
 

@@ -47,6 +47,7 @@ class Card:
     mean: FiniteFloat | Annotated[tuple[FiniteFloat, ...], Field(min_length=1)] | None = 0.0
     std: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] | None = 1.0
     num_types: Count = 0  # as in the dataset's Info
+    label: str = ""  # the column of labels in tables
     run: str = ""
 
     def info(self) -> Info:
@@ -103,6 +104,7 @@ def make_card(config: Config) -> Card:
         mean=mean,
         std=std,
         num_types=info.num_types,
+        label=str(config["label"]),
     )
 
 

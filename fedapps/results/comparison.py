@@ -8,10 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedapps.console import spreadsheet_cell
 from fedapps.results.formats import TextTable
 from fedapps.results.published import Published
-from fedapps.results.runs import F1, ROUNDS, SCORES, clients_of, label_without, own_settings
+from fedapps.results.runs import (
+    F1,
+    ROUNDS,
+    SCORES,
+    clients_of,
+    differing,
+    federation_of,
+    label_without,
+    own_settings,
+)
 from fedapps.results.table import epsilon, lost_replies, terms_of_privacy
 from fedapps.settings.config import effective
 
@@ -59,7 +70,8 @@ def compare(
 ) -> Comparison:
     """Group the runs by settings; "method" is the method with its own settings.
 
-    Without `by`: by method and by the swept settings of the federation. `against` is a value of
+    Without `by`: by method, and by settings of the federation that are swept or that differ between
+    runs. `against` is a value of
     the first setting in `by`, by default the first value. Raises ValueError for settings that no
     run has, and if a group would average over anything but seeds."""
     import pandas
@@ -70,7 +82,7 @@ def compare(
     by = list(dict.fromkeys(by or ["method", *swept(runs)]))
     values = [[_value(run.method, run.config, key, by) for key in by] for run in runs.itertuples()]
     groups = pandas.DataFrame(values, runs.index, by, dtype=object)
-    _check_seeds(runs, groups)
+    _check_groups(runs, groups)
     names = list(groups[by[0]].unique())
     if against and against not in names:
         raise ValueError(f"no {by[0]} {against!r} to compare with; there are {', '.join(names)}")
@@ -87,6 +99,8 @@ def compare(
         rows.append([*place, *numbers, epsilon(scored)])
     lines = pandas.DataFrame(rows, columns=["score", *by, *MEASURED, "epsilon", "ε"])
     lines["published"] = lines.published.astype(float)
+    block = lines.groupby(["score", *by[1:]])["mean"]
+    lines["best"] = (block.transform("size") > 1) & (lines["mean"] == block.transform("max"))
     clients = clients_of(runs, round_)[["run", "client", "role", "accuracy"]].dropna()
     clients = clients.set_axis(["run", "client", "score", "value"], axis=1).join(groups, on="run")
     tests, test = _judge(scores, clients, by, against)
@@ -114,13 +128,13 @@ def as_table(comparison: Comparison) -> TextTable:
         columns = {"not evaluated": list(unscored.name)}
         columns["ε"] = [epsilon(unscored.loc[[index]]) for index in unscored.index]
     columns = {name: cells for name, cells in columns.items() if set(cells) - {"–", "∞"}}
-    config = _first_config(comparison)
-    title = ", ".join(str(config.get(key, "")) for key in ("dataset", "partition"))
+    best = {(i, [*columns].index("mean")) for i, line in enumerate(lines) if line.best}
     return TextTable(
-        f"{title}, {config.get('num-clients', 0)} clients, {comparison.round} round",
+        f"{federation_of(comparison.runs)}, {comparison.round} round",
         list(columns),
         [list(row) for row in zip(*columns.values(), strict=True)],
         "; ".join(_notes(comparison, set(columns))),
+        best,
     )
 
 
@@ -135,8 +149,9 @@ def side_by_side(
     rest = [name for name in comparison.by if name != key]
     cells = [_cell(line) for line in lines.itertuples(index=False)]
     rows = lines.assign(cell=cells, score=lines.score.map(SCORES))
-    table = rows.set_index(["score", *rest, key]).cell.unstack(sort=False).fillna("–")
-    table = table[sorted(table.columns, key=order)]
+    both = rows.set_index(["score", *rest, key])[["cell", "best"]].unstack(sort=False)
+    table = both.cell[sorted(both.cell.columns, key=order)].fillna("–")
+    best = np.argwhere(both.best[table.columns].eq(True).to_numpy())
     notes = _notes(comparison, set())
     if lines.p.notna().any():
         notes.append(
@@ -147,13 +162,12 @@ def side_by_side(
         notes.append("in brackets: published")
     if key == SHOTS:
         notes.append("clients that show labels are scored on their other samples")
-    config = _first_config(comparison)
-    data = f"{config.get('dataset', '')}, {config.get('partition', '')}"
     return TextTable(
-        f"{data}, {comparison.round} round, by {key}",
+        f"{federation_of(comparison.runs)}, {comparison.round} round, by {key}",
         ["score", *rest, *(f"{key} {value}" for value in table.columns)],
         table.reset_index().to_numpy().tolist(),
         "; ".join(notes),
+        {(int(row), 1 + len(rest) + int(column)) for row, column in best},
     )
 
 
@@ -171,9 +185,10 @@ def several(runs: "DataFrame", key: str) -> bool:
 
 
 def swept(runs: "DataFrame") -> list[str]:
-    """The settings of the federation in the runs' labels."""
+    """The settings of the federation in the runs' labels, and other common ones that differ."""
     words = dict.fromkeys(key for label in runs.method for key in own_settings(label))
-    return [key for key in words if key in FEDERATION or key.startswith("partition.")]
+    known = {*FEDERATION, *differing(runs)}
+    return [key for key in words if key in known or key.startswith("partition.")]
 
 
 def order(value: str) -> tuple[bool, Any]:
@@ -192,10 +207,6 @@ def number(line: Any, value: float, *, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
-def _first_config(comparison: Comparison) -> Mapping[str, Any]:
-    return comparison.runs.config.iloc[0] if len(comparison.runs) else {}
-
-
 def _value(label: str, config: Mapping[str, Any], key: str, keys: Iterable[str]) -> str:
     """A run's value of a setting; of "method" its label without the other `keys`."""
     if key == "method":
@@ -206,17 +217,19 @@ def _value(label: str, config: Mapping[str, Any], key: str, keys: Iterable[str])
     return "–" if value is None else str(value)  # a setting of another method
 
 
-def _check_seeds(runs: "DataFrame", groups: "DataFrame") -> None:
-    """Raise ValueError if a group holds two runs of one seed."""
+def _check_groups(runs: "DataFrame", groups: "DataFrame") -> None:
+    """Raise ValueError if a group holds two runs of one seed, or runs of several methods."""
     twice = groups.assign(seed_=runs.seed).duplicated()
-    if twice.any():
-        group = groups[twice].iloc[0]
+    labels = runs.method.map(lambda label: label_without(label, groups.columns))
+    mixed = groups.assign(label_=labels).drop_duplicates().drop(columns="label_").duplicated()
+    if twice.any() or mixed.any():
+        group = groups[twice].iloc[0] if twice.any() else groups.loc[mixed[mixed].index[0]]
         same = runs[(groups == group).all(axis=1)]
         words = {key for label in same.method for key in own_settings(label)}
         words |= {config["method"] for config in same.config}
         raise ValueError(
-            f"{', '.join(group)}: more than one run of a seed; add to --by method or what "
-            f"differs: {', '.join(sorted(words))}"
+            f"{', '.join(group)}: more than one run of a seed, or more than one method; add to "
+            f"--by method or what differs: {', '.join(sorted(words))}"
         )
 
 

@@ -1,10 +1,12 @@
 """A table of texts for a terminal, as Markdown or as LaTeX."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
 from typing import Literal
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -31,14 +33,37 @@ LATEX = {
 }
 
 
+_DISPLAYED = """
+Local FedAvg FedProx SCAFFOLD AFL FedGMA FedADG FedSR FedMA FedPer FedRep LG-FedAvg Per-FedAvg
+pFedMe Ditto APFL FedBN FedBABU FedAMP FedALA TENT T3A SHOT pFedHN pFedHN-PC ODPFL-HN PEFLL
+PFL-sampled PFL-nearest PFL-ensemble FedTTA FedTTA-Prox FedTTA++ FedTTA++-guarded FedMD HeteroTENT
+HeteroFedTTA FedEmbed Global Global+ pFedKM
+"""  # names of methods in texts, such as a paper's table; in lower case those of `METHODS`
+
+
 @dataclass(frozen=True)
 class TextTable:
-    """A table as it is shown."""
+    """A table as it is shown; `best` has the places (row, column) of the best values."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
+    best: Collection[tuple[int, int]] = field(default_factory=frozenset)
+
+
+def displayed(label: str) -> str:
+    """A method's label, "tent lr=0.1", with the method's name as texts write it."""
+    name, *words = label.split(" ")
+    names = {text.lower(): text for text in _DISPLAYED.split()}
+    return " ".join([names.get(name, name), *words])
+
+
+def as_text(shown: TextTable, width: int = 120) -> str:
+    """The table as `width` characters wide text."""
+    file = StringIO()
+    Console(file=file, width=width, markup=False).print(as_rich(shown))
+    return file.getvalue().rstrip()
 
 
 def as_rich(shown: TextTable) -> Table:
@@ -62,19 +87,21 @@ def as_markdown(shown: TextTable) -> str:
 
 
 def as_latex(shown: TextTable) -> str:
-    """A table for the package booktabs; a rule separates blocks of equal first cells."""
+    """A table for the package booktabs: a rule separates blocks of equal first cells, the best
+    values are bold, the caption is the title, and notes stand below."""
     rows: list[str] = []
-    before = None
-    for row in shown.rows:
-        if before not in (None, row[0]):
+    for i, row in enumerate(shown.rows):
+        if i and shown.rows[i - 1][0] != row[0]:
             rows.append(r"\midrule")
-        rows.append(" & ".join(map(_latex, row)) + r" \\")
-        before = row[0]
+        cells = [_latex(cell) for cell in row]
+        bold = [rf"\textbf{{{c}}}" if (i, j) in shown.best else c for j, c in enumerate(cells)]
+        rows.append(" & ".join(bold) + r" \\")
     columns = "".join("l" if column in LEFT else "r" for column in shown.columns)
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_latex(shown.title)}. {_latex(shown.caption)}.}}",
+        rf"\caption{{{_latex(shown.title)}.}}",
+        rf"\label{{tab:{re.sub('[^a-z0-9]+', '-', shown.title.lower()).strip('-')}}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         " & ".join(map(_latex, shown.columns)) + r" \\",
@@ -82,6 +109,7 @@ def as_latex(shown: TextTable) -> str:
         *rows,
         r"\bottomrule",
         r"\end{tabular}",
+        rf"\par\smallskip\footnotesize {_latex(shown.caption)}.",
         r"\end{table}",
     ]
     return "\n".join([*lines, ""])

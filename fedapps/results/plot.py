@@ -11,6 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from fedapps.console import visible
+from fedapps.results import check_ending
 from fedapps.results.comparison import compare, order
 from fedapps.results.runs import F1, ROLES, SCORES, clients_of, rounds_of
 
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-ENDINGS = (".pdf", ".svg", ".png")
 MARKED = 20  # points of a line that have a marker
 # Okabe and Ito's colours in an order in which neighbours differ in grey; every line also has its
 # dashes and its marker.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-MARKERS = "os^Dv*P"
+MARKERS = "os^Dv*PX<"  # 9 markers and 7 colours: the eighth line differs from the first in both
 
 
 def curves(runs: "DataFrame", points: int = 1000) -> "Figure":
@@ -128,9 +128,8 @@ def matrix(values: np.ndarray, rows: str, columns: str, title: str = "") -> "Fig
 
 
 def save(figure: "Figure", output: Path) -> None:
-    """Write the figure. Raises ValueError for an ending that is not in `ENDINGS`."""
-    if output.suffix.lower() not in ENDINGS:
-        raise ValueError(f"{output} must end in one of {', '.join(ENDINGS)}")
+    """Write the figure. Raises ValueError for an ending that `check_ending` refuses."""
+    check_ending(output)
     import matplotlib
 
     output.parent.mkdir(parents=True, exist_ok=True)

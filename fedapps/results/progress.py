@@ -1,4 +1,4 @@
-"""Live progress of `fedapps run`."""
+"""Progress of `fedapps run`: live bars in a terminal; elsewhere a line for each evaluation."""
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from fedapps.console import visible
+from fedapps.console import say, visible
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
 
 class Display:
     """A bar per job with its rounds, loss and last accuracies or F1, and a bar for all jobs with
-    the time left when `parallel` jobs run side by side. Use as a context."""
+    the time left when `parallel` jobs run side by side. Use as a context.
+
+    A console that is no terminal, as in a batch job's log, gets a line for each evaluation at
+    once."""
 
     def __init__(self, jobs: Sequence["Job"], console: Console, parallel: int = 1) -> None:
-        self._jobs, self._parallel = jobs, parallel
+        self._jobs, self._parallel, self._console = jobs, parallel, console
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -54,9 +58,12 @@ class Display:
             for report in job.news():
                 self._progress.start_task(task)
                 self._progress.update(task, completed=report["round"])
-                news |= _news(report)
-            if job.error:
+                news |= shown(report)
+                if "evaluation" in report and "kept" not in news:
+                    self._log(job, f"round {report['round']}/{job.total}", *news.values())
+            if job.error and "error" not in news:
                 news["error"] = "[red]failed[/red]"
+                self._log(job, "failed:", escape(job.error))
             if job.done:
                 self._progress.stop_task(task)
             self._progress.update(task, news="  ".join(news.values()))
@@ -66,9 +73,14 @@ class Display:
             left = timedelta(seconds=round(seconds))
             self._progress.update(self._all, news=f"{left} left" if seconds else "")
 
+    def _log(self, job: "Job", *words: str) -> None:
+        """Print a line about a job where there are no live bars; the console flushes it."""
+        if not self._console.is_terminal:
+            say(self._console, Text.from_markup("  ".join((escape(job.name), *words))))
 
-def _news(report: dict[str, Any]) -> dict[str, str]:
-    """What a bar shows of a round."""
+
+def shown(report: dict[str, Any]) -> dict[str, str]:
+    """What a person sees of a round, by topic, with rich's markup."""
     news = {}
     if report.get("loss") is not None:
         news["loss"] = f"loss {report['loss']:.3f}"

@@ -60,14 +60,14 @@ class Published:
 
     def of(self, runs: "DataFrame", score: str) -> float | None:
         """The value for a group of runs: that of the first run that has one."""
-        values = (self.value(run.method, run.config, score) for run in runs.itertuples())
+        values = (self.value(run.variant, run.config, score) for run in runs.itertuples())
         return next((value for value in values if value is not None), None)
 
     def deviations(self, runs: "DataFrame") -> dict[str, Value]:
         """The settings in which runs with published values differ from the experiment."""
         selecting = {key for column in self.columns for key in column.get("at", {})} | IGNORED
         differing: dict[str, Value] = {}
-        for label, config in zip(runs.method, runs.config, strict=True):
+        for label, config in zip(runs.variant, runs.config, strict=True):
             if all(self.value(label, config, score) is None for score in SCORES):
                 continue
             for key, value in self.settings.items():

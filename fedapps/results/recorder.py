@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rich.text import Text
+
 from clients.arrays import Arrays
 from clients.failures import described, error_line, is_sentence
 from fedapps.files import (
@@ -27,6 +29,7 @@ from fedapps.results import checkpoint
 from fedapps.results import folder as folders
 from fedapps.results.card import make_card, write_card
 from fedapps.results.checkpoint import State
+from fedapps.results.progress import shown
 from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
 
@@ -97,6 +100,8 @@ class Recorder:
             if self._is_best(result, strategy):
                 self._keep(strategy)
             self.summary = self._summarize(result)
+            words = Text.from_markup("  ".join(shown(report).values())).plain
+            log.info("round %s: %s", report["round"], words)
         self._write("evaluation" in report)
 
     def record_failure(self, text: str) -> None:

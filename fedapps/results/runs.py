@@ -3,14 +3,15 @@
 Whatever cannot be read is left out, and described in one sentence."""
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fedapps.results.schema import Evaluation, Failure, Round, Settings, SummaryFile, mismatch
-from fedapps.settings.config import folder_name, label_of
+from fedapps.settings.config import CIRCUMSTANCES, defaults, ordered, ordered_names, relevant
+from fedapps.settings.variants import Variant
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,37 +24,50 @@ F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
 ROUNDS = ("best", "last")
 BOUND = ("training_error", "half_distance", "bound")  # terms of ODPFL-HN's bound and their sum
 NUMBERS = (*BOUND, "rounds", "seconds", "down", "up", "dropped", "epsilon", "delta")
+UNTOLD = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort", "callbacks",
+          "versions"}  # settings in which runs of one row may differ  # fmt: skip
 
 
-def read_runs(folder: Path) -> tuple["DataFrame", list[str]]:
-    """The runs in `folder`, sorted by method and seed, and a sentence for each run that is
-    missing, damaged or of another program. Raises ValueError if no run is left."""
+def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", list[str]]:
+    """The runs in `folder`, in the order in which their methods were asked for, and a sentence for
+    each run that is missing, damaged or of another program. `jobs` stand for their own folders.
+    Raises ValueError if no run is left."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; name one that `fedapps run` wrote to")
     single = (folder / "config.toml").is_file()
+    known = {job.folder: job for job in jobs}
     rows, problems = [], []
-    for place in [folder.resolve()] if single else sorted(f for f in folder.iterdir()):
-        if place.is_dir() and not place.name.startswith("."):
+    for place in [folder.resolve()] if single else ordered(folder.resolve()):
+        if not place.name.startswith("."):
             try:
-                rows.append(_read(place))
+                rows.append(_of_job(known[place]) if place in known else _read(place))
                 problems += [f"{place.name}: {doubt}" for doubt in _doubts(rows[-1])]
             except ValueError as error:
                 problems.append(f"{place.name}: {error}")
     if not rows:
         raise ValueError("; ".join([f"{folder} holds no runs of fedapps", *problems]))
-    runs = _frame(sorted(rows, key=lambda row: (row["method"], row["seed"])))
+    asked = ordered_names(folder)
+    first = {row["method"]: asked.index(row["name"]) for row in rows[::-1] if row["name"] in asked}
+    rows.sort(key=lambda row: (first.get(row["method"], len(asked)), row["method"], row["seed"]))
+    runs = _frame(rows)
     return runs, problems + _missing(runs)
 
 
 def runs_of(jobs: Iterable["Job"]) -> "DataFrame":
     """The same of jobs that this process has run."""
-    rows = []
-    for job in jobs:
-        file = job.folder / "summary.json"
-        result = SummaryFile.validate_json(file.read_bytes()) if file.is_file() else None
-        config = job.config | {"seed": job.seed}
-        rows.append(_row(str(job.method), config, job.folder, job.error, result))
-    return _frame(rows)
+    return _frame([_of_job(job) for job in jobs])
+
+
+def _of_job(job: "Job") -> dict[str, Any]:
+    file = job.folder / "summary.json"
+    result = SummaryFile.validate_json(file.read_bytes()) if file.is_file() else None
+    return _row(job.method, job.config | {"seed": job.seed}, job.folder, job.error, result)
+
+
+def run_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> "DataFrame":
+    """The same of one run's configuration and its summary."""
+    result = SummaryFile.validate_python(summary)
+    return _frame([_row(str(config["method"]), config, Path(), "", result)])
 
 
 def read_rounds(folder: Path) -> list[Round]:
@@ -113,6 +127,44 @@ def label_without(label: str, keys: Iterable[str]) -> str:
     return " ".join([label.partition(" ")[0], *words])
 
 
+def federation_of(runs: "DataFrame") -> str:
+    """Dataset, partition and number of clients; what differs between runs is left out."""
+    words = (("dataset", ""), ("partition", ""), ("num-clients", " clients"))
+    values = [({str(config[key]) for config in runs.config}, unit) for key, unit in words]
+    return ", ".join(f"{min(found)}{unit}" for found, unit in values if len(found) == 1)
+
+
+def differing(runs: "DataFrame") -> list[str]:
+    """The common settings that the labels say since the runs differ in them."""
+    return list(
+        dict.fromkeys(
+            key
+            for run in runs.itertuples()
+            for key in own_settings(run.method)
+            if key not in own_settings(run.variant)
+            and key in run.config
+            and f"{run.config['method']}.{key}" not in run.config
+        )
+    )
+
+
+def _tell_apart(rows: list[dict[str, Any]]) -> None:
+    """Add to the labels the settings that the runs read and in which they differ, unless they say
+    them: common ones between all runs, those of a section between runs of one method."""
+    read = [relevant(defaults() | row["config"]) for row in rows]
+    for key in dict.fromkeys(key for settings in read for key in settings if key not in UNTOLD):
+        section, _, name = key.rpartition(".")
+        word = key if section == "partition" else name
+        silent = [
+            (row, settings[key])
+            for row, settings in zip(rows, read, strict=True)
+            if key in settings and word not in own_settings(row["variant"])
+        ]
+        if len({str(value) for _, value in silent}) > 1:
+            for row, value in silent:
+                row["method"] += f" {word}={'_'.join(str(value).split())}"
+
+
 def _read(folder: Path) -> dict[str, Any]:
     """The run in `folder`. Raises ValueError if its files are missing or damaged."""
     for name in ("config.toml", "summary.json"):
@@ -129,13 +181,15 @@ def _read(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # of TOML and UTF-8
         raise ValueError(f"damaged: {error}") from error
     failure = result.error if isinstance(result, Failure) else ""
-    return _row(label_of(folder, config["method"]), config, folder, failure, result)
+    label = Variant.of_folder(folder, config["method"]).label
+    return _row(label, config, folder, failure, result)
 
 
 def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dict[str, Any]:
     """A row of the runs' frame; `summary` is None for a run that failed or was not evaluated."""
     seed = config["seed"]
-    row = {"method": method, "seed": seed, "name": folder_name(method, seed), "folder": folder}
+    row = {"method": method, "seed": seed, "name": folder.name, "folder": folder}
+    row["variant"] = method  # the label as the folder says it
     summary = None if error or isinstance(result, Failure) else result
     row |= {"config": config, "error": error, "summary": summary}
     row["label"] = result.name if result is not None else ""
@@ -167,6 +221,7 @@ def _scores(evaluation: Evaluation | None) -> Iterator[tuple[str, float | None]]
 def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
     from pandas import DataFrame
 
+    _tell_apart(rows)
     users: dict[str, set[str]] = {}  # of a name, the methods
     for row in rows:
         users.setdefault(row["label"], set()).add(row["config"]["method"])
@@ -174,7 +229,7 @@ def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
         if row["label"] and len(users[row["label"]]) == 1:
             _, *words = row["method"].split()
             row["method"] = " ".join([row["label"], *words])
-    columns = ["method", "seed", "name", "folder", "config", "error", "summary"]
+    columns = ["method", "variant", "seed", "name", "folder", "config", "error", "summary"]
     scores = [f"{round_} {score}" for round_ in ROUNDS for score in SCORES]
     numbers = [*scores, *NUMBERS]
     frame = DataFrame(rows, columns=[*columns, *numbers, "generator", "terms"], dtype=object)

@@ -11,10 +11,11 @@ from fedapps.settings.config import (
     Config,
     defaults,
     differences,
-    label_of,
     override,
     run_configuration,
+    run_folders,
 )
+from fedapps.settings.variants import Variant
 
 
 def keep_finished(jobs: Sequence[Job]) -> None:
@@ -62,13 +63,11 @@ def _configuration(folder: Path) -> Config | None:
 def begun_jobs(folder: Path) -> list[Job]:
     """The runs in `folder`, or the run whose folder it is, each to resume from its newest
     checkpoint; finished ones are done. Raises ValueError if there is none."""
-    folder = folder.resolve()
-    runs = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
-    if not runs:
+    if not (runs := run_folders(folder.resolve())):
         raise ValueError(f"{folder} holds no run that could go on: no config.toml in it")
     jobs = []
     for run in runs:
         config = run_configuration(run) | {"output-dir": str(run), "resume": True}
-        method, seed = label_of(run, str(config["method"])), int(config["seed"])
-        jobs.append(Job(method, seed, config, run, done=finished(run) is not None))
+        method = Variant.of_folder(run, str(config["method"])).label
+        jobs.append(Job(method, int(config["seed"]), config, run, done=finished(run) is not None))
     return jobs

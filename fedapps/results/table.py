@@ -4,31 +4,39 @@ from typing import TYPE_CHECKING
 
 from clients.protocol import FEW_SAMPLES
 from fedapps.results.formats import FAILED, TextTable
+from fedapps.results.runs import differing, federation_of, label_without
+from fedapps.settings.config import effective
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
 def results(runs: "DataFrame") -> TextTable:
-    """A row per method; several seeds as mean ± standard deviation over seeds.
+    """A row per method; several seeds as mean ± standard deviation over seeds. A common setting in
+    which runs differ has a column.
 
     Columns that would be empty are left out: accuracies if no client has validation samples but F1
     is known, and everything about novel clients if there are none."""
     scored = bool(runs["best f1"].notna().any())
     validated = bool(runs["best train"].notna().any()) or not scored
     joined = novel_clients(runs)
-    columns = ["method", *["training clients"] * validated, *["novel clients"] * joined]
+    apart = differing(runs)
+    columns = ["method", *(key for key in apart if key != "rounds")]  # which has a column below
+    columns += [*["training clients"] * validated, *["novel clients"] * joined]
     columns += [*["F1", "F1, users"] * scored, *["ε"] * bool(runs.epsilon.notna().any())]
     columns += ["êrr", "½ d̂", "êrr + ½ d̂"] * bool(runs.bound.notna().any())
     columns += ["rounds", "seconds", "MB down", "MB up"]
     rows = []
-    for method, group in runs.groupby("method", sort=False):
+    for label, group in runs.groupby("method", sort=False):
+        config = group.config.iloc[0]
+        cells = {"method": label_without(label, apart)}
+        cells |= {key: str(effective(config, key)) for key in apart}
         if len(done := group[group.summary.notna()]):
-            cells = {"method": method} | _cells(done)
-            rows.append([cells[column] for column in columns])
+            cells |= _cells(done)
         else:
-            rows.append([method, FAILED, *[""] * (len(columns) - 2)])
-    config, spread = runs.config.iloc[0], runs.seed.nunique() > 1
+            cells[columns[len(cells)]] = FAILED
+        rows.append([cells.get(column, "") for column in columns])
+    spread = runs.seed.nunique() > 1
     few = any(config.get("novel-shots") for config in runs.config)
     notes = [
         *["training clients: validation accuracy"] * validated,
@@ -43,8 +51,7 @@ def results(runs: "DataFrame") -> TextTable:
         "MB per client and round",
     ]
     what = "accuracy in %, at the round that is best on validation" if validated else "last round"
-    title = f"{config['dataset']}, {config['partition']}, {config['num-clients']} clients: {what}"
-    return TextTable(title, columns, rows, "; ".join(notes))
+    return TextTable(f"{federation_of(runs)}: {what}", columns, rows, "; ".join(notes))
 
 
 def novel_clients(runs: "DataFrame") -> bool:

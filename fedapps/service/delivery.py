@@ -32,11 +32,13 @@ class Personal(nn.Module):
         super().__init__()
         self.network, self.classes, self.report = network, card.classes, report
         self.scale = card.scale
+        self.flat = card.shape[0] == 1 and len(card.shape)  # dimensions of images without a channel
         self.mean, self.std = (_broadcast(moment, card.shape) for moment in (card.mean, card.std))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C)."""
-        x = x if x.is_floating_point() else x.float() / self.scale
+        x = x[:, None] if x.ndim == self.flat else x
+        x = x.float() if x.is_floating_point() else x.float() / self.scale
         return self.network((x - self.mean) / self.std)
 
 

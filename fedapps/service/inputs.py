@@ -49,7 +49,7 @@ def read_inputs(path: Path, card: Card) -> Inputs:
     if (path / META).is_file():
         return _exported(path, card)
     square = len(card.shape) == 3 and card.shape[1] == card.shape[2]
-    raw = read_local(path, card.shape[1] if square else 0, whole=True)
+    raw = read_local(path, card.shape[1] if square else 0, whole=True, label=card.label)
     x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
     labels = _labels(raw.y, raw.classes, card)
     return unlabeled(x, card, names=list(raw.samples), labels=labels, picture=bool(raw.samples))
@@ -68,6 +68,8 @@ def unlabeled(
 
     Raises ValueError if the run does not know how to standardize them, for NaN or infinity, and for
     floats outside [0, 1]."""
+    if card.shape == (1, *x.shape[1:]):  # images without their only channel
+        x = x[:, None]
     if not x.ndim or not len(x) or tuple(x.shape[1:]) != card.shape:
         raise ValueError(f"inputs have shape {tuple(x.shape)}; the run takes (n, *{card.shape})")
     if card.mean is None or card.std is None:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.methods import METHODS
-from fedapps.settings.overrides import Config, defaults, override, own_settings, parse_override
+from fedapps.settings.overrides import (
+    Config,
+    defaults,
+    override,
+    own_settings,
+    parse_override,
+    relevant,
+)
 from fedapps.settings.variants import Variant
 from partitions import references, trust
 from partitions.references import Value
@@ -42,36 +49,42 @@ def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Conf
 _completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations, and completed ones
 
 
-def variant(config: Mapping[str, Value], label: str) -> Config:
-    """`config` for the `Variant` of that label."""
-    return Variant.parse(label).apply(config)
-
-
-def folder_name(label: str, seed: Value) -> str:
-    """Folder of a run of the `Variant` of that label, also of a saved run's arbitrary label."""
-    return f"{','.join(label.split())}-seed{seed}"
-
-
-def label_of(folder: Path, method: str) -> str:
-    """The label of the `Variant` whose run is in the folder."""
-    return Variant.of_folder(folder, method).label
-
-
 def run_folder(folder: Path, name: str) -> Path:
-    """The folder of the run `name` (that of `folder_name`): `folder` itself, or in it."""
+    """The folder of the run `name` (that of `Variant.folder`): `folder` itself, or in it."""
     folder = folder.resolve()
     return folder if (folder / "config.toml").is_file() else folder / name
 
 
 def saved_runs(folder: Path) -> tuple[str, str]:
     """Methods and seeds of the run, or of the runs, that `folder` holds; ValueError if none."""
-    runs = [f for f in (folder, *sorted(folder.glob("*-seed*"))) if (f / "config.toml").is_file()]
-    if not runs:
+    if not (runs := run_folders(folder)):
         raise ValueError(f"{folder} holds no finished run")
     found = [(run, saved_configuration(run)) for run in runs]
-    methods = dict.fromkeys(label_of(run, str(config["method"])) for run, config in found)
+    methods = dict.fromkeys(Variant.of_folder(run, str(c["method"])).label for run, c in found)
     seeds = dict.fromkeys(str(config["seed"]) for _, config in found)
     return ",".join(methods), ",".join(seeds)
+
+
+ORDER = "runs.txt"  # names of runs' folders in the order in which the runs were asked for
+
+
+def ordered_names(folder: Path) -> list[str]:
+    """The names in the folder's `ORDER`; none if there is no such file."""
+    file = folder / ORDER
+    return file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
+
+
+def ordered(folder: Path) -> list[Path]:
+    """The folders in `folder`: those that `ORDER` names in its order, then others by name."""
+    place = {name: i for i, name in enumerate(ordered_names(folder))}
+    inside = sorted(f for f in folder.iterdir() if f.is_dir()) if folder.is_dir() else []
+    return sorted(inside, key=lambda f: place.get(f.name, len(place)))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Those of `folder` and of the folders in it that hold a run, in the order of `ordered`."""
+    inside = [f for f in ordered(folder) if "-seed" in f.name]
+    return [f for f in (folder, *inside) if (f / "config.toml").is_file()]
 
 
 def run_configuration(run: Path) -> Config:
@@ -95,9 +108,12 @@ CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every", "round-timeout", "s
 
 
 def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
-    """The keys in which two runs' configurations differ, with both values; "" if in none."""
+    """The keys in which the settings of two runs differ, with both values; "" if in none.
+
+    Settings that neither run reads, such as those of another method, do not count."""
     there, here = defaults() | dict(there), override(defaults(), here)
-    other = [key for key in here if key not in CIRCUMSTANCES and there.get(key) != here[key]]
+    read = relevant(here).keys() | relevant(there).keys()
+    other = [k for k in here if k in read - {*CIRCUMSTANCES} and there.get(k) != here[k]]
     return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in other)
 
 

@@ -52,19 +52,37 @@ class Experiment:
         trust.allow(*trust.named([self.settings, self.grid, self.methods, self.search]))
 
 
+def read_arguments(arguments: Sequence[str], *, main: bool = True) -> Experiment:
+    """What a command's arguments describe: an experiment and ``key=value`` changes.
+
+    With `main`, they change the main job unless the experiment names methods. Raises ValueError for
+    two experiments."""
+    named = [argument for argument in arguments if "=" not in argument]
+    if len(named) > 1:
+        raise ValueError(f"one experiment at a time, not {', '.join(named)}")
+    experiment = read_experiment(named[0]) if named else Experiment()
+    if main and not experiment.methods:
+        experiment = main_job() | experiment
+    return experiment | parse_experiment([argument for argument in arguments if "=" in argument])
+
+
 def main_job() -> Experiment:
-    """What runs where no method is named; no experiment's file stands for it in the results."""
+    """What runs where no experiment is named; its file does not stand for it in the results."""
     return replace(read_experiment("main"), source="")
 
 
 def read_experiment(name: str) -> Experiment:
     """An experiment's file; a list of values spans a grid.
 
-    `name` is a file, or a shipped experiment such as ``fedtta/table1-mnist.toml``."""
-    shipped = experiments()
-    path = Path(name) if Path(name).is_file() else shipped.get(name.removesuffix(".toml"))
+    `name` is a file, or a shipped experiment: ``fedtta/table1-mnist``, also with ``experiments/``
+    in front or ``.toml`` at the end."""
+    shipped, short = experiments(), name.removeprefix("experiments/").removesuffix(".toml")
+    path = Path(name) if Path(name).is_file() else shipped.get(short)
     if path is None:
-        raise ValueError(f"no file {name}; shipped experiments: {', '.join(shipped) or 'none'}")
+        raise ValueError(
+            f"{name!r} is neither key=value, nor an experiment's file, nor one of the shipped "
+            f"experiments: {', '.join(shipped) or 'none'}"
+        )
     try:
         text = path.read_text("utf-8")
         content = tomllib.loads(text)

@@ -9,6 +9,7 @@ from fedapps.methods import METHODS, Method
 from fedapps.settings.schema import check, declared
 from partitions import references
 from partitions.references import Value, is_reference
+from partitions.registry import options_of
 
 Config = dict[str, Value]
 NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dataset")
@@ -59,13 +60,7 @@ def _with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) ->
     """`config` with the settings of whatever it or `changes` refer to outside the package."""
     result = dict(config)
     for settings in (config, changes):
-        named = [
-            word.strip()
-            for key, value in settings.items()
-            if isinstance(value, str) and ":" in value and key.rpartition(".")[2] in NAMING
-            for word in value.split(",")
-        ]
-        named += [key.rpartition(".")[0] for key in settings if ":" in key]
+        named = [*_references(settings), *(k.rpartition(".")[0] for k in settings if ":" in k)]
         for reference in dict.fromkeys(filter(is_reference, named)):
             parent = METHODS[reference].extends if is_method(reference) else ""
             for key, default in own_settings(reference).items():
@@ -73,6 +68,31 @@ def _with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) ->
                 inherits = default == defaults().get(above)
                 result.setdefault(f"{reference}.{key}", result[above] if inherits else default)
     return result
+
+
+def _references(config: Mapping[str, Value]) -> list[str]:
+    """The code from outside that the values of a configuration name."""
+    return [
+        word.strip()
+        for key, value in config.items()
+        if isinstance(value, str) and ":" in value and key.rpartition(".")[2] in NAMING
+        for word in value.split(",")
+    ]
+
+
+def relevant(config: Mapping[str, Value]) -> Config:
+    """The settings that a run reads: its method's section, the common ones that this section does
+    not set, the options of its partition rule, and the sections of code from outside."""
+    method, options = str(config["method"]), {f"partition.{name}" for name in options_of(config)}
+    sections = {method, *_references(config)}
+
+    def reads(key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        if section in ("", "partition"):
+            return key in options if section else f"{method}.{name}" not in config
+        return section in sections
+
+    return {key: value for key, value in config.items() if reads(key)}
 
 
 def is_method(reference: str) -> bool:

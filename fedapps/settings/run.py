@@ -14,6 +14,7 @@ class Run(Configured):
     image_size = setting(
         0, "own images: cropped and resized to so many pixels a side; 0: unchanged", "[0, 4096]"
     )
+    label = setting("", "own tables: the column of labels; empty: label, class or the like")
     partition = setting("pathological", "a name of `fedapps list partitions`")
     num_clients = setting(20, "training and novel clients together", SOME)
     train_fraction = setting(0.5, "share of the clients that train; the others are novel", "(0, 1]")

@@ -10,6 +10,7 @@ from typing import Any
 from fedapps.methods import METHODS
 from fedapps.settings.overrides import Config, is_method, override, parse_override
 from partitions.references import Value, is_reference
+from partitions.registry import RULES, options_of
 
 FEW_LABELS = ("novel-shots", "novel-steps", "novel-lr")  # only evaluations depend on them
 
@@ -111,16 +112,22 @@ def check_shadowed(
     from_file: Collection[str] = (),
 ) -> list[str]:
     """A sentence for each of the `changes`, which `config` has, that some of the `methods` do not
-    follow, since their own sections set the key.
+    follow: their own sections set the key, their partition rule does not read it, or no such
+    method runs.
 
-    Raises ValueError for one that changes nothing for any of them, naming the key that does. A
-    change that is `from_file` may be meant for methods that do not run now."""
-    variants, notes = [Variant.parse(method) for method in methods], []
+    Raises ValueError for a common setting, or an option of the partition, that changes nothing for
+    any of them, naming what does. A change that is `from_file` may be meant for methods that do not
+    run now."""
+    variants = [Variant.parse(method) for method in methods]
+    notes = _unread_options(config, changes, variants, from_file)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
         reached = [v for v in variants if section in ("", v.method, *_ancestors(v.method))]
-        own = [v.method for v in reached if _sets(config, changes, v, section, name, value)]
+        said = {k for k in changes if k not in from_file or key in from_file}
+        own = [v.method for v in reached if _sets(config, said, v, section, name, value)]
         if not own:
+            if not reached and section in METHODS.known() and key not in from_file:
+                notes.append(f"{key}={value} changes nothing here: {section} does not run")
             continue
         instead = ", ".join(dict.fromkeys(f"{method}.{name}={value}" for method in own))
         if len(own) == len(reached) and key not in from_file:
@@ -131,17 +138,45 @@ def check_shadowed(
     return notes
 
 
-def _sets(
+def _unread_options(
     config: Mapping[str, Value],
     changes: Mapping[str, Any],
+    variants: Sequence[Variant],
+    from_file: Collection[str],
+) -> list[str]:
+    """The same for options of the partition, also those that the variants set."""
+    notes = []
+    for key in dict.fromkeys([*changes, *(key for v in variants for key in v.settings)]):
+        section, _, name = key.rpartition(".")
+        configs = [
+            {**config, **v.settings} for v in variants if key in changes or key in v.settings
+        ]
+        rules = dict.fromkeys(str(c["partition"]) for c in configs if name not in options_of(c))
+        if section != "partition" or not rules:
+            continue
+        able = ", ".join(n for n, r in RULES.items() if name in r.options)
+        said = f"{key}={changes[key]}" if key in changes else key
+        if key not in from_file and all(name not in options_of(c) for c in configs):
+            raise ValueError(
+                f"{said} changes nothing here, since partition is {', '.join(rules)}; it is read "
+                f"by {able}"
+            )
+        notes.append(f"{said} changes nothing where the partition is {', '.join(rules)}")
+    return notes
+
+
+def _sets(
+    config: Mapping[str, Value],
+    said: Collection[str],
     variant: Variant,
     section: str,
     name: str,
     value: Any,
 ) -> bool:
-    """Whether a method's section holds another value than the one given for it elsewhere."""
+    """Whether a method's section holds another value than the one given for it elsewhere, and is
+    not among the keys that the user `said` as well."""
     key = f"{variant.method}.{name}"
-    if variant.method == section or key in changes or name in variant.settings:
+    if variant.method == section or key in said or name in variant.settings:
         return False
     return key in config and config[key] != value
 

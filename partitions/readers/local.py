@@ -1,6 +1,6 @@
 """A user's data without code, by its path: a folder of class folders (torchvision's
-ImageFolder), a ``.npz`` of arrays or a ``.npy`` of inputs, a folder or a parquet file of the
-`datasets` library.
+ImageFolder), a ``.npz`` of arrays or a ``.npy`` of inputs, a ``.csv``, a folder or a parquet file
+of the `datasets` library.
 
 Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3."""
 
@@ -19,32 +19,48 @@ from partitions.readers.raw import UNLABELED, Raw, concatenate
 
 FORMATS = ("PNG", "JPEG", "PPM", "BMP", "TIFF", "WEBP", "GIF")  # Pillow reads EPS by Ghostscript
 GREY = ("1", "L", "LA", "I;16")
+CSV_GROWTH = 4  # bytes in memory of a byte of CSV, at most: "1," becomes a number of 8 bytes
 FEATURES = ("x", "features", "embedding", "input")  # names of a column of numbers
+NATURAL = ("string", "large_string", "int64")  # types of natural columns
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders, or ends of names
 
 
-def read_local(path: Path, size: int = 0, whole: bool = False) -> Raw:
+def read_local(path: Path, size: int = 0, whole: bool = False, label: str = "") -> Raw:
     """The samples at `path`, training ones first; images cropped and resized to `size`×`size`
     (0: as they are, which must be equal sizes); `whole` numbers stay whole, as in `inputs_of`.
 
     A folder may hold ``train`` and ``test`` folders of class folders; what has no class folder, no
-    ``y`` and no column of labels has label −1. Raises ValueError for what cannot be read, naming
-    the file."""
+    ``y`` and no column of labels has label −1. A table has them in the column `label`, "": the
+    first of the usual names. Raises ValueError for what cannot be read, naming the file."""
     if not path.exists():
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
         return _arrays(path, whole)
-    if path.is_file() and path.suffix != ".parquet":
+    if path.is_file() and path.suffix not in (".parquet", ".csv"):
         raise ValueError(
-            f"{path} is no data that can be read: an .npz or .npy file, a folder of images, or one "
-            "of the datasets library (save_to_disk or parquet)"
+            f"{path} is no data that can be read: an .npz, .npy, .csv or .parquet file, a folder "
+            "of images, or one of the datasets library (save_to_disk or parquet)"
         )
+    if path.suffix == ".csv":
+        check_size(CSV_GROWTH * path.stat().st_size, path)
+        return _table(_csv(path), path, size, whole, label)
     with _readable(path):
         unpacked = hub.unpacked(path)
     check_size(unpacked, path)
     with _readable(path):
         loaded = hub.open_folder(path, decode=False)
-    return _folder(path, size) if loaded is None else _table(loaded, path, size, whole)
+    return _folder(path, size) if loaded is None else _table(loaded, path, size, whole, label)
+
+
+def _csv(path: Path) -> Any:
+    """A CSV file with a header as a table of the `datasets` library."""
+    import datasets
+    import pandas
+
+    try:
+        return datasets.Dataset.from_pandas(pandas.read_csv(path), preserve_index=False)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is no CSV file with a header ({error})") from error
 
 
 def _folder(folder: Path, size: int) -> Raw:
@@ -151,7 +167,7 @@ def _arrays(path: Path, whole: bool) -> Raw:
     return joined(parts, path)
 
 
-def _table(loaded: Any, source: Path, size: int, whole: bool) -> Raw:
+def _table(loaded: Any, source: Path, size: int, whole: bool, label: str) -> Raw:
     """Splits of the `datasets` library; columns of texts and numbers are natural columns."""
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     train, test = ([s for s in names if s in splits][:1] for names in (hub.TRAIN, hub.TEST))
@@ -162,36 +178,57 @@ def _table(loaded: Any, source: Path, size: int, whole: bool) -> Raw:
     parts = []
     for name in train + test:
         split = splits[name]
-        label = next((name for name in hub.LABELS if name in split.column_names), "")
-        inputs = hub.column(split, (*hub.IMAGES, *FEATURES), source)
-        rows = split.select_columns([inputs])
-        pictures = hub.is_picture(split.features[inputs])
-        if pictures:
-            files = [(f"{source}, row {i}", hub.content(r[inputs])) for i, r in enumerate(rows)]
-            x = _images(files, size)
-        else:
-            check_size(rows.data.nbytes, source)
-            x = np.asarray(rows.with_format("numpy")[inputs][:])
-            if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
-                x = x.astype(np.uint8)
-            x = inputs_of(x, source, whole)
+        labels = [label] if label else hub.LABELS
+        labelled = next((name for name in labels if name in split.column_names), "")
+        x, inputs, pictures = _inputs(split, source, size, whole, (label, labelled))
         samples = tuple(map(str, range(len(x)))) if pictures else ()
         columns = {
             key: np.asarray(split[key][:])
             for key, feature in split.features.items()
-            if key not in (label, inputs) and getattr(feature, "dtype", "") in ("string", "int64")
+            if key not in (labelled, *inputs) and _dtype(feature) in NATURAL
         }
-        y = np.asarray(split[label][:]) if label else np.full(len(x), UNLABELED)
-        names = tuple(getattr(split.features.get(label), "names", None) or ())
+        y = np.asarray(split[labelled][:]) if labelled else np.full(len(x), UNLABELED)
+        names = tuple(getattr(split.features.get(labelled), "names", None) or ())
         parts.append(Raw(x, y, len(x) * (name in train), columns, names, samples))
     return joined(parts, source)
+
+
+def _inputs(
+    split: Any, source: Path, size: int, whole: bool, labels: tuple[str, ...]
+) -> tuple[np.ndarray, list[str], bool]:
+    """The inputs, their columns, and whether they are pictures: the column of one of the usual
+    names, else all columns of numbers but those of `labels`."""
+    known = (*hub.IMAGES, *FEATURES)
+    numbers = [
+        key for key, feature in split.features.items()
+        if key not in labels and _dtype(feature).startswith(("int", "uint", "float", "double"))
+    ]  # fmt: skip
+    if numbers and not any(name in split.column_names for name in known):
+        check_size(8 * len(split) * len(numbers), source)
+        table = split.select_columns(numbers).to_pandas()
+        return inputs_of(table.to_numpy(), source, whole), numbers, False
+    inputs = hub.column(split, known, source)
+    rows = split.select_columns([inputs])
+    if hub.is_picture(split.features[inputs]):
+        files = [(f"{source}, row {i}", hub.content(r[inputs])) for i, r in enumerate(rows)]
+        return _images(files, size), [inputs], True
+    check_size(rows.data.nbytes, source)
+    x = np.asarray(rows.with_format("numpy")[inputs][:])
+    if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
+        x = x.astype(np.uint8)
+    return inputs_of(x, source, whole), [inputs], False
+
+
+def _dtype(feature: Any) -> str:
+    """The type of a column of single numbers or texts; "" for other columns."""
+    return str(getattr(feature, "dtype", ""))
 
 
 def _stored(feature: Any) -> str:
     """The type of the numbers in a column of lists or arrays."""
     while hasattr(feature, "feature"):
         feature = feature.feature
-    return str(getattr(feature, "dtype", ""))
+    return _dtype(feature)
 
 
 def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndarray:

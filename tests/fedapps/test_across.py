@@ -39,7 +39,9 @@ def test_columns_are_the_values_in_order_and_cells_the_means(tmp_path):
     ]
     assert "↑, ↓: more, less than fedavg of the same column by Wilcoxon's" in shown.caption
     page = CliRunner().invoke(cli, ["table", str(tmp_path), "--format", "latex"])
-    assert r"novel clients & tent & 48.50 $\pm$ 14.14 $\uparrow$ & 35.00 & 35.00" in page.stdout
+    best = r"\textbf{48.50 $\pm$ 14.14 $\uparrow$} & 35.00 & 35.00"  # by column, of several
+    assert rf"novel clients & TENT & {best}" in page.stdout
+    assert r"FedAvg & 45.00 $\pm$ 14.14 & \textbf{45.00 $\pm$ 14.14} & \textbf{45.00" in page.stdout
     rows = CliRunner().invoke(cli, ["table", str(tmp_path), "--by", "method,novel-shots"])
     assert "novel-shots 20" not in rows.stdout
 
@@ -69,7 +71,7 @@ def test_the_other_keys_stay_in_their_order(tmp_path):
         ["novel clients", "tent", "0.1", "27.50", "40.00 (40.00)"],
         ["novel clients", "tent", "0.2", "30.00", "–"],
     ]
-    assert shown.title == "digits, pathological, best round, by novel-shots"
+    assert shown.title == "digits, pathological, 20 clients, best round, by novel-shots"
     assert "in brackets: published; clients that show labels" in shown.caption
     by_rate = side_by_side(compared, "lr")
     assert "show labels" not in by_rate.caption and "↑" not in by_rate.caption

@@ -149,7 +149,8 @@ def test_an_experiment_gives_what_differs(tmp_path):
     file.write_text(file.read_text().replace("[fedavg]\nlr = 0.2\n", "[tent]\nadapt-steps = 2\n"))
     fedapps("run", file, "--engine", "in-process", "--output", tmp_path / "out")
     names = {folder.name for folder in (tmp_path / "out").iterdir()}
-    assert names == {"local-seed4", "fedavg-seed4", "report.html", "experiment.toml", ".gitignore"}
+    beside = {"report.html", "experiment.toml", "runs.txt", ".gitignore"}
+    assert names == {"local-seed4", "fedavg-seed4", *beside}
 
 
 STARTS = """

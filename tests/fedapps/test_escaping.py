@@ -58,7 +58,11 @@ def test_markup_is_text_in_latex():
     assert r"{[}2em{]} \textbackslash{}input\{x\} & a \\" in text
     last = r"50\% \& \$x\$ \#1 \textasciitilde{}\textasciicircum{} & 1 $\pm$ $-$2 \\"
     assert f"\\midrule\n{last}\n\\bottomrule" in text
-    assert r"\caption{a\_b. p $<$ 0.1.}" in text and r"method & x\_1 \\" in text
+    assert r"\caption{a\_b.}" in text and r"method & x\_1 \\" in text
+    assert (
+        r"\label{tab:a-b}" in text
+        and r"\end{tabular}" "\n" r"\par\smallskip\footnotesize p $<$" in text
+    )
 
 
 def test_markup_is_text_in_markdown():

@@ -11,7 +11,8 @@ from tiny import federate
 
 from clients.models import build_model
 from fedapps.engines.jobs import make_jobs
-from fedapps.settings.config import defaults, override, own_settings, settings, variant
+from fedapps.settings.config import defaults, override, own_settings, settings
+from fedapps.settings.variants import Variant
 from partitions import federation, trust
 from partitions.datasets import configured, described
 
@@ -34,7 +35,7 @@ def test_settings_are_declared_by_the_signature_and_checked():
     assert config[f"{DITTO}.penalty"] == 2.0
     known = settings(config, DITTO)
     assert (known["penalty"], known["lr"], defaults()["lr"]) == (2.0, 0.1, 0.3)
-    own = variant(defaults(), f"{DITTO} penalty=0.5 lr=0.2 momentum=0.9")
+    own = Variant.parse(f"{DITTO} penalty=0.5 lr=0.2 momentum=0.9").apply(defaults())
     told = [own[key] for key in (f"{DITTO}.penalty", f"{DITTO}.lr", "lr", "momentum")]
     assert told == [0.5, 0.2, 0.3, 0.9]
 

@@ -46,6 +46,14 @@ def test_what_is_finished_is_kept_and_the_rest_is_run(tmp_path):
     assert not {*written(tmp_path).items()} & {*after.items()} - {*before.items()}
 
 
+def test_a_setting_of_another_method_does_not_concern_a_finished_run(tmp_path):
+    fedapps(*RUN, "--methods", "fedavg", "--output", tmp_path)
+    before = written(tmp_path)
+    both = [*RUN, "tent.adapt-steps=1", "--methods", "fedavg,tent", "--output", tmp_path]
+    fedapps(*both)
+    assert written(tmp_path)["fedavg-seed0"] == before["fedavg-seed0"]
+
+
 def test_a_finished_run_of_another_configuration_is_not_lost(tmp_path):
     fedapps(*RUN, "--methods", "fedavg", "--output", tmp_path)
     before = written(tmp_path)
@@ -65,6 +73,11 @@ def test_the_folder_is_no_part_of_the_configuration(tmp_path):
     one, two = (make_jobs(SMALL, ["tent"], [3], tmp_path / name)[0].config for name in "ab")
     assert differences(one, two) == ""
     assert differences(one, two | {"rounds": 9}) == "rounds is 2 there, 9 here"
+    assert differences(one, two | {"tent.adapt-steps": 3}) == "tent.adapt-steps is 10 there, 3 here"
+    unread = {"pfedhn.lr": 0.5, "fedtta.inner-lr": 0.1, "partition.alpha": 5.0}  # of other runs
+    assert differences(one, two | unread) == ""
+    dirichlet = {"partition": "dirichlet"}
+    assert "alpha" in differences(one | dirichlet, two | dirichlet | unread)
 
 
 def test_resume_runs_what_had_not_begun(tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_rounds_that_are_gone_of_all_jobs(tmp_path):
 
 def test_the_last_news_are_shown_at_the_end(tmp_path):
     """Ctrl-C comes after a failure, and before anybody was told of it."""
-    one = Job("fedavg", 0, defaults(), tmp_path)
+    one = Job("fedavg", 0, defaults(), tmp_path / "fedavg-seed0")
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(KeyboardInterrupt), Display([one], console) as display:
         display.follow([one])

@@ -13,8 +13,9 @@ from clients.base import Client
 from fedapps.commands.main import cli
 from fedapps.engines import run as engines
 from fedapps.files import FORMAT
-from fedapps.settings.config import defaults, variant
+from fedapps.settings.config import defaults
 from fedapps.settings.experiments import read_experiment
+from fedapps.settings.variants import Variant
 from fedapps.tuning import Outcome, Tuning, best, history, read_search
 
 EXPERIMENT = """
@@ -76,7 +77,7 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
     assert labels[1].startswith("tent lr=0.5 adapt-steps=")
     assert asked.seeds == "0"
     assert asked.settings["num-clients"] == 4
-    assert variant(defaults() | asked.settings, labels[1])["evaluate-novel"]
+    assert Variant.parse(labels[1]).apply(defaults() | asked.settings)["evaluate-novel"]
     assert (output / "trials.pdf").read_bytes().startswith(b"%PDF")
 
 

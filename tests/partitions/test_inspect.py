@@ -4,7 +4,8 @@ import torch
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
-from partitions import inspect
+from fedapps.settings.config import defaults
+from partitions import federation, inspect
 from partitions.shares import Share
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -131,6 +132,21 @@ def test_partition_show_draws(tmp_path):
     assert code == 0
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
     assert "total variation" in text
+    clients = federation(defaults() | {"num-clients": 6})
+    counts, picture = inspect.class_counts(clients), inspect.figure(clients)
+    picture.draw_without_rendering()
+    (legend,) = picture.legends  # of both panels, inside the figure
+    assert [text.get_text() for text in legend.get_texts()] == list("0123456789")
+    assert legend.get_window_extent().x1 <= picture.bbox.width
+    marks = [mark.get_facecolor() for mark in legend.get_patches()]
+    for role, axis in zip((False, True), picture.axes, strict=True):
+        for bars in axis.containers:
+            number = int(bars.get_label())
+            assert bars[0].get_facecolor() == marks[number]
+            heights = [bar.get_height() for bar in bars]
+            assert heights == counts[clients.novel == role][:, number].tolist()
+    options = ["num-clients=5", "dataset=digits", "standardize=none", "--output", "split.pdf"]
+    assert run("partition", "show", "fedtta/table1-mnist", *options)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -139,6 +155,9 @@ def test_partition_show_draws(tmp_path):
         (("data", "minst"), "unknown dataset 'minst'"),
         (("data", "digits", "partition=ird", "--export", "out"), "unknown partition 'ird'"),
         (("partition", "show", "partition.alpa=1"), "unknown key 'partition.alpa'"),
+        (("partition", "show", "partition.alpha=1"), "since partition is pathological"),
+        (("partition", "show", "lr=0.1,0.2"), "lr has several values"),
+        (("partition", "show", "--output", "a.gif"), "a.gif must end in one of"),
         (("partition", "show", "--output", "nowhere/at/all.png"), "nowhere/at/all.png"),
     ],
 )

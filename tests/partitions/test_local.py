@@ -7,6 +7,7 @@ from PIL import Image
 
 import partitions
 from fedapps.settings.config import defaults
+from partitions.datasets import configured, described
 from partitions.readers.local import read_local
 from partitions.readers.raw import UNLABELED
 
@@ -55,9 +56,30 @@ def test_images_without_class_folders_are_unlabeled(tmp_path):
 
 
 def test_other_files_are_named_with_what_is_read(tmp_path):
-    (tmp_path / "own.csv").write_text("1,2")
-    with pytest.raises(ValueError, match=r"own\.csv is no data.*\.npz.*datasets library"):
+    (tmp_path / "own.txt").write_text("1,2")
+    with pytest.raises(ValueError, match=r"own\.txt is no data.*\.npz.*\.csv.*datasets library"):
+        read_local(tmp_path / "own.txt")
+    (tmp_path / "own.csv").write_text("")
+    with pytest.raises(ValueError, match=r"own\.csv is no CSV file with a header"):
         read_local(tmp_path / "own.csv")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_tables_numbers_are_inputs_and_its_texts_columns(tmp_path, ending):
+    """Of four columns, `species` labels and `site` is a text; without `label`, no column labels."""
+    columns = {"a": [1, 2, 3], "species": ["elk", "bee", "elk"], "b": [0.5, 1.5, -1.0]}
+    table = datasets.Dataset.from_dict(columns | {"site": ["n", "s", "n"]})
+    file = tmp_path / f"own.{ending}"
+    getattr(table, f"to_{ending}")(str(file))
+    config = defaults() | {"dataset": str(file), "label": "species", "num-clients": 2}
+    info, found = described(config), configured(config)
+    assert (info.shape, info.num_classes, info.classes) == ((2,), 2, ("bee", "elk"))
+    assert found.x.tolist() == [[1.0, 0.5], [2.0, 1.5], [3.0, -1.0]]
+    assert (found.y.tolist(), found.columns["site"].tolist()) == ([1, 0, 1], ["n", "s", "n"])
+    bare = read_local(file)
+    assert bare.y.tolist() == [UNLABELED] * 3 and bare.columns["species"].tolist()[1] == "bee"
+    with pytest.raises(ValueError, match="label=NAME"):
+        configured(config | {"label": "kind"})
 
 
 def test_data_to_train_on_need_labels(tmp_path):

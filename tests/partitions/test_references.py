@@ -133,7 +133,8 @@ def test_modules_are_found_where_the_command_runs(tmp_path, monkeypatch):
     [("digits", "", "embedded"), ("voices", "", "synthesised"), ("mnist", "", "hub ylecun/mnist"),
      ("fashion-mnist", "", "hub zalando-datasets/fashion_mnist"),
      ("stl10", "nowhere", "hub (no copy)"), ("mnist", "there", "there/mnist"),
-     ("own.npz", "there", "there/own.npz"), ("their_own:made", "", "their_own:made")],
+     ("own.npz", "there", "there/own.npz"), ("here.npz", "there", "here.npz"),
+     ("their_own:made", "", "their_own:made")],
 )  # fmt: skip
 def test_where_a_dataset_comes_from(written, tmp_path, monkeypatch, name, root, expected):
     written(0)
@@ -141,8 +142,9 @@ def test_where_a_dataset_comes_from(written, tmp_path, monkeypatch, name, root, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there" / "mnist").mkdir(parents=True)
     (tmp_path / "fashion-mnist").mkdir()  # not looked at where no folder of data is named
-    np.savez(tmp_path / "there" / "own.npz", x=np.eye(2), y=[0, 1])
+    for name_ in ("there/own.npz", "there/here.npz", "here.npz"):  # of the last, the path as it is
+        np.savez(tmp_path / name_, x=np.eye(2), y=[0, 1])
     assert datasets.source(name, root) == expected
-    assert (datasets.own_path(name, root) is not None) == (name == "own.npz")
+    assert (datasets.own_path(name, root) is not None) == name.endswith(".npz")
     monkeypatch.setenv("FEDAPPS_DATA_DIR", root)  # the same where the environment says so
     assert datasets.source(name) == expected

@@ -25,7 +25,8 @@ def seen(inputs):
 
 def test_whole_numbers_are_as_stored_and_others_scaled_already():
     """(v/16 − ½)/¼ of a stored v, (v − ½)/¼ of a v in [0, 1], (v/255 − ½)/¼ of a picture's."""
-    for given in (torch.from_numpy(ROWS), torch.from_numpy(ROWS / np.float32(16))):
+    whole = torch.from_numpy(ROWS)
+    for given in (whole, torch.from_numpy(ROWS / np.float32(16)), whole[:, 0]):
         found = unlabeled(given, CARD)
         assert seen(found) == pytest.approx(SEEN)
         assert found.share.novel and not len(found.share.train)
@@ -66,8 +67,10 @@ def test_a_single_number_is_no_input():
 def test_a_model_that_is_delivered_prepares_its_inputs_itself():
     """(v/16 − ½)/¼ of a stored v and (v − ½)/¼ of a v in [0, 1]; by channel, (v/16 − ⅛·c)/2ᶜ."""
     model = Personal(torch.nn.Identity(), CARD, {})
-    for given in (torch.from_numpy(ROWS), torch.from_numpy(ROWS / np.float32(16))):
-        assert model(given).numpy() == pytest.approx(SEEN)
+    scaled = torch.from_numpy(ROWS / np.float32(16))
+    for given in (torch.from_numpy(ROWS), scaled, scaled.double(), scaled[:, 0]):
+        assert (found := model(given)).numpy() == pytest.approx(SEEN)
+        assert found.dtype == torch.float32
     card = replace(CARD, shape=(2, 2, 2), mean=(0.125, 0.25), std=(2.0, 4.0))
     both = np.concatenate([ROWS, ROWS], 1)
     means, deviations = np.array([0.125, 0.25]), np.array([2.0, 4.0])
@@ -87,6 +90,14 @@ def saved(folder):
     flat.cast_column("x", datasets.Array3D((1, 2, 2), "uint8")).save_to_disk(str(folder / "saved"))
     without = {name: [-1, -1] for name in ("x.npy", "wide.npy", "scaled.npy")}
     return {**without, "x.npz": [-1, 1], "saved": [-1, 1]}
+
+
+def test_a_tables_column_of_labels_is_the_runs(tmp_path):
+    card = replace(CARD, shape=(2,), scale=1.0, mean=0.0, std=1.0, label="kind")
+    for text, labels in (("a,kind,b\n1,bee,4\n2,elk,8\n", [1, -1]), ("a,b\n1,4\n2,8\n", [-1, -1])):
+        (tmp_path / "x.csv").write_text(text)
+        found = read_inputs(tmp_path / "x.csv", card)
+        assert (seen(found).tolist(), found.labels.tolist()) == ([[1, 4], [2, 8]], labels)
 
 
 def test_files_of_every_kind(tmp_path):

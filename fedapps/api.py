@@ -1,0 +1,169 @@
+"""The Python API: `run` carries out runs as `fedapps run` does, `read` opens their folder.
+
+runs = fedapps.run(["fedavg", "fedtta++"], seeds=range(3), num_clients=20)
+runs.to_pandas(); runs.plot("curves"); runs["fedtta++-seed0"].personalize(x)
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from fedapps.commands.run import (
+    check_options,
+    choose,
+    federation_line,
+    keep_or_discard,
+    plan,
+    prepare,
+    read_request,
+)
+from fedapps.console import make_console, say
+from fedapps.engines import run as engines
+from fedapps.results import plot, table
+from fedapps.results.formats import as_text
+from fedapps.results.progress import Display
+from fedapps.results.report import write_report
+from fedapps.results.runs import NUMBERS, ROUNDS, SCORES, clients_of, read_runs, rounds_of
+from fedapps.serverapp import APPS
+from fedapps.service.run import Run
+from fedapps.settings.config import Value, effective
+from fedapps.settings.experiments import Experiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+ALL_ROUNDS = 10**9
+
+Setting = Value | Iterable[Value]
+
+
+def run(
+    methods: str | Iterable[str] = (),
+    seeds: int | Iterable[int] = (),
+    *,
+    experiment: str = "",
+    settings: Mapping[str, Setting] | None = None,
+    output: str | Path = "results",
+    start_from: str | Path | None = None,
+    engine: str = "",
+    jobs: int | None = None,
+    gpus_per_client: float = 0.0,
+    ray_address: str = "",
+    fresh: bool = False,
+    progress: bool = True,
+    **keywords: Setting,
+) -> "Runs":
+    """Train methods and compare them, as `fedapps run`: finished runs are kept, others resume.
+
+    A setting is a keyword with underscores (``num_clients=20``), or a key of `settings`, which may
+    hold dots (``{"partition.alpha": 0.1}``). Several values span a grid. Without `methods`: those
+    of `experiment`, by default of the main job. `start_from` is a folder of finished runs to start
+    from. `fresh` repeats finished runs. References ``module:NAME`` among the methods and settings
+    are imported.
+
+    Raises ValueError for bad input before anything is trained, and RuntimeError, with the reasons,
+    if runs failed; `read` then opens the others."""
+    output, saved = Path(output), None if start_from is None else Path(start_from)
+    given = {key.replace("_", "-"): value for key, value in keywords.items()} | dict(settings or {})
+    several = {k: list(v) for k, v in given.items() if not isinstance(v, Value)}
+    single = {key: value for key, value in given.items() if key not in several}
+    arguments = [experiment] if experiment else []
+    names = methods if isinstance(methods, str) else ",".join(methods)
+    numbers = str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds))
+    console = make_console() if progress else Console(quiet=True)
+    check_options(arguments, names, numbers, engine, jobs, gpus_per_client, ray_address)
+    asked = read_request(arguments, names, numbers, saved) | Experiment(single, several)
+    asked.allow()
+    work = plan(asked, output, saved, bound=False, fresh=fresh)
+    keep_or_discard(work, output, fresh, yes=True)
+    say(console, federation_line(work))
+    engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
+    prepare(console, work, output, asked.source)
+    with Display(work, console, parallel) as display:
+        engines.run_jobs(
+            work, engine, APPS, parallel=parallel, gpus_per_client=gpus_per_client,
+            ray_address=ray_address, follow=display.follow,
+        )  # fmt: skip
+    frame, problems = read_runs(output)
+    write_report(frame, output, problems)
+    if failed := [f"{job.name}: {job.error}" for job in work if job.error]:
+        raise RuntimeError("; ".join(failed))
+    names_of_work = [job.name for job in work]
+    return Runs(frame[frame.name.isin(names_of_work)].reset_index(drop=True), problems)
+
+
+def read(folder: str | Path) -> "Runs":
+    """The runs in a folder that `fedapps run` or `run` wrote to; `problems` names what cannot be
+    read. No code that they name is run. Raises ValueError if there is no run."""
+    return Runs(*read_runs(Path(folder)))
+
+
+class Runs:
+    """Runs with their scores; a notebook shows their table.
+
+    ``runs[0]`` and ``runs["fedtta++-seed0"]`` open a finished run (`fedapps.load`)."""
+
+    def __init__(self, frame: "DataFrame", problems: Iterable[str] = ()) -> None:
+        self._frame, self.problems = frame, list(problems)
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __iter__(self) -> Iterator[Run]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, key: int | str) -> Run:
+        names = list(self._frame.name)
+        if isinstance(key, str) and key not in names:
+            raise KeyError(f"no run {key!r}; there are {', '.join(names)}")
+        return Run(self._frame.folder.iloc[names.index(key) if isinstance(key, str) else key])
+
+    @property
+    def names(self) -> list[str]:
+        """``<method>-seed<seed>`` of each run."""
+        return list(self._frame.name)
+
+    def table(self) -> "DataFrame":
+        """The table of `fedapps run`: a row per method, mean ± deviation over seeds, as texts."""
+        from pandas import DataFrame
+
+        shown = table.results(self._frame)
+        return DataFrame(shown.rows, columns=shown.columns).set_index("method")
+
+    def to_pandas(self, *settings: str) -> "DataFrame":
+        """A row per run: method, seed, accuracies in % by round and role, F1 in [0, 1], seconds,
+        megabytes per client and round, ε; and the values of the named settings."""
+        scores = [f"{round_} {score}" for round_ in ROUNDS for score in SCORES]
+        frame = self._frame[["method", "seed", *scores, *NUMBERS, "error", "folder"]]
+        frame = frame.dropna(axis="columns", how="all")
+        values = {key: [effective(c, key) for c in self._frame.config] for key in settings}
+        return frame.assign(**values)
+
+    def rounds(self) -> "DataFrame":
+        """A row per run and evaluated round: accuracies in % of training and novel clients."""
+        return rounds_of(self._frame, ALL_ROUNDS)
+
+    def clients(self, round_: str = "best") -> "DataFrame":
+        """A row per run and client at the "best" or "last" round: role, accuracy in %, samples."""
+        return clients_of(self._frame, round_).drop(columns="run")
+
+    def plot(self, kind: str = "curves", by: str = "") -> "Figure":
+        """A figure: "curves", "clients", or "swept" with `by`, the setting on the x-axis.
+
+        Raises ValueError for another kind."""
+        good = self._frame[self._frame.error == ""]
+        if kind == "swept":
+            return plot.swept(good, by)
+        if kind not in plot.FIGURES:
+            raise ValueError(f"unknown figure {kind!r}; known: {', '.join(plot.FIGURES)}, swept")
+        figure: Figure = plot.FIGURES[kind](good)
+        return figure
+
+    def __repr__(self) -> str:
+        return as_text(table.results(self._frame))
+
+    def _repr_html_(self) -> str:
+        return str(self.table().to_html(escape=True))

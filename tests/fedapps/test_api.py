@@ -1,0 +1,88 @@
+"""The Python API: runs, data frames, figures, a later client's model."""
+
+import math
+
+import pandas
+import pytest
+import torch
+
+import fedapps
+from fedapps.settings.overrides import defaults
+
+SMALL = {"num_clients": 4, "rounds": 2, "evaluate_every": 1, "local_steps": 1, "jobs": 1}
+QUIET = {"engine": "in-process", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return fedapps.run(["fedavg", "tent"], [0, 1], output=folder, **SMALL, **QUIET)
+
+
+def test_a_row_a_run_a_round_a_client(runs, folder):
+    assert runs.names == ["fedavg-seed0", "fedavg-seed1", "tent-seed0", "tent-seed1"]
+    frame = runs.to_pandas("num-clients", "tent.adapt-steps")
+    assert list(frame.seed) == [0, 1, 0, 1] and set(frame["num-clients"]) == {4}
+    rounds, clients = runs.rounds(), runs.clients("last")
+    assert len(rounds) == 4 * 2 and len(clients) == 4 * 4
+    last = rounds[rounds["round"] == 2].set_index(["method", "seed"])["novel"]
+    novel = clients[clients.role == "novel"].groupby(["method", "seed"]).accuracy.mean()
+    pandas.testing.assert_series_equal(last.sort_index(), novel.sort_index(), check_names=False)
+    again = fedapps.read(folder)
+    assert again.names == runs.names and not again.problems
+    assert math.isclose(again.to_pandas()["last novel"][3], last["tent", 1])
+
+
+def test_tables_and_figures(runs):
+    assert list(runs.table().index) == ["fedavg", "tent"]
+    assert "novel clients" in repr(runs) and "<table" in runs._repr_html_()
+    labels = {line.get_label() for axis in runs.plot("curves").axes for line in axis.lines}
+    assert {"fedavg", "tent"} <= labels
+    with pytest.raises(ValueError, match="unknown figure 'pie'; known: curves, clients, swept"):
+        runs.plot("pie")
+
+
+def test_a_later_client_gets_its_model(runs):
+    model = runs["tent-seed1"].personalize(torch.rand(12, 1, 8, 8))
+    assert model(torch.rand(3, 1, 8, 8)).shape == (3, 10)
+    with pytest.raises(KeyError, match="no run 'tent'; there are fedavg-seed0"):
+        runs["tent"]
+
+
+def test_finished_runs_are_kept_and_values_span_a_grid(runs, folder):
+    before = (folder / "fedavg-seed0" / "summary.json").stat().st_mtime_ns
+    more = fedapps.run("fedavg", 0, output=folder, **SMALL, **QUIET)
+    assert more.names == ["fedavg-seed0"]
+    assert (folder / "fedavg-seed0" / "summary.json").stat().st_mtime_ns == before
+    key = "partition.classes-per-client"
+    both = fedapps.run("fedavg", 0, output=folder / "b", settings={key: (1, 2)}, **SMALL, **QUIET)
+    assert list(both.to_pandas(key)[key]) == [1, 2]
+
+
+def test_errors_are_exceptions(tmp_path):
+    for wrong, why in (
+        ({"methods": "fedpr"}, "unknown method 'fedpr'"),
+        ({"methods": "fedavg", "num_client": 4}, "num-clients"),
+        ({"methods": "fedavg", "lr": "fast"}, "lr"),
+        ({"methods": "fedavg", "engine": "spark"}, "spark"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            fedapps.run(**wrong, output=tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="holds no runs"):
+        fedapps.read(tmp_path)
+
+
+def test_a_failed_run_raises_and_the_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr("clients.tent.TENTClient.loss", None)
+    with pytest.raises(RuntimeError, match="tent-seed0: "):
+        fedapps.run(["fedavg", "tent"], 0, output=tmp_path, **SMALL, **QUIET)
+    assert fedapps.read(tmp_path).names[0] == "fedavg-seed0"
+
+
+def test_keywords_are_the_commands_settings():
+    assert {key.replace("_", "-") for key in SMALL} - {"jobs"} <= defaults().keys()
