@@ -1,8 +1,8 @@
 """The Flower apps, the table of methods, the engines and the command.
 
 `run` trains, `read` opens a folder of runs, `load` one finished run. `client_app` and `server_app`
-put a method into an app of your own, `from_client_fn` an older app's clients. `allow` lets
-references ``module:NAME`` of configurations be imported."""
+put a method into an app of your own, `from_client_fn` an older app's clients; `InProcessGrid` tests
+strategies. `allow` lets references ``module:NAME`` of configurations be imported."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedapps.api import read, run
+    from fedapps.engines.grid import InProcessGrid
     from fedapps.legacy import from_client_fn
     from fedapps.plugin import client_app, server_app
     from fedapps.service.run import load
     from partitions.trust import allow
 
-__all__ = ["allow", "client_app", "from_client_fn", "load", "read", "run", "server_app"]
+__all__ = ["InProcessGrid", "allow", "client_app", "from_client_fn", "load", "read", "run",
+           "server_app"]  # fmt: skip
 _MODULES = {
+    "InProcessGrid": "fedapps.engines.grid",
     "allow": "partitions.trust",
     "client_app": "fedapps.plugin",
     "from_client_fn": "fedapps.legacy",

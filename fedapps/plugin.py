@@ -17,6 +17,7 @@ from clients.arrays import to_record
 from clients.base import Client, Criterion
 from clients.models.head import headed
 from clients.preference import GlobalClient
+from fedapps.engines.grid import respond
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register
 from fedapps.node.building import Network, construct_client, network_around
@@ -66,10 +67,17 @@ def client_app(
     def handle(message: Message, context: Context) -> Message:
         return answer(message, context, make_client)
 
-    app = ClientApp()
+    app = _App()
     for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
         register(app, message_type, handle, guarded)
     return app
+
+
+class _App(ClientApp):
+    """Answers an error with its reason, as much as privacy allows."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return respond(super().__call__, message, context)
 
 
 def server_app(

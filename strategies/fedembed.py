@@ -152,6 +152,9 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
         replies = self.exchange(
             "train.assign", dict.fromkeys(nodes, maps), like=dict.fromkeys(nodes, like)
         )
+        overlaps = [reply.arrays["overlap"] for reply in replies]
+        one = [o.min() >= 0 and o.sum() == 1 for o in overlaps]
+        replies = self._checked(replies, one, "a user moves from one node to one")
         counts = sum((reply.arrays["overlap"] for reply in replies), counts)
         order = som.successors(counts)
         self.centers, self.positions = new[order], self.positions[order]
@@ -159,6 +162,12 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
             nodes = [reply.node for reply in replies]
             replies = self.exchange("train.assign", dict.fromkeys(nodes, self._assignment_arrays()))
         return [reply.node for reply in replies]
+
+    def _checked(self, replies: list[Update], valid: list[bool], why: str) -> list[Update]:
+        """The valid replies; the others are counted and logged."""
+        for reply in (reply for reply, good in zip(replies, valid, strict=True) if not good):
+            self.messenger.drop(reply.node, "malformed", why)
+        return [reply for reply, good in zip(replies, valid, strict=True) if good]
 
     def _refitted(self, nodes: Sequence[Node]) -> tuple[np.ndarray, list[Node]]:
         """The map (K, d) after `som_passes` federated updates, and the users who answered.
@@ -177,6 +186,8 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
             replies = self.exchange(
                 "query.som", dict.fromkeys(asked, sent), like=dict.fromkeys(asked, like)
             )
+            one = [som.is_of_one_user(centers, pull, **reply.arrays) for reply in replies]
+            replies = self._checked(replies, one, "no embedding gives this update and score")
             if replies:
                 updates = [reply.arrays["update"] for reply in replies]
                 scores = [reply.arrays["score"] for reply in replies]

@@ -9,8 +9,10 @@ their gradients. Only trainable weights are generated; buffers are averaged on t
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
@@ -28,6 +30,7 @@ from strategies.replies import Node, Requirement, Update
 from strategies.targets import Targets
 
 DESCRIPTOR = "descriptor"
+WEIGHTS = "[0, 1000000000]"
 CLASS_PROPORTIONS = Requirement("pfedhn-pc", "answer `query.describe`", offers=("query.describe",))
 
 
@@ -52,6 +55,11 @@ class PFedHN(PersonalizedStrategy):
     hidden_dim = setting(100, "width of the hypernetwork's trunk", WIDTH)
     hidden_layers = setting(3, "hidden layers of the trunk; 0 without bias: θ = W v", "[0, 20]")
     bias = setting(True, "biases in the hypernetwork")
+    chunk_size = setting(
+        0,
+        "weights that one shared output layer generates at a time; 0: a layer for each array",
+        WEIGHTS,
+    )
     spectral_norm = setting(False, "spectral normalisation of the hypernetwork")
     descriptor = setting(
         "learnt",
@@ -83,6 +91,7 @@ class PFedHN(PersonalizedStrategy):
             "hidden_layers": self.hidden_layers,
             "bias": self.bias,
             "spectral": self.spectral_norm,
+            "chunk": self.chunk_size,
         }
         self.embedding_lr = self.embedding_lr or self.server_lr
         self.models = models or {}
@@ -149,7 +158,27 @@ class PFedHN(PersonalizedStrategy):
     def initialize(self, arrays: Arrays) -> Arrays:
         """The target networks' arrays are templates of the generated ones."""
         self.targets = Targets(self.models or {"": arrays}, self._modules)
+        if self.num_rounds or self.former is None:  # else it only serves
+            self._check_memory()
         return arrays
+
+    def _check_memory(self) -> None:
+        """Raise ValueError if training φ takes more memory than there is: φ, its gradient and a
+        weight-decayed copy, the optimizer's moments, and both to undo a round."""
+        with torch.device("meta"):
+            shapes, width = self.targets.shapes(), self.embedding_dim or 1
+            phi = sum(p.numel() for p in Hypernetwork(shapes, width, **self._shape).parameters())
+        moments = 2 if self.server_optimizer == "adam" else bool(self.server_momentum)
+        needed, free = (4 + 2 * moments) * phi * self.targets.dtype.itemsize, free_memory()
+        if needed > free:
+            weights = sum(torch.Size(shape).numel() for shape in shapes.values())
+            chunk = max(1000, weights // 1000)
+            raise ValueError(
+                f"the hypernetwork has {phi / 1e6:.3g} million weights for the network's "
+                f"{weights / 1e6:.3g} million; its training takes {needed / 1e9:.3g} GB, and "
+                f"{free / 1e9:.3g} GB are free. Set chunk-size, as to {chunk}, a smaller "
+                f" hidden-dim (now {self.hidden_dim}) or a smaller network"
+            )
 
     def forget(self) -> None:
         """φ, the embeddings, and their optimizer."""
@@ -291,6 +320,15 @@ class PFedHN(PersonalizedStrategy):
         if self.server_optimizer == "adam":
             return Adam(parameters, lr, decay)
         return SGD(parameters, lr, self.server_momentum, decay)
+
+
+def free_memory() -> int:
+    """Bytes that a process can still take: of the machine, within its container's limit."""
+    free: int = psutil.virtual_memory().available
+    try:
+        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text("utf-8")))
+    except (OSError, ValueError):  # no container, or no limit
+        return free
 
 
 def spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:

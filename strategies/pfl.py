@@ -19,7 +19,8 @@ from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Requirement, Update
 
-PFEDHN_SETTINGS = ("embedding_dim", "hidden_dim", "hidden_layers", "server_lr", "server_momentum")
+PFEDHN_SETTINGS = ("embedding_dim", "hidden_dim", "hidden_layers", "chunk_size", "server_lr",
+                   "server_momentum")  # fmt: skip
 
 
 class PFL(PersonalizedStrategy):
@@ -36,7 +37,8 @@ class PFL(PersonalizedStrategy):
 
     base = BASE
     embedding_dim, hidden_dim = PFedHN.declared["embedding_dim"], PFedHN.declared["hidden_dim"]
-    hidden_layers, server_lr = PFedHN.declared["hidden_layers"], PFedHN.declared["server_lr"]
+    hidden_layers, chunk_size = PFedHN.declared["hidden_layers"], PFedHN.declared["chunk_size"]
+    server_lr = PFedHN.declared["server_lr"]
     server_momentum = PFedHN.declared["server_momentum"]
 
     def __init__(

@@ -46,6 +46,18 @@ def federated_step(
     return nodes + np.stack(updates)[best, np.arange(len(nodes))]
 
 
+def is_of_one_user(
+    nodes: np.ndarray, pull: np.ndarray, update: np.ndarray, score: np.ndarray
+) -> bool:
+    """Whether some v gives this update, pull[c] (v − m), and score, −‖v − m‖, c being the best
+    node. A false score would win every node of the map."""
+    c = score.argmax()
+    v = nodes[c] + update[c] / pull[c, c]
+    slack = 1e-3 * (1 + np.abs(v).max())
+    moved = np.abs(update - pull[c][:, None] * (v - nodes)).max() <= slack
+    return bool(moved and np.abs(score + np.linalg.norm(nodes - v, axis=1)).max() <= slack)
+
+
 def successors(overlap: np.ndarray) -> np.ndarray:
     """For each old node the new one that takes over its head, with the most users in common.
 

@@ -39,6 +39,7 @@ REFUSED = {("fedbn", kind): f"fedbn needs .*{kind}" for kind in KINDS[1:5]} | {
     ("fedma", "Buffers"): "fedma matches .*'gain'",
     ("fedma", "Everything"): "fedma permutes .*'third.weight'",
 }
+TIED_HEADS = ("fedper", "fedrep", "fedbabu", "lg-fedavg", "shot")  # refused by these
 HYPERNETWORKS = ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")
 
 
@@ -129,11 +130,33 @@ def models(state):
         yield {n.removeprefix(group): a for n, a in state.items() if n.startswith(group)}
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedbabu", "lg-fedavg", "shot"])
+@pytest.mark.parametrize("method", TIED_HEADS)
 def test_a_personal_part_must_not_be_tied_to_the_rest(method, tmp_path):
     message = f"^{method} .*'head.weight' and 'second.weight'.* one parameter of TiedHead"
     with pytest.raises(ValueError, match=message):
         go(configuration(method, "TiedHead"), tmp_path)
+
+
+def test_the_page_names_the_networks_that_a_method_cannot_use():
+    """docs/plug-in.md: what the runs above refuse. FedBN needs batch normalisation."""
+    page = (Path(__file__).parents[1] / "docs" / "plug-in.md").read_text("utf-8")
+    parts = {
+        "Norm": "batch normalisation",
+        "Frozen": "frozen parameters",
+        "Tied": "tied parameters",
+        "Buffers": "buffers",
+    }
+    refused = [words for kind, words in parts.items() if ("fedma", kind) in REFUSED]
+    assert {kind for method, kind in REFUSED if method == "fedbn"} == {*KINDS} - {
+        "Norm",
+        "Everything",
+    }
+    heads = ", ".join(f"`{method}`" for method in TIED_HEADS)
+    rows = ["| `fedbn` | a network without batch normalisation |",
+            f"| `fedma` | {', '.join(refused)} |",
+            f"| {heads} | a head that is tied to the rest of the network |"]  # fmt: skip
+    start = page.index("| method | cannot use |")
+    assert page[start:].split("\n\n")[0].splitlines()[2:] == rows
 
 
 class Disturbed(InProcessGrid):

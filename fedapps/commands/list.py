@@ -8,16 +8,24 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
+from fedapps.commands import completion
 from fedapps.console import make_console, say_error
 from fedapps.methods import METHODS
 
 Rows = list[dict[str, Any]]
+KINDS = ("methods", "datasets", "partitions", "models", "experiments")
 HEADINGS = {"line": "what it is", "novel clients": "novel clients get"}
 WIDE = {"paper", "privacy", "own client", "options"}  # columns of `--wide`
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, datasets, partitions, models, experiments")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help=", ".join(KINDS),
+            autocompletion=completion.one_of(KINDS),
+        ),
+    ],
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -97,10 +105,6 @@ def _experiments() -> Rows:
     ]
 
 
-LISTS: dict[str, Callable[[], Rows]] = {
-    "methods": _methods,
-    "datasets": _datasets,
-    "partitions": _partitions,
-    "models": _models,
-    "experiments": _experiments,
-}
+LISTS: dict[str, Callable[[], Rows]] = dict(
+    zip(KINDS, (_methods, _datasets, _partitions, _models, _experiments), strict=True)
+)

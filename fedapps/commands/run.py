@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedapps.commands import completion
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 from fedapps.engines import ENGINES, check_address, check_engine_name
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fedapps.settings.experiments import Experiment
 
 MAX_JOBS = 1024
+ENGINE, EARLIER = "How it runs", "Earlier runs"  # groups of options
 
 
 def run(
@@ -27,48 +29,78 @@ def run(
         list[str] | None,
         typer.Argument(
             help="An experiment: a .toml file or a name of `fedapps list experiments`; key=value; "
-            "lr=0.01,0.1 spans a grid. Default: the main job."
+            "lr=0.01,0.1 spans a grid. Default: the main job.",
+            autocompletion=completion.arguments,
         ),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help='Methods, separated by commas; "tent adapt-steps=5" is one, too.')
+        str,
+        typer.Option(
+            help='Methods, separated by commas; "tent adapt-steps=5" is one, too.',
+            autocompletion=completion.methods,
+        ),
     ] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
     engine: Annotated[
         str,
         typer.Option(
             help=f"One of {', '.join(ENGINES)}. Default: in-process if there are at least as many "
-            "runs as cores, else ray."
+            "runs as cores, else ray.",
+            autocompletion=completion.one_of(ENGINES),
+            rich_help_panel=ENGINE,
         ),
     ] = "",
-    gpus_per_client: Annotated[float, typer.Option(help="Share of a GPU per client.")] = 0.0,
-    ray_address: Annotated[
-        str, typer.Option(help='Ray cluster to join, host:port; "auto": that of this machine.')
-    ] = "",
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
-    jobs: Annotated[int | None, typer.Option(help="Runs side by side. Default: all cores.")] = None,
-    from_: Annotated[
-        Path | None,
-        typer.Option("--from", help="Folder of finished runs to start from; 0 rounds by default."),
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Folder of unfinished runs to resume.")
-    ] = None,
-    bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Raise a client's or server's error here, at once.")
-    ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat finished runs; asks.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the runs and an estimate of their cost.")
+    ] = False,
+    bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Folder of finished runs to start from; 0 rounds by default.",
+            rich_help_panel=EARLIER,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Folder of unfinished runs to resume.", rich_help_panel=EARLIER),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Repeat finished runs; asks.", rich_help_panel=EARLIER)
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask.", rich_help_panel=EARLIER)
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Runs side by side. Default: all cores.", rich_help_panel=ENGINE),
+    ] = None,
+    gpus_per_client: Annotated[
+        float, typer.Option(help="Share of a GPU per client.", rich_help_panel=ENGINE)
+    ] = 0.0,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help='Ray cluster to join, host:port; "auto": that of this machine.',
+            rich_help_panel=ENGINE,
+        ),
+    ] = "",
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Raise a client's or server's error here, at once.",
+            rich_help_panel=ENGINE,
+        ),
     ] = False,
     allow: Allowed = None,
 ) -> None:
     """Train methods and compare them on training and novel clients.
 
-    Finished runs in the output folder are kept if their configuration is the same;
-    unfinished runs resume from their newest checkpoint."""
+    Finished runs in the output folder are kept if their settings are the same.
+    Unfinished runs resume from their newest checkpoint."""
     console = make_console()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop cleanly, as on Ctrl-C

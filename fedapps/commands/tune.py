@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from fedapps.commands import completion
 from fedapps.commands.run import parse_seeds, say_failures, split_names
 from fedapps.console import make_console, refusals, say, say_error
 from fedapps.engines import ENGINES, check_engine_name
@@ -17,9 +18,20 @@ if TYPE_CHECKING:
 
 
 def tune(
-    experiment: Annotated[str, typer.Argument(help="An experiment's file with a [search] table.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="key=value overrides.")] = None,
-    methods: Annotated[str, typer.Option(help="Methods. Default: the experiment's.")] = "",
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="An experiment with a [search] table.", autocompletion=completion.arguments
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value overrides.", autocompletion=completion.arguments),
+    ] = None,
+    methods: Annotated[
+        str,
+        typer.Option(help="Methods. Default: the experiment's.", autocompletion=completion.methods),
+    ] = "",
     seeds: Annotated[str, typer.Option(help="A trial's accuracy is the mean over these.")] = "0",
     trials: Annotated[int, typer.Option(help="Trials of each method.")] = 20,
     engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "in-process",

@@ -14,6 +14,7 @@ from uuid import uuid4
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -189,7 +190,7 @@ def with_records(message: Message, records: Mapping[str, Any]) -> Message:
     return result
 
 
-def respond(client_app: ClientApp, message: Message, context: Context) -> Message:
+def respond(client_app: ClientAppCallable, message: Message, context: Context) -> Message:
     """The ClientApp's reply; an error reply with the reason if it raises. A real node logs the
     whole error."""
     # A strategy may put one RecordDict into many messages, so each node gets a copy.

@@ -38,6 +38,17 @@ def make_certificates(folder: Path, host: str) -> None:
         (folder / file).write_bytes(cert.public_bytes(pem.Encoding.PEM))
 
 
+def check_valid(path: Path) -> None:
+    """Raise RuntimeError if the certificate at `path` has expired, or is not valid yet."""
+    cert = x509.load_pem_x509_certificate(path.read_bytes())
+    start, end = cert.not_valid_before_utc, cert.not_valid_after_utc
+    if not start <= datetime.now(UTC) <= end:
+        raise RuntimeError(
+            f"{path} is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}, so every node would refuse "
+            "it; make a new deployment, or replace it"
+        )
+
+
 def certificate(
     subject: str,
     key: ec.EllipticCurvePrivateKey,

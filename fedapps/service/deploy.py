@@ -23,7 +23,7 @@ from fedapps.engines.flower import (
 )
 from fedapps.files import write_text
 from fedapps.service import DEPLOYMENT
-from fedapps.service.certificates import make_certificates, make_node_key
+from fedapps.service.certificates import check_valid, make_certificates, make_node_key
 
 SUPERLINK = "superlink"
 REGISTERED = "already in use"  # in Flower's error for a key that is registered
@@ -136,8 +136,10 @@ class Deployment:
     def start(self, names: list[str]) -> None:
         """Start processes. Nodes' keys are registered when the SuperLink answers.
 
-        Raises RuntimeError if the SuperLink does not start."""
+        Raises RuntimeError if the SuperLink does not start, or its certificate has expired."""
         if SUPERLINK in names and not self.alive(SUPERLINK):
+            for file in ("ca.crt", "server.pem") if self.tls else ():
+                check_valid(self.folder / "tls" / file)
             self._spawn(SUPERLINK)
             deadline = time.monotonic() + START_SECONDS
             while not self._answers():

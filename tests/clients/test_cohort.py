@@ -1,5 +1,7 @@
 """Clients of a cohort come out as clients one after the other."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -100,7 +102,9 @@ def results(method, size, **changes):
 def test_a_cohort_gives_what_clients_in_turn_give(method, stacks, monkeypatch):
     alone, told_alone = results(method, 1)
     done = watched(monkeypatch)
-    together, told = results(method, 3)
+    warned = pytest.warns(UserWarning, match=f"{method}: cohort=3 has no effect.*FedSRClient")
+    with nullcontext() if stacks else warned:
+        together, told = results(method, 3)
     assert (sum(done) > 0) == stacks
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -135,6 +139,43 @@ def test_each_reads_its_own_tensors():
         client.share = clients[0].share
     Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients])
     assert [c.model.w.item() for c in clients] == pytest.approx([0.6, 0.4])
+
+
+class Sets(Two):
+    stacked = ()
+
+    def loss(self, x, y):
+        self.last = x
+        return super().loss(x, y)
+
+
+class Reads(Two):
+    stacked = ()
+
+    def loss(self, x, y):
+        return super().loss(x, y) * (1 + self.client)
+
+
+class ReadsModel(Two):
+    stacked = ()
+
+    def __init__(self, w, client):
+        super().__init__(w, client)
+        self.model.factor = torch.tensor(1.0 + client)
+
+    def loss(self, x, y):
+        return super().loss(x, y) * self.model.factor
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [(Sets, "sets self.last"), (Reads, "reads self.client"), (ReadsModel, "self.model's factor")],
+)
+def test_a_loss_that_a_cohort_would_compute_wrongly_is_refused(kind, what):
+    clients = [kind(0.0, 0), kind(0.0, 1)]
+    clients[1].share = clients[0].share
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.loss .*{what}.*cohort=1"):
+        Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients])
 
 
 def test_unlike_clients_do_not_share_a_stack(monkeypatch):

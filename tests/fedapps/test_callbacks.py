@@ -69,6 +69,8 @@ def test_everybody_is_told_in_order_and_a_failing_one_ends_nothing(tmp_path):
         ("round", 2), ("evaluation", 2, 6), ("ends", True, ""),
     ]  # fmt: skip
     assert json.loads((tmp_path / "summary.json").read_text())["finished"]
+    written = (tmp_path / "errors.log").read_text()
+    assert written.startswith("callback Broken") and "OSError: no route to host" in written
 
 
 class Keeper(Callback):

@@ -192,3 +192,23 @@ def test_lists_are_tables_and_json(what):
         assert [row["name"] for row in rows] == list(METHODS)
     fedapps("list", what)
     assert what in fedapps("list", "colours", code=2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run fedtta/table1-m", {"fedtta/table1-mnist", "fedtta/table1-mnist-text"}),
+        ("run batch-", {"batch-size="}),
+        ("run dataset=cifar1", {"dataset=cifar10", "dataset=cifar100"}),
+        ("run standardize=ch", {"standardize=channels"}),
+        ("run --methods fedavg,fedb", {"fedavg,fedbn", "fedavg,fedbabu"}),
+        ("run --engine r", {"ray"}),
+        ("list p", {"partitions"}),
+        ("tune fedembed/map fedtta.inner-l", {"fedtta.inner-lr=", "fedtta.inner-loss="}),
+    ],
+)
+def test_the_shell_completes_what_a_user_types(typed, offered):
+    words = {"_FEDAPPS_COMPLETE": "complete_bash", "COMP_WORDS": f"fedapps {typed}"}
+    words["COMP_CWORD"] = str(len(typed.split()))
+    done = CliRunner().invoke(cli, [], env=words, prog_name="fedapps")
+    assert set(done.output.split()) == offered

@@ -9,16 +9,17 @@ import numpy as np
 import own
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from tiny import SMALL, Watched, federate, share, update
 from typer.testing import CliRunner
 
 from clients.failures import MAX_LINE, MAX_LINES, bounded, brief, described
 from fedapps.callbacks import Callback
-from fedapps.clientapp import app
+from fedapps.clientapp import app, host
 from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
+from fedapps.plugin import client_app
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
@@ -141,6 +142,22 @@ class Seen(Watched):
         super().__init__(*arguments)
         SEEN[:] = []
         self.seen = SEEN
+
+
+def test_a_real_node_answers_an_error_with_its_place_and_logs_it(caplog):
+    """A node that is one client, of this package or of an app of its own."""
+
+    def no_data(context):
+        raise FileNotFoundError("no data here")
+
+    mine = client_app("fedavg", model=lambda: torch.nn.Linear(2, 2), data=no_data)
+    for component, node in ((mine, {}), (host, {"data-path": "/nowhere"})):
+        message = Message(RecordDict(), 1, "train")
+        message.metadata.__dict__["_message_id"] = "1"
+        config = defaults() | {"method": "fedavg"}
+        reply = component(message, Context(1, 1, node, RecordDict(), config))
+        assert re.search(r'File ".*py", line \d+', reply.error.reason), reply.error.reason
+    assert "no data here" in caplog.text and "/nowhere" in caplog.text
 
 
 def test_a_text_from_a_client_is_bounded_and_printable():

@@ -4,6 +4,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import datasets
@@ -12,6 +13,7 @@ import odd
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.common.config import validate_config
 from PIL import Image
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
@@ -26,6 +28,7 @@ from partitions.items import Items, from_items
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-in.md").read_text("utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S))
+(PROJECT,) = re.findall(r"```toml\n# pyproject.toml\n(.*?)```", PAGE, re.S)
 TASTES = ("fedembed", "global", "global+", "pfedkm")
 
 
@@ -67,10 +70,31 @@ def test_the_pages_first_app_learns(my_app, capsys):
     assert told["eval_acc"] > 0.7
 
 
-def test_both_components_in_ten_lines_each(my_app):
+def test_the_pages_project_names_its_components_and_what_they_need(my_app):
+    """As `flwr run` checks it."""
+    project = tomllib.loads(PROJECT)
+    valid, errors, warnings = validate_config(project)
+    assert valid and not errors and not warnings
+    for name in project["tool"]["flwr"]["app"]["components"].values():
+        module, _, attribute = name.removeprefix("my_app.").partition(":")
+        assert hasattr(my_app(module), attribute)
+    known = {"my_app", "strategies", "fedapps", "torch", "sklearn", "flwr"}
+    assert set(re.findall(r"^(?:from|import) (\w+)", "\n".join(FILES.values()), re.M)) <= known
+
+
+def test_the_pages_test_of_a_strategy_passes(my_app, monkeypatch):
+    page = my_app("test_strategy")
+    page.test_it_goes_half_of_the_way()
+    monkeypatch.delattr(page.Halved, "aggregate")
+    with pytest.raises(AssertionError):
+        page.test_it_goes_half_of_the_way()
+
+
+def test_both_components_in_ten_lines_each(my_app, capsys):
     for name in ("any_client_app.py", "any_server_app.py"):
         assert len([line for line in FILES[name].splitlines() if line.strip()]) < 10
     my_app("any_server_app").app(over(my_app("any_client_app").app), context())
+    assert 0 < eval(capsys.readouterr().out.strip().splitlines()[-1])["train-accuracy"] <= 1
 
 
 def run_apps(method, model, data, *, shape, rounds=1, count=4, public=None, loss=None, **settings):

@@ -53,8 +53,8 @@ def trials(folder):
 
 
 def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, monkeypatch):
-    """No novel client is asked for a score in any trial; without training (lr 0) nothing is as
-    good as with it, and best.toml is an experiment that evaluates them again."""
+    """No novel client is asked for a score in any trial, no point is tried twice; without training
+    (lr 0) nothing is as good as with it, and best.toml is an experiment that evaluates them."""
     scored = []
     score = Client.score
 
@@ -67,9 +67,10 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
     fedapps("tune", experiment, "--trials", 4, "--output", output)
     assert scored and not any(scored)
     told = trials(output)
-    assert [row["method"] for row in told] == ["fedavg"] * 4 + ["tent"] * 4
+    assert [row["method"] for row in told] == ["fedavg"] * 2 + ["tent"] * 4  # of 2 and 8 points
+    assert len({(row["method"], row["settings"]) for row in told}) == 6
     assert {word.split("=")[0] for word in told[-1]["settings"].split()} == {"lr", "adapt-steps"}
-    values = {row["settings"]: float(row["validation"]) for row in told[:4]}
+    values = {row["settings"]: float(row["validation"]) for row in told[:2]}
     assert values["lr=0.5"] > values["lr=0.0"]
     asked = read_experiment(str(output / "best.toml"))
     labels = asked.methods.split(",")
@@ -82,8 +83,8 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
 
 
 def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatch):
-    """Killed in its first trial, which does not count; then two trials, then six in all: four more.
-    A trial that is suggested again is not run again."""
+    """Killed in its first trial, which does not count; then two trials, then six in all: the four
+    points that are left."""
     ran = []
     run = engines.run_in_process
     monkeypatch.setattr(
@@ -96,6 +97,8 @@ def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     output = tmp_path / "tuning"
+    text = experiment.read_text().replace("lr = [0.0, 0.5]", "lr = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]")
+    experiment.write_text(text)
     arguments = ["tune", experiment, "--methods", "fedavg", "--output", output, "--trials"]
     with monkeypatch.context() as patch:
         patch.setattr("fedapps.engines.run.run_jobs", killed)
@@ -107,7 +110,7 @@ def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatc
     assert after[:2] == before and all(row["validation"] for row in after)
     assert [row["trial"] for row in after] == list("123456")
     rates = [config["lr"] for config in ran]
-    assert sorted(rates) == sorted({float(row["settings"].partition("=")[2]) for row in after})
+    assert sorted(rates) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert all(not config["evaluate-novel"] for config in ran)
     assert "under other settings" in fedapps(*arguments, 6, "rounds=2", code=2)
 
@@ -168,6 +171,21 @@ def test_a_study_that_was_stopped_is_what_an_unbroken_one_is(parallel, tmp_path,
     again, rest = tuned("cut")
     assert (one, again) == (whole[:1], whole)
     assert first + none + more + rest == ran
+
+
+def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
+    """Three of four trials; the same command tries the fourth. What failed first is printed."""
+    output, text = tmp_path / "tuning", experiment.read_text().replace("[0.0, 0.5]", "[1, 2, 3, 4]")
+    experiment.write_text(text)
+    command = ["tune", experiment, "--methods", "own:LOSS", "--trials", 9, "--output", output]
+    printed = fedapps(*command, code=1)
+    assert printed.count("raise ArithmeticError") == 1
+    assert "no trial of own:LOSS succeeded; the first failed: RuntimeError: round 1" in printed
+    assert [row["trial"] for row in trials(output)] == list("123")
+    assert all("ArithmeticError: in loss" in row["error"] for row in trials(output))
+    assert not (output / "best.toml").exists() and "best.toml" not in printed
+    fedapps(*command, code=1)
+    assert len({row["settings"] for row in trials(output)}) == 4 == len(trials(output))
 
 
 def test_a_method_whose_trials_fail_has_no_best():

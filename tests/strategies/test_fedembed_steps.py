@@ -1,6 +1,7 @@
 """FedEmbed's server, step by step, on replies made by hand."""
 
 import numpy as np
+import pytest
 from tiny import update
 
 from strategies.fedembed import FedEmbed
@@ -54,16 +55,16 @@ def test_new_nodes_take_over_heads_with_their_places_on_the_grid():
     new = np.float32([[1, 2], [3, 4], [5, 6]])
     nodes = [Node(i, 50 + i) for i in range(5)]
     moves = {0: (0, 1), 1: (0, 1), 2: (1, 2), 3: (2, 0), 4: (0, 0)}
-    told = []
+    told, most = [], 99 * np.eye(3, dtype=np.int64)  # a liar's
 
     def exchange(action, payloads, like=None):
         told.append(next(iter(payloads.values())))
-        replies = []
+        replies = [update(9, {"overlap": most})] if len(told) == 1 else []
         for node in payloads:
             overlap = np.zeros((3, 3), np.int64)
             overlap[moves[node.client]] = 1
             replies.append(update(node.client, {"overlap": overlap}))
-        return replies[: 5 - len(told)]  # at last user 3 is not heard of any more
+        return replies[: 7 - 2 * len(told)]  # at last user 3 is not heard of any more
 
     strategy._refitted, strategy.exchange = lambda nodes: (new, nodes), exchange
     answered = strategy._organize(nodes)
@@ -77,9 +78,45 @@ def test_new_nodes_take_over_heads_with_their_places_on_the_grid():
     assert [node.client for node in answered] == [0, 1, 2]
 
 
+V = np.float32([2, 3])
+
+
+def told_by(node, nodes, pull, v=V):
+    """What a user of the embedding v answers to ``query.som``."""
+    distance = np.linalg.norm(nodes - v, axis=1)
+    return {"update": pull[distance.argmin()][:, None] * (v - nodes), "score": -distance}
+
+
+@pytest.mark.parametrize("lie", ["score", "update", "far"])
+def test_a_user_that_lies_about_its_score_does_not_win_the_map(lie):
+    """User 1's score is best everywhere, or its update is not that of its score: only user 0 moves
+    the map. An embedding at a distance of 900 is nobody's best either."""
+    strategy = server(assignment="som")
+    strategy.now, strategy.num_rounds = Round(1), 4
+    strategy.pull = lambda positions, done: np.eye(3) * 0.5 + 0.1
+
+    def exchange(action, payloads, like):
+        first, second = (told_by(node, **sent) for node, sent in payloads.items())
+        second |= {
+            "score": {"score": second["score"] + 500},
+            "update": {"update": second["update"] * np.float32([[1], [90], [1]])},
+            "far": told_by(Node(1, 51), v=np.float32([900, 0]), **payloads[Node(1, 51)]),
+        }[lie]
+        return [update(0, first), update(1, second)]
+
+    strategy.exchange = exchange
+    start = strategy.centers
+    centers, _ = strategy._refitted([Node(i, 50 + i) for i in range(2)])
+    best = np.linalg.norm(start - V, axis=1).argmin()
+    pull = np.where(np.arange(3) == best, 0.6, 0.1)[:, None]
+    assert centers == pytest.approx(start + pull * (V - start), rel=1e-5)
+    assert strategy.now.dropped["malformed"] == (lie in ("score", "update"))
+
+
 def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less():
     """Round 3 of 4 in two passes: 2½ and 3 of 4 rounds are done at their ends. Three users are
-    asked two and one, in an order of the round's own; each moves all nodes by (1, 1)."""
+    asked two and one, in an order of the round's own; all have the embedding (2, 3), and a node
+    that is ⅜ and then ¼ of the way from it is left."""
     strategy = server(assignment="som", som_passes=2)
     strategy.now, strategy.num_rounds = Round(3), 4
     progress, told, asked = [], [], []
@@ -91,15 +128,15 @@ def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less(
     def exchange(action, payloads, like):
         asked.append([node.client for node in payloads])
         told.append(next(iter(payloads.values()))["nodes"])
-        arrays = {"update": np.ones((3, 2), np.float32), "score": np.zeros(3, np.float32)}
-        return [update(node.client, arrays) for node in payloads]
+        return [update(node.client, told_by(node, **payloads[node])) for node in payloads]
 
     strategy.pull, strategy.exchange = pull, exchange
     start = strategy.centers
     centers, answered = strategy._refitted([Node(i, 50 + i) for i in range(3)])
     assert progress == [2.5 / 4, 3 / 4]
-    assert np.array_equal(told[0], start) and np.array_equal(told[1], start + 1)
-    assert np.array_equal(centers, start + 1 + 1)
+    assert np.array_equal(told[0], start)
+    assert told[1] == pytest.approx(V - (V - start) * 3 / 8, rel=1e-6)
+    assert centers == pytest.approx(V - (V - start) * 3 / 8 / 4, rel=1e-6)
     assert sorted(map(len, asked)) == [1, 2] and sorted(a for part in asked for a in part) == [
         0,
         1,

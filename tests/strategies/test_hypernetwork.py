@@ -9,6 +9,7 @@ from torch import nn
 from clients.arrays import to_record
 from clients.base import Client
 from partitions.shares import Samples, Share
+from strategies import pfedhn
 from strategies.hypernetwork import Hypernetwork
 from strategies.pfedhn import PFedHN
 from strategies.replies import Node, Update
@@ -90,3 +91,54 @@ def test_the_trunk_ends_in_a_linear_layer():
     v = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     assert net.trunk(v).min() < 0 < net.trunk(v).max()
     assert not any(isinstance(m, nn.ReLU) for m in Hypernetwork({"w": (2,)}, 4, 5, 0).modules())
+
+
+def test_chunks_are_parts_of_the_networks_in_their_order():
+    """Networks of 3 + 4 and 5 weights in chunks of 4: b ends within the second chunk, where the
+    other network begins. Chunk k is the head's output for (v, c_k)."""
+    shapes = {"small/a": (3,), "small/b": (2, 2), "big/c": (5,)}
+    network = Hypernetwork(shapes, 6, 8, 1, chunk=4)
+    assert network.chunks.shape[0] == 3 and [h.out_features for h in network.heads] == [4]
+    v = torch.randn(2, 6)
+    inputs = [torch.cat([v, c.expand(2, -1)], 1) for c in network.chunks]
+    flat = torch.cat([network.heads[0](network.trunk(x)) for x in inputs], 1)
+    small, big = network(v, "small"), network(v, "big")
+    assert [*small, *big] == ["a", "b", "c"]
+    torch.testing.assert_close(small["a"], flat[:, :3])
+    torch.testing.assert_close(small["b"], flat[:, 3:7].view(2, 2, 2))
+    torch.testing.assert_close(big["c"], flat[:, 7:])
+    every = network(v)
+    torch.testing.assert_close([every["small/b"], every["big/c"]], [small["b"], big["c"]])
+
+
+def test_more_memory_than_there_is_is_refused(monkeypatch):
+    """4 bytes for each entry of φ, its gradient, its momentum, a copy with weight decay, and φ and
+    momentum to undo a round. A layer of 100 → 1000 weights has 101 000 entries."""
+    initial = to_record({"w": np.zeros(1000, np.float32)})
+    phi = 1000 * 101 + 3 * 100 * 101 + 100 * 2
+    for free, options, refused in (
+        (24 * phi - 1, {}, True),
+        (24 * phi, {}, False),
+        (24 * phi, {"server_optimizer": "adam"}, True),
+        (24 * phi, {"hidden_dim": 200}, True),
+        (9 * phi, {"chunk_size": 100}, False),
+    ):
+        monkeypatch.setattr(pfedhn, "free_memory", lambda free=free: free)
+        strategy = PFedHN(embedding_dim=1, **options)
+        if refused:
+            with pytest.raises(ValueError, match=r"GB are free\. Set chunk-size, as to 1000, a"):
+                strategy.open(None, initial, {})
+        else:
+            strategy.open(None, initial, {})
+
+
+def test_a_finished_run_is_served_with_less_memory(monkeypatch):
+    initial = to_record({"w": np.zeros(1000, np.float32)})
+    trained = PFedHN(embedding_dim=1)
+    trained.open(None, initial, {})
+    trained.meet([Node(3, 53)])
+    monkeypatch.setattr(pfedhn, "free_memory", lambda: 1)
+    served = PFedHN(embedding_dim=1, former={"arrays": trained.server_arrays()})
+    served.open(None, initial, {})
+    (one, two) = (s.personalize({}, [Node(3, 53)]) for s in (trained, served))
+    assert np.array_equal(*(model[Node(3, 53)]["w"] for model in (one, two)))

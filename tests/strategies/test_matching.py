@@ -31,6 +31,20 @@ def test_each_further_new_neuron_costs_more():
     assert len(found.neurons) == 3
 
 
+@pytest.mark.parametrize("lie", [9e17, 0.0, "equal"])
+def test_absurd_neurons_of_a_client_shift_means_alone(lie):
+    """All zero or all equal, and the others' neurons are still matched with each other. Beside
+    neurons as large as a reply may have, the others' differences vanish; the layer stays finite."""
+    rng = np.random.default_rng(0)
+    honest = rng.normal(size=(4, 3)).astype(np.float32)
+    liar = np.full((4, 3), honest[0, 0]) if lie == "equal" else honest * np.float32(lie)
+    for clients in ([liar, honest, honest[::-1]], [honest, honest[::-1], liar]):
+        found = match(clients, [1, 1, 1], new_neuron_cost=1, max_width=6)
+        own, other = [a for a, c in zip(found.assignments, clients, strict=True) if c is not liar]
+        assert len(set(own.tolist())) == 4 and (lie == 9e17 or own.tolist() == other[::-1].tolist())
+        assert np.isfinite(found.neurons).all() and len(found.neurons) <= 6
+
+
 @given(st.integers(0, 99), st.integers(2, 4), st.floats(0, 2), st.integers(0, 2))
 def test_every_match_is_one_to_one_and_averages(seed, count, cost, sweeps):
     rng = np.random.default_rng(seed)

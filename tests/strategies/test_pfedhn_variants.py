@@ -28,10 +28,12 @@ def go(**changes):
     return federate(**SETTINGS | changes)
 
 
-def test_clients_of_different_sizes_train_one_trunk():
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_clients_of_different_sizes_train_one_trunk(chunk):
     """One step of plain SGD on the surrogate Σ_i ½‖θ̃_i − h(v_i; φ)‖², here by autograd; φ takes
     the mean over clients, and the head of a size only its clients' part of it."""
     plain = {"server_momentum": 0.0, "server_weight_decay": 0.0, "clip_norm": 0.0}
+    plain |= {"chunk_size": chunk}
     strategy = PFedHN(embedding_dim=3, hidden_dim=5, hidden_layers=1, models=SIZES, **plain)
     strategy.open(None, to_record(SIZES["s"]), {})
     nodes = [Node(i, 50 + i, properties={"model": m}) for i, m in enumerate(["s", "l", "s"])]

@@ -5,6 +5,7 @@ import contextlib
 import json
 import ssl
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -23,8 +24,8 @@ from fedapps.results.card import LONGEST, Card
 from fedapps.serverapp import run_in_process
 from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
-from fedapps.service.run import opened
-from fedapps.service.serving import check_serving, serve_once
+from fedapps.service.run import hand_out, opened
+from fedapps.service.serving import check_serving, serve_once, wishes
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 
@@ -90,6 +91,22 @@ def test_nodes_are_served_once_and_again_when_data_or_run_change(folders, tmp_pa
     assert len(here.splitlines()) == 31
     other = trained("fedavg", tmp_path / "other")  # the same data, but another run
     assert serve_once(opened(other, Nodes(other, own)), other).keys() == {0, 1}
+
+
+def test_two_servers_of_one_run_serve_a_node_as_one_does(folders, tmp_path):
+    """Both ask before either serves; then a third has nothing to do."""
+    run = trained("odpfl-hn", tmp_path / "run")
+    one, both = (places([folders[3]], tmp_path / name) for name in ("one", "both"))
+    serve_once(opened(run, Nodes(run, one)), run)
+    grid = Nodes(run, both)
+    servers = [opened(run, grid), opened(run, grid)]
+    wanting = [wishes(server, server.present(), None) for server in servers]
+    for server, nodes in zip(servers, wanting, strict=True):
+        assert len(nodes) == 1 and not hand_out(server, nodes)
+    assert serve_once(opened(run, grid), run) == {}
+    for file in FILES:
+        expected = Path(one[0]["state-dir"]) / file
+        assert (Path(both[0]["state-dir"]) / file).read_bytes() == expected.read_bytes(), file
 
 
 def test_a_node_that_fails_is_told_and_the_others_are_served(folders, tmp_path):

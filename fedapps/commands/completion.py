@@ -1,0 +1,52 @@
+"""Completion of what a user types: experiments, settings with their choices, methods, lists.
+
+Nothing of torch or Flower is loaded."""
+
+from collections.abc import Callable, Iterable
+
+NAMED = ("dataset", "partition", "model")
+
+
+def arguments(incomplete: str) -> list[str]:
+    """An experiment, ``key=``, or ``key=value`` for keys that have names or choices."""
+    from fedapps.settings.experiments import experiments
+    from fedapps.settings.schema import declared
+
+    key, typed, value = incomplete.partition("=")
+    known = declared()
+    if not typed:
+        return _starting(incomplete, [*experiments(), *(f"{key}=" for key in known)])
+    choices = _names(key) if key in NAMED else _choices(known[key].values) if key in known else ()
+    return [f"{key}={choice}" for choice in _starting(value, choices)]
+
+
+def methods(incomplete: str) -> list[str]:
+    """The last of several methods that are separated by commas."""
+    from fedapps.methods import METHODS
+
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in _starting(last, METHODS)]
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes one of the names."""
+    return lambda incomplete: _starting(incomplete, names)
+
+
+def _names(key: str) -> Iterable[str]:
+    from clients.models import MODELS
+    from partitions.datasets import DATASETS
+    from partitions.registry import PARTITIONS
+
+    tables: dict[str, Iterable[str]] = {
+        "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS
+    }  # fmt: skip
+    return tables[key]
+
+
+def _choices(values: str | tuple[str, ...]) -> Iterable[str]:
+    return values if isinstance(values, tuple) else ()
+
+
+def _starting(typed: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(typed)]
