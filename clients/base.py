@@ -21,7 +21,7 @@ from clients.cohort import run_sgd
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, names_metric, with_names
 from clients.protocol import LR_FACTOR, FewShot, StateUse
-from clients.scoring import score_parts
+from clients.scoring import score_parts, score_samples
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
 from partitions.limits import PASS_MEGABYTES, num_parts
@@ -48,6 +48,9 @@ class Client(Configured, NumPyClient):
     stacked: tuple[str, ...] = ()
     rates: tuple[str, ...] = ("lr",)  # attributes that are learning rates, which may decay
     few_shot: FewShot = FewShot.TUNED
+    # Whether a novel client gets the model as it was sent, and a training client another one.
+    # Training clients then score both; each decides the round that its group reports.
+    has_global = False
     needs_head = False  # the network's last linear layer must be named `head`
     needs_public = False  # learns from public samples, which belong to no client
     # Further messages, e.g. ("query.encode",), and what else strategies may require of it.
@@ -193,7 +196,11 @@ class Client(Configured, NumPyClient):
         self.receive(arrays, config)
         if self.share.shots and self.few_shot == FewShot.TUNED and len(self.share.train):
             self.tune(config)
-        return score_parts(self, bool(config.get("bound")))
+        loss, labeled, metrics = score_parts(self, bool(config.get("bound")))
+        if self.has_global and not self.share.novel:
+            Client.receive(self, arrays, config)
+            metrics |= score_samples(self, self.share.validation, "global-accuracy")[2]
+        return loss, labeled, metrics
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
         """The personal network, and its logits (n, C) for all the client's inputs."""

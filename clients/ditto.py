@@ -13,6 +13,7 @@ from partitions.settings import WEIGHT, setting
 class DittoClient(Client):
     """`penalty` is λ. v_i is stored as ``own/…``; novel clients are scored with w."""
 
+    has_global = True
     needs_state = StateUse.PREDICTIONS
 
     penalty = setting(0.1, "λ, weight of the distance between personal and global model", WEIGHT)

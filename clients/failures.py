@@ -54,9 +54,9 @@ def is_sentence(error: BaseException) -> bool:
     return isinstance(error, SENTENCES) and known
 
 
-def error_line(error: BaseException) -> str:
+def error_line(error: BaseException, *, private: bool = False) -> str:
     """The error in one line, with its place unless the package itself raised it."""
-    return _line(error) if is_sentence(error) else brief(described(error))
+    return _line(error) if is_sentence(error) else brief(described(error, private=private))
 
 
 def brief(text: str) -> str:

@@ -21,6 +21,7 @@ class FedALAClient(Client):
     """W_i of the last `layers` layers is trained at `mixing_lr` on a `mixing_share` of the data."""
 
     rates = ("lr", "mixing_lr")
+    has_global = True
     needs_state = StateUse.PREDICTIONS
 
     mixing_lr = setting(1.0, "η, learning rate of the mixture's weights", RATE)

@@ -16,6 +16,7 @@ from partitions.settings import COUNT, setting
 class FedBABUClient(FedPerClient):
     """Personalizes `part` of the network in `tune_epochs` passes at the local lr."""
 
+    has_global = True
     needs_state = StateUse.NONE
 
     tune_epochs = setting(5, "passes over the training data that personalize, when scored", COUNT)

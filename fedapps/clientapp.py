@@ -19,7 +19,7 @@ from fedapps.service import node as service
 from fedapps.settings.config import Config, check_method, completed
 from partitions import trust
 from partitions.base import novel_shots
-from partitions.datasets import DATASETS, Info, own_path
+from partitions.datasets import DATASETS, Info
 from partitions.references import is_reference
 from partitions.seeds import seed_of
 from partitions.shares import Share
@@ -42,7 +42,7 @@ def make_client(context: Context, method: str) -> Client:
     if not simulated:
         config["data-dir"] = str(node.get("data-dir", ""))
         if "data-path" not in node or METHODS[method].client.needs_public:
-            check_data_folder(config)
+            config |= in_data_folder(config)
     client_id = identity(context)
     if (card := service.card_of(context)) is not None:
         share = service.inputs_of(context, card).share
@@ -67,19 +67,23 @@ def make_client(context: Context, method: str) -> Client:
     return build_client(config, method, share, info, client_id, str(node.get("model", "")))
 
 
-def check_data_folder(config: Config) -> None:
-    """Raise ValueError for data at a path outside of this machine's data folder."""
+def in_data_folder(config: Config) -> Config:
+    """The paths of data that a run names, inside of this machine's data folder alone. Raises
+    ValueError, the same for a path outside and for one that does not exist."""
+    paths: Config = {}
     root = str(config["data-dir"]) or os.environ.get("FEDAPPS_DATA_DIR", "")
     for key in ("dataset", "partition.novel-dataset"):
         name = str(config[key])
         if not name or name in DATASETS or is_reference(name):
             continue
-        place = own_path(name, root) or Path(root) / name
-        if not root or not place.resolve().is_relative_to(Path(root).resolve()):
+        place = (Path(root) / name).resolve()
+        if not root or not place.is_relative_to(Path(root).resolve()) or not place.exists():
             raise ValueError(
                 f"{key} is {name!r}; a node reads such data from the data-path of its node "
                 "configuration, or below the data-dir there"
             )
+        paths[key] = str(place)
+    return paths
 
 
 @lru_cache(maxsize=8)

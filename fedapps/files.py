@@ -240,14 +240,15 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def best_round(folder: Path) -> int:
+def model_round(folder: Path) -> int:
     """The round of the model in a run's folder; 0 if its summary has none. Raises ValueError if
     the entry is no round."""
     file = folder / "summary.json"
     summary = read_json(file) if file.is_file() else {}
-    number = summary.get("best_round", 0) if isinstance(summary, dict) else None
+    name = "novel_round" if isinstance(summary, dict) and "novel_round" in summary else "best_round"
+    number = summary.get(name, 0) if isinstance(summary, dict) else None
     if type(number) is not int or not 0 <= number < 2**63:
-        raise ValueError(f"{file} is damaged: its best_round is {number!r:.100}")
+        raise ValueError(f"{file} is damaged: its {name} is {number!r:.100}")
     return number
 
 

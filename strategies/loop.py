@@ -241,7 +241,8 @@ class Loop:
         if unscored and now.dropped.total() > now.dropped["missing"]:
             role = "novel" if min(unscored) else "training"
             raise RuntimeError(
-                f"round {now.number}: no {role} client could be evaluated; {now.failure}"
+                f"round {now.number}: no {role} client could be evaluated (fraction-evaluate=0 "
+                f"evaluates none); {now.failure}"
             )
 
     @property

@@ -92,7 +92,7 @@ class FailsForNovel(FedDynClient):
 
 class FailsInAggregate(FedDynServer):
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        raise ZeroDivisionError("in aggregate")
+        raise ZeroDivisionError(f"h is {self.h}")
 
 
 class Renames(Client):
@@ -108,5 +108,5 @@ SILENT = Method(FedDynServer, Silent, *PAPER)
 LOSS = Method(FedDynServer, FailsInLoss, *PAPER, dp=("local", "central"))
 PREDICT = Method(FedDynServer, FailsInPredict, *PAPER)
 NOVEL = Method(FedDynServer, FailsForNovel, *PAPER)
-AGGREGATE = Method(FailsInAggregate, FedDynClient, *PAPER)
+AGGREGATE = Method(FailsInAggregate, FedDynClient, *PAPER, dp=("local", "central"))
 RENAMES = Method(FedAvg, Renames, *PAPER)

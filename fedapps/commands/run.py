@@ -6,14 +6,14 @@ import threading
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
-from fedapps.commands import completion
+from fedapps.commands import options
 from fedapps.console import Allowed, make_console, refusals, say, say_error
-from fedapps.engines import ENGINES, check_address, check_engine_name
+from fedapps.engines import check_address, check_engine_name
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
@@ -21,80 +21,24 @@ if TYPE_CHECKING:
     from fedapps.settings.experiments import Experiment
 
 MAX_JOBS = 1024
-ENGINE, EARLIER = "How it runs", "Earlier runs"  # groups of options
 
 
 def run(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="An experiment: a .toml file or a name of `fedapps list experiments`; key=value; "
-            "lr=0.01,0.1 spans a grid. Default: the main job.",
-            autocompletion=completion.arguments,
-        ),
-    ] = None,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help='Methods, separated by commas; "tent adapt-steps=5" is one, too.',
-            autocompletion=completion.methods,
-        ),
-    ] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
-    engine: Annotated[
-        str,
-        typer.Option(
-            help=f"One of {', '.join(ENGINES)}. Default: in-process if there are at least as many "
-            "runs as cores, else ray.",
-            autocompletion=completion.one_of(ENGINES),
-            rich_help_panel=ENGINE,
-        ),
-    ] = "",
-    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the runs and an estimate of their cost.")
-    ] = False,
-    bound: Annotated[bool, typer.Option(help="Show the generalization bound's terms.")] = False,
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Folder of finished runs to start from; 0 rounds by default.",
-            rich_help_panel=EARLIER,
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Folder of unfinished runs to resume.", rich_help_panel=EARLIER),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Repeat finished runs; asks.", rich_help_panel=EARLIER)
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask.", rich_help_panel=EARLIER)
-    ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Runs side by side. Default: all cores.", rich_help_panel=ENGINE),
-    ] = None,
-    gpus_per_client: Annotated[
-        float, typer.Option(help="Share of a GPU per client.", rich_help_panel=ENGINE)
-    ] = 0.0,
-    ray_address: Annotated[
-        str,
-        typer.Option(
-            help='Ray cluster to join, host:port; "auto": that of this machine.',
-            rich_help_panel=ENGINE,
-        ),
-    ] = "",
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug",
-            help="Raise a client's or server's error here, at once.",
-            rich_help_panel=ENGINE,
-        ),
-    ] = False,
+    arguments: options.Arguments = None,
+    methods: options.Methods = "",
+    seeds: options.Seeds = "",
+    output: options.Output = Path("results"),
+    dry_run: options.DryRun = False,
+    bound: options.Bound = False,
+    from_: options.From = None,
+    resume: options.Resume = None,
+    fresh: options.Fresh = False,
+    yes: options.Yes = False,
+    engine: options.Engine = "",
+    jobs: options.Jobs = None,
+    gpus_per_client: options.GpusPerClient = 0.0,
+    ray_address: options.RayAddress = "",
+    debug: options.Debug = False,
     allow: Allowed = None,
 ) -> None:
     """Train methods and compare them on training and novel clients.
@@ -110,12 +54,8 @@ def run(
             raise ValueError("--debug raises errors in this process: it takes no other engine")
         engine = "in-process" if debug else engine
         if resume is not None:
-            if arguments or methods or seeds or from_ or bound or fresh:
-                raise ValueError("--resume continues runs as they are; it takes no settings")
-            from fedapps.results.sweep import begun_jobs
-
-            work, source = begun_jobs(resume), ""
-            output = work[0].folder.parent
+            work = resumed(resume, any((arguments, methods, seeds, from_, bound, fresh)))
+            output, source = work[0].folder.parent, ""
         else:
             experiment = read_request(arguments or [], methods, seeds, from_)
             work, source = plan(experiment, output, from_, bound, fresh), experiment.source
@@ -123,15 +63,31 @@ def run(
         say(console, federation_line(work))
         engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
         if dry_run:
-            from fedapps.estimate import estimate
-            from fedapps.results.formats import as_rich
-
-            console.print(as_rich(estimate(work, engine, parallel)))
+            print_estimate(console, work, engine, parallel)
             return
         prepare(console, work, output, source)
-    options = {"gpus_per_client": gpus_per_client, "ray_address": ray_address, "debug": debug}
-    carry_out(console, work, output, engine, parallel=parallel, **options)
+    carry_out(
+        console, work, output, engine, parallel=parallel, gpus_per_client=gpus_per_client,
+        ray_address=ray_address, debug=debug,
+    )  # fmt: skip
     report_results(console, work, output)
+
+
+def resumed(folder: Path, more: bool) -> "list[Job]":
+    """The unfinished runs in a folder. Raises ValueError if `more` is asked for."""
+    if more:
+        raise ValueError("--resume continues runs as they are; it takes no settings")
+    from fedapps.results.sweep import begun_jobs
+
+    return begun_jobs(folder)
+
+
+def print_estimate(console: Console, work: "list[Job]", engine: str, parallel: int) -> None:
+    """Print the runs and an estimate of their cost."""
+    from fedapps.estimate import estimate
+    from fedapps.results.formats import as_rich
+
+    console.print(as_rich(estimate(work, engine, parallel)))
 
 
 def check_options(
@@ -333,9 +289,7 @@ def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> N
     append_text(output / ORDER, "".join(new))
 
 
-def carry_out(
-    console: Console, work: "list[Job]", output: Path, engine: str, **options: Any
-) -> None:
+def carry_out(console: Console, work: "list[Job]", output: Path, engine: str, **how: Any) -> None:
     """Run the jobs; exit with 1 if the engine fails and with 130 on Ctrl-C. With `debug` the first
     error is raised."""
     from fedapps.engines import run as engines
@@ -344,10 +298,10 @@ def carry_out(
 
     logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
     try:
-        progress = Display(work, console, options["parallel"])
-        caught = nullcontext() if options["debug"] else refusals(RuntimeError, code=1)
+        progress = Display(work, console, how["parallel"])
+        caught = nullcontext() if how["debug"] else refusals(RuntimeError, code=1)
         with caught, progress as display:
-            engines.run_jobs(work, engine, APPS, follow=display.follow, **options)
+            engines.run_jobs(work, engine, APPS, follow=display.follow, **how)
     except KeyboardInterrupt:
         say_failures(console, work)
         say(console, f"stopped; the rounds so far are in {output}")

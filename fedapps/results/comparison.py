@@ -70,10 +70,9 @@ def compare(
 ) -> Comparison:
     """Group the runs by settings; "method" is the method with its own settings.
 
-    Without `by`: by method, and by settings of the federation that are swept or that differ between
-    runs. `against` is a value of
-    the first setting in `by`, by default the first value. Raises ValueError for settings that no
-    run has, and if a group would average over anything but seeds."""
+    Without `by`: by method, and by common settings that are swept or that differ between runs.
+    `against` is a value of the first setting in `by`, by default the first value. Raises ValueError
+    for settings that no run has, and if a group would average over anything but seeds."""
     import pandas
 
     if round_ not in ROUNDS:

@@ -34,6 +34,8 @@ from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
 
 log = logging.getLogger("flwr")
+# What decides the round that a group reports: training clients' scores of the model that it gets.
+CHOICE = {"train": ("accuracy",), "novel": ("global_accuracy", "accuracy")}
 
 
 class Recorder:
@@ -50,8 +52,8 @@ class Recorder:
         self.engine = engine
         self.rounds: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
-        self._best: dict[str, Any] = {}
-        self._model: State = {}  # the strategy's state at the best round
+        self._best: dict[str, dict[str, Any]] = {}  # the evaluation that each group reports
+        self._model: State = {}  # the strategy's state at the round that novel clients report
         self._memories: dict[int, Arrays] = {}  # its clients' states at that round
         self._present: dict[int, Arrays] | None = None  # the clients' states in this round
         self._writer = Writer(folder)
@@ -65,7 +67,9 @@ class Recorder:
         if former is not None:
             saved = former["recorder"]
             self.rounds, self.summary = saved["rounds"], saved["summary"]
-            self._phase, self._best, self._model = saved["phase"], saved["best"], saved["model"]
+            self._phase, self._model = saved["phase"], saved["model"]
+            best = saved["best"]  # runs that began before have one round for all
+            self._best = dict.fromkeys(CHOICE, best) if "round" in best else best
             self._memories = saved["memories"]
             self._started -= saved["seconds"]
         if folder is not None:
@@ -97,7 +101,11 @@ class Recorder:
         self._present = None
         if "evaluation" in report:
             result = _result(report, strategy)
-            if self._is_best(result, strategy):
+            if strategy.phase != self._phase:
+                self._phase, self._best = strategy.phase, {}
+            better = {role: self._is_best(role, result, strategy) for role in CHOICE}
+            self._best |= {role: result for role in CHOICE if better[role]}
+            if better["novel"]:
                 self._keep(strategy)
             self.summary = self._summarize(result)
             words = Text.from_markup("  ".join(shown(report).values())).plain
@@ -135,17 +143,13 @@ class Recorder:
             CHECKPOINTS, lambda: checkpoint.write_checkpoint(folder, number, content)
         )
 
-    def _is_best(self, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
-        """Whether this evaluation is the one to report so far."""
-        if strategy.phase != self._phase:
-            self._phase, self._best = strategy.phase, {}
-        accuracy = result["train"]["accuracy"]
-        best = self._best.get("train", {}).get("accuracy")
-        better = best is None or (accuracy is not None and accuracy > best)
-        if better or strategy.reports_last:
-            self._best = result
+    def _is_best(self, role: str, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
+        """Whether a group of clients reports this evaluation so far."""
+        best = self._best.get(role)
+        if best is None or strategy.reports_last:
             return True
-        return False
+        value, former = (_choice(role, evaluation["train"]) for evaluation in (result, best))
+        return former is None or (value is not None and value > former)
 
     @property
     def _asks(self) -> bool:
@@ -190,8 +194,8 @@ class Recorder:
         """Mark the summary as that of a finished run, or write the error into it. Raises OSError if
         the disk did not take all files."""
         folder, memories = self.folder, self._memories
+        private = self.config["dp"] != "none"
         if isinstance(error, Exception) and not is_sentence(error):
-            private = self.config["dp"] != "none"
             self.record_failure(f"server\n{described(error, private=private)}")
         if folder is not None:
             self._writer.due.pop(CHECKPOINTS, None)
@@ -203,7 +207,7 @@ class Recorder:
         self.summary["finished"] = failed is None
         self.summary |= self._name
         if failed is not None:
-            self.summary["error"] = error_line(failed)
+            self.summary["error"] = error_line(failed, private=private)
         self._write(True)
         if error is None and (failed := missing or self._missing()):
             raise failed
@@ -244,6 +248,11 @@ class Recorder:
         append_text(self.folder / "metrics.jsonl", "".join(lines))
         self._lines = len(self.rounds)
 
+    def _per_client(self) -> dict[str, Any]:
+        """Each client's scores at the round that its group reports."""
+        train, novel = (self._best[role]["per_client"] for role in CHOICE)
+        return {c: novel[c] if novel.get(c, {}).get("role") == "novel" else train[c] for c in train}
+
     def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
         keys = ("method", "dataset", "partition", "model", "seed")
         private = "seconds" not in self.rounds[-1]  # they reveal how many took part
@@ -254,11 +263,12 @@ class Recorder:
             **self._name,
             "engine": self.engine,
             "rounds": len(self.rounds),
-            "best_round": self._best["round"],
-            "train": self._best["train"],
-            "novel": self._best["novel"],
+            "best_round": self._best["train"]["round"],
+            "novel_round": self._best["novel"]["round"],
+            "train": self._best["train"]["train"],
+            "novel": self._best["novel"]["novel"],
             "last": {key: last[key] for key in ("train", "novel", "per_client")},
-            "per_client": self._best["per_client"],
+            "per_client": self._per_client(),
             "megabytes_per_client_round": {
                 way: sum(m[way] for m in megabytes) / len(megabytes) if megabytes else None
                 for way in ("down", "up")
@@ -267,6 +277,11 @@ class Recorder:
             **({"privacy": spent} if (spent := _privacy(self.rounds[-1])) else {}),
             "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
         }
+
+
+def _choice(role: str, train: dict[str, Any]) -> float | None:
+    """What decides the round of a group: an accuracy of training clients on validation samples."""
+    return next((train[name] for name in CHOICE[role] if name in train), None)
 
 
 def _privacy(report: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Summary(Evaluation, Named):
     seconds: Rate
     rounds: Count
     best_round: Count = 0
+    novel_round: Count | None = None  # None: best_round, as in runs of earlier releases
     last: Evaluation = Evaluation()
     dropped_replies: Count | None = None
     privacy: Privacy | None = None

@@ -18,7 +18,7 @@ from clients.base import Client
 from clients.privacy import EVERYTHING
 from clients.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import best_round, read_arrays
+from fedapps.files import model_round, read_arrays
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import build_client, with_public
@@ -165,7 +165,7 @@ def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
     novel = np.flatnonzero(_federation(config).novel).tolist()
     if client is not None and client not in novel:
         raise ValueError(f"client {client} is not novel; novel are {novel}")
-    arrays, round_ = read_arrays(folder), best_round(folder)
+    arrays, round_ = read_arrays(folder), model_round(folder)
     numbers = novel if client is None else [client]
     return [trace(config, arrays, number, steps, round_) for number in numbers]
 

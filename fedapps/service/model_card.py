@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from fedapps.files import HANDOUT, MODEL, PRIVACY
+from fedapps.files import HANDOUT, MODEL, PRIVACY, model_round
 from fedapps.methods import METHODS
 from fedapps.results.card import FILE
 from fedapps.results.formats import escape_markdown
@@ -68,8 +68,7 @@ def facts(run: Run) -> dict[str, str]:
         f"{len(card.classes)} classes: {classes}",
         "inputs": f"shape {card.shape}, over {card.scale:g}, less {card.mean}, over {card.std}",
         "network": f"{card.model}; {size / 1e6:.2f} MB kept",
-        "rounds": f"{summary.get('rounds', '?')}, the model of round "
-        f"{summary.get('best_round', '?')}",
+        "rounds": f"{summary.get('rounds', '?')}, the model of round {model_round(run.folder)}",
         "accuracy": f"training clients {_percent(train)}, novel clients {_percent(novel)}",
         "a novel client gets": MODELS_OF_NOVEL_CLIENTS[method.novel],
         "it needs": ", ".join(needs),

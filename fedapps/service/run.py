@@ -14,7 +14,7 @@ from torch import Tensor
 from clients.arrays import to_record
 from clients.base import Client
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import best_round, opening, read_json
+from fedapps.files import model_round, opening, read_json
 from fedapps.methods import METHODS
 from fedapps.node.bridge import reply_to
 from fedapps.node.building import build_client, method_model
@@ -147,7 +147,7 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         evaluate_novel=bool(entry.novel),
         wait=WAIT_SECONDS,
         former=read_former(run.folder),
-        saved_rounds=best_round(run.folder),
+        saved_rounds=model_round(run.folder),
         privacy=None,
         **({"network": network} if "network" in accepted(entry.strategy) else {}),
     )

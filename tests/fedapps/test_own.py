@@ -26,7 +26,7 @@ from fedapps.settings.config import defaults
 from partitions import trust
 
 CODE = Path(own.__file__).read_text("utf-8").splitlines()
-WORDS = {"LOSS": "in loss of", "PREDICT": "in predict of {", "AGGREGATE": "in aggregate"}
+WORDS = {"LOSS": "in loss of", "PREDICT": "in predict of {", "AGGREGATE": "h is {"}
 TINY = ("num-clients=4", "rounds=1", "local-steps=1")
 
 
@@ -55,7 +55,7 @@ def fails(engine, output):
         written = (folder / "errors.log").read_text()
         assert written.count(where) == 1, written
         error = json.loads((folder / "summary.json").read_text())["error"]
-        assert re.search(r"\((.*):\d+\)$", error)[1] == own.__file__
+        assert re.search(r"\(([^(]*):\d+\)$", error)[1] == own.__file__
     assert "ArithmeticError: in loss of 2" in printed or "ArithmeticError: in loss of 3" in printed
 
 
@@ -130,6 +130,15 @@ def test_under_privacy_a_reply_has_type_file_and_line_alone(dp, tmp_path):
     for text in (str(error.value), (tmp_path / "errors.log").read_text()):
         assert "sample" not in text and "raise" not in text and "own.py" in text
         assert ("client 2" in text) == (dp == "local")
+
+
+def test_under_privacy_the_files_have_no_message_of_the_server(tmp_path):
+    private = {"dp": "central", "dp-noise-multiplier": 1.0, "dp-generator": "seeded"}
+    with pytest.raises(ZeroDivisionError):
+        go("own:AGGREGATE", tmp_path, **private)
+    for file in ("errors.log", "summary.json"):
+        text = (tmp_path / file).read_text()
+        assert "ZeroDivisionError" in text and "own.py" in text and "h is" not in text
 
 
 SEEN = []

@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from safetensors.numpy import load_file
 from tiny import federate, update
 
+from fedapps.files import MODEL
 from fedapps.results.recorder import Recorder
 from fedapps.settings.config import defaults
+from strategies.replies import Node, Update
 
 
 class Told:
@@ -64,6 +67,41 @@ def test_all_that_is_reported_is_of_that_round():
     assert found["last"]["per_client"] == {"4": client | {"accuracy": 0.3}}
     assert found["megabytes_per_client_round"] == {"down": 3.0, "up": 6.0}
     assert found["dropped_replies"] == 4
+
+
+def test_each_group_reports_the_round_that_is_best_for_the_model_that_it_gets():
+    """Personal models are best in round 1, the global one in round 3. Client 4 trains, 5 is novel;
+    their accuracies are round / 10 and round / 5."""
+    recorder, strategy = Recorder(defaults(), "", None), Told()
+    for number, own, shared in ((1, 0.9, 0.2), (2, 0.8, 0.3), (3, 0.7, 0.6), (4, 0.6, 0.5)):
+        scores = {"train-accuracy": own, "train-global-accuracy": shared, "train-clients": 1}
+        novel = {"novel-accuracy": number / 5, "novel-clients": 1}
+        strategy.evaluation = [
+            update(4, {}, 7, accuracy=number / 10),
+            Update(Node(5, 55, novel=True), {}, 8, {"accuracy": number / 5}),
+        ]
+        recorder.record({"round": number, "evaluation": scores | novel}, strategy)
+    found = recorder.summary
+    assert (found["best_round"], found["novel_round"]) == (1, 3)
+    assert found["train"]["accuracy"] == 0.9 and found["novel"]["accuracy"] == 0.6
+    assert {c: told["accuracy"] for c, told in found["per_client"].items()} == {"4": 0.1, "5": 0.6}
+
+
+def test_dittos_novel_clients_report_as_fedavgs_do(tmp_path):
+    """Its global model is FedAvg's, in every round; so are the scores of it on validation samples,
+    the round that they choose, and the saved model."""
+    found = {}
+    for method in ("fedavg", "ditto"):
+        folder = tmp_path / method
+        result, _ = federate(method=method, rounds=4, **{"output-dir": str(folder)})
+        name = "train-accuracy" if method == "fedavg" else "train-global-accuracy"
+        metrics = result.evaluate_metrics_clientapp.values()
+        told = json.loads((folder / "summary.json").read_text())
+        columns = [(m[name], m["novel-accuracy"], m["novel-clients"]) for m in metrics]
+        found[method] = columns, told["novel_round"], told["novel"], load_file(folder / MODEL)
+    (*one, model), (*two, other) = found.values()
+    assert one == two
+    assert all((model[name] == array).all() for name, array in other.items())
 
 
 def summary(folder, **changes):
