@@ -1,9 +1,9 @@
 """Writes a page for each method: ``python -m experiments.method_pages [FOLDER]``.
 
 A page is made of the table of methods, the docstrings of the method's client and strategy, its
-declared settings, the keys that a tiny run of it logs, and its rows in docs/results.md. The links
-of a page fit the default folder, docs/methods/, which git ignores. docs/hooks.py adds the pages
-that this folder lacks to the site, without what a run logs."""
+declared settings, the keys that a tiny run of it logs, and its rows in docs/results/. The links of
+a page fit the default folder, docs/methods/, which git ignores. docs/hooks.py adds the pages that
+this folder lacks to the site, without what a run logs."""
 
 import inspect
 import json
@@ -50,9 +50,11 @@ def page(method: str, logged: list[str] | None = None) -> str:
     }
     if logged is not None:
         keys = ", ".join(f"`{key}`" for key in logged) or "nothing"
-        sections["What it logs"] = f"Beyond [what every run logs](../run-folder.md): {keys}."
+        sections["What it logs"] = (
+            f"Beyond [what every run logs](../reference/run-folder.md): {keys}."
+        )
     if rows := list(measured(method)):
-        where = "The commands, the machine and the interpretation: [results](../results.md)."
+        where = "The commands, the machine and the interpretation: [results](../results/index.md)."
         sections["Measured, beside published"] = "\n\n".join([where, *rows])
     title = f"# {method}\n\n{entry.line[0].upper()}{entry.line[1:]}. Paper: {entry.paper}."
     return "\n\n".join([title, *(f"## {name}\n\n{text}" for name, text in sections.items())]) + "\n"
@@ -84,8 +86,9 @@ def table(rows: Iterator[Row]) -> str:
 
 
 def measured(method: str) -> Iterator[str]:
-    """The rows of docs/results.md whose first cell names the method, under their headings."""
-    for section in (DOCS / "results.md").read_text("utf-8").split("\n## ")[1:]:
+    """The rows of docs/results/ whose first cell names the method, under their headings."""
+    pages = [page.read_text("utf-8") for page in sorted((DOCS / "results").glob("*.md"))]
+    for section in [part for page in pages for part in page.split("\n## ")[1:]]:
         title, _, text = section.partition("\n")
         for block in text.split("\n\n"):
             head, rows = block.splitlines()[:2], block.splitlines()[2:]

@@ -28,7 +28,7 @@ TUTORIALS = [
 LONGEST = 30  # words of a sentence
 PHRASES = re.compile(r"\b(be they|be it|of which|what remains of it|whoever)\b", re.I)
 LINES = 250
-LONG = ("docs/reference/", "docs/results")
+LONG = ("docs/reference/", "docs/results/")
 
 
 def sentences(text):

@@ -159,6 +159,6 @@ def test_links_lead_somewhere():
 
 def test_the_folders_are_those_of_the_repository():
     """In their order; tests/test_architecture.py holds what they import."""
-    table = PAGES["docs/architecture.md"].partition("## Folders")[2]
+    table = PAGES["docs/reference/architecture.md"].partition("## Folders")[2]
     assert re.findall(r"^\| `(\w+)/` \|", table, re.M)[: len(ROW)] == ROW
     assert (ROOT / "LICENSE").read_text().strip().startswith("Apache License")
