@@ -13,7 +13,7 @@ from experiments import method_pages
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 
-PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md").read_text("utf-8")
 ROLES = ("train", "novel")
 LOGGED = {"afl": "mixture-max", "fedtta++": "evaluation/novel-adapt-steps", "fedembed": "nothing"}
 
