@@ -13,6 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDERS = "clients|strategies|partitions|experiments"
 OMITTED = {  # they need a checkout
+    "experiments/attacks.py",
     "experiments/benchmarks",
     "experiments/figures_site.py",
     "experiments/method_pages.py",

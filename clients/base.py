@@ -21,7 +21,7 @@ from clients.cohort import run_sgd
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, names_metric, with_names
 from clients.protocol import LR_FACTOR, FewShot, StateUse
-from clients.scoring import score_parts, score_samples
+from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
 from partitions.limits import PASS_MEGABYTES, num_parts
@@ -116,11 +116,6 @@ class Client(Configured, NumPyClient):
         return name.startswith(cls.personal)
 
     @classmethod
-    def is_separate(cls, name: str) -> bool:
-        """Whether the model's array `name` is personal, or trained separately from the rest."""
-        return cls.is_personal(name) or name.startswith(cls.separate)
-
-    @classmethod
     def shared(cls, initial: Arrays, /, *args: Any, **settings: Any) -> Arrays:
         """The part of the network's initial arrays that the server starts from: all but the
         personal ones. An override may take settings of the method by keyword."""
@@ -159,13 +154,12 @@ class Client(Configured, NumPyClient):
         self.model.eval()
 
     def tune(self, config: Config) -> None:
-        """Train on the few labeled samples of a novel client, its `share.train`, before scoring.
-
-        It takes `novel_steps` steps on the cross entropy, of the parameters that `is_tuned`."""
-        rows, lr = self.rows(config, "shots", steps=self.novel_steps), self.novel_lr or self.lr
+        """Train on the few labeled samples of a novel client, its `share.train`, before scoring:
+        on the cross entropy, the parameters that `is_tuned`. `rows` and `fit_locally` then have
+        `novel_steps` and `novel_lr`."""
+        rows, loss = self.rows(config, "shots"), partial(Client.loss, self)
         with train_only(self.model, self.is_tuned) as parameters:
-            loss = partial(Client.loss, self)
-            self.fit_locally(config, rows=rows, lr=lr, loss=loss, parameters=parameters)
+            self.fit_locally(config, rows=rows, loss=loss, parameters=parameters)
         self.model.eval()
 
     def is_tuned(self, name: str) -> bool:
@@ -174,16 +168,11 @@ class Client(Configured, NumPyClient):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes) for the inputs x (n, *shape), after adaptation to them if any."""
-        return self.by_parts(self.model, x)
+        return by_parts(self.model, self.parts(x))
 
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """x in parts of at most about `pass_megabytes`, to bound memory."""
         return x.tensor_split(num_parts(x.shape, self.pass_megabytes))
-
-    def by_parts(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """`forward` of all rows of x, part by part, without gradients."""
-        with torch.no_grad():
-            return torch.cat([forward(part) for part in self.parts(x)])
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """A copy of the target network that made the prediction for x, in evaluation mode."""
@@ -236,7 +225,9 @@ class Client(Configured, NumPyClient):
         """The mini-batches of this round, by a generator of (seed, purpose, round, client).
 
         `count`, ``steps=…`` or ``epochs=…``, replaces the settings' number."""
-        count = count or {"steps": self.local_steps, "epochs": self.local_epochs}
+        few = self.share.novel and self.few_shot == FewShot.TUNED
+        usual = {"steps": self.local_steps, "epochs": self.local_epochs}
+        count = count or ({"steps": self.novel_steps} if few else usual)
         generator = torch.Generator().manual_seed(
             seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         )
@@ -253,11 +244,12 @@ class Client(Configured, NumPyClient):
 
         `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
         self.model.train()
+        few = self.share.novel and self.few_shot == FewShot.TUNED
         settings: dict[str, Any] = {
             "parameters": self.model.parameters(),
             "samples": self.share.train,
             "loss": self.loss,
-            "lr": self.lr,
+            "lr": (few and self.novel_lr) or self.lr,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
         } | options

@@ -35,10 +35,7 @@ class DittoClient(Client):
                 if v.grad is not None:
                     v.grad += self.penalty * (v.detach() - target)
 
-        novel = self.share.novel
-        rows = self.rows(config, "own", **({"steps": self.novel_steps} if novel else {}))
-        lr = novel * self.novel_lr or self.lr
-        self.fit_locally(config, rows=rows, lr=lr, adjust=pull)
+        self.fit_locally(config, rows=self.rows(config, "own"), adjust=pull)
         self.model.eval()
 
     def receive(self, arrays: Arrays, config: Config) -> None:

@@ -107,6 +107,7 @@ class FedMDClient(Client):
             samples=Samples(self.public, torch.arange(m), torch.arange(m), scale=1.0),
             rows=batches(m, self.public_batch_size, steps=0, epochs=epochs, generator=generator),
             loss=lambda x, row: self.distillation(x, {n: t[row] for n, t in teacher.items()}),
+            lr=self.lr,
         )
 
     # What a method on FedMD overrides

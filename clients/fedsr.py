@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clients.base import Client
 from clients.models.fedsr import Stochastic
+from clients.scoring import by_parts
 from partitions.datasets import Info
 from partitions.settings import WEIGHT, setting
 
@@ -60,7 +61,9 @@ class FedSRClient(Client):
     def predict(self, x: Tensor) -> Tensor:
         """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
         return (
-            self.by_parts(self._mean_probabilities, x) if self.test_samples else super().predict(x)
+            by_parts(self._mean_probabilities, self.parts(x))
+            if self.test_samples
+            else super().predict(x)
         )
 
     def _mean_probabilities(self, x: Tensor) -> Tensor:

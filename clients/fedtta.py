@@ -88,8 +88,7 @@ class FedTTAClient(Adapting, Client):
     def tune(self, config: Config) -> None:
         """Meta-train on a novel client's few labels, as a training client does."""
         self.keep_server()
-        rows = self.rows(config, "shots", steps=self.novel_steps)
-        self.fit_locally(config, rows=rows, lr=self.novel_lr or self.lr)
+        self.fit_locally(config, rows=self.rows(config, "shots"))
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """SGD on both networks, each with its learning rate."""

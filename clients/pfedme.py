@@ -77,6 +77,6 @@ class PFedMeClient(Client):
         w = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         samples = self.share.train.to(self.device)
         self.model.train()
-        for x, y in mini_batches(samples, self.rows(config, "shots", steps=self.novel_steps)):
+        for x, y in mini_batches(samples, self.rows(config, "shots")):
             self.solve(x, y, w, self.novel_lr)
         self.model.eval()

@@ -18,6 +18,7 @@ from clients.models import build_model
 from clients.models.preference import EmbeddingNet
 from clients.optimizers import Adam
 from clients.protocol import FewShot, StateUse
+from clients.scoring import by_parts
 from partitions.datasets import Info
 from partitions.seeds import seed_of
 from partitions.settings import RATE, WIDTH, setting
@@ -98,7 +99,7 @@ class GlobalClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, 2) of the user's head."""
-        return self.by_parts(lambda part: self.model(part, self.k), x)
+        return by_parts(lambda part: self.model(part, self.k), self.parts(x))
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network with only the user's head."""

@@ -1,7 +1,9 @@
 """Loss and accuracy of a client's predictions for its samples."""
 
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -64,3 +66,9 @@ def score_samples(client: Client, samples: Samples, key: str) -> tuple[float, in
         metrics["counts"] = (2 * y + predicted).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
     return float(F.cross_entropy(logits, y)), count, metrics
+
+
+def by_parts(forward: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Tensor:
+    """`forward` of all rows of the parts, without gradients."""
+    with torch.no_grad():
+        return torch.cat([forward(part) for part in parts])

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from clients.base import Client
 from clients.models.head import head_of
+from clients.scoring import by_parts
 from partitions.settings import COUNT, setting
 
 
@@ -33,14 +34,14 @@ class T3AClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """z · c_k (n, C), c_k the template of class k."""
-        return self.by_parts(self.personal_model(x), x)
+        return by_parts(self.personal_model(x), self.parts(x))
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network with the templates of x as its classifier."""
         model = deepcopy(self.model).eval()
         head = head_of(model)
         model.head = nn.Identity()
-        features = self.by_parts(model, x)
+        features = by_parts(model, self.parts(x))
         with torch.no_grad():
             templates = self.templates(features)
         model.head = nn.Linear(head.in_features, head.out_features, bias=False)

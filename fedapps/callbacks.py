@@ -47,7 +47,7 @@ class Callback:
 
 class EarlyStopping(Callback):
     """Ends training after `patience` evaluations in a row without a new best accuracy on the
-    training clients' validation samples. Novel clients have no influence."""
+    training clients' validation samples, their trimmed mean. Novel clients have no influence."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
@@ -55,7 +55,7 @@ class EarlyStopping(Callback):
 
     def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """Count, unless a further phase of the method is still to come."""
-        accuracy = report["evaluation"].get("train-accuracy")
+        accuracy = report["evaluation"].get("train-trimmed-accuracy")
         if accuracy is None:
             raise RuntimeError("early-stopping needs training clients with validation samples")
         if not strategy.may_stop:

@@ -19,6 +19,7 @@ class FedTTA(FedAvg):
         offers=("adaptation",),
         fallback="the mean of the clients' models, unweighted or by samples",
     )
+    parts = (BASE,)
     weighting = setting("uniform", "how clients weigh in the server's mean", ("uniform", "samples"))
 
     def global_model(self) -> Arrays:

@@ -15,7 +15,7 @@ from clients.arrays import Arrays
 from clients.optimizers import Optimizer
 from clients.protocol import LR_FACTOR, RUN_TOKEN, lr_factor
 from partitions.seeds import SEED, seed_of
-from partitions.settings import COUNT, SECONDS, SOME, Configured, setting
+from partitions.settings import COUNT, SECONDS, SOME, WEIGHT, Configured, setting
 from strategies.messages import Messenger
 from strategies.privacy import Privacy
 from strategies.replies import Node, Requirement, Update
@@ -34,6 +34,8 @@ class Hooks(Configured, Strategy):
     phase = 0  # the best round of a run is sought in its last phase
     kept: tuple[str, ...] = ()  # attributes that live through the run, beside the arrays
     in_place = False  # True: `aggregate` changes entries of the arrays that it gets
+    parts: tuple[str, ...] = ()  # prefixes of a reply's networks, each with its own size limit
+    leads = False  # whether the strategy runs its own rounds, not a wrapper
     reports_last = False  # True: the last round is reported, whatever the validation says
 
     fraction_train = setting(1.0, "share of the training clients sampled in a round", "(0, 1]")
@@ -51,6 +53,12 @@ class Hooks(Configured, Strategy):
         "skip", "skip a failing client's reply or stop the run", ("skip", "stop")
     )
     min_valid_replies = setting(1, "fewer valid replies in a round stop the run", SOME)
+    max_update_ratio = setting(
+        2.0, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
+    )
+    max_examples_ratio = setting(
+        3.0, "a client counts with at most so many times the usual samples; 0: any", WEIGHT
+    )
     max_update_norm = setting(
         0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
     )
@@ -181,7 +189,7 @@ class Hooks(Configured, Strategy):
             "arrays": self.arrays,
             "kept": {name: getattr(self, name) for name in self.kept},
             "optimizers": [optimizer.state() for optimizer in self.optimizers()],
-            "magnitudes": self.messenger.magnitudes.state(),
+            "sizes": self.messenger.sizes.state(),
             "privacy": self.privacy.state() if self.privacy else {},
             "token": self.token,
         }
@@ -199,7 +207,7 @@ class Hooks(Configured, Strategy):
             self.now.number = state["round"]
             for optimizer, saved in zip(self.optimizers(), state["optimizers"], strict=True):
                 optimizer.load_state(saved)
-            self.messenger.magnitudes.load_state(state["magnitudes"])
+            self.messenger.sizes.load_state(state["sizes"])
             if self.privacy is not None:
                 self.privacy.restore(state["privacy"])
 

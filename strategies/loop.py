@@ -130,13 +130,13 @@ class Loop:
         """Messages to the sampled training nodes."""
         strategy = self.strategy
         strategy.now, strategy.grid = Round(number), grid
-        if not self.flower_arrays.leads and number == 1:
+        if not strategy.leads and number == 1:
             self.flower_arrays.begin_wrapped_run()
         self.flower_arrays.take(arrays)
         self._meet()
         nodes, now = strategy.sample(), strategy.now
         now.payloads = strategy.broadcast(strategy.arrays, nodes)
-        if not self.flower_arrays.leads:
+        if not strategy.leads:
             self.flower_arrays.check_wrapped(arrays, now.payloads.values())
         private: dict[str, Any] = {}
         if strategy.privacy is not None:
@@ -189,7 +189,7 @@ class Loop:
             **({"metrics": own} if own else {}),
             "valid": len(updates),
             "dropped": dict(now.dropped),
-            **({"clipped": now.clipped} if self.strategy.max_update_norm else {}),
+            **({"clipped": now.clipped} if now.clipped else {}),
             "megabytes": {way: n / clients / 1e6 for way, n in now.bytes.items()},
         }
 

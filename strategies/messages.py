@@ -1,7 +1,7 @@
 """Messages to nodes and their replies: serialised once, checked, counted in the round."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from logging import WARNING
 from typing import Any, Protocol
@@ -13,18 +13,9 @@ from flwr.serverapp import Grid
 from clients.arrays import Arrays, num_bytes, to_record
 from clients.failures import bounded, brief, cause_of
 from clients.protocol import SAVE_STATE
+from strategies.limits import SEPARATE, Change, Sizes, bound_numbers, usual_count
 from strategies.privacy import Privacy
-from strategies.replies import (
-    EXAMPLES,
-    Magnitudes,
-    Node,
-    Requirement,
-    Update,
-    bound_weights,
-    distance,
-    read_reply,
-    scaled,
-)
+from strategies.replies import EXAMPLES, Node, Requirement, Update, read_reply
 from strategies.round import Request, Round
 
 Sent = list[tuple[Message, Node]]
@@ -41,7 +32,11 @@ class Sender(Protocol):
     arrays: Arrays
     requires: Requirement | None
     privacy: Privacy | None
+    leads: bool
+    parts: tuple[str, ...]
     max_update_norm: float
+    max_update_ratio: float
+    max_examples_ratio: float
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
@@ -56,7 +51,7 @@ class Messenger:
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self.magnitudes = Magnitudes()
+        self.sizes = Sizes()
         self.record: ArrayRecord | None = None  # the sender's arrays as a record, if there is one
         self._causes: set[str] = set()  # that `on_failure` got
 
@@ -119,9 +114,7 @@ class Messenger:
         sender = self._sender
         nodes = {message.metadata.message_id: node for message, node in sent}
         kind = sent[0][0].metadata.message_type if sent else ""
-        starts = sender.now.payloads if kind == "train" else {}
         updates: list[Update] = []
-        distances: dict[Node, float] = {}
         # a grid's replies, read once, do not stay in memory
         once: Callable[[], Iterable[Message]] = getattr(replies, "once", lambda: replies)
         for reply in once():
@@ -135,41 +128,38 @@ class Messenger:
                 self.drop(node, cause, detail)
             else:
                 updates.append(update)
-                distances[node] = distance(update.arrays, sender.reference(starts.get(node, {})))
                 sender.now.bytes["up"] += num_bytes(update.arrays.values())
         for node in nodes.values():
             self.drop(node, "missing", f"none within {sender.timeout} s")
-        known = sender.nodes if sender.weighted_by_key == EXAMPLES else []
-        updates = bound_weights(sorted(updates, key=lambda update: update.node), known)
-        return self._plausible(kind, updates, distances)
+        return self._limited(kind, sorted(updates, key=lambda update: update.node))
 
-    def _plausible(
-        self, kind: str, updates: list[Update], distances: Mapping[Node, float]
-    ) -> list[Update]:
-        """The updates of plausible size; longer train updates are scaled to `max_update_norm`.
+    def _limited(self, kind: str, updates: list[Update]) -> list[Update]:
+        """The updates of plausible size, within the limits of `strategies.limits`.
 
-        Where participants are secret all are kept, as the usual size would reveal something of
-        them; there the privacy clips every update."""
-        if (
-            self.hides_participants
-            or kind == SAVE_STATE
-            or not any(update.arrays for update in updates)
-        ):
+        Where participants are secret all are kept as they are, since usual sizes would reveal
+        something of them; there the privacy clips every update. So does a wrapper."""
+        sender = self._sender
+        if self.hides_participants or not updates or kind == SAVE_STATE:
             return updates
-        limit = self.magnitudes.limit(kind, [distances[update.node] for update in updates])
-        max_norm = self._sender.max_update_norm if kind == "train" else 0.0
+        by_examples = sender.weighted_by_key == EXAMPLES
+        joined = [node for node in sender.nodes if by_examples and not node.novel]
+        most = sender.max_examples_ratio * usual_count(updates, joined) or math.inf
+        sent = sender.now.payloads if kind == "train" else {}
+        changes = [
+            Change(u, sender.reference(sent.get(u.node, {})), sender.parts)
+            for u in bound_numbers(updates)
+        ]
+        usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in changes})
+        ratio = sender.max_update_ratio if sender.leads and kind not in SEPARATE else 0.0
+        max_norm = sender.max_update_norm if kind == "train" else 0.0
         kept = []
-        for update in updates:
-            node, norm = update.node, distances[update.node]
-            if norm > limit:
-                self.drop(node, "absurd", f"{norm:.3g} from what was sent, > {limit:.3g}")
-            elif max_norm and norm > max_norm:
-                start = self._sender.reference(self._sender.now.payloads[node])
-                arrays = scaled(update.arrays, start, max_norm / norm)
-                kept.append(replace(update, arrays=arrays))
-                self._sender.now.clipped += 1
-            else:
-                kept.append(update)
+        for change in changes:
+            if why := change.absurd(usual):
+                self.drop(change.update.node, "absurd", why)
+                continue
+            limited = change.limited(usual, ratio, max_norm, most)
+            sender.now.clipped += limited.arrays is not change.update.arrays
+            kept.append(limited)
         return kept
 
     def drop(self, node: Node, cause: str, detail: str) -> None:

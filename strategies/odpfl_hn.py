@@ -47,6 +47,7 @@ class ODPFLHN(PFedHN):
 
     any_model = False  # the encoder follows the target network's convolutions
     kept = ("sigmas",)
+    parts = (ENCODER,)
     requires = Requirement(
         "odpfl-hn",
         "answer `query.encode` and `train.backprop`",

@@ -52,7 +52,7 @@ class PFedHN(PersonalizedStrategy):
     embedding_dim = setting(
         0, "entries of an embedding; 0: 1 + (training clients) // 4", "[0, 4096]"
     )
-    hidden_dim = setting(100, "width of the hypernetwork's trunk", WIDTH)
+    hidden_dim = setting(100, "weights for each weight of the network: the trunk's width", WIDTH)
     hidden_layers = setting(3, "hidden layers of the trunk; 0 without bias: θ = W v", "[0, 20]")
     bias = setting(True, "biases in the hypernetwork")
     chunk_size = setting(

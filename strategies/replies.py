@@ -1,13 +1,13 @@
 """Nodes, what a strategy requires of their clients, and the checks on their replies.
 
 Replies are not trusted. Each is read, compared with what is expected, and refused with its cause:
-an error, malformed values, missing or unknown names, wrong shapes or dtypes, NaN or infinity, or a
-size that no training reaches. See `strategies.reply_metrics` for the numbers in a reply."""
+an error, malformed values, missing or unknown names, wrong shapes or dtypes, NaN or infinity. See
+`strategies.reply_metrics` for the numbers in a reply, `strategies.limits` for its size."""
 
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
@@ -16,17 +16,13 @@ from flwr.app import ArrayRecord, Message
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from clients.arrays import Arrays, as_type, from_record
+from clients.arrays import Arrays, from_record
 from clients.failures import bounded
 from clients.protocol import OFFERS
 from strategies.reply_metrics import checked_values, checked_weight, foreign_numbers, raw_values
 
 EXAMPLES = "num-examples"
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
-MAX_WEIGHT_RATIO = 100  # of a sample count to the usual one; larger ones are implausible
-ABSURD = 1000.0  # ratio of a reply's distance from what was sent to the usual distance
-LARGEST = 1e18  # of distances; beyond it squares overflow in float32
-REMEMBERED = 200  # distances of former replies
 SHOWN = 5  # arrays of a reply that does not fit
 
 
@@ -174,18 +170,6 @@ def _shapes(arrays: Arrays, without: Iterable[str] = ()) -> str:
     return ", ".join([*words, *["…"] * (len(left) > SHOWN)]) or "nothing"
 
 
-def bound_weights(updates: list[Update], nodes: Sequence[Node]) -> list[Update]:
-    """The updates; an implausibly large sample count is replaced by the usual one.
-
-    The usual count is the lower median of the `nodes`' counts when they joined, or of these
-    replies. A client can still lie within the bound; `strategies.robust` ignores counts."""
-    joined = [n.properties[EXAMPLES] for n in nodes if EXAMPLES in n.properties]
-    counts = sorted(joined or [update.num_examples for update in updates])
-    usual = max(1, counts[(len(counts) - 1) // 2]) if counts else 1
-    most = MAX_WEIGHT_RATIO * usual
-    return [u if u.num_examples <= most else replace(u, num_examples=usual) for u in updates]
-
-
 def error_of(reply: Message) -> str:
     """The error, the cause last: engines send whole tracebacks."""
     return bounded(reply.error.reason or "") or f"error {reply.error.code}"
@@ -206,31 +190,6 @@ def most_common(nodes: Iterable[Node], *properties: str) -> tuple[Any, ...] | No
     return min(counts, key=lambda values: (-counts[values], values)) if counts else None
 
 
-# Sizes of updates
-
-
-def distance(arrays: Arrays, start: Arrays) -> float:
-    """‖y − x‖ over all arrays y; x is 0 where `start` lacks one of the same shape."""
-    total = 0.0
-    with np.errstate(over="ignore"):  # infinity is a valid distance
-        for name, y in arrays.items():
-            wide = y if y.dtype in (np.float32, np.float64) else y.astype(np.float64)
-            x = start.get(name)
-            change = wide if x is None or x.shape != y.shape else wide - x
-            total += float(np.vdot(change, change))
-    return math.sqrt(total)
-
-
-def scaled(arrays: Arrays, start: Arrays, factor: float) -> Arrays:
-    """x + factor (y − x) for all arrays y, with the x of `distance`, in the dtypes of y."""
-    result: Arrays = {}
-    for name, y in arrays.items():
-        x = start.get(name)
-        x = np.zeros_like(y) if x is None or x.shape != y.shape else x
-        result[name] = as_type(x + factor * (y.astype(float) - x), y.dtype)
-    return result
-
-
 def finite(state: Any) -> bool:
     """Whether all numbers in nested dicts, lists, tuples and sets of arrays are finite."""
     if isinstance(state, Mapping):
@@ -241,29 +200,3 @@ def finite(state: Any) -> bool:
         # a finite sum of squares, in half of the time, spares the check of each number
         return math.isfinite(np.vdot(state, state)) or bool(np.isfinite(state).all())
     return not isinstance(state, float) or math.isfinite(state)
-
-
-class Magnitudes:
-    """The distances of former replies, by kind of message."""
-
-    def __init__(self) -> None:
-        self._usual: dict[str, deque[float]] = {}
-
-    def state(self) -> dict[str, list[float]]:
-        """The distances, by kind of message."""
-        return {kind: list(usual) for kind, usual in self._usual.items()}
-
-    def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Continue from a `state`."""
-        self._usual = {kind: deque(usual, maxlen=REMEMBERED) for kind, usual in state.items()}
-
-    def limit(self, kind: str, distances: Sequence[float]) -> float:
-        """The largest plausible distance; those of `distances` within it are then remembered.
-
-        It is ABSURD times the lower median of these and the former distances, which counts as 1
-        if it is less: one bad reply of two does not raise the limit."""
-        usual = self._usual.setdefault(kind, deque(maxlen=REMEMBERED))
-        known = sorted([*usual, *distances])
-        limit = min(ABSURD * max(1.0, known[(len(known) - 1) // 2]), LARGEST)
-        usual.extend(value for value in distances if value <= limit)
-        return limit

@@ -19,7 +19,8 @@ MAX_VALUES = 100  # of a reply
 NAME = re.compile(r"[\w.+-]{1,64}")
 MAX_FOREIGN_VALUES = 1000
 FOREIGN_NAME = re.compile(r"[\w.+@:/%() -]{1,64}")
-RESERVED = re.compile(r"clients|sem|half-distance|f1(-.*)?")  # names that evaluations compute
+# names that evaluations compute
+RESERVED = re.compile(r"clients|sem|half-distance|trimmed-accuracy|f1(-.*)?")
 
 Reader = Callable[[Any], Any]  # raises ValueError; None: left out
 

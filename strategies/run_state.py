@@ -14,7 +14,7 @@ from clients.protocol import RESTORE_STATE, SAVE_STATE
 from strategies.hooks import Hooks
 from strategies.replies import Node, finite
 
-NOT_OF_MODEL = ("round", "magnitudes", "privacy", "token")  # keys of a strategy's state
+NOT_OF_MODEL = ("round", "sizes", "privacy", "token")  # keys of a strategy's state
 STATE_BATCH = 100  # clients whose states travel in one exchange
 
 
@@ -54,16 +54,15 @@ class FlowerArrays:
     def __init__(self, strategy: Hooks) -> None:
         self._strategy = strategy
         self._taken: ArrayRecord | None = None  # the record that was taken over last
-        self.leads = False  # whether the strategy runs its own rounds, not a wrapper
 
     @contextmanager
     def leading(self) -> Iterator[None]:
         """Inside, the strategy runs its own rounds; also a run that fails ends that."""
-        self.leads = True
+        self._strategy.leads = True
         try:
             yield
         finally:
-            self.leads = False
+            self._strategy.leads = False
 
     def check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
         """Raise ValueError unless a wrapper can protect the strategy: clients must get and return
@@ -96,7 +95,7 @@ class FlowerArrays:
         if record is self._taken or record is messenger.record:
             return
         arrays = from_record(record)
-        if not self.leads and self._taken is not None:
+        if not strategy.leads and self._taken is not None:
             state = copy_containers(strategy.state()) | {"handout": strategy.handout}
             strategy.load_state(state | {"arrays": arrays})
             self._taken, messenger.record = record, None

@@ -2,9 +2,13 @@
 
 x ← x + η_g mean(Δy_i), c ← c + (|S|/N) mean(Δc_i). With every reply valid, c = mean_i c_i over all
 N training clients. Departs from the paper: running statistics are averaged. Novel clients get the
-global model."""
+global model.
+
+A false c_i would drag every later round, as changes of it add up. The server therefore holds the
+c_i that replies add up to, and limits each to `max_update_ratio` times the usual norm of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,18 +16,24 @@ from clients.arrays import Arrays, group, is_statistic, prefixed
 from partitions.settings import POSITIVE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
+from strategies.limits import COHORT, USUAL, group_norms, lower
 from strategies.replies import Node, Requirement, Update
 
 
 class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
 
+    kept = ("controls",)
     requires = Requirement(
         "scaffold",
         "return changes of the model (`delta/…`) and of their control variates (`control/…`)",
         groups=("delta/", "control/"),
     )
     server_lr = setting(1.5, "η_g", POSITIVE)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.controls: dict[str, Arrays] = {}  # c_i by client id, unless max-update-ratio is 0
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The model with zero control variates."""
@@ -57,4 +67,23 @@ class Scaffold(PersonalizedStrategy):
         share = len(updates) / len(self.training_nodes())  # |S|/N
         x = {name: arrays[name] + self.server_lr * delta_y[name] for name in delta_y}
         c = {name: c[name] + share * delta_c[name] for name in c}
+        for excess in self._excesses(updates) if self.max_update_ratio else ():
+            c = {name: a - excess[name] / len(self.training_nodes()) for name, a in c.items()}
         return x | mean_statistics(updates) | prefixed("control", c)
+
+    def _excesses(self, updates: list[Update]) -> list[Arrays]:
+        """Add Δc_i to c_i; what is then cut off from each c_i that is too long."""
+        controls, excesses = dict(self.controls), []
+        for update in updates:
+            change, client = group(update.arrays, "control"), str(update.node.client)
+            before = controls.get(client, {})
+            controls[client] = {n: before[n] + a if before else a for n, a in change.items()}
+        norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
+        most = self.max_update_ratio * lower(norms.values(), USUAL)
+        for client, norm in norms.items() if len(norms) >= COHORT else ():
+            if 0 < most < norm:
+                c_i, factor = controls[client], np.float32(most / norm)
+                controls[client] = {n: a * factor for n, a in c_i.items()}
+                excesses.append({n: a - controls[client][n] for n, a in c_i.items()})
+        self.controls = controls
+        return excesses

@@ -20,6 +20,7 @@ LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN,
 # The sample count of a score, where it is not that of the reply.
 EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "training-error")}
 NO_MEAN = {"sub-population", "head", "counts", *EXAMPLES.values()}
+TRIMMED = 0.1  # share of the clients at each end whose accuracy does not choose the reported round
 
 
 class Evaluation:
@@ -73,7 +74,8 @@ def by_role(updates: Sequence[Update]) -> Iterator[tuple[str, list[Update]]]:
 def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
     """``train-…`` and ``novel-…``: the mean of every number over the clients that sent it.
 
-    With accuracy also the number of clients, and the standard error over novel clients. `over`
+    With accuracy also the number of clients, the `trimmed` mean over training clients, and the
+    standard error over novel clients. The trimmed mean decides which round is reported. `over`
     "samples" weighs clients by the labeled samples of each score, except in the standard error."""
     result: dict[str, float] = {}
     for role, group in by_role(updates):
@@ -85,9 +87,20 @@ def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
             result[f"{role}-{key}"] = float(np.average(values, weights=weights))
             if key == "accuracy":
                 result[f"{role}-clients"] = len(values)
+                if role == "train":
+                    result["train-trimmed-accuracy"] = trimmed(values, weights)
                 if role == "novel" and len(values) > 1:
                     result["novel-sem"] = float(np.std(values, ddof=1)) / len(values) ** 0.5
     return result
+
+
+def trimmed(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """The mean without the least and the largest tenth of three or more values, one at least: a
+    client that claims every answer in one round cannot have it chosen alone."""
+    cut = max(1, int(TRIMMED * len(values))) if len(values) >= 3 else 0
+    kept = np.argsort(values, kind="stable")[cut : len(values) - cut]
+    left = None if weights is None else np.asarray(weights)[kept]
+    return float(np.average(np.asarray(values)[kept], weights=left if np.any(left) else None))
 
 
 def macro_f1(counts: np.ndarray) -> float:

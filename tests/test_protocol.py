@@ -22,7 +22,7 @@ from strategies.fedavg import FedAvg
 from strategies.fedgma import FedGMA
 from strategies.replies import Node, Update
 from strategies.round import Round
-from strategies.scores import means
+from strategies.scores import means, trimmed
 
 # Decaying rates
 
@@ -134,6 +134,18 @@ def test_short_batches_end_with_their_pass():
     assert [len(rows) for rows in client.rows({})] == [3, 3, 3, 3]
     client.short_batches = True
     assert [len(rows) for rows in client.rows({})] == [3, 3, 1, 3]
+
+
+def test_a_trimmed_mean_by_hand():
+    """Of 0.9, 0, 0.5 and 1 the middle two count: 0.7, over 1 and 3 samples 0.6. Of 21 values two
+    are cut at each end, of two none. Novel clients have none."""
+    scores = [(0.9, 1), (0.0, 9), (0.5, 3), (1.0, 99)]
+    replies = [update(i, {}, n, accuracy=score) for i, (score, n) in enumerate(scores)]
+    assert means(replies)["train-trimmed-accuracy"] == pytest.approx(0.7)
+    assert means(replies, "samples")["train-trimmed-accuracy"] == pytest.approx(0.6)
+    assert trimmed([0, 0, *[0.5] * 17, 0.75, 1]) == trimmed([1.0, 0.0]) == 0.5
+    novel = Update(Node(0, 50, novel=True), {}, 1, {"accuracy": 1.0})
+    assert not {name for name in means([novel]) if "trimmed" in name}
 
 
 def test_means_over_clients_and_over_samples():

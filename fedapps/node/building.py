@@ -121,7 +121,11 @@ def _method_model(
 def network_around(base: nn.Module, method: str, info: Info, values: dict[str, Any]) -> Network:
     """The method's network around `base`, by the method's settings `values`."""
     client = METHODS[method].client
-    model = check_tied(client.build_network(base, info, **values), client.is_separate, method)
+
+    def separate(name: str) -> bool:
+        return client.is_personal(name) or name.startswith(client.separate)
+
+    model = check_tied(client.build_network(base, info, **values), separate, method)
     return model, model_arrays(model)
 
 

@@ -29,8 +29,9 @@ from fedapps.settings.config import effective
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-MIN_SEEDS = 5  # with fewer pairs a paired test cannot decide anything
+MIN_SEEDS = 5  # with fewer pairs no test is made: it could not decide anything
 LEVEL = 0.05
+TEST = f"Student's paired t test over {MIN_SEEDS} seeds or more, two-sided"
 FEDERATION = {"dataset", "partition", "num-clients", "train-fraction", "seed"}
 SHOTS = "novel-shots"
 MEASURED = ["mean", "deviation_over_seeds", "seeds", "published"]
@@ -55,7 +56,6 @@ class Comparison:
     unscored: "DataFrame"
     by: Sequence[str]
     against: str
-    test: str
     published: Published | None
     round: str
 
@@ -102,11 +102,10 @@ def compare(
     lines["best"] = (block.transform("size") > 1) & (lines["mean"] == block.transform("max"))
     clients = clients_of(runs, round_)[["run", "client", "role", "accuracy"]].dropna()
     clients = clients.set_axis(["run", "client", "score", "value"], axis=1).join(groups, on="run")
-    tests, test = _judge(scores, clients, by, against)
-    for more in (tests, _spreads(clients, ["score", *by])):
+    for more in (_judge(scores, by, against), _spreads(clients, ["score", *by])):
         lines = lines.join(more, on=["score", *by])
     unscored = runs.drop(scores.index.unique())
-    return Comparison(lines, runs, unscored, by, against, test, published, round_)
+    return Comparison(lines, runs, unscored, by, against, published, round_)
 
 
 def as_table(comparison: Comparison) -> TextTable:
@@ -154,8 +153,8 @@ def side_by_side(
     notes = _notes(comparison, set())
     if lines.p.notna().any():
         notes.append(
-            f"↑, ↓: more, less than {comparison.against} of the same column by {comparison.test}, "
-            f"two-sided, p < {LEVEL}, not corrected for the number of cells"
+            f"↑, ↓: more, less than {comparison.against} of the same column; {TEST}, p < {LEVEL}, "
+            "not corrected for the number of cells"
         )
     if lines.published.notna().any():
         notes.append("in brackets: published")
@@ -248,43 +247,30 @@ def _spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
     return by_seed.fillna(0.0).set_axis([*SPREADS], axis=1).groupby(index).mean()
 
 
-def _judge(
-    scores: "DataFrame", clients: "DataFrame", by: list[str], against: str
-) -> tuple["DataFrame", str]:
-    """Each line's mean difference to the reference and the p that its sign is chance, and the name
-    of the test.
+def _judge(scores: "DataFrame", by: list[str], against: str) -> "DataFrame":
+    """Each line's mean difference to the reference on the same splits, and the p that its sign is
+    chance: Student's paired t test over seeds, NaN for fewer than `MIN_SEEDS`.
 
-    With enough seeds Student's paired t test over seeds, else Wilcoxon's signed-rank test over
-    clients, which does not say whether another training run would differ."""
+    Clients of one training run share its model, so a test over them would say nothing of another
+    training run."""
     import pandas
     from scipy import stats
 
     first, *rest = by
-
-    def pairs(frame: "DataFrame", *keys: str) -> Any:
-        """The differences on the same split, grouped by line."""
-        reference = frame[first] == against
-        keys = ("score", *rest, *keys)
-        both = frame[~reference].merge(frame[reference], on=keys, suffixes=("", "_reference"))
-        both = both.assign(difference=both.value - both.value_reference)
-        return both.groupby(["score", *by]).difference
+    reference = scores[first] == against
+    keys = ("score", *rest, "split")
+    both = scores[~reference].merge(scores[reference], on=keys, suffixes=("", "_reference"))
+    both = both.assign(difference=both.value - both.value_reference)
+    by_seed = both.groupby(["score", *by]).difference
 
     def p(values: "Series") -> float:
         if len(values) < MIN_SEEDS:
             return math.nan
-        if values.nunique() == 1:  # no variance: the tests are not defined
+        if values.nunique() == 1:  # no variance: the test is not defined
             return 1.0 if values.iloc[0] == 0 else 0.0
-        test = stats.ttest_1samp(values, 0) if over_seeds else stats.wilcoxon(values)
-        return float(test.pvalue)
+        return float(stats.ttest_1samp(values, 0).pvalue)
 
-    by_seed = pairs(scores, "split")
-    compared = pairs(scores.drop_duplicates(["score", *by])).size().index
-    counts = by_seed.size().reindex(compared, fill_value=0)
-    over_seeds = len(counts) > 0 and counts.min() >= MIN_SEEDS
-    judged = by_seed if over_seeds else pairs(clients, "split", "client")
-    tests = pandas.DataFrame({"less_reference": by_seed.mean(), "p": judged.agg(p)}, dtype=float)
-    over = "Student's paired t test over seeds"
-    return tests, over if over_seeds else "Wilcoxon's signed-rank test over clients"
+    return pandas.DataFrame({"less_reference": by_seed.mean(), "p": by_seed.agg(p)}, dtype=float)
 
 
 def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
@@ -295,8 +281,8 @@ def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
         notes.append("± standard deviation over seeds")
     if f"less {comparison.against}" in columns:
         notes.append(
-            f"less {comparison.against}: mean difference on the same splits, its sign judged by "
-            f"{comparison.test}, two-sided, n.s.: p ≥ {LEVEL}, not corrected for the number of rows"
+            f"less {comparison.against}: mean difference on the same splits; {TEST}, n.s.: p ≥ "
+            f"{LEVEL}, not corrected for the number of rows"
         )
     if "worst" in columns:
         notes.append("worst, lowest tenth, deviation: over clients, mean over seeds")

@@ -144,7 +144,8 @@ class Recorder:
         )
 
     def _is_best(self, role: str, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
-        """Whether a group of clients reports this evaluation so far."""
+        """Whether a group of clients reports this evaluation so far: by the trimmed mean of the
+        training clients' accuracies, of equal ones by the mean."""
         best = self._best.get(role)
         if best is None or strategy.reports_last:
             return True
@@ -279,9 +280,11 @@ class Recorder:
         }
 
 
-def _choice(role: str, train: dict[str, Any]) -> float | None:
-    """What decides the round of a group: an accuracy of training clients on validation samples."""
-    return next((train[name] for name in CHOICE[role] if name in train), None)
+def _choice(role: str, train: dict[str, Any]) -> tuple[float, float] | None:
+    """What decides the round of a group: accuracies of training clients on validation samples.
+    Evaluations that were saved before have no trimmed mean."""
+    name = next((name for name in CHOICE[role] if train.get(name) is not None), None)
+    return None if name is None else (train.get(f"trimmed_{name}", train[name]), train[name])
 
 
 def _privacy(report: dict[str, Any]) -> dict[str, Any]:

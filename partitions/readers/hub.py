@@ -51,9 +51,11 @@ def _undecoded(split: Any) -> Any:
 
 def unpacked(folder: Path) -> int:
     """The bytes that the parquet files in `folder`, or this file, take in memory, at least."""
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*.parquet"))
+    if not files:
+        return 0
     import pyarrow.parquet
 
-    files = [folder] if folder.is_file() else sorted(folder.rglob("*.parquet"))
     metas = [pyarrow.parquet.read_metadata(file) for file in files]
     groups = [meta.row_group(i) for meta in metas for i in range(meta.num_row_groups)]
     columns = [group.column(j) for group in groups for j in range(group.num_columns)]

@@ -236,13 +236,14 @@ def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndar
     (n, H, W) and (n, H, W, C) with the channels first."""
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
-    check_size(4 * x.size, source)
+    converted = np.int64 if whole and x.dtype.kind in "ui" else np.float32
+    dtype = np.dtype(np.uint8 if x.dtype == np.uint8 else converted)
+    check_size(dtype.itemsize * x.size, source)
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    if x.dtype != np.uint8:
-        x = x.astype(np.int64 if whole and x.dtype.kind in "ui" else np.float32)
+    x = x.astype(dtype, copy=False)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError(f"{source}: inputs hold NaN or infinity")
     return x

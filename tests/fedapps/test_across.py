@@ -35,15 +35,27 @@ def test_columns_are_the_values_in_order_and_cells_the_means(tmp_path):
     assert shown.columns == ["score", "method", "novel-shots 0", "novel-shots 5", "novel-shots 20"]
     assert shown.rows == [
         ["novel clients", "fedavg", *["45.00 ± 14.14"] * 3],
-        ["novel clients", "tent", "48.50 ± 14.14 ↑", "35.00 (42.00)", "35.00 ± 14.14 ↓"],
+        ["novel clients", "tent", "48.50 ± 14.14", "35.00 (42.00)", "35.00 ± 14.14"],
     ]
-    assert "↑, ↓: more, less than fedavg of the same column by Wilcoxon's" in shown.caption
+    assert "↑" not in shown.caption  # of two seeds
     page = CliRunner().invoke(cli, ["table", str(tmp_path), "--format", "latex"])
-    best = r"\textbf{48.50 $\pm$ 14.14 $\uparrow$} & 35.00 & 35.00"  # by column, of several
+    best = r"\textbf{48.50 $\pm$ 14.14} & 35.00 & 35.00"  # by column, of several
     assert rf"novel clients & TENT & {best}" in page.stdout
     assert r"FedAvg & 45.00 $\pm$ 14.14 & \textbf{45.00 $\pm$ 14.14} & \textbf{45.00" in page.stdout
     rows = CliRunner().invoke(cli, ["table", str(tmp_path), "--by", "method,novel-shots"])
     assert "novel-shots 20" not in rows.stdout
+
+
+def test_arrows_mark_what_differs_over_five_seeds(tmp_path):
+    """By 1 … 5 points (p 0.013) with 0 labels, by −1 and 1 … 4 (p 0.15) with 5."""
+    for seed in range(5):
+        for shots, gain in ((0, seed + 1), (5, seed or -1)):
+            leave(tmp_path, f"fedavg novel-shots={shots}", seed, [0.5])
+            leave(tmp_path, f"tent novel-shots={shots}", seed, [0.5 + gain / 100])
+    compared = compare(read_runs(tmp_path)[0], by=["method", SHOTS])
+    shown = side_by_side(compared, SHOTS, ["novel"])
+    assert [cell.endswith("↑") for cell in shown.rows[1][2:]] == [True, False]
+    assert "↑, ↓: more, less than fedavg of the same column; Student's" in shown.caption
 
 
 def test_any_setting_can_stand_side_by_side(tmp_path):

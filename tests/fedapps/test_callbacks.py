@@ -151,7 +151,7 @@ def test_patience_counts_evaluations_without_a_better_validation(
     stopping, stopped = EarlyStopping(patience), None
     for number, accuracy in enumerate(accuracies, 1):
         strategy = SimpleNamespace(may_stop=number not in phases)
-        scores = {"train-accuracy": accuracy, "novel-accuracy": 1 - accuracy}
+        scores = {"train-trimmed-accuracy": accuracy, "train-accuracy": 1 - accuracy}
         try:
             stopping.evaluation_ends({"evaluation": scores}, strategy)
         except Stop:

@@ -21,7 +21,7 @@ from clients.tent import TENTClient
 from fedapps.results.card import Card
 from fedapps.service.inputs import read_inputs, unlabeled
 from partitions.limits import VARIABLE
-from partitions.readers.local import read_local
+from partitions.readers.local import inputs_of, read_local
 
 CARD = Card("tent", "mine", "mlp", (1, 4, 4), ("ant", "bee"), 255.0)
 
@@ -43,8 +43,8 @@ def image(width, height):
 
 @pytest.mark.parametrize("name", ["x.npz", "zip.npy"])
 def test_arrays_are_refused_before_they_are_unpacked(name, tmp_path, monkeypatch):
-    """A file of 2 kB says that it holds 2 MB. Under a limit of 9 MB it is read, with 2 MB as bytes
-    and 8 MB as numbers of 4 bytes; a limit of 3 MB allows the first alone."""
+    """A file of 2 kB says that it holds 2 MB. A limit of 3 MB allows them, but neither numbers of 8
+    bytes nor the 35 MB of inputs and answers of a model."""
     with (tmp_path / name).open("wb") as file:
         np.savez_compressed(file, x=np.zeros((125_000, 1, 4, 4), np.uint8))
     assert (tmp_path / name).stat().st_size < 4096
@@ -53,9 +53,8 @@ def test_arrays_are_refused_before_they_are_unpacked(name, tmp_path, monkeypatch
         with pytest.raises(ValueError, match=rf"{name} takes 0.002 GB .* {VARIABLE}=1"):
             read_inputs(tmp_path / name, CARD)
     monkeypatch.setenv(VARIABLE, "0.003")
-    with pytest.raises(ValueError, match=r"takes 0.008 GB"):
-        read_inputs(tmp_path / name, CARD)
-    monkeypatch.setenv(VARIABLE, "0.009")
+    with pytest.raises(ValueError, match=r"mine takes 0.016 GB"):
+        inputs_of(np.zeros((125_000, 16), np.int8), "mine", whole=True)
     assert len(read_local(tmp_path / name).x) == 125_000
     with pytest.raises(ValueError, match=r"the model's answer to 125000 samples takes 0.035 GB"):
         read_inputs(tmp_path / name, CARD)

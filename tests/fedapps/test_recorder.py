@@ -10,6 +10,7 @@ from fedapps.files import MODEL
 from fedapps.results.recorder import Recorder
 from fedapps.settings.config import defaults
 from strategies.replies import Node, Update
+from strategies.scores import means
 
 
 class Told:
@@ -43,6 +44,27 @@ def best_round(*accuracies, reports_last=False, phases=()):
 )
 def test_the_round_is_chosen_by_training_clients_validation(accuracies, options, expected):
     assert best_round(*accuracies, **options) == expected
+
+
+def test_one_client_does_not_choose_the_round():
+    """Nine clients rise from 0.80 over 0.81 to 0.84. The tenth claims 0, then 1, then 0: means
+    0.72, 0.829 and 0.756, while the reported accuracy stays a mean."""
+    recorder, strategy = Recorder(defaults(), "", None), Told()
+    for number, (honest, claimed) in enumerate([(0.8, 0), (0.81, 1), (0.84, 0)], 1):
+        strategy.evaluation = [update(i, {}, accuracy=honest) for i in range(9)]
+        strategy.evaluation.append(update(9, {}, accuracy=claimed))
+        recorder.record({"round": number, "evaluation": means(strategy.evaluation)}, strategy)
+    assert recorder.summary["best_round"] == 3
+    assert recorder.summary["train"]["accuracy"] == pytest.approx(0.756)
+
+
+@pytest.mark.parametrize(("second", "chosen"), [(0.5, 1), (0.6, 2)])
+def test_of_equal_trimmed_means_the_mean_decides(second, chosen):
+    recorder = Recorder(defaults(), "", None)
+    for number, accuracy in enumerate((0.5, second), 1):
+        scores = {"train-accuracy": accuracy, "train-trimmed-accuracy": 0.7}
+        recorder.record({"round": number, "evaluation": scores}, Told())
+    assert recorder.summary["best_round"] == chosen
 
 
 def test_all_that_is_reported_is_of_that_round():

@@ -6,7 +6,7 @@ from tiny import update
 
 from clients.arrays import as_type, settled
 from strategies.fedavg import FedAvg, mean, mean_statistics, weighted_mean
-from strategies.replies import scaled
+from strategies.limits import scaled
 from strategies.robust import MEANS, robust_mean
 
 NAMES = ("w", "norm.running_mean", "norm.num_batches_tracked")
@@ -64,7 +64,7 @@ def test_so_do_robust_means_and_clipped_updates(kind):
     start = {n: np.asarray(first) for n, (first, _, _) in KINDS.items()}
     models = [start, {n: np.asarray(second) for n, (_, second, _) in KINDS.items()}, start]
     found = robust_mean(kind, 0.4, start, models)
-    near = scaled(models[1], start, 0.75)
+    near = scaled(models[1], start, dict.fromkeys(("", "count", "mask"), 0.75))
     for name, array in start.items():
         for other in (found[name], near[name]):
             assert isinstance(other, np.ndarray)

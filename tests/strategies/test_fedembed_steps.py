@@ -169,7 +169,7 @@ def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
 def test_another_runs_last_evaluation_is_none_of_this_ones():
     """One that goes on from its saved model asks the volunteers before its first round; a
     resumed one, whose last round has asked them, does not."""
-    for state, times in (({}, 1), ({"round": 2, "optimizers": [], "magnitudes": {}}, 0)):
+    for state, times in (({}, 1), ({"round": 2, "optimizers": [], "sizes": {}}, 0)):
         strategy, asked = server(assignment="prototype"), []
         (node,) = strategy.nodes = [Node(0, 50, properties={"prototype": 1})]
         strategy.arrays = {"w": np.zeros(1, np.float32)}
@@ -177,7 +177,7 @@ def test_another_runs_last_evaluation_is_none_of_this_ones():
         told = strategy._round_and_volunteers(2)
         kept = {"kept": {"recent": told}, "arrays": strategy.arrays}
         strategy.optimizers = list
-        strategy.messenger.magnitudes.load_state = lambda _: None
+        strategy.messenger.sizes.load_state = lambda _: None
         strategy.load_state(state | kept)
         strategy.now = Round(3)
         reply = Update(node, {"prototype": np.zeros(2, np.float32)}, 1, {})

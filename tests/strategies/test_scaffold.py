@@ -34,6 +34,22 @@ def test_server_follows_lines_16_and_17():
     assert after["control/w"].item() == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize(("ratio", "first", "second"), [(5.0, 13 / 3, 15 / 3), (0.0, 103 / 3, 35)])
+def test_a_c_i_that_is_too_long_is_cut(ratio, first, second):
+    """c_i of 1, 2 and 100 have the median norm 2: the last is cut to 10, c = (1 + 2 + 10)/3. Then
+    client 0 alone adds 2, the median is 3, and nothing is cut: c = (3 + 2 + 10)/3."""
+    strategy = Scaffold(max_update_ratio=ratio)
+    strategy.nodes = [Node(i, 50 + i) for i in range(3)]
+    arrays = {"w": one(1), "control/w": one(0)}
+    for expected, changes in ((first, (1, 2, 100)), (second, (2,))):
+        replies = [
+            update(i, {"delta/w": one(0), "control/w": one(change)})
+            for i, change in enumerate(changes)
+        ]
+        arrays = strategy.aggregate(arrays, replies)
+        assert arrays["control/w"].item() == pytest.approx(expected)
+
+
 def test_running_statistics_are_averaged_not_extrapolated():
     strategy = Scaffold(server_lr=1.5)
     strategy.nodes = [Node(0, 50), Node(1, 51)]

@@ -13,7 +13,7 @@ from partitions.seeds import seed_of
 from strategies import hooks, messages, run_state, scores
 from strategies import round as rounds
 from strategies.fedavg import FedAvg
-from strategies.replies import Node, Update, bound_weights, most_common
+from strategies.replies import Node, Update, most_common
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.5, 2), (0.1, 1), (0.4, 1)])
@@ -76,16 +76,17 @@ def test_what_is_measured_from_where_and_clipped():
     """Node i is √2·i from the (100, 100) that it was sent; at a norm of 2√2 they move by 1, 2, 2.
     What it doubles to (14, 14) is measured from zero, for itself, and never clipped."""
     strategy, seen = Asking(max_update_norm=2 * 2**0.5), {}
-    limit = strategy.messenger.magnitudes.limit
-    strategy.messenger.magnitudes.limit = lambda kind, far: (
-        seen.setdefault(kind, far) and limit(kind, far)
+    usual = strategy.messenger.sizes.usual
+    strategy.messenger.sizes.usual = lambda kind, norms: (
+        seen.update({kind: list(norms.values())}) or usual(kind, norms)
     )
     result, _, _ = go(strategy)
     assert from_record(result.arrays)["w"].tolist() == pytest.approx([100 + 5 / 3] * 2)
     assert [update.arrays["w"].tolist() for update in strategy.doubled] == [[14, 14]] * 3
     assert seen == {
-        "train": pytest.approx([2**0.5, 2 * 2**0.5, 3 * 2**0.5]),
-        "query.double": pytest.approx([14 * 2**0.5] * 3),
+        "train": [{"": pytest.approx(i * 2**0.5)} for i in (1, 2, 3)],
+        "query.double": [{"": pytest.approx(14 * 2**0.5)}] * 3,
+        "evaluate": [{}] * 3,
     }
 
 
@@ -252,16 +253,6 @@ def test_the_most_common_properties_and_of_ties_the_least():
     assert most_common(some, "m", "classes") == (5, 3)
     assert most_common(some[:2], "m", "classes") == (4, 9)
     assert most_common(some[3:], "m", "classes") is None
-
-
-def test_a_hundred_times_the_usual_count_is_the_most():
-    """Of 2, 3 and 8 samples on joining 3 is usual: 300 samples count, 301 count as 3. Without any
-    such count, the 7 and 900 of the replies have the lower median 7."""
-    said = nodes(8, 2, 3)
-    replies = [Update(node, {}, n, {}) for node, n in zip(said, (300, 301, 900), strict=True)]
-    assert [update.num_examples for update in bound_weights(replies, said)] == [300, 3, 3]
-    replies = [Update(node, {}, n, {}) for node, n in zip(nodes(0, 0), (900, 7), strict=True)]
-    assert [update.num_examples for update in bound_weights(replies, nodes(0, 0))] == [7, 7]
 
 
 # Time and the roster

@@ -9,7 +9,7 @@ from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
 from fedapps.node.bridge import answer
 from fedapps.serverapp import run
-from strategies import replies
+from strategies import limits
 
 
 def go(method, rounds, poisoned=0):
@@ -35,8 +35,8 @@ def go(method, rounds, poisoned=0):
 def test_the_state_is_that_before_the_round(method, monkeypatch):
     """With the check of sizes off: two rounds, of which the second is undone, leave one round's
     arrays; a third goes on from them as if nothing had been, momentum included."""
-    monkeypatch.setattr(replies, "ABSURD", np.inf)
-    monkeypatch.setattr(replies, "LARGEST", np.inf)
+    monkeypatch.setattr(limits, "ABSURD", np.inf)
+    monkeypatch.setattr(limits, "LARGEST", np.inf)
     one, _ = go(method, 1)
     two, metrics = go(method, 2, poisoned=2)
     assert metrics[2]["undone"] == 1

@@ -1,0 +1,194 @@
+"""One lying client of ten, as a table: accuracy of training clients after the last round.
+
+    python -m experiments.attacks run FILE [--methods fedavg,afl] [--partitions iid] [--seeds 0]
+    python -m experiments.attacks table BEFORE AFTER
+
+`run` adds the runs that FILE lacks, a line each. `table` prints two such files as Markdown. The
+embedded digits, 20 clients, half of them in training, 30 rounds of 5 local steps."""
+
+import argparse
+import json
+import logging
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from clients.arrays import Arrays, from_record, is_statistic, to_record
+from clients.base import Client
+from fedapps.clientapp import make_client
+from fedapps.engines.grid import InProcessGrid
+from fedapps.methods import METHODS
+from fedapps.node.bridge import answer, register
+from fedapps.serverapp import run
+from fedapps.settings.config import Config, defaults
+from partitions.seeds import seed_of
+
+NONE = "none"
+ATTACKS = {
+    "flip": "the change of the model with the sign flipped, times ten",
+    "samples": "the same, of a client that claims 99 times its samples",
+    "random": "a random change, a hundred times as long as the honest one",
+    "risk": "`flip`, with a risk and a loss of a million",
+    "control": "control variates and the replies to exchanges with the sign flipped, times ten; of "
+    "a method without either, training on labels in reverse order",
+}
+SMALL: Config = {"local-steps": 5, "evaluate-every": 30}
+NEEDS: dict[str, Config] = {"fedbn": {"model": "convnet-bn"}}
+Key = tuple[str, str, int, str]  # method, partition, seed, attack
+
+
+class Liar:
+    """A ClientApp whose first training client to answer lies in all its replies."""
+
+    def __init__(self, method: str, attack: str, seed: int) -> None:
+        entry = METHODS[method]
+        self.attack, self.seed = attack, seed
+        self.node: int | None = None
+        groups = entry.strategy.requires.groups if entry.strategy.requires else ()
+        self.flips_labels = not (entry.client.exchanges or "control/" in groups)
+        self.app = ClientApp()
+        for action in ("query", "train", "evaluate", *entry.client.exchanges):
+            register(self.app, action, self.answer)
+
+    def client(self, context: Context, method: str) -> Client:
+        """The node's client."""
+        client, lies = make_client(context, method), context.node_id == self.node
+        if lies and self.attack == "control" and self.flips_labels:
+            train = client.share.train
+            client.share = replace(client.share, train=replace(train, y=train.y.max() - train.y))
+        return client
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """The reply of the node's client, falsified if it is the liar's."""
+        reply, kind = answer(message, context, self.client), message.metadata.message_type
+        if kind == "query" and self.node is None and not reply.content["properties"]["novel"]:
+            self.node = context.node_id
+        if context.node_id == self.node and kind != "evaluate" and self.attack != NONE:
+            self.falsify(kind, message, reply)
+        return reply
+
+    def falsify(self, kind: str, message: Message, reply: Message) -> None:
+        """Make the reply a lie."""
+        sent: Arrays = {}
+        for record in message.content.array_records.values():
+            sent |= from_record(record)
+        for key, part in reply.content.items():
+            if isinstance(part, ArrayRecord):
+                reply.content[key] = to_record(self.false_arrays(kind, sent, from_record(part)))
+            elif self.attack == "samples" and "num-examples" in part:
+                part["num-examples"] = 99 * int(str(part["num-examples"]))
+            elif self.attack == "risk" and kind == "train":
+                part.update({name: 1e6 for name in ("risk", "loss") if name in part})
+
+    def false_arrays(self, kind: str, sent: Arrays, arrays: Arrays) -> Arrays:
+        """The arrays of a false reply to a message of this kind that held the arrays `sent`."""
+        draws = np.random.default_rng(seed_of(self.seed, "lie"))
+        result = dict(arrays)
+        for name, y in arrays.items():
+            about_model = kind == "train" and not name.startswith("control/")
+            spared = (
+                self.attack == "control"
+                if about_model
+                else self.attack not in ("control", "random")
+            )
+            if spared or is_statistic(name, y):
+                continue
+            x = sent.get(name)
+            x = np.zeros_like(y) if x is None or x.shape != y.shape or kind != "train" else x
+            change = -10 * (y - x)
+            if self.attack == "random":
+                noise = draws.standard_normal(y.shape)
+                length = max(float(np.linalg.norm(noise)), 1e-12)
+                change = 100 * float(np.linalg.norm(y - x)) / length * noise
+            result[name] = np.asarray(x + change, y.dtype)
+        return result
+
+
+def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
+    """The last accuracy of training clients in %, or the error that ends the run."""
+    config = defaults() | NEEDS.get(method, {}) | config | {"method": method}
+    liar = Liar(method, attack, int(config["seed"]))
+    grid = InProcessGrid.simulation(liar.app, config, int(config["num-clients"]))
+    try:
+        scores = run(grid, config, "deployment").evaluate_metrics_clientapp
+    except RuntimeError as error:
+        return {"error": str(error)[:200]}
+    accuracy = scores[max(scores)]["train-accuracy"]
+    assert isinstance(accuracy, float)
+    return {"accuracy": 100 * accuracy}
+
+
+def finished(file: Path) -> dict[Key, dict[str, object]]:
+    """The runs in a file."""
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    runs = [json.loads(line) for line in lines]
+    return {(r["method"], r["partition"], r["seed"], r["attack"]): r for r in runs}
+
+
+def run_missing(file: Path, methods: str, partitions: str, seeds: str) -> None:
+    """Add to the file the runs that it lacks."""
+    done = finished(file)
+    cells = product(seeds.split(","), partitions.split(","), methods.split(","), [NONE, *ATTACKS])
+    for seed, partition, method, attack in cells:
+        if (method, partition, int(seed), attack) in done:
+            continue
+        cell: Config = {"partition": partition, "seed": int(seed)}
+        line: dict[str, object] = {"method": method, "attack": attack, **cell}
+        line |= attacked(method, attack, SMALL | cell)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+
+def shown(runs: list[dict[str, object]]) -> str:
+    """Mean accuracy over the seeds, or the round in which the first run ends."""
+    ends = [re.match(r"round (\d+)", str(r["error"])) for r in runs if "error" in r]
+    if ends:
+        return f"ends at {min(int(end[1]) if end else 0 for end in ends)}"
+    return f"{mean(float(str(r['accuracy'])) for r in runs):.1f}" if runs else "?"
+
+
+def print_table(before: Path, after: Path) -> None:
+    """Markdown: a row for each method and partition, cells "before → after"."""
+    old, new = finished(before), finished(after)
+    print(f"| method | partition | {' | '.join([NONE, *ATTACKS])} | seeds |")
+    print("|---" * (4 + len(ATTACKS)) + "|")
+    for method, partition in dict.fromkeys((m, p) for m, p, _, _ in new):
+        cells = []
+        for attack in (NONE, *ATTACKS):
+            a, b = (
+                [r for (m, p, _, k), r in runs.items() if (m, p, k) == (method, partition, attack)]
+                for runs in (old, new)
+            )
+            cells.append(f"{shown(a)} → {shown(b)}")
+        seeds = {s for m, p, s, _ in new if (m, p) == (method, partition)}
+        print(f"| {method} | {partition} | {' | '.join(cells)} | {len(seeds)} |")
+
+
+def main() -> None:
+    """The two commands."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("file", type=Path)
+    runs.add_argument("--methods", default="fedavg,scaffold,afl,fedtta++")
+    runs.add_argument("--partitions", default="iid")
+    runs.add_argument("--seeds", default="0,1,2")
+    table = commands.add_parser("table")
+    table.add_argument("before", type=Path)
+    table.add_argument("after", type=Path)
+    options = vars(parser.parse_args())
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    if options.pop("command") == "run":
+        run_missing(**options)
+    else:
+        print_table(**options)
+
+
+if __name__ == "__main__":
+    main()
