@@ -54,7 +54,7 @@ class Hooks(Configured, Strategy):
     )
     min_valid_replies = setting(1, "fewer valid replies in a round stop the run", SOME)
     max_update_ratio = setting(
-        2.0, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
+        3.5, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
     )
     max_examples_ratio = setting(
         3.0, "a client counts with at most so many times the usual samples; 0: any", WEIGHT

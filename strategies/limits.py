@@ -22,8 +22,8 @@ ABSURD = 1000.0  # ratio of a norm to the usual one; beyond it a reply is refuse
 LARGEST = 1e18  # of norms; beyond it squares overflow in float32
 REMEMBERED = 200  # clients, by their last norm
 COHORT = 3  # replies; the quartile of fewer can be that of a liar
-USUAL = 0.75  # the quantile of norms, risks and losses that counts as usual
-NUMBERS = {"risk": 5.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
+SPREAD = 4.0  # ratio of the upper quartile to the lower median; a larger one is that of many liars
+NUMBERS = {"risk": 2.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
 # Replies that concern their sender alone: no other client's model follows them.
 SEPARATE = (DOMAIN, "query.describe", "query.export")
 
@@ -33,6 +33,11 @@ Norms = dict[str, float]  # by group
 def lower(values: Collection[float], share: float = 0.5) -> float:
     """The lower quantile at `share`; by default the lower median."""
     return sorted(values)[int(share * (len(values) - 1))]
+
+
+def usual_size(sizes: Collection[float]) -> float:
+    """The upper quartile, at most SPREAD lower medians: a minority cannot make it absurd."""
+    return min(lower(sizes, 0.75), SPREAD * lower(sizes))
 
 
 def usual_count(updates: Sequence[Update], nodes: Iterable[Node]) -> float:
@@ -47,7 +52,7 @@ def bound_numbers(updates: Sequence[Update]) -> list[Update]:
     limits = {}
     for name, ratio in NUMBERS.items():
         sizes = [abs(u.metrics[name]) for u in updates if name in u.metrics]
-        limits[name] = ratio * lower(sizes, USUAL) if sizes else 0.0
+        limits[name] = ratio * usual_size(sizes) if sizes else 0.0
     result = []
     for update in updates:
         far = {
@@ -144,7 +149,7 @@ class Sizes:
     def usual(self, kind: str, norms: Mapping[int, Norms]) -> Norms:
         """The usual norm of each group, once these by client are remembered.
 
-        It is the quantile USUAL of the last norms of up to REMEMBERED clients, or that of a cohort
+        It is the `usual_size` of the last norms of up to REMEMBERED clients, or that of a cohort
         of COHORT or more if it is larger."""
         return {
             group: self._usual(
@@ -160,5 +165,5 @@ class Sizes:
             last[client] = min(norm, LARGEST)
         while len(last) > REMEMBERED:
             del last[next(iter(last))]
-        usual = lower(last.values(), USUAL)
-        return max(usual, lower(norms.values(), USUAL)) if len(norms) >= COHORT else usual
+        usual = usual_size(last.values())
+        return max(usual, usual_size(norms.values())) if len(norms) >= COHORT else usual

@@ -16,7 +16,7 @@ from clients.arrays import Arrays, group, is_statistic, prefixed
 from partitions.settings import POSITIVE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import mean, mean_statistics
-from strategies.limits import COHORT, USUAL, group_norms, lower
+from strategies.limits import COHORT, group_norms, usual_size
 from strategies.replies import Node, Requirement, Update
 
 
@@ -79,7 +79,7 @@ class Scaffold(PersonalizedStrategy):
             before = controls.get(client, {})
             controls[client] = {n: before[n] + a if before else a for n, a in change.items()}
         norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
-        most = self.max_update_ratio * lower(norms.values(), USUAL)
+        most = self.max_update_ratio * usual_size(norms.values())
         for client, norm in norms.items() if len(norms) >= COHORT else ():
             if 0 < most < norm:
                 c_i, factor = controls[client], np.float32(most / norm)

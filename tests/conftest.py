@@ -8,7 +8,7 @@ from xdist.scheduler import LoadFileScheduling
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # workers use this environment, not a new one
-os.environ.setdefault("RAY_worker_niceness", "0")  # else whoever works beside starves them
+os.environ.setdefault("RAY_worker_niceness", "0")  # else other processes starve them
 
 WAITING = {"test_engines.py", "test_jobs.py", "test_ray_grid.py", "test_report_browser.py"}
 
@@ -29,7 +29,7 @@ def interruptible():
 @pytest.fixture(autouse=True)
 def alone():
     """A command that runs in the tests' process quietens Flower's log, takes SIGTERM for Ctrl-C and
-    allows what it is told to: for its test alone."""
+    allows what it is reported to: for its test alone."""
     log, allowed = logging.getLogger("flwr"), os.environ.get("FEDAPPS_ALLOW", "")
     level, handlers = log.level, {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield

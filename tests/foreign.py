@@ -169,7 +169,7 @@ class Noted(InProcessGrid):
     @classmethod
     def of(cls, client_app):
         grid = cls(client_app, {}, [{"partition-id": i, "num-partitions": 3} for i in range(3)])
-        grid.sent, grid.came, grid.told = {}, {}, {}
+        grid.sent, grid.came, grid.got = {}, {}, {}
         return grid
 
     def _deliver(self, message):
@@ -179,7 +179,7 @@ class Noted(InProcessGrid):
             node = message.metadata.dst_node_id
             self.sent.setdefault(where, {})[node] = arrays(message.content)
             self.came.setdefault(where, {})[node] = arrays(reply.content)
-            self.told.setdefault(where, {})[node] = dict(reply.content["metrics"])
+            self.got.setdefault(where, {})[node] = dict(reply.content["metrics"])
         return reply
 
 

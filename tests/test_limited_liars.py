@@ -1,7 +1,7 @@
 """With default limits one lying client of ten neither ends a run nor makes its model much worse.
 
-`experiments.attacks` lies. Without the limits the attacks marked in `ENDS` end these runs or cost
-them 25 points; docs/deployment.md has the numbers."""
+Before there were limits, all but labels in reverse order ended these runs or left them near chance;
+docs/deployment.md has the numbers."""
 
 import pytest
 import torch
@@ -29,5 +29,4 @@ def test_one_liar_of_ten_costs_little(method):
 
 
 def test_without_limits_it_ends_a_run():
-    """The liar of the test above is no lamb."""
     assert accuracy("fedavg", "samples", **OFF) < 25

@@ -43,13 +43,13 @@ class Watched(InProcessGrid):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.told: list[tuple[str, int, float | None]] = []
+        self.got: list[tuple[str, int, float | None]] = []
 
     def _deliver(self, message):
         config = message.content.config_records["config"]
         if "server-round" in config:
             kind = message.metadata.message_type
-            self.told.append((kind, config["server-round"], config.get("lr-factor")))
+            self.got.append((kind, config["server-round"], config.get("lr-factor")))
         return super()._deliver(message)
 
 
@@ -58,12 +58,12 @@ def test_every_message_holds_the_factor():
     config = SMALL | {"method": "odpfl-hn", "lr-decay": 0.5, "lr-decay-rounds": 1}
     grid = Watched.simulation(app, config, 6)
     run(grid, config, "in-process")
-    kinds = {kind for kind, _, _ in grid.told}
+    kinds = {kind for kind, _, _ in grid.got}
     assert kinds == {"train", "evaluate", "query.encode", "train.backprop"}
-    assert all(factor == 0.5 ** (round_ - 1) for _, round_, factor in grid.told)
+    assert all(factor == 0.5 ** (round_ - 1) for _, round_, factor in grid.got)
     grid = Watched.simulation(app, SMALL, 6)
     run(grid, SMALL, "in-process")
-    assert {factor for _, _, factor in grid.told} == {None}
+    assert {factor for _, _, factor in grid.got} == {None}
 
 
 def test_a_slowed_client_steps_shorter():

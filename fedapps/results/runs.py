@@ -24,8 +24,8 @@ F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
 ROUNDS = ("best", "last")
 BOUND = ("training_error", "half_distance", "bound")  # terms of ODPFL-HN's bound and their sum
 NUMBERS = (*BOUND, "rounds", "seconds", "down", "up", "dropped", "epsilon", "delta")
-UNTOLD = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort", "callbacks",
-          "versions"}  # settings in which runs of one row may differ  # fmt: skip
+UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort",
+           "callbacks", "versions"}  # settings in which runs of one row may differ  # fmt: skip
 
 
 def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", list[str]]:
@@ -152,7 +152,7 @@ def _tell_apart(rows: list[dict[str, Any]]) -> None:
     """Add to the labels the settings that the runs read and in which they differ, unless they say
     them: common ones between all runs, those of a section between runs of one method."""
     read = [relevant(defaults() | row["config"]) for row in rows]
-    for key in dict.fromkeys(key for settings in read for key in settings if key not in UNTOLD):
+    for key in dict.fromkeys(key for settings in read for key in settings if key not in UNNAMED):
         section, _, name = key.rpartition(".")
         word = key if section == "partition" else name
         silent = [

@@ -125,8 +125,8 @@ def _lines(settings: Mapping[str, Setting]) -> list[str]:
 
 def _comment(setting: Setting) -> str:
     choices = setting.values if isinstance(setting.values, tuple) else ()
-    untold = not all(choice in setting.meaning for choice in choices)
-    return f"{setting.meaning}; one of {setting.range}" if untold else setting.meaning
+    unnamed = not all(choice in setting.meaning for choice in choices)
+    return f"{setting.meaning}; one of {setting.range}" if unnamed else setting.meaning
 
 
 def _toml(value: Value) -> str:

@@ -188,12 +188,12 @@ def test_the_domain_classifier_sees_what_the_client_trains_on():
     for novel, rows in ((False, slice(4)), (True, slice(9))):
         one = client(share=parts(novel), client=2, seed=5)
         weights = np.array([[0.5, -1.0], [-0.2, 0.3]], np.float32)
-        told, _ = one.domain({"weights": weights}, {"side": 1})
+        got, _ = one.domain({"weights": weights}, {"side": 1})
         every = one.share.everything
         seed = seed_of(5, "domain", 2)
         shown = replace(every, index=every.index[rows])
         expected = domain_gradient(shown, torch.from_numpy(weights), 1.0, seed)
-        assert all(np.array_equal(told[name], expected[name]) for name in expected)
+        assert all(np.array_equal(got[name], expected[name]) for name in expected)
 
 
 def test_what_an_adaptation_tells_is_of_the_samples_behind_the_accuracy():
@@ -237,8 +237,8 @@ def test_what_is_sent_goes_before_what_is_kept_and_that_before_what_was_first():
 
 
 def test_rates_fall_from_the_second_round_on_and_smoothly():
-    """× ½ in 4 rounds: 1 before and in round 1, √½ in round 3, ½ in round 5. Told twice, a rate is
-    the same: lr 0.1 at a factor ¼ moves the body by a quarter of 0.025."""
+    """× ½ in 4 rounds: 1 before and in round 1, √½ in round 3, ½ in round 5. Reported twice, a
+    rate is the same: lr 0.1 at a factor ¼ moves the body by a quarter of 0.025."""
     found = [lr_factor(0.5, 4, round_) for round_ in (0, 1, 3, 5)]
     assert found == pytest.approx([1, 1, 0.5**0.5, 0.5])
     one = client()
@@ -262,7 +262,7 @@ def test_dropout_is_on_in_training_alone_and_drawn_anew_in_every_round():
 
     one = client(Dropping, share=parts(), local_steps=8, batch_size=4)
 
-    def told(round_, number):
+    def got(round_, number):
         one.client = number
         scored = one.evaluate(list(FIRST.values()), {"server-round": round_})[0]
         torch.rand(number + 1)  # what others draw does not matter
@@ -270,7 +270,7 @@ def test_dropout_is_on_in_training_alone_and_drawn_anew_in_every_round():
         return fitted[0].tolist(), scored
 
     torch.manual_seed(1)
-    same, again, later, other = told(1, 0), told(1, 0), told(2, 0), told(1, 1)
+    same, again, later, other = got(1, 0), got(1, 0), got(2, 0), got(1, 1)
     assert same == again
     assert all(a != b for a, b in zip(same, later, strict=True))
     assert all(a != b for a, b in zip(same, other, strict=True))

@@ -88,11 +88,11 @@ def results(method, size, **changes):
     own |= {"partition.equal-sizes": False, "weight-decay": 0.01}
     config = SMALL | own | NEEDS.get(method, {}) | changes
     result = run(InProcessGrid.simulation(app, config, 10, size), config, "in-process")
-    told = [
+    got = [
         {**result.train_metrics_clientapp[i], **result.evaluate_metrics_clientapp[i]}
         for i in (1, 2)
     ]
-    return {n: a.numpy() for n, a in result.arrays.items()}, told
+    return {n: a.numpy() for n, a in result.arrays.items()}, got
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def results(method, size, **changes):
     [("fedprox", True), ("scaffold", True), ("fedrep", True), ("odpfl-hn", True), ("fedsr", False)],
 )
 def test_a_cohort_gives_what_clients_in_turn_give(method, stacks, monkeypatch):
-    alone, told_alone = results(method, 1)
+    alone, reported_alone = results(method, 1)
     done = watched(monkeypatch)
     warned = pytest.warns(UserWarning, match=f"{method}: cohort=3 has no effect.*FedSRClient")
     with nullcontext() if stacks else warned:
-        together, told = results(method, 3)
+        together, got = results(method, 3)
     assert (sum(done) > 0) == stacks
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
-    for round_, round_alone in zip(told, told_alone, strict=True):
+    for round_, round_alone in zip(got, reported_alone, strict=True):
         assert round_.keys() == round_alone.keys()
         for key, value in round_alone.items():
             assert round_[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key

@@ -72,8 +72,8 @@ def test_a_step_written_out():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(rate * gradient)
 
-    told_apart = (1 - d(reference.detach(), onehot)) ** 2 + d(h.detach(), onehot) ** 2
-    descend(told_apart.mean(), list(d.parameters()), 0.2)
+    reported_apart = (1 - d(reference.detach(), onehot)) ** 2 + d(h.detach(), onehot) ** 2
+    descend(reported_apart.mean(), list(d.parameters()), 0.2)
     task = -torch.log_softmax(net.head(h), 1)[torch.arange(8), y[order]].mean()
     loss = 0.4 * ((1 - d(h, onehot)) ** 2).mean() + 0.6 * task
     descend(loss, [*net.body.parameters(), *net.feature.parameters(), *net.head.parameters()], 0.3)

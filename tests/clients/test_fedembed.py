@@ -168,8 +168,8 @@ def test_a_local_pass_trains_the_head_of_the_last_assignment():
 def test_who_is_scored_takes_the_nearest_centers_head():
     """v = 0 and centers at distances √8·(3, 1, 2) of the heads 7, 2, 5: the second one's, head 2,
     whichever the last assignment was; with `type` the true one's."""
-    told = {"centers": np.array([[3.0], [1.0], [2.0]]) * np.ones(DIM), "heads": np.array([7, 2, 5])}
-    arrays = {f"assignment/{name}": a for name, a in told.items()}
+    got = {"centers": np.array([[3.0], [1.0], [2.0]]) * np.ones(DIM), "heads": np.array([7, 2, 5])}
+    arrays = {f"assignment/{name}": a for name, a in got.items()}
     for assignment, expected in (("prototype", 2), ("som", 2), ("type", None)):
         one = client(number=5, assignment=assignment)
         one.state |= {"personal/embedding": np.zeros(DIM, np.float32), "head": np.array(7)}
@@ -210,7 +210,7 @@ def test_a_novel_user_does_not_volunteer():
 
 
 def test_a_pass_tells_the_loss_of_the_users_head_and_learns_the_samples_types():
-    """One step over all 20 samples: what is told is head 6's cross entropy before it."""
+    """One step over all 20 samples: what is reported is head 6's cross entropy before it."""
     one = client(local_epochs=0, local_steps=1, batch_size=20)
     one.state["head"] = np.array(6)
     shared = {n: a for n, a in one.initial.items() if not one.is_personal(n)}
@@ -251,26 +251,26 @@ def test_weight_decay_is_in_adams_gradient():
 
 
 def test_volunteers_are_the_first_users_of_each_sub_population():
-    told = {}
+    got = {}
     for number in range(20):
         one = client(number=number)
         kind, rank = (one.share.attributes[key] for key in ("sub-population", "rank"))
-        told[kind, rank] = one.get_properties({}).get("prototype")
+        got[kind, rank] = one.get_properties({}).get("prototype")
         if rank:
             with pytest.raises(ValueError, match="not prototypical"):
                 one.prototype({}, {})
         else:
             assert (one.prototype({}, {})[0]["prototype"] == one.embedding()).all()
-    assert told == {(k, r): (k if r == 0 else None) for k in range(10) for r in range(2)}
+    assert got == {(k, r): (k if r == 0 else None) for k in range(10) for r in range(2)}
 
 
 def test_more_sub_populations_than_types():
     """20 heads for 10 types: the second users stand for heads 10 … 19."""
-    told = set()
+    got = set()
     for number in range(20):
         one = client(number=number, build={"sub_populations": 20})
-        told.add(one.get_properties({})["prototype"])
-    assert told == set(range(20))
+        got.add(one.get_properties({})["prototype"])
+    assert got == set(range(20))
     with pytest.raises(ValueError, match="at least the 10 types"):
         client(build={"sub_populations": 5})
 

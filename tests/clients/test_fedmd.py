@@ -84,11 +84,11 @@ def test_digest_losses_by_hand():
     assert mae.item() == 2.0
     kl = FedMDClient(model, data, digest_loss="kl")
     teacher = {"logits": torch.tensor([[3.0, 1.0]]).log()}
-    told = kl.distillation(one, teacher).item()
-    assert told == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+    got = kl.distillation(one, teacher).item()
+    assert got == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
     reverse = FedMDClient(model, data, digest_loss="kl", kl_direction="teacher-student")
-    told = reverse.distillation(one, teacher).item()
-    assert told == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    got = reverse.distillation(one, teacher).item()
+    assert got == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
 
 
 @pytest.mark.parametrize("float16", [False, True])
@@ -122,15 +122,15 @@ def test_a_round_digests_then_revisits_then_communicates():
 def test_every_public_sample_is_fitted_to_its_own_row_of_the_consensus():
     """Two passes over ten samples in batches of 3, 3, 3 and 1, in an order of each round's own."""
     one = client(public_batch_size=3)
-    teacher, told, orders = np.arange(40, dtype=np.float32).reshape(10, 4), [], []
-    one.distillation = lambda x, teacher: told.append((x, teacher["logits"])) or one.model(x).sum()
+    teacher, got, orders = np.arange(40, dtype=np.float32).reshape(10, 4), [], []
+    one.distillation = lambda x, teacher: got.append((x, teacher["logits"])) or one.model(x).sum()
     for round_ in (1, 2, 1):
-        told.clear()
+        got.clear()
         one.digest({"logits": teacher}, {"server-round": round_}, 2)
-        assert [len(x) for x, _ in told] == [3, 3, 3, 1] * 2
-        rows = [int(z[0]) // 4 for _, batch in told for z in batch]
+        assert [len(x) for x, _ in got] == [3, 3, 3, 1] * 2
+        rows = [int(z[0]) // 4 for _, batch in got for z in batch]
         assert sorted(rows) == sorted([*range(10)] * 2)
-        assert torch.equal(torch.cat([x for x, _ in told]), one.public[rows])
+        assert torch.equal(torch.cat([x for x, _ in got]), one.public[rows])
         orders.append(rows)
     assert orders[0] == orders[2] != orders[1] and orders[0][:10] != orders[0][10:]
 
@@ -150,10 +150,10 @@ def test_what_is_communicated_is_what_is_kept_and_draws_nothing():
 def test_a_novel_client_digests_when_scored_and_keeps_nothing(cls):
     consensus, _, _ = client(cls).train({}, {"server-round": 1})
     novel = client(cls, novel=True, novel_digest_epochs=3)
-    told = novel.score(consensus, {"server-round": 1})
+    got = novel.score(consensus, {"server-round": 1})
     assert novel.state == {}
-    assert novel.score(consensus, {"server-round": 1}) == told
-    assert novel.score({}, {"server-round": 1}) != told
+    assert novel.score(consensus, {"server-round": 1}) == got
+    assert novel.score({}, {"server-round": 1}) != got
 
 
 @pytest.mark.parametrize("adapt_on", ["public", "public-set", "own"])
@@ -164,9 +164,9 @@ def test_public_logits_of_both_models(adapt_on):
     one = client(HeteroFedTTAClient, adapt_on=adapt_on, **settings)
     one.load({})
     one.model.train()  # its dropout is off all the same
-    told = one.communicate()
+    got = one.communicate()
     public = one.public
-    torch.testing.assert_close(told["logits/base"], one.base(public).detach())
+    torch.testing.assert_close(got["logits/base"], one.base(public).detach())
     if adapt_on == "public":
         expected = torch.cat([one.adapt(x)[1] for x in public.split(3)]).detach()
     else:
@@ -177,15 +177,15 @@ def test_public_logits_of_both_models(adapt_on):
             for p, step in zip(one.base.parameters(), steps, strict=True):
                 p.sub_(one.inner_lr * step)
         expected = one.base(public).detach()
-    torch.testing.assert_close(told["logits/personalized"], expected)
+    torch.testing.assert_close(got["logits/personalized"], expected)
 
 
 def test_heterogeneous_tent_tells_the_logits_of_the_model_adapted_to_the_public_set():
     """One step of lr 0.1 on the mean entropy of D_p, or none."""
     plain = client(HeteroTENTClient, adapt_steps=1, lr=0.1)
     one = client(HeteroTENTClient, adapt_steps=1, lr=0.1, communicate_adapted=True)
-    told, adapted = (c.load({}) or c.communicate()["logits"] for c in (plain, one))
-    torch.testing.assert_close(told, one.model(one.public).detach())
+    got, adapted = (c.load({}) or c.communicate()["logits"] for c in (plain, one))
+    torch.testing.assert_close(got, one.model(one.public).detach())
     log_p = one.model(one.public).log_softmax(1)
     entropy = -(log_p.exp() * log_p).sum() / 10
     steps = torch.autograd.grad(entropy, list(one.model.parameters()))
@@ -252,8 +252,8 @@ def test_adaptation_networks_by_size():
 
 
 def nodes(*shapes):
-    told = [{"public-samples": m, "classes": c} for m, c in shapes]
-    return [Node(i, 50 + i, properties=p) for i, p in enumerate(told)]
+    got = [{"public-samples": m, "classes": c} for m, c in shapes]
+    return [Node(i, 50 + i, properties=p) for i, p in enumerate(got)]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -268,7 +268,7 @@ def test_the_consensus_is_the_mean_of_the_logits(dtype):
     assert consensus.tolist() == [[2.5, 0.0]] and consensus.dtype == dtype
 
 
-def test_logits_must_have_the_shape_that_most_clients_told():
+def test_logits_must_have_the_shape_that_most_clients_reported():
     strategy = HeteroFedTTA(float16=True)
     strategy.nodes = nodes((5, 3), (7, 3), (5, 3))
     expected = strategy.expected({})

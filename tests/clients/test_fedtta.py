@@ -343,8 +343,8 @@ def test_which_step_is_kept_and_when_adapting_ends_by_hand():
         client.steps = steps
         assert client.predict(torch.ones(1, 3)).tolist() == [[kept, kept]]
         assert len(asked) == taken
-        told = {"adapt-steps": kept, "entropy": entropies[kept], "entropy-before": 0.1}
-        assert client.adapted == told
+        got = {"adapt-steps": kept, "entropy": entropies[kept], "entropy-before": 0.1}
+        assert client.adapted == got
         assert [client.stages[n][0, 0] for n in ("base", "one-step")] == [0, 1]
 
 
@@ -359,8 +359,8 @@ def test_the_proxy_term_pulls_to_the_model_that_was_sent_this_round():
     )
     for factor in (1.0, 2.0):
         sent = {n: a if a.dtype.kind == "i" else factor * a for n, a in client.initial.items()}
-        reply, told = client.train(sent, {})[0], free.train(sent, {})[0]
-        assert not np.allclose(reply["base.0.weight"], told["base.0.weight"])
+        reply, got = client.train(sent, {})[0], free.train(sent, {})[0]
+        assert not np.allclose(reply["base.0.weight"], got["base.0.weight"])
         for name, parameter in client.server.named_parameters():
             assert np.array_equal(parameter.detach(), sent[f"base.{name}"])
         client.load(sent)
@@ -439,6 +439,6 @@ def test_a_novel_client_without_labels_gets_predictions_and_no_accuracy():
     assert metrics.keys() == {"adapt-steps", "entropy", "entropy-before"}
     assert client.predict(x).shape == (9, 4)
     labeled = FedTTAPlusPlusClient(network(nn.ReLU()), share(samples_of(x, y), novel=True))
-    told = labeled.score(labeled.initial, {})[2]
-    assert {k: told[k] for k in metrics} == metrics  # labels reach the accuracies alone
-    assert told.keys() - metrics.keys() == {"accuracy", "base-accuracy", "one-step-accuracy"}
+    got = labeled.score(labeled.initial, {})[2]
+    assert {k: got[k] for k in metrics} == metrics  # labels reach the accuracies alone
+    assert got.keys() - metrics.keys() == {"accuracy", "base-accuracy", "one-step-accuracy"}

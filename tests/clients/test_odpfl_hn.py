@@ -87,8 +87,8 @@ def test_training_leaves_the_encoder_alone_and_replies_with_the_target_alone():
 
 
 def test_the_encoder_is_fitted_by_clipped_steps_on_the_squared_distance():
-    """‖g − e‖² before the first step is told; that step's gradient, of a norm above 1, is clipped
-    to 1, so that lr 0.25 moves γ by 0.25 in norm."""
+    """‖g − e‖² before the first step is reported; that step's gradient, of a norm above 1, is
+    clipped to 1, so that lr 0.25 moves γ by 0.25 in norm."""
     one = client(encoder_steps=1, encoder_local_lr=0.25)
     far = np.array([3.0, -2.0, 5.0, 0.0], np.float32)
     e = one.encode(gamma(one), {})[0][DESCRIPTOR]
@@ -101,19 +101,19 @@ def test_the_encoder_is_fitted_by_clipped_steps_on_the_squared_distance():
 
 def test_a_training_client_describes_what_it_trains_on_and_a_novel_one_all_it_has():
     """In every round anew, where a part of the inputs is used."""
-    told = {}
+    got = {}
     for novel in (False, True):
         one = client("ds-sphere", novel=novel)
         every = one.share.everything
         one.share = replace(one.share, train=replace(every, index=every.index[:4]))
-        told[novel] = one.encode(gamma(one), {})[0][DESCRIPTOR]
+        got[novel] = one.encode(gamma(one), {})[0][DESCRIPTOR]
         one.encode_samples = 2
         e = [one.encode(gamma(one), {"server-round": r})[0][DESCRIPTOR] for r in (1, 1, 2)]
         assert (e[0] == e[1]).all() and (e[0] != e[2]).any()
         x = every[slice(None) if novel else slice(4)][0]
         with torch.no_grad():
             expected = one.encoder(x).numpy()
-        assert told[novel] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert got[novel] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_the_noise_is_that_of_the_inputs_that_were_described():
@@ -181,11 +181,11 @@ def test_the_noise_has_the_scale_that_is_reported(epsilon):
 def test_the_systems_noise_does_not_repeat_and_seeded_noise_does():
     def draws(kind):
         twins = [client("ds-sphere", novel=True, descriptor_epsilon=1.0, dp_generator=kind)] * 2
-        told = []
+        got = []
         for one in twins:
             one.state = {}
-            told.append(one.encode(gamma(one), {"server-round": 1})[0][DESCRIPTOR])
-        return told
+            got.append(one.encode(gamma(one), {"server-round": 1})[0][DESCRIPTOR])
+        return got
 
     assert (draws("system")[0] != draws("system")[1]).any()
     np.testing.assert_array_equal(*draws("seeded"))
@@ -226,9 +226,9 @@ def test_several_answers_share_one_budget():
     and so is any after the budget has been lowered."""
     options = {"novel": True, "descriptor_epsilon": 0.5}
     one = client("ds-sphere", **options, descriptor_answers=4)
-    told = [one.encode(scaled(1 + k), {})[1]["dp-sigma"] for k in range(4)]
-    assert told == pytest.approx([2 * noise_scale(2 * DIM**0.5 / 9, 0.5, 0.01)] * 4)
-    assert one.encode(scaled(3), {})[1]["dp-sigma"] == told[2]
+    got = [one.encode(scaled(1 + k), {})[1]["dp-sigma"] for k in range(4)]
+    assert got == pytest.approx([2 * noise_scale(2 * DIM**0.5 / 9, 0.5, 0.01)] * 4)
+    assert one.encode(scaled(3), {})[1]["dp-sigma"] == got[2]
     with pytest.raises(ValueError, match="descriptor-answers 4 allow"):
         one.encode(scaled(9), {})
     lower = client("ds-sphere", **options | {"descriptor_epsilon": 0.4}, descriptor_answers=9)

@@ -32,11 +32,11 @@ def gamma(of):
 def test_a_label_stands_beside_its_input_as_one_hot_channels():
     """Of three classes, label 2 of a vector (5, 6) and label 0 of a picture of one grey value."""
     vector = client((2,), torch.zeros(1, 2), [0])
-    told = vector.encoder_input(torch.tensor([[5.0, 6.0]]), torch.tensor([2]))
-    assert told.tolist() == [[5, 6, 0, 0, 1]]
+    got = vector.encoder_input(torch.tensor([[5.0, 6.0]]), torch.tensor([2]))
+    assert got.tolist() == [[5, 6, 0, 0, 1]]
     picture = client((1, 8, 8), torch.zeros(1, 1, 8, 8), [0])
-    told = picture.encoder_input(torch.full((1, 1, 8, 8), 7.0), torch.tensor([0]))
-    assert [told[0, c].unique().tolist() for c in range(4)] == [[7], [1], [0], [0]]
+    got = picture.encoder_input(torch.full((1, 1, 8, 8), 7.0), torch.tensor([0]))
+    assert [got[0, c].unique().tolist() for c in range(4)] == [[7], [1], [0], [0]]
 
 
 def test_the_descriptor_by_hand():

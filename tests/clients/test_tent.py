@@ -48,7 +48,7 @@ def test_a_step_in_bits_with_weight_decay_by_hand(clip):
 
 
 def test_two_steps_by_hand_without_the_momentum_of_training():
-    """z ← z + lr·p (ln p + H) at the p of each step; the first logits are those told as
+    """z ← z + lr·p (ln p + H) at the p of each step; the first logits are those reported as
     the base model's, the entropy that of the last ones."""
     z = np.array([math.log(3), 0.0])
     tent = linear(z, lr=0.7, adapt_steps=2, momentum=0.9)
@@ -110,10 +110,10 @@ def test_adapting_lowers_entropy_and_leaves_the_model_as_it_was(layers):
     assert torch.equal(logits, tent.predict(x))
     unadapted = batch_statistics(tent.model)(x)
     assert entropy(logits) < entropy(unadapted)
-    told = tent.score(before, {})
+    got = tent.score(before, {})
     after = tent.model.state_dict()
     assert all(np.array_equal(after[name].numpy(), before[name]) for name in before)
-    assert tent.score(before, {}) == told
+    assert tent.score(before, {}) == got
 
 
 def test_a_single_sample_uses_the_running_statistics():

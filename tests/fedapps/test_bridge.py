@@ -64,9 +64,9 @@ def ask(context, action, arrays=None, **config):
         records["arrays"] = to_record(arrays)
     message = Message(RecordDict(records), context.node_id, action)
     reply = answer(message, context, lambda *_: Counts()).content
-    told = [*reply.config_records.values(), *reply.metric_records.values()]
+    got = [*reply.config_records.values(), *reply.metric_records.values()]
     found = {n: a for r in reply.array_records.values() for n, a in from_record(r).items()}
-    return found, {key: value for record in told for key, value in record.items()}
+    return found, {key: value for record in got for key, value in record.items()}
 
 
 def node(**config):
@@ -101,15 +101,15 @@ def test_only_train_messages_and_those_it_remembers_leave_a_trace():
 
 
 def test_replies_bear_the_clients_names_and_counts():
-    arrays, told = ask(node(), "train", ARRAYS)
+    arrays, got = ask(node(), "train", ARRAYS)
     assert list(arrays) == ["new/b", "new/a"]
     assert arrays["new/b"].tolist() == [2, 4] and arrays["new/a"].tolist() == [6]
-    assert told == {"num-examples": 3, "found": 0, "lr": 0.8}
-    arrays, told = ask(node(), "query.look", ARRAYS)
+    assert got == {"num-examples": 3, "found": 0, "lr": 0.8}
+    arrays, got = ask(node(), "query.look", ARRAYS)
     assert [(n, a.tolist()) for n, a in arrays.items()] == [("a", [3]), ("b", [1, 2])]
-    assert told["num-examples"] == 7  # of the training samples
-    arrays, told = ask(node(), "evaluate", ARRAYS)
-    assert not arrays and told == {"num-examples": 4, "loss": 0.5, "found": 0, "lr": 0.8}
+    assert got["num-examples"] == 7  # of the training samples
+    arrays, got = ask(node(), "evaluate", ARRAYS)
+    assert not arrays and got == {"num-examples": 4, "loss": 0.5, "found": 0, "lr": 0.8}
 
 
 @pytest.mark.parametrize("action", ["train", "evaluate", "query.look", "train.more"])

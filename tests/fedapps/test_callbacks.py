@@ -1,4 +1,4 @@
-"""Hooks: who is told what and when, what stops a run, and that a failing logger ends nothing."""
+"""Hooks: what each gets and when, what stops a run, and that a failing logger ends nothing."""
 
 import json
 from types import SimpleNamespace
@@ -11,11 +11,11 @@ from fedapps.callbacks import Callback, Callbacks, EarlyStopping, make_callbacks
 from partitions import trust
 from strategies.round import Stop
 
-HEARD = []  # what Diary was told, in order
+HEARD = []  # what Diary got, in order
 
 
 class Diary(Callback):
-    """Writes down what it is told."""
+    """Writes down what it gets."""
 
     def run_starts(self, config):
         HEARD.append(("starts", config["method"]))
@@ -106,14 +106,14 @@ def test_a_state_that_no_checkpoint_can_hold_ends_nothing(state, tmp_path, monke
 
 
 def test_a_state_is_kept_beside_one_that_fails():
-    """The failing one is gone, be it while states are told or while they are taken up again."""
+    """The failing one is removed, while states are saved and while they are restored."""
     stopping = EarlyStopping(2)
     stopping.best, stopping.since = 0.5, 1
     keeper = Keeper()
     keeper.own = {"best": np.int64(3)}
-    told = Callbacks([keeper, stopping])
-    assert told.state() == [{"best": 0.5, "since": 1}]
-    assert told.callbacks == [stopping]
+    got = Callbacks([keeper, stopping])
+    assert got.state() == [{"best": 0.5, "since": 1}]
+    assert got.callbacks == [stopping]
     again = Callbacks([Keeper(), EarlyStopping(2)])
     again.load_state([{}, {"best": 0.5, "since": 1}])
     (left,) = again.callbacks
@@ -187,10 +187,10 @@ def test_tensorboard_holds_the_rounds(tmp_path):
     federate(callbacks="tensorboard", **{"output-dir": str(tmp_path)})
     lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    told = [(e.step, e.value) for e in events.Scalars("evaluation/train-accuracy")]
-    assert [step for step, _ in told] == [1, 2]
+    got = [(e.step, e.value) for e in events.Scalars("evaluation/train-accuracy")]
+    assert [step for step, _ in got] == [1, 2]
     expected = [line["evaluation"]["train-accuracy"] for line in lines]
-    assert [value for _, value in told] == pytest.approx(expected)
+    assert [value for _, value in got] == pytest.approx(expected)
 
 
 def test_mlflow_holds_the_rounds(tmp_path, monkeypatch):

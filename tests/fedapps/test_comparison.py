@@ -53,9 +53,9 @@ def test_fewer_than_five_seeds_are_not_tested(tmp_path):
     for seed in range(4):
         leave(tmp_path, "fedavg", seed, base)
         leave(tmp_path, "tent", seed, [a + 0.01 * i for i, a in enumerate(base, 1)])
-    told, found = lines(tmp_path)
-    assert told["novel", "tent"].less_reference == pytest.approx(3.5)
-    assert math.isnan(told["novel", "tent"].p)
+    got, found = lines(tmp_path)
+    assert got["novel", "tent"].less_reference == pytest.approx(3.5)
+    assert math.isnan(got["novel", "tent"].p)
     texts = as_table(found)
     place = texts.columns.index("less fedavg")
     cells = {(row[0], row[1]): row[place] for row in texts.rows}
@@ -68,11 +68,11 @@ def test_the_sign_over_five_seeds(tmp_path):
     for seed in range(5):
         leave(tmp_path, "fedavg", seed, [0.2 + seed / 10, 0.4])
         leave(tmp_path, "tent", seed, [0.2 + seed / 10 + 0.02 * (seed + 1), 0.4])
-    told, found = lines(tmp_path)
-    assert told["novel", "tent"].less_reference == pytest.approx(3)
-    assert told["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
+    got, found = lines(tmp_path)
+    assert got["novel", "tent"].less_reference == pytest.approx(3)
+    assert got["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
     assert "Student's paired t test over 5 seeds or more" in as_table(found).caption
-    assert told["train", "tent"].p == 1  # no difference at all
+    assert got["train", "tent"].p == 1  # no difference at all
     texts = as_table(found)
     place = texts.columns.index("less fedavg")
     cells = {(row[0], row[1]): row[place] for row in texts.rows}
@@ -87,10 +87,10 @@ def test_a_row_is_tested_on_the_seeds_that_it_has(tmp_path):
         leave(tmp_path, "tent", seed, [0.2 + seed / 10 + 0.01 * (seed + 1)])
         if seed < 4:
             leave(tmp_path, "fedtta", seed, [0.2 + seed / 10 + 0.01 * (seed + 1)])
-    told, _ = lines(tmp_path)
-    assert told["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
-    assert told["novel", "fedtta"].less_reference == pytest.approx(2.5)
-    assert math.isnan(told["novel", "fedtta"].p)
+    got, _ = lines(tmp_path)
+    assert got["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
+    assert got["novel", "fedtta"].less_reference == pytest.approx(2.5)
+    assert math.isnan(got["novel", "fedtta"].p)
 
 
 def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
@@ -98,10 +98,10 @@ def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
         for method, plus in (("fedavg", 0), ("tent", gain)):
             label = f"{method} partition.alpha={alpha}"
             leave(tmp_path, label, 0, [alpha / 2 + plus, 0.3 + plus], partition="dirichlet")
-    told, found = lines(tmp_path)
+    got, found = lines(tmp_path)
     assert found.by == ["method", "partition.alpha"]
-    assert told["novel", "tent", "0.1"].less_reference == pytest.approx(4)
-    assert told["novel", "tent", "1.0"].less_reference == pytest.approx(2)
+    assert got["novel", "tent", "0.1"].less_reference == pytest.approx(4)
+    assert got["novel", "tent", "1.0"].less_reference == pytest.approx(2)
     whole = lines(tmp_path, by=["method"])[0]
     assert ("novel", "tent partition.alpha=0.1") in whole  # not averaged over α
     assert math.isnan(whole["novel", "tent partition.alpha=1.0"].less_reference)  # another split
@@ -169,7 +169,7 @@ def test_published_values_stand_beside_the_runs_that_they_fit(tmp_path):
 
 
 def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path):
-    """Of MNIST's table with two columns by clients; settings that a column is told by stand in no
+    """Of MNIST's table with two columns by clients; settings that identify a column stand in no
     method's name, others do."""
     columns = [
         {"at": {"num-clients": 10}, "novel": {"tent": 70.0, "tent adapt-steps=5": 71.0}},
@@ -185,14 +185,14 @@ def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path)
         runs = read_runs(folder)[0]
         return paper.of(runs, score), paper.deviations(runs)
 
-    told = {
+    got = {
         "rounds": 30,
         "tent.adapt-steps": 10,
     }  # what stands in a label, or tells columns, is not
-    assert value("tent num-clients=10") == (70.0, told)
+    assert value("tent num-clients=10") == (70.0, got)
     assert value("tent num-clients=10 adapt-steps=5") == (71.0, {"rounds": 30})
-    assert value("tent num-clients=40", score="f1") == (0.5, told)
-    assert value("tent num-clients=70", score="f1") == (0.4, told)
+    assert value("tent num-clients=40", score="f1") == (0.5, got)
+    assert value("tent num-clients=70", score="f1") == (0.4, got)
     assert value("tent num-clients=40 adapt-steps=5") == (None, {})
     assert value("tent num-clients=20") == (None, {})
     assert value("tent num-clients=10", dataset="digits") == (None, {})

@@ -192,8 +192,8 @@ def test_a_client_keeps_its_state_in_memory_while_its_disk_is_full(tmp_path):
         config = CONFIG | {"rounds": 4}
         grid = Nodes.simulation(app, config, 4)
         result = run(grid, config, "in-process")
-        for told in result.train_metrics_clientapp.values():
-            assert told["valid-replies"] == 3
+        for got in result.train_metrics_clientapp.values():
+            assert got["valid-replies"] == 3
         assert grid.stale() == []
 
     apart(full)

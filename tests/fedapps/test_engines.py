@@ -50,7 +50,7 @@ def nothing(jobs):
 def numbers(summary):
     """What must agree to the last bit, whichever engine ran."""
     keys = ("train", "novel", "last", "best_round", "megabytes_per_client_round")
-    accuracies = {c: told["accuracy"] for c, told in summary["per_client"].items()}
+    accuracies = {c: got["accuracy"] for c, got in summary["per_client"].items()}
     return [summary[key] for key in keys], accuracies
 
 

@@ -236,12 +236,12 @@ def check_row(name, row):
 
 def own_metrics(result, grid, weights):
     """What clients tell comes back under their own names: the means by their weights."""
-    for kind, told in (
+    for kind, got in (
         ("train", result.train_metrics_clientapp),
         ("evaluate", result.evaluate_metrics_clientapp),
     ):
-        for round_, metrics in told.items():
-            came = grid.told[kind, round_]
+        for round_, metrics in got.items():
+            came = grid.got[kind, round_]
             names = set.intersection(*(set(one) for one in came.values())) - {"num-examples"}
             assert names >= ({"train_loss"} if kind == "train" else {"eval_acc"})
             for name in names:

@@ -69,10 +69,10 @@ def test_a_message_carries_a_nodes_clients_and_what_they_share_once():
     assert kinds == [ASK] * 3 + ["query"] * 3 + ["train"] * 3 + ["evaluate"] * 3
     trained = 0
     for message, reply in pairs[6:9]:
-        told, contents = unpack(message.content)
-        assert set(told["clients"]) <= set(HOSTED[message.metadata.dst_node_id])
+        got, contents = unpack(message.content)
+        assert set(got["clients"]) <= set(HOSTED[message.metadata.dst_node_id])
         assert len(message.content.array_records) == 1
-        assert len(reply.content.array_records) == len(contents) == len(told["clients"])
+        assert len(reply.content.array_records) == len(contents) == len(got["clients"])
         trained += len(contents)
     assert trained == 6
 
@@ -86,9 +86,9 @@ def test_a_failing_client_is_its_own_error_and_its_neighbours_go_on():
         return app(message, context)
 
     config = configuration("fedavg", **{"train-fraction": 1.0, "fraction-train": 1.0})
-    told = on_three_nodes(config, HostingApp(client_app))[0].train_metrics_clientapp
-    assert [told[n]["dropped-error"] for n in (1, 2, 3)] == [1, 1, 1]
-    assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [6, 6, 6]
+    got = on_three_nodes(config, HostingApp(client_app))[0].train_metrics_clientapp
+    assert [got[n]["dropped-error"] for n in (1, 2, 3)] == [1, 1, 1]
+    assert [got[n]["valid-replies"] for n in (1, 2, 3)] == [6, 6, 6]
 
 
 class Leaving(InProcessGrid):
@@ -107,13 +107,13 @@ def test_a_lost_node_loses_its_clients_alone_and_brings_them_back():
     changes = {"train-fraction": 1.0, "fraction-train": 1.0, "min-available-nodes": 5}
     config = configuration("scaffold", **changes)
     result, _ = on_three_nodes(config, grid=Leaving)
-    told = result.train_metrics_clientapp
-    assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [7, 5, 7]
-    assert not any("dropped-error" in told[n] for n in told)
+    got = result.train_metrics_clientapp
+    assert [got[n]["valid-replies"] for n in (1, 2, 3)] == [7, 5, 7]
+    assert not any("dropped-error" in got[n] for n in got)
 
 
 class Answers(InProcessGrid):
-    """Replies of nodes as they are told, without any ClientApp."""
+    """Replies of nodes as they are reported, without any ClientApp."""
 
     def __init__(self, replies, count):
         super().__init__(app, SMALL, simulated(count))
@@ -131,8 +131,8 @@ def place(number, of):
 def test_who_lives_where():
     """Node 1 is number 0 of 2, node 2 number 1 of 2, node 3 says that it is alone with all: it is
     refused. Node 4, with data of its own, is one client; node 5's number is none."""
-    told = {1: place(0, 2), 2: place(1, 2), 3: place(0, 1), 4: RecordDict(), 5: place(7, 7)}
-    hosts = HostingGrid(Answers(lambda message: told[message.metadata.dst_node_id], 5), 5, 9.0)
+    got = {1: place(0, 2), 2: place(1, 2), 3: place(0, 1), 4: RecordDict(), 5: place(7, 7)}
+    hosts = HostingGrid(Answers(lambda message: got[message.metadata.dst_node_id], 5), 5, 9.0)
     assert len(list(hosts.get_node_ids())) == 3 + 2 + 0 + 1 + 1
     assert sorted(str(home) for home in hosts._clients.values()) == [
         "(1, 0)", "(1, 2)", "(1, 4)", "(2, 1)", "(2, 3)", "(4, None)", "(5, None)",

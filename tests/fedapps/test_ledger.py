@@ -1,7 +1,7 @@
 """What a client gives under local privacy is counted by the client: no server gets more.
 
 Messages go through the project's client app. A grid with new contexts is a node that was started
-anew, of which the state-dir alone is left."""
+again, with nothing but the state-dir."""
 
 import json
 import math
@@ -52,8 +52,8 @@ def noise_of(config):
 
 
 @cache
-def _noise_of(**told):
-    return Privacy(**told).settings().get(NOISE, 0.0)
+def _noise_of(**got):
+    return Privacy(**got).settings().get(NOISE, 0.0)
 
 
 def node(place, folder=None, client_app=app, **changes):
@@ -62,13 +62,13 @@ def node(place, folder=None, client_app=app, **changes):
     return InProcessGrid(client_app, SMALL | changes, [own])
 
 
-def ask(grid, action="train", **told):
+def ask(grid, action="train", **got):
     """The reply of the grid's first node to a message that tells this."""
     config = next(iter(grid.contexts.values())).run_config
     said = {"method": "fedavg", "server-round": 1, "run-token": "a"}
     if action == "train":
-        said[NOISE] = noise_of(config) if NOISE not in told else told[NOISE]
-    content = {"arrays": to_record(START), "config": ConfigRecord(said | told)}
+        said[NOISE] = noise_of(config) if NOISE not in got else got[NOISE]
+    content = {"arrays": to_record(START), "config": ConfigRecord(said | got)}
     (reply,) = grid.send_and_receive([Message(RecordDict(content), 1, action)])
     return reply
 
@@ -142,8 +142,8 @@ def test_a_run_that_lowers_its_promise_keeps_the_lower_one(places, tmp_path):
 def test_a_run_that_began_with_local_privacy_ends_neither_that_nor_what_it_covers(places, tmp_path):
     assert answer_of(ask(node(places[0], tmp_path)))
     for change in ({"dp": "none", "dp-epsilon": 0.0}, {"dp": "central"}):
-        told = ask(node(places[0], tmp_path, **change), **{NOISE: 0.0}).error.reason
-        assert "but 'local' is what this run began with" in told
+        got = ask(node(places[0], tmp_path, **change), **{NOISE: 0.0}).error.reason
+        assert "but 'local' is what this run began with" in got
     assert "is not covered" in ask(node(places[0], tmp_path), "evaluate").error.reason
     later = node(places[0], tmp_path, **{"dp-covers": "model-updates"})
     assert "is not covered" in ask(later, "evaluate").error.reason
@@ -169,8 +169,8 @@ def test_two_processes_at_once_do_not_spend_the_same(places, tmp_path, monkeypat
         return privacy.private(*arguments)
 
     monkeypatch.setattr(ledger, "private", training)
-    told = ask(node(places[0], tmp_path, rounds=1))
-    assert answer_of(others[1]) and "has spent ε" in told.error.reason
+    got = ask(node(places[0], tmp_path, rounds=1))
+    assert answer_of(others[1]) and "has spent ε" in got.error.reason
 
 
 def test_no_answer_leaves_before_it_is_written(places, tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_no_answer_leaves_before_it_is_written(places, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "told", "why"),
+    ("change", "got", "why"),
     [
         ({"dp": "none", "dp-epsilon": 0.0}, {}, "'local' is this node's own policy"),
         ({"dp": "central"}, {NOISE: 9.0}, "'local' is this node's own policy"),
@@ -204,9 +204,9 @@ def test_no_answer_leaves_before_it_is_written(places, tmp_path, monkeypatch):
         ({}, {NOISE: -9.0}, "the server asked for noise of -9"),
     ],
 )
-def test_no_run_weakens_a_policy(places, change, told, why, tmp_path):
+def test_no_run_weakens_a_policy(places, change, got, why, tmp_path):
     grid = node(places[0] | {"dp": "local"}, tmp_path, **change)
-    assert why in ask(grid, **told).error.reason
+    assert why in ask(grid, **got).error.reason
     assert not list(tmp_path.glob("privacy*"))
 
 
@@ -351,13 +351,13 @@ def test_no_sequence_of_messages_gets_more_than_the_nodes_epsilon(
             if not message["anew"] and 1 in contexts:
                 grid.contexts[1].state = contexts[1].state
             contexts = grid.contexts
-            told = {"server-round": message["round"], "run-token": message["token"]}
-            told |= {"lr-factor": message["lr-factor"]}
+            got = {"server-round": message["round"], "run-token": message["token"]}
+            got |= {"lr-factor": message["lr-factor"]}
             promised = dict(config, **{"dp": "local", "dp-clip": abs(config["dp-clip"])})
             if not (promised["dp-epsilon"] or promised["dp-noise-multiplier"]):
                 promised["dp-epsilon"] = 1.0
             asked = message["noise"] * noise_of(promised)
-            reply = ask(grid, message["action"], **told, **{NOISE: asked})
+            reply = ask(grid, message["action"], **got, **{NOISE: asked})
             if message["action"] in ("evaluate", "train.recall"):
                 assert reply.has_error()
             elif message["action"] == "train" and not reply.has_error():
@@ -384,9 +384,9 @@ def federated(folder, state, places, **changes):
 def test_clients_count_what_the_server_counts(places, tmp_path):
     """And a second run, whose promise adds to the first one's, is refused."""
     federated(tmp_path / "run", tmp_path / "state", places)
-    told = json.loads((tmp_path / "run" / "privacy.json").read_text())["spent"]
-    assert told.keys() == {"0", "1", "2"}
-    for client, spent in told.items():
+    got = json.loads((tmp_path / "run" / "privacy.json").read_text())["spent"]
+    assert got.keys() == {"0", "1", "2"}
+    for client, spent in got.items():
         assert counted(tmp_path / "state" / client) == pytest.approx(spent)
     with pytest.raises(RuntimeError, match=r"0 valid replies of 3.*'error': 3"):
         federated(tmp_path / "again", tmp_path / "state", places)

@@ -31,9 +31,9 @@ class Numpy(NumPyClient):
 
     def fit(self, parameters, config):
         b, a = parameters
-        told = {"factor": config["factor"], "note": config["note"], "round": config["server-round"]}
-        told |= {"names": int("names" in config), "half": np.float32(0.5)}
-        return [b * config["factor"], a + self.number + 1], self.number + 1, told
+        got = {"factor": config["factor"], "note": config["note"], "round": config["server-round"]}
+        got |= {"names": int("names" in config), "half": np.float32(0.5)}
+        return [b * config["factor"], a + self.number + 1], self.number + 1, got
 
     def evaluate(self, parameters, config):
         return float(self.number), 2, {"factor": config["factor"], "text": "fine"}
@@ -46,12 +46,12 @@ class Plain(Client):
         self.inner, self.status = Numpy(number), Status(code, "out of order")
 
     def fit(self, ins):
-        new, count, told = self.inner.fit(parameters_to_ndarrays(ins.parameters), ins.config)
-        return FitRes(self.status, ndarrays_to_parameters(new), count, told)
+        new, count, got = self.inner.fit(parameters_to_ndarrays(ins.parameters), ins.config)
+        return FitRes(self.status, ndarrays_to_parameters(new), count, got)
 
     def evaluate(self, ins):
-        loss, count, told = self.inner.evaluate([], ins.config)
-        return EvaluateRes(self.status, loss, count, told)
+        loss, count, got = self.inner.evaluate([], ins.config)
+        return EvaluateRes(self.status, loss, count, got)
 
 
 def by_cid(cid):
@@ -90,11 +90,11 @@ def test_the_config_comes_and_numbers_go(client_fn):
     arrays = from_record(result.arrays)
     assert arrays["b"].tolist() == [8.0]
     assert arrays["a"].tolist() == pytest.approx([5 / 3] * 2)
-    told = result.train_metrics_clientapp[1]
-    assert isinstance(told, MetricRecord)
-    assert (told["factor"], told["round"], told["half"]) == (2.0, 1.0, 0.5)
-    assert "note" not in told
-    assert told["names"] == 0
+    got = result.train_metrics_clientapp[1]
+    assert isinstance(got, MetricRecord)
+    assert (got["factor"], got["round"], got["half"]) == (2.0, 1.0, 0.5)
+    assert "note" not in got
+    assert got["names"] == 0
     assert result.evaluate_metrics_clientapp[1] == {"factor": 3.0, "loss": 0.5}
 
 

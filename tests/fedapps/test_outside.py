@@ -36,8 +36,8 @@ def test_settings_are_declared_by_the_signature_and_checked():
     known = settings(config, DITTO)
     assert (known["penalty"], known["lr"], defaults()["lr"]) == (2.0, 0.1, 0.3)
     own = Variant.parse(f"{DITTO} penalty=0.5 lr=0.2 momentum=0.9").apply(defaults())
-    told = [own[key] for key in (f"{DITTO}.penalty", f"{DITTO}.lr", "lr", "momentum")]
-    assert told == [0.5, 0.2, 0.3, 0.9]
+    got = [own[key] for key in (f"{DITTO}.penalty", f"{DITTO}.lr", "lr", "momentum")]
+    assert got == [0.5, 0.2, 0.3, 0.9]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figures of a folder of runs show what the runs' files say, and can be told apart in grey."""
+"""Figures of a folder of runs show what the runs' files say, and can be reported apart in grey."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ def test_lines_differ_without_colour(tmp_path):
     lines = curves(read_runs(tmp_path)[0]).axes[0].lines
     looks = [(line.get_linestyle(), line.get_marker()) for line in lines]
     assert len(set(looks)) == len({marker for _, marker in looks}) == 7
-    assert len({dashes for dashes, _ in looks}) == 4  # and a fifth, which is told as the first
+    assert len({dashes for dashes, _ in looks}) == 4  # and a fifth, which is reported as the first
     grey = [np.dot(to_rgb(line.get_color()), (0.299, 0.587, 0.114)) for line in lines]
     assert all(abs(a - b) > 0.1 for a, b in itertools.pairwise(grey))
 
@@ -107,8 +107,8 @@ def test_a_swept_keys_numbers_come_by_size_and_each_method_has_its_line(tmp_path
         leave(tmp_path, f"fedavg batch-size={rate}", 0, [accuracy], train=(0.125,))
         leave(tmp_path, f"tent batch-size={rate}", 0, [accuracy / 2])
     training, novel = swept(read_runs(tmp_path)[0], "batch-size").axes
-    told = {line.get_label(): line[0].get_xydata().tolist() for line in novel.containers}
-    assert told == {
+    got = {line.get_label(): line[0].get_xydata().tolist() for line in novel.containers}
+    assert got == {
         "fedavg": [[9, 25], [10, 50], [100, 75]], "tent": [[9, 12.5], [10, 25], [100, 37.5]],
     }  # fmt: skip
     assert {y for line in training.lines for y in line.get_ydata()} == {12.5, 50}
@@ -133,9 +133,9 @@ def test_a_matrix_is_dark_where_shares_are_large(tmp_path):
     figure = matrix(np.array([[0.25, 0, 0.5], [0, 0.25, 0.75]]), "true", "found", "title")
     axis = figure.axes[0]
     assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("found", "true", "title")
-    told = {text.get_position(): (text.get_text(), text.get_color()) for text in axis.texts}
+    got = {text.get_position(): (text.get_text(), text.get_color()) for text in axis.texts}
     black = {(0, 0): ".25", (1, 0): "", (2, 0): ".50", (0, 1): "", (1, 1): ".25"}
-    assert told == {place: (text, "black") for place, text in black.items()} | {
+    assert got == {place: (text, "black") for place, text in black.items()} | {
         (2, 1): (".75", "white")
     }
     (image,) = axis.images
@@ -178,13 +178,13 @@ def test_predictions_of_a_saved_model_are_those_of_the_run(saved):
     and of FedPer, which serves none, of the training ones, whose heads their folder holds."""
     for method, role in (("fedper", "train"), ("tent", "novel")):
         true, predicted = predictions(saved / f"{method}-seed0")
-        told = json.loads((saved / f"{method}-seed0" / "summary.json").read_text())["per_client"]
-        scored = [told[key] for key in sorted(told, key=int) if told[key]["role"] == role]
+        got = json.loads((saved / f"{method}-seed0" / "summary.json").read_text())["per_client"]
+        scored = [got[key] for key in sorted(got, key=int) if got[key]["role"] == role]
         ends = np.cumsum([client["examples"] for client in scored])
         right = [part.mean() for part in np.split(true == predicted, ends)[:-1]]
         assert len(right) == 4
         assert right == pytest.approx([client["accuracy"] for client in scored])
-    labels = [everything(saved / "tent-seed0", int(c)) for c, one in told.items() if one in scored]
+    labels = [everything(saved / "tent-seed0", int(c)) for c, one in got.items() if one in scored]
     assert sorted(true) == sorted(np.concatenate(labels))
     shares = confusion(saved / "tent-seed0").axes[0].images[0].get_array()
     present = [float(kind in true) for kind in sorted({*true, *predicted})]
@@ -204,8 +204,8 @@ def everything(folder, client):
 def test_confusion_of_users_with_tastes(tmp_path):
     """Two of three users of 0 use head 0; those of 1 and 2 use head 1."""
     users = [(0, 0), (0, 0), (0, 1), (1, 1), (2, 1)]  # (sub-population, head)
-    told = {str(i): {"sub_population": kind, "head": head} for i, (kind, head) in enumerate(users)}
-    (tmp_path / "summary.json").write_text(json.dumps({"per_client": told}))
+    got = {str(i): {"sub_population": kind, "head": head} for i, (kind, head) in enumerate(users)}
+    (tmp_path / "summary.json").write_text(json.dumps({"per_client": got}))
     axis = confusion(tmp_path).axes[0]
     assert (axis.get_ylabel(), axis.get_xlabel()) == ("sub-population", "assigned head")
     shares = np.asarray(axis.images[0].get_array())
@@ -250,11 +250,11 @@ def test_a_map_is_coloured_by_an_attribute(turned):
     folder, federation, _ = turned
     angles = [str(federation.share(i).attributes["angle"]) for i in range(8)]
     axis = embeddings(folder, "angle").axes[0]
-    told = {dots.get_label(): dots.get_offsets().tolist() for dots in axis.collections}
-    assert list(told) == sorted(set(angles))
-    assert len(told["45.0"]) == federation.novel.sum() == 4
+    got = {dots.get_label(): dots.get_offsets().tolist() for dots in axis.collections}
+    assert list(got) == sorted(set(angles))
+    assert len(got["45.0"]) == federation.novel.sum() == 4
     texts = [text.get_position() for text in embeddings(folder).axes[0].texts]
-    for name, places in told.items():
+    for name, places in got.items():
         expected = [place for place, angle in zip(texts, angles, strict=True) if angle == name]
         np.testing.assert_allclose(places, expected)
 

@@ -67,8 +67,8 @@ def test_the_pages_first_app_learns(my_app, capsys):
     """pFedHN with the quickstart's client, thirty rounds, as the page has it."""
     torch.manual_seed(0)
     my_app("server_app").app(over(my_app("client_app").app), context())
-    told = eval(capsys.readouterr().out.strip().splitlines()[-1])
-    assert told["eval_acc"] > 0.7
+    got = eval(capsys.readouterr().out.strip().splitlines()[-1])
+    assert got["eval_acc"] > 0.7
 
 
 def test_the_pages_project_names_its_components_and_what_they_need(my_app):
@@ -136,8 +136,8 @@ def test_any_method_runs_around_a_users_network(method, my_app):
     assert result.train_metrics_clientapp[2]["valid-replies"] == 3
     assert 0 <= result.evaluate_metrics_clientapp[2]["train-accuracy"] <= 1
     assert [node.novel for node in strategy.nodes] == [False] * 3 + [True]
-    told = {update.node.client for update in strategy.evaluation}
-    assert told == ({0, 1, 2, 3} if METHODS[method].novel else {0, 1, 2})
+    got = {update.node.client for update in strategy.evaluation}
+    assert got == ({0, 1, 2, 3} if METHODS[method].novel else {0, 1, 2})
 
 
 def test_shot_finds_the_head_of_a_users_network():

@@ -28,9 +28,9 @@ def test_a_budget_goes_on_with_the_model(tmp_path):
     for folder, rounds in zip(folders, (2, 1, 0), strict=True):
         federate(**PRIVATE | ALL | start, rounds=rounds, **{"output-dir": str(folder)})
         start = {"from-dir": str(folder)}
-    told = [summary(folder)["privacy"]["epsilon"] for folder in folders]
+    got = [summary(folder)["privacy"]["epsilon"] for folder in folders]
     two, three = (central_epsilon({(1.5, 1.0): n}, 1e-5) for n in (2, 3))
-    assert told == [two, three, three]
+    assert got == [two, three, three]
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 0])
@@ -53,9 +53,9 @@ def test_a_resumed_run_keeps_its_epsilon(tmp_path):
     with dying_in(1), pytest.raises(SystemExit):
         federate(**own)
     federate(**own, resume=True)
-    told = summary(tmp_path)["privacy"]
+    got = summary(tmp_path)["privacy"]
     (_, first), (_, rest) = json.loads((tmp_path / "privacy.json").read_text())["spent"].items()
-    assert (first, rest) == (1, 4) and 2.99 < told["epsilon"] <= 3.0
+    assert (first, rest) == (1, 4) and 2.99 < got["epsilon"] <= 3.0
 
 
 def test_a_model_trained_without_privacy_is_no_start(tmp_path):
@@ -94,13 +94,13 @@ def test_comparisons_name_what_no_run_of_theirs_covers(tmp_path):
     for name, more in (("fedavg-seed0", covers), ("fedprox-seed0", {})):
         own = {"method": name.split("-")[0], "output-dir": str(tmp_path / name), "rounds": 1}
         federate(**PRIVATE | ALL | own | more)
-    told = f"{central_epsilon({(1.5, 1.0): 1}, 1e-5):.2f} (1e-05)"
+    got = f"{central_epsilon({(1.5, 1.0): 1}, 1e-5):.2f} (1e-05)"
     found = as_table(compare(read_runs(tmp_path)[0]))
-    assert {row[found.columns.index("ε")] for row in found.rows} == {told}
+    assert {row[found.columns.index("ε")] for row in found.rows} == {got}
     assert "not covered: scores of evaluations" in found.caption
-    assert f"not evaluated: fedprox-seed0, ε = {told}" in found.caption
+    assert f"not evaluated: fedprox-seed0, ε = {got}" in found.caption
     alone = as_table(compare(read_runs(tmp_path)[0].query('method == "fedprox"')))
-    assert alone.columns == ["not evaluated", "ε"] and alone.rows == [["fedprox-seed0", told]]
+    assert alone.columns == ["not evaluated", "ε"] and alone.rows == [["fedprox-seed0", got]]
     assert "ε of fedprox: one user added or removed" in alone.caption
 
 
@@ -116,16 +116,16 @@ def test_terms_go_on_with_the_model(known, tmp_path):
     federate(**own | WEAK | {"output-dir": str(folders[0])})
     if not known:
         ledger = folders[0] / "privacy.json"
-        told = json.loads(ledger.read_text())
-        ledger.write_text(json.dumps({key: told[key] for key in ("mode", "spent")}))
+        got = json.loads(ledger.read_text())
+        ledger.write_text(json.dumps({key: got[key] for key in ("mode", "spent")}))
         (folders[0] / "config.toml").unlink()  # which has the terms of an earlier release
     for before, folder in pairwise(folders):
         federate(**own | {"from-dir": str(before), "output-dir": str(folder)})
-        told = summary(folder)["privacy"]
+        got = summary(folder)["privacy"]
         exclusion = "scores of evaluations" if known else "scores and exchanges of the"
-        assert told["generator"] == "seeded" and f"not covered: {exclusion}" in told["terms"]
-        assert "goes on from a saved run: what else goes on from that one" in told["terms"]
-        assert "TEST SETTING" in told["terms"]
+        assert got["generator"] == "seeded" and f"not covered: {exclusion}" in got["terms"]
+        assert "goes on from a saved run: what else goes on from that one" in got["terms"]
+        assert "TEST SETTING" in got["terms"]
     shown = CliRunner().invoke(cli, ["show", str(folders[1])], env={"COLUMNS": "400"}).output
     assert "TEST SETTING" in " ".join(shown.split())
 
@@ -137,8 +137,8 @@ def test_a_ledger_of_an_earlier_release_keeps_the_terms_of_its_configuration(tmp
     ledger.write_text(json.dumps({"mode": "central", "spent": {"1.5 1.0": 1}}))
     later = tmp_path / "later"
     federate(**own | {"from-dir": str(ledger.parent), "output-dir": str(later)})
-    told = summary(later)["privacy"]
-    assert told["generator"] == "system" and "not covered" not in told["terms"]
+    got = summary(later)["privacy"]
+    assert got["generator"] == "system" and "not covered" not in got["terms"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_ledger_that_no_run_wrote_is_no_start(text, why, tmp_path):
         federate(**PRIVATE | ALL, **{"output-dir": str(tmp_path), "resume": True})
 
 
-def test_how_long_a_central_run_took_is_not_told(tmp_path):
+def test_how_long_a_central_run_took_is_not_reported(tmp_path):
     """It tells how many took part."""
     folders = tmp_path / "fedavg-seed0", tmp_path / "fedprox-seed0"
     federate(**PRIVATE | {"output-dir": str(folders[0]), "rounds": 1})

@@ -250,8 +250,8 @@ def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):
     replies.close()
     assert grid._left
     replies = list(grid.answer(with_ids(queries(grid)), 60))
-    told = {reply.metadata.src_node_id: reply.content["properties"]["client"] for reply in replies}
-    assert told == {node: node - 1 for node in grid.get_node_ids()}
+    got = {reply.metadata.src_node_id: reply.content["properties"]["client"] for reply in replies}
+    assert got == {node: node - 1 for node in grid.get_node_ids()}
     list(grid.answer(with_ids(queries(grid)), 60))
     assert not grid._left
 
@@ -293,11 +293,11 @@ def test_a_client_that_never_answers_costs_the_timeout_and_its_batch(actors, ord
         return answer(messages, 10.0 if any(map(trains_in_round_2, messages)) else timeout)
 
     grid.answer = partial(impatient, grid.answer)
-    told = run(grid, config, "ray").train_metrics_clientapp
-    assert told[2]["dropped-missing"] >= 1
-    assert told[3]["valid-replies"] == 5
+    got = run(grid, config, "ray").train_metrics_clientapp
+    assert got[2]["dropped-missing"] >= 1
+    assert got[3]["valid-replies"] == 5
     assert not grid._late
-    assert np.isfinite(told[3]["loss"])
+    assert np.isfinite(got[3]["loss"])
 
 
 def test_an_actor_that_dies_is_replaced_and_its_clients_keep_their_states(actors, ordered, orders):
@@ -310,9 +310,9 @@ def test_an_actor_that_dies_is_replaced_and_its_clients_keep_their_states(actors
 
 def test_a_client_that_kills_every_process_costs_its_own_reply(actors, ordered):
     ordered("die")
-    told = on_actors(actors, configuration("fedavg", **ALL)).train_metrics_clientapp
-    assert [told[n].get("dropped-error", 0) for n in (1, 2, 3)] == [0, 1, 0]
-    assert [told[n]["valid-replies"] for n in (1, 2, 3)] == [5, 4, 5]
+    got = on_actors(actors, configuration("fedavg", **ALL)).train_metrics_clientapp
+    assert [got[n].get("dropped-error", 0) for n in (1, 2, 3)] == [0, 1, 0]
+    assert [got[n]["valid-replies"] for n in (1, 2, 3)] == [5, 4, 5]
 
 
 def test_a_run_that_is_interrupted_stops_between_replies(actors):

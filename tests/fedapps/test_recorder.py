@@ -13,7 +13,7 @@ from strategies.replies import Node, Update
 from strategies.scores import means
 
 
-class Told:
+class Reports:
     """What the recorder reads of a strategy."""
 
     phase, reports_last = 0, False
@@ -24,12 +24,12 @@ class Told:
 
 def best_round(*accuracies, reports_last=False, phases=()):
     """The round that a run with these accuracies of training clients reports."""
-    recorder, strategy = Recorder(defaults(), "", None), Told()
+    recorder, strategy = Recorder(defaults(), "", None), Reports()
     strategy.reports_last = reports_last
     for number, accuracy in enumerate(accuracies, 1):
         strategy.phase = int(number in phases)
-        told = {} if accuracy is None else {"train-accuracy": accuracy, "train-clients": 2}
-        recorder.record({"round": number, "evaluation": told}, strategy)
+        got = {} if accuracy is None else {"train-accuracy": accuracy, "train-clients": 2}
+        recorder.record({"round": number, "evaluation": got}, strategy)
     return recorder.summary["best_round"]
 
 
@@ -49,7 +49,7 @@ def test_the_round_is_chosen_by_training_clients_validation(accuracies, options,
 def test_one_client_does_not_choose_the_round():
     """Nine clients rise from 0.80 over 0.81 to 0.84. The tenth claims 0, then 1, then 0: means
     0.72, 0.829 and 0.756, while the reported accuracy stays a mean."""
-    recorder, strategy = Recorder(defaults(), "", None), Told()
+    recorder, strategy = Recorder(defaults(), "", None), Reports()
     for number, (honest, claimed) in enumerate([(0.8, 0), (0.81, 1), (0.84, 0)], 1):
         strategy.evaluation = [update(i, {}, accuracy=honest) for i in range(9)]
         strategy.evaluation.append(update(9, {}, accuracy=claimed))
@@ -63,22 +63,22 @@ def test_of_equal_trimmed_means_the_mean_decides(second, chosen):
     recorder = Recorder(defaults(), "", None)
     for number, accuracy in enumerate((0.5, second), 1):
         scores = {"train-accuracy": accuracy, "train-trimmed-accuracy": 0.7}
-        recorder.record({"round": number, "evaluation": scores}, Told())
+        recorder.record({"round": number, "evaluation": scores}, Reports())
     assert recorder.summary["best_round"] == chosen
 
 
 def test_all_that_is_reported_is_of_that_round():
     """Round 2 of 3 is the best on validation, while novel clients do best in the last one. Mean
     megabytes are (1 + 2 + 6)/3; dropped are 2, none and 1 + 1 replies."""
-    recorder, strategy = Recorder(defaults(), "", None), Told()
+    recorder, strategy = Recorder(defaults(), "", None), Reports()
     for number, train, novel, down, dropped in (
         (1, 0.5, 0.9, 1.0, {"error": 2}),
         (2, 0.7, 0.2, 2.0, {}),
         (3, 0.6, 0.95, 6.0, {"error": 1, "shape": 1}),
     ):
-        told = {"train-accuracy": train, "train-clients": 2, "novel-accuracy": novel}
+        got = {"train-accuracy": train, "train-clients": 2, "novel-accuracy": novel}
         strategy.evaluation = [update(4, {}, 7, accuracy=train / 2)]
-        report = {"round": number, "evaluation": told | {"novel-clients": 1}, "dropped": dropped}
+        report = {"round": number, "evaluation": got | {"novel-clients": 1}, "dropped": dropped}
         recorder.record(report | {"megabytes": {"down": down, "up": 2 * down}}, strategy)
     found = recorder.summary
     assert found["best_round"] == 2 and found["rounds"] == 3
@@ -94,7 +94,7 @@ def test_all_that_is_reported_is_of_that_round():
 def test_each_group_reports_the_round_that_is_best_for_the_model_that_it_gets():
     """Personal models are best in round 1, the global one in round 3. Client 4 trains, 5 is novel;
     their accuracies are round / 10 and round / 5."""
-    recorder, strategy = Recorder(defaults(), "", None), Told()
+    recorder, strategy = Recorder(defaults(), "", None), Reports()
     for number, own, shared in ((1, 0.9, 0.2), (2, 0.8, 0.3), (3, 0.7, 0.6), (4, 0.6, 0.5)):
         scores = {"train-accuracy": own, "train-global-accuracy": shared, "train-clients": 1}
         novel = {"novel-accuracy": number / 5, "novel-clients": 1}
@@ -106,7 +106,7 @@ def test_each_group_reports_the_round_that_is_best_for_the_model_that_it_gets():
     found = recorder.summary
     assert (found["best_round"], found["novel_round"]) == (1, 3)
     assert found["train"]["accuracy"] == 0.9 and found["novel"]["accuracy"] == 0.6
-    assert {c: told["accuracy"] for c, told in found["per_client"].items()} == {"4": 0.1, "5": 0.6}
+    assert {c: got["accuracy"] for c, got in found["per_client"].items()} == {"4": 0.1, "5": 0.6}
 
 
 def test_dittos_novel_clients_report_as_fedavgs_do(tmp_path):
@@ -118,9 +118,9 @@ def test_dittos_novel_clients_report_as_fedavgs_do(tmp_path):
         result, _ = federate(method=method, rounds=4, **{"output-dir": str(folder)})
         name = "train-accuracy" if method == "fedavg" else "train-global-accuracy"
         metrics = result.evaluate_metrics_clientapp.values()
-        told = json.loads((folder / "summary.json").read_text())
+        got = json.loads((folder / "summary.json").read_text())
         columns = [(m[name], m["novel-accuracy"], m["novel-clients"]) for m in metrics]
-        found[method] = columns, told["novel_round"], told["novel"], load_file(folder / MODEL)
+        found[method] = columns, got["novel_round"], got["novel"], load_file(folder / MODEL)
     (*one, model), (*two, other) = found.values()
     assert one == two
     assert all((model[name] == array).all() for name, array in other.items())
@@ -134,14 +134,14 @@ def summary(folder, **changes):
 
 def test_novel_labeled_clients_are_reported_at_the_end_of_their_rounds(tmp_path):
     """φ is frozen in rounds 3 to 5, so training clients' accuracy is the same in all of them."""
-    told = summary(tmp_path, method="pfedhn", **{"novel-rounds": 3})
-    assert told["best_round"] == 5
-    assert told["novel"] == told["last"]["novel"]
+    got = summary(tmp_path, method="pfedhn", **{"novel-rounds": 3})
+    assert got["best_round"] == 5
+    assert got["novel"] == got["last"]["novel"]
 
 
 def test_a_private_novel_client_is_in_the_summary(tmp_path):
     """It answers in round 4 alone; without any local step the first round would be the best."""
     private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
-    told = summary(tmp_path, method="odpfl-hn", rounds=4, **private | {"local-steps": 0})
-    assert told["best_round"] == 4
-    assert told["novel"]["clients"] == 3
+    got = summary(tmp_path, method="odpfl-hn", rounds=4, **private | {"local-steps": 0})
+    assert got["best_round"] == 4
+    assert got["novel"]["clients"] == 3

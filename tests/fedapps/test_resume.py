@@ -183,10 +183,10 @@ def test_every_state_comes_back_as_it_was(tmp_path):
 def test_a_state_is_refused_where_anything_of_it_was_changed(tmp_path):
     """The kind of an array whose bytes stay, a text, a number; and a file that is gone or none."""
     file = tmp_path / "state"
-    content = {"v": np.ones(2, np.float32), "step": 17, "told": ("one", np.ones(2))}
+    content = {"v": np.ones(2, np.float32), "step": 17, "got": ("one", np.ones(2))}
     file.write_bytes(state_bytes(content))
     whole = file.read_bytes()
-    np.testing.assert_equal(read_state(file)["told"], ["one", np.ones(2)])
+    np.testing.assert_equal(read_state(file)["got"], ["one", np.ones(2)])
     for old, new in ((b"F32", b"I32"), (b"17", b"18"), (b"one", b"two"), (b'/v"', b'/w"')):
         assert whole.count(old)
         file.write_bytes(whole.replace(old, new))
@@ -200,8 +200,8 @@ def test_a_state_is_refused_where_anything_of_it_was_changed(tmp_path):
 def test_a_state_has_one_form(tmp_path):
     """Sets in order, arrays row by row wherever their entries lay."""
     words = {f"word {i}" for i in range(40)}
-    told = json.dumps(sorted(words)).encode().replace(b'"', b'\\"')
-    assert told in state_bytes({"s": words})
+    got = json.dumps(sorted(words)).encode().replace(b'"', b'\\"')
+    assert got in state_bytes({"s": words})
     table = np.arange(6).reshape(2, 3)
     for same in (np.asfortranarray(table), np.repeat(table, 2, 1)[:, ::2]):
         (tmp_path / "state").write_bytes(state_bytes({"v": same}))

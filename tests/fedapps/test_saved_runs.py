@@ -18,8 +18,8 @@ def fedapps(*arguments, code=0):
 
 def test_novel_labeled_clients_join_a_saved_model(tmp_path):
     first, later = tmp_path / "first", tmp_path / "later"
-    told = fedapps("run", "--methods", "pfedhn,fedavg", *SMALL, "--output", first)
-    assert "cannot without labels" in told
+    got = fedapps("run", "--methods", "pfedhn,fedavg", *SMALL, "--output", first)
+    assert "cannot without labels" in got
     more = ["--engine", "in-process", "--output", later, "--methods", "pfedhn", "novel-rounds=2"]
     assert "cannot without labels" not in fedapps("run", "--from", first, *more)
     summary = json.loads((later / "pfedhn-seed0" / "summary.json").read_text())
@@ -41,8 +41,8 @@ def test_what_clients_keep_to_themselves_is_part_of_a_saved_run(tmp_path):
         before, after = (
             json.loads((folder / run / "summary.json").read_text()) for folder in (first, later)
         )
-        assert {c: told["accuracy"] for c, told in before["per_client"].items()} == {
-            c: told["accuracy"] for c, told in after["per_client"].items()
+        assert {c: got["accuracy"] for c, got in before["per_client"].items()} == {
+            c: got["accuracy"] for c, got in after["per_client"].items()
         }
     shutil.rmtree(first / "pfl-ensemble-seed0" / "clients")
     more = ["--methods", "pfl-ensemble", *SMALL[-2:], "--output", tmp_path / "refused"]
@@ -50,11 +50,11 @@ def test_what_clients_keep_to_themselves_is_part_of_a_saved_run(tmp_path):
 
 
 def test_the_bounds_columns_add_up(tmp_path):
-    told = fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path, "--bound")
-    assert "êrr + ½ d̂" in told
+    got = fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path, "--bound")
+    assert "êrr + ½ d̂" in got
     summary = json.loads((tmp_path / "fedavg-seed0" / "summary.json").read_text())
     terms = summary["train"]["training_error"], summary["novel"]["half_distance"]
-    assert f"{terms[0]:.3f} │ {terms[1]:.3f} │ {sum(terms):.3f}" in told
+    assert f"{terms[0]:.3f} │ {terms[1]:.3f} │ {sum(terms):.3f}" in got
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -74,9 +74,9 @@ def test_a_saved_run_is_not_scored_by_what_it_was_trained_on(tmp_path):
     fraction, end = "partition.validation-fraction", [*SMALL[-2:], "--output", later]
     options = ["--methods", "fedavg", *SMALL, "--output"]
     fedapps("run", "partition=iid", f"{fraction}=0.1", *options, first)
-    told = fedapps("run", "--from", first, f"{fraction}=0.3", *end, code=2)
-    assert "180 of the" in told
-    assert f"where {fraction} was 0.1" in told
+    got = fedapps("run", "--from", first, f"{fraction}=0.3", *end, code=2)
+    assert "180 of the" in got
+    assert f"where {fraction} was 0.1" in got
     fedapps("run", "partition=rotated", "partition.samples=100", *options, turned)
     fedapps("run", "--from", turned, "partition.novel-angles=90", *end)
     assert "were trained on" in fedapps("run", "--from", turned, "data-seed=1", *end, code=2)

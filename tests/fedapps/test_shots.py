@@ -62,11 +62,11 @@ def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeyp
     changes = {"method": method, "novel-shots": 2, "novel-rounds": 2, "num-clients": 4}
     if method != "pfedhn":
         changes["novel-rounds"] = 0
-    told = []
+    got = []
 
     def predict(self, x):
         logits = plain(self, x)
-        told.append((self.share.novel, x.clone(), logits.clone()))
+        got.append((self.share.novel, x.clone(), logits.clone()))
         return logits
 
     plain = Client.predict
@@ -74,8 +74,8 @@ def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeyp
     federation = partitions.federation(with_public(SMALL | changes, method))
     novel = [federation.share(i) for i in np.flatnonzero(federation.novel)]
     shown = [one.train[:][0] for one in novel]
-    before, first = federate(**changes)[0], list(told)
-    told.clear()
+    before, first = federate(**changes)[0], list(got)
+    got.clear()
     kept = federation.dataset.y.clone()
     for one in novel:
         labels = federation.dataset.y[one.everything.index]
@@ -87,7 +87,7 @@ def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeyp
     assert {n: a.data for n, a in before.arrays.items()} == {
         n: a.data for n, a in after.arrays.items()
     }
-    assert all(torch.equal(a[2], b[2]) for a, b in zip(first, told, strict=True))
+    assert all(torch.equal(a[2], b[2]) for a, b in zip(first, got, strict=True))
     scored = [x for was_novel, x, _ in first if was_novel]
     assert scored and not any(
         torch.equal(one, sample) for x in scored for one in x for few in shown for sample in few
@@ -108,12 +108,12 @@ def test_all_who_can_learn_do(method):
         "novel-shots": 2,
         "novel-rounds": int(METHODS[method].client.few_shot == FewShot.ROUNDS),
     }
-    told = federate(**changes | NEEDS.get(method, {}))[0].evaluate_metrics_clientapp
-    assert told[max(told)]["novel-clients"] == 2
+    got = federate(**changes | NEEDS.get(method, {}))[0].evaluate_metrics_clientapp
+    assert got[max(got)]["novel-clients"] == 2
 
 
 def test_fedtta_learns_from_shots_as_a_training_client_does():
-    """From one sample, of which all batches are: the weights of a round of meta-training."""
+    """All batches are one sample: the weights of a round of meta-training."""
     found = []
     for novel in (False, True):
         own = replace(share(torch.ones(1, 1), [0]), novel=novel, shots=int(novel))
@@ -172,7 +172,7 @@ NO_PULL = {DittoClient: {"penalty": 0.0}}
 
 def test_methods_that_learn_in_their_own_way():
     """Ditto's second step from ¼ also pulls by ½·0.4·¼ towards w = 0. Per-FedAvg takes one step at
-    α = 0.2, or as many as it is told, at (0.1, −0.1) by 0.2·(1 − σ(0.2)). pFedMe: a step at 0.1
+    α = 0.2, or as many as it is reported, at (0.1, −0.1) by 0.2·(1 − σ(0.2)). pFedMe: a step at 0.1
     towards its proximal point, or at novel-lr."""
     second = 0.25 + 0.5 * (1 - 1 / (1 + np.exp(-0.5))) - 0.05
     assert tuned(DittoClient, 2, penalty=0.4) == pytest.approx([second, -second])

@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_from_a_saved_one_finds_its_state(tmp_path):
 
     def scores(folder, **changes):
         summary, _, _ = go(tmp_path / folder, tmp_path / "state", **changes)
-        return {c: told["accuracy"] for c, told in summary["per_client"].items()}
+        return {c: got["accuracy"] for c, got in summary["per_client"].items()}
 
     first = scores("first", rounds=1)
     saved = {"from-dir": str(tmp_path / "first"), "rounds": 0}
@@ -94,8 +94,8 @@ def test_a_training_node_is_served_the_run_that_it_trained_last(tmp_path):
         run(InProcessGrid(app, own, places), own, "deployment")
         served = fedapps.load(tmp_path / name)
         grid = InProcessGrid(app, own | {"serving": served.card.line()}, places)
-        told = serve_once(opened(served, grid), served)
-        assert set(told.values()) == {"has its model now (training)"} and len(told) == 3
+        got = serve_once(opened(served, grid), served)
+        assert set(got.values()) == {"has its model now (training)"} and len(got) == 3
     first = fedapps.load(tmp_path / "first")
     grid = InProcessGrid(app, config | {"serving": first.card.line()}, places)
     assert set(serve_once(opened(first, grid), first).values()) == {"it failed; see the log"}
@@ -105,15 +105,15 @@ def test_a_novel_clients_budget_is_one_for_all_runs(tmp_path):
     """Its one answer is given in the first run; the second has another encoder."""
     (novel,) = (i for i in range(4) if partitions.federation(SMALL).novel[i])
     file = tmp_path / "state" / str(novel) / f"odpfl-hn-{novel}.safetensors"
-    told = []
+    got = []
     for rate in (0.5, 0.1):
         settings = PRIVATE | {"odpfl-hn.encoder-lr": rate}
         *_, last = go(tmp_path / f"{rate}", tmp_path / "state", "odpfl-hn", **settings)[1]
-        told.append(last.get("evaluation-dropped"))
-        if len(told) == 1:
+        got.append(last.get("evaluation-dropped"))
+        if len(got) == 1:
             before = load_file(file)
             assert {name.partition("/")[0] for name in before} == {"spent", "answer", "sigma"}
-    assert told == [None, {"error": 1}]
+    assert got == [None, {"error": 1}]
     after = load_file(file)
     assert after.keys() == before.keys() and (after["spent"] == before["spent"]).all()
 

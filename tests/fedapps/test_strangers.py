@@ -1,7 +1,7 @@
 """Run folders of strangers: every file and key exchanged, and opened by every command.
 
 Whatever a folder holds, a command does its work or ends in one sentence. It imports nothing that
-the folder names, starts nothing, and writes nowhere but where it was told to."""
+the folder names, starts nothing, and writes nowhere but where it was asked to."""
 
 import os
 import random
@@ -124,10 +124,10 @@ def opened(name, run, root):
         words = COMMANDS[name]
         for key, place in (("RUN", run), ("IN/", f"{root}/in/"), ("OUT", root / "out")):
             words = [word.replace(key, str(place)) for word in words]
-        told = CliRunner().invoke(cli, words, env={"COLUMNS": "300"})
-        if not isinstance(told.exception, SystemExit | None):
-            raise told.exception
-        return told.exit_code
+        got = CliRunner().invoke(cli, words, env={"COLUMNS": "300"})
+        if not isinstance(got.exception, SystemExit | None):
+            raise got.exception
+        return got.exit_code
     try:
         if name == "from":
             jobs = plan(read_request([], "", "", run), root / "out", run, False, False)
@@ -186,11 +186,11 @@ def strangers(runs, tmp_path, monkeypatch):
             kind = spoil(file, draw)
             for name in draw.sample(sorted(COMMANDS), 3):
                 if wrong := look(name, run):
-                    told = f"case {case}: {name} {file.relative_to(tmp_path)} ({kind}): {wrong}"
-                    found.setdefault("".join(wrong.splitlines()[-4:-1]), []).append(told)
+                    got = f"case {case}: {name} {file.relative_to(tmp_path)} ({kind}): {wrong}"
+                    found.setdefault("".join(wrong.splitlines()[-4:-1]), []).append(got)
                 shutil.rmtree(tmp_path / "out", ignore_errors=True)
             shutil.rmtree(run)
-        return "\n".join(f"{len(told)}× {told[0]}" for told in found.values())
+        return "\n".join(f"{len(got)}× {got[0]}" for got in found.values())
 
     return open_all
 

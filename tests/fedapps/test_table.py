@@ -21,9 +21,9 @@ def job(folder, seed, method="fedavg", *, train, novel, scale=1, **summary):
     )
     one.folder.mkdir()
     megabytes = {"down": 1.0 * scale, "up": 2.0 * scale}
-    told = {"train": train, "novel": novel, "rounds": 2, "seconds": 3.0 * scale}
-    told |= {"megabytes_per_client_round": megabytes, **summary}
-    (one.folder / "summary.json").write_text(json.dumps(told))
+    got = {"train": train, "novel": novel, "rounds": 2, "seconds": 3.0 * scale}
+    got |= {"megabytes_per_client_round": megabytes, **summary}
+    (one.folder / "summary.json").write_text(json.dumps(got))
     return one
 
 
@@ -62,7 +62,7 @@ def test_two_seeds_by_hand(tmp_path):
 
 
 def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
-    """And what a method cannot do for novel clients without labels is told."""
+    """And what a method cannot do for novel clients without labels is reported."""
     novel = {"accuracy": 0.25, "sem": 0.0625}
     jobs = [
         job(tmp_path, 0, train={"accuracy": 0.5}, novel=novel),
@@ -79,20 +79,20 @@ def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
 
 def test_replies_that_were_dropped_are_told_by_method(tmp_path):
     """Of both seeds together; who lost none is not named, nor one whose number is a secret."""
-    told = {"train": {"accuracy": 0.5}, "novel": {"accuracy": 0.5, "sem": 0.1}}
+    got = {"train": {"accuracy": 0.5}, "novel": {"accuracy": 0.5, "sem": 0.1}}
     jobs = [
-        job(tmp_path, 0, **told, dropped_replies=3),
-        job(tmp_path, 1, **told, dropped_replies=4),
-        job(tmp_path, 0, "tent", **told, dropped_replies=0),
-        job(tmp_path, 0, "ditto", **told, dropped_replies=None),
-        job(tmp_path, 0, "local", **told, dropped_replies=5),
+        job(tmp_path, 0, **got, dropped_replies=3),
+        job(tmp_path, 1, **got, dropped_replies=4),
+        job(tmp_path, 0, "tent", **got, dropped_replies=0),
+        job(tmp_path, 0, "ditto", **got, dropped_replies=None),
+        job(tmp_path, 0, "local", **got, dropped_replies=5),
     ]
     assert "training replies dropped: fedavg 7, local 5;" in results(runs_of(jobs)).caption
     assert "dropped" not in results(runs_of(jobs[2:4])).caption
 
 
 def test_rounds_that_are_gone_of_all_jobs(tmp_path):
-    """Of 10 each: one that ended after 3 has none left, one has done 4, one was told 12 times."""
+    """Of 10 each: one that ended after 3 has none left, one has done 4, one reported 12."""
     jobs = []
     for seed, (rounds, done) in enumerate(((3, True), (4, False), (12, False))):
         one = Job("fedavg", seed, defaults() | {"rounds": 10}, tmp_path / str(seed), done=done)
@@ -108,7 +108,7 @@ def test_rounds_that_are_gone_of_all_jobs(tmp_path):
 
 
 def test_the_last_news_are_shown_at_the_end(tmp_path):
-    """Ctrl-C comes after a failure, and before anybody was told of it."""
+    """Ctrl-C comes after a failure, and before anybody was reported of it."""
     one = Job("fedavg", 0, defaults(), tmp_path / "fedavg-seed0")
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(KeyboardInterrupt), Display([one], console) as display:

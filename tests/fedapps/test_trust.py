@@ -182,14 +182,14 @@ def test_the_users_own_list(text, words, tmp_path, monkeypatch):
 
 
 def test_what_a_configuration_names():
-    told = {
+    got = {
         "model": "a:b",
         "methods": ["c:d x=1", "fedavg"],
         "e:f.key": "2",
         "n": 3,
         "path": "C:/x",
     }
-    assert sorted(trust.named(told)) == ["a:b", "c:d", "e:f"]
+    assert sorted(trust.named(got)) == ["a:b", "c:d", "e:f"]
     assert sorted(trust.named({"client-models": "a:b, mlp,c.d:e", "g:h": {}})) == [
         "a:b",
         "c.d:e",
@@ -259,14 +259,14 @@ def context(run=None, **node):
     return Context(1, 9, config, RecordDict(), run)
 
 
-def answered(of, client_app=app, **told):
+def answered(of, client_app=app, **got):
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
-    message = Message(RecordDict({"config": ConfigRecord(told)}), 9, "query")
+    message = Message(RecordDict({"config": ConfigRecord(got)}), 9, "query")
     return respond(client_app, message, of)
 
 
 def why(reply):
-    """Why the client cannot start, as the server is told."""
+    """Why the client cannot start, as the server is reported."""
     return reply.content["properties"].get("error", "")
 
 
@@ -296,7 +296,7 @@ def init(self, num_classes):
 @pytest.mark.parametrize("own", ["", "FOLDER/mine"])
 def test_a_server_has_a_node_read_no_data_of_its_choice(own, tmp_path, monkeypatch):
     """Neither by an absolute path, nor by one that leaves the node's folder of data; the server is
-    not told whether there is such a file."""
+    not reported whether there is such a file."""
     monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
     (tmp_path / "mine").mkdir()
     own = own.replace("FOLDER", str(tmp_path))
@@ -305,20 +305,20 @@ def test_a_server_has_a_node_read_no_data_of_its_choice(own, tmp_path, monkeypat
     node = {"data_dir": own} if own else {}
     said = []
     for name in ("secret.npz", "none.npz"):
-        for told in (
+        for got in (
             {"dataset": str(tmp_path / name)},
             {"dataset": name, "data-dir": str(tmp_path)},
             {"dataset": f"../{name}"},
             {"dataset": name},
         ):
             with pytest.raises(ValueError) as error:
-                make_client(context({"partition": "iid"} | told, **node), "fedavg")
+                make_client(context({"partition": "iid"} | got, **node), "fedavg")
             said.append(str(error.value).replace(name, "NAME"))
     assert said[:4] == said[4:]
     if own:
         (tmp_path / "secret.npz").rename(tmp_path / "mine" / "own.npz")
-        told = {"partition": "iid", "dataset": "own.npz", "data-dir": "/elsewhere"}
-        assert len(make_client(context(told, **node), "fedavg").share.everything)
+        got = {"partition": "iid", "dataset": "own.npz", "data-dir": "/elsewhere"}
+        assert len(make_client(context(got, **node), "fedavg").share.everything)
 
 
 def test_a_message_names_no_file_of_a_node(tmp_path):

@@ -66,11 +66,11 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
     output = tmp_path / "tuning"
     fedapps("tune", experiment, "--trials", 4, "--output", output)
     assert scored and not any(scored)
-    told = trials(output)
-    assert [row["method"] for row in told] == ["fedavg"] * 2 + ["tent"] * 4  # of 2 and 8 points
-    assert len({(row["method"], row["settings"]) for row in told}) == 6
-    assert {word.split("=")[0] for word in told[-1]["settings"].split()} == {"lr", "adapt-steps"}
-    values = {row["settings"]: float(row["validation"]) for row in told[:2]}
+    got = trials(output)
+    assert [row["method"] for row in got] == ["fedavg"] * 2 + ["tent"] * 4  # of 2 and 8 points
+    assert len({(row["method"], row["settings"]) for row in got}) == 6
+    assert {word.split("=")[0] for word in got[-1]["settings"].split()} == {"lr", "adapt-steps"}
+    values = {row["settings"]: float(row["validation"]) for row in got[:2]}
     assert values["lr=0.5"] > values["lr=0.0"]
     asked = read_experiment(str(output / "best.toml"))
     labels = asked.methods.split(",")
@@ -137,8 +137,8 @@ class Lab:
             summary = {"finished": rate < 0.5, "train": {"accuracy": accuracy}}
             job.folder.mkdir(parents=True, exist_ok=True)
             (job.folder / "summary.json").write_text(json.dumps(summary))
-            told = tomli_w.dumps(job.config | {"versions": {"results": FORMAT}})
-            (job.folder / "config.toml").write_text(told)
+            got = tomli_w.dumps(job.config | {"versions": {"results": FORMAT}})
+            (job.folder / "config.toml").write_text(got)
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
@@ -189,12 +189,12 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
 
 
 def test_a_method_whose_trials_fail_has_no_best():
-    told = [
+    got = [
         Outcome("a", 1, "a lr=1", 0.5), Outcome("a", 2, "a lr=2", 0.75),
         Outcome("a", 3, "a lr=3", 0.75), Outcome("b", 1, "b", None),
     ]  # fmt: skip
-    assert best(told) == {"a": told[1]}
-    dots = [line for line in history(told).axes[0].lines if line.get_linestyle() == "None"]
+    assert best(got) == {"a": got[1]}
+    dots = [line for line in history(got).axes[0].lines if line.get_linestyle() == "None"]
     assert dots[0].get_ydata().tolist() == [50, 75, 75]
 
 

@@ -168,8 +168,8 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
         assert deal.attributes[1] == {"writer": "b"}
         return int(deal.public[0]) - 9
 
-    told = ("one", {"seed": 1}), ("one", {"seed": 1}), ("two", {"seed": 1}), ("one", {"seed": 2})
-    assert [number(*what) for what in told] == [0, 0, 1, 2]
+    got = ("one", {"seed": 1}), ("one", {"seed": 1}), ("two", {"seed": 1}), ("one", {"seed": 2})
+    assert [number(*what) for what in got] == [0, 0, 1, 2]
     monkeypatch.setattr(assignments, "_code", lambda: "changed")
     assert [number("one", {"seed": 1}), number("", {}), number("", {})] == [3, 4, 5]
 

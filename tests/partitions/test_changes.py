@@ -78,8 +78,8 @@ def test_inputs_are_blurred_before_they_are_rotated():
     novel = np.array([False, True])
     changed = Corruption(novel, 2.0, 45.0).inputs(1, white)
     torch.testing.assert_close(changed, rotate(white, 45.0))
-    told = [Corruption(novel, 2.0, 45.0).attributes(client) for client in (0, 1)]
-    assert told == [{"blur": 0.0, "angle": 0.0}, {"blur": 2.0, "angle": 45.0}]
+    got = [Corruption(novel, 2.0, 45.0).attributes(client) for client in (0, 1)]
+    assert got == [{"blur": 0.0, "angle": 0.0}, {"blur": 2.0, "angle": 45.0}]
 
 
 def test_every_seed_and_client_has_draws_of_its_own():

@@ -28,11 +28,11 @@ def crossed(monkeypatch):
     def one(config, key="dataset"):
         return there if key == "partition.novel-dataset" else here
 
-    def told(config, key="dataset"):
+    def got(config, key="dataset"):
         return one(config, key).info
 
     monkeypatch.setattr(cross, "configured", one)
-    monkeypatch.setattr(cross, "described", told)
+    monkeypatch.setattr(cross, "described", got)
     changes = {"num-clients": 5, "train-fraction": 0.6, "partition.base": "iid"}
     changes |= {"partition.novel-dataset": "there", "seed": 4}
     return lambda **more: CrossFederation(

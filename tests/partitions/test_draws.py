@@ -61,8 +61,8 @@ def test_a_seed_is_the_same_on_every_machine():
     """BLAKE2b of 8 bytes: `printf 7/rows/2/3 | b2sum -l 64` is d93cd4a74d877afe; half of it fits
     into 63 bits. No two purposes or counters run into one another."""
     assert seed_of(7, "rows", 2, 3) == 0xD93CD4A74D877AFE // 2
-    told = [(1, "a"), (1, "b"), (2, "a"), (1, "a", 1, 11), (1, "a", 11, 1), (1, "a", 1), (11, "a")]
-    assert len({seed_of(*one) for one in told}) == len(told)
+    got = [(1, "a"), (1, "b"), (2, "a"), (1, "a", 1, 11), (1, "a", 11, 1), (1, "a", 1), (11, "a")]
+    assert len({seed_of(*one) for one in got}) == len(got)
 
 
 def test_what_is_drawn_by_a_seed_of_its_own_disturbs_nobody():
@@ -82,10 +82,10 @@ def test_what_is_drawn_by_a_seed_of_its_own_disturbs_nobody():
 
 @pytest.mark.parametrize("base", ["iid", "class-fraction"])
 def test_no_two_draws_of_a_federation_share_a_generator(toy, divide, monkeypatch, base):
-    told = []
+    got = []
 
     def noted(*words):
-        told.append(words)
+        got.append(words)
         return seed_of(*words)
 
     for name in ("base", "registry", "changes"):
@@ -93,9 +93,9 @@ def test_no_two_draws_of_a_federation_share_a_generator(toy, divide, monkeypatch
     fed = divide(toy(np.arange(600) % 4, 500), partition="subsampled", partition_base=base,
                  num_clients=4, seed=3, novel_shots=1)  # fmt: skip
     assert all(fed.share(client) for client in range(4))
-    assert {words[1] for words in told} >= {"roles", "rows", "pools", "split", "shots", "subsample"}
-    assert {words[0] for words in told} == {3}
-    assert len(told) == len(set(told))
+    assert {words[1] for words in got} >= {"roles", "rows", "pools", "split", "shots", "subsample"}
+    assert {words[0] for words in got} == {3}
+    assert len(got) == len(set(got))
 
 
 def test_shards_of_the_largest_size_at_random():

@@ -71,8 +71,8 @@ def test_the_figure_shows_training_and_novel_clients_apart(toy, divide):
     counts = inspect.class_counts(fed)
     variation, divergence = (d.mean() for d in inspect.distances(counts, fed.novel))
     assert left.get_title() == "6 training clients"
-    told = f"2 novel clients, nearest: TV {variation:.2f}, KL {divergence:.2f}"
-    assert right.get_title() == told and f"{variation:.2f}" != f"{divergence:.2f}"
+    got = f"2 novel clients, nearest: TV {variation:.2f}, KL {divergence:.2f}"
+    assert right.get_title() == got and f"{variation:.2f}" != f"{divergence:.2f}"
     for axis, role in ((left, False), (right, True)):
         bars = sorted(bar.get_height() for bar in axis.patches)
         mine = counts[fed.novel == role]

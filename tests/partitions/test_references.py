@@ -104,7 +104,7 @@ def test_own_images_are_kept_by_their_size(written, tmp_path):
     for number, width in enumerate((4, 6)):
         (tmp_path / "own" / str(number)).mkdir(parents=True)
         Image.new("L", (width, 4), 90).save(tmp_path / "own" / str(number) / "0.png")
-    (tmp_path / "own" / "2").mkdir()  # a class of which nobody has a picture
+    (tmp_path / "own" / "2").mkdir()  # a class without a picture
     written(0)
     found = [datasets.load("own", str(tmp_path), image_size=size) for size in (4, 2)]
     assert [data.info.shape for data in found] == [(1, 4, 4), (1, 2, 2)]

@@ -131,7 +131,7 @@ def test_pathological_shards_of_unequal_sizes(toy, divide, held, seed, clients, 
         assert np.round(shards).sum() == per_client
 
 
-def test_classes_that_do_not_divide_the_shards_are_told(toy, divide):
+def test_classes_that_do_not_divide_the_shards_are_reported(toy, divide):
     with pytest.raises(ValueError, match=r"num-clients=7 .* 14 shards, which 5 classes"):
         divide(toy(np.arange(200) % 5), partition="pathological", num_clients=7,
                partition_equal_sizes=False)  # fmt: skip
@@ -193,9 +193,9 @@ def test_novel_clients_without_samples_are_left_out_of_the_means():
     assert (sizes[fed.novel] == 0).any() and (sizes[~fed.novel] >= 2).all()
     for method in ("fedtta++", "tent"):
         result, _ = federate(**config | {"method": method})
-        told = result.evaluate_metrics_clientapp[1]
-        assert told["novel-clients"] == np.count_nonzero(sizes[fed.novel])
-        assert told["train-clients"] == 3
+        got = result.evaluate_metrics_clientapp[1]
+        assert got["novel-clients"] == np.count_nonzero(sizes[fed.novel])
+        assert got["train-clients"] == 3
 
 
 @pytest.mark.parametrize("key", ["partition_alpha", "partition_novel_alpha"])

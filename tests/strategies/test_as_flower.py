@@ -32,13 +32,13 @@ def clients(query=None, offers=None, count=3, keys=("arrays", "config")):
         i, arrays = context.node_id, from_record(message.content[keys[0]])
         asked.append((message.content[keys[1]]["server-round"], i))
         moved = to_record({n: a + np.float32(i) for n, a in arrays.items()})
-        told = MetricRecord(numbers_of(i) | ({"risk": 1.0} if i in (offers or {}) else {}))
-        return Message(RecordDict({"arrays": moved, "metrics": told}), reply_to=message)
+        got = MetricRecord(numbers_of(i) | ({"risk": 1.0} if i in (offers or {}) else {}))
+        return Message(RecordDict({"arrays": moved, "metrics": got}), reply_to=message)
 
     @client_app.evaluate()
     def evaluate(message, context):
-        told = MetricRecord(numbers_of(context.node_id))
-        return Message(RecordDict({"metrics": told}), reply_to=message)
+        got = MetricRecord(numbers_of(context.node_id))
+        return Message(RecordDict({"metrics": got}), reply_to=message)
 
     if query or offers:
 
@@ -83,8 +83,8 @@ def test_a_weight_that_is_missing_or_no_number_costs_the_reply():
 def test_metrics_are_aggregated_by_ones_own_functions():
     def most(records, key):
         assert all(isinstance(record, RecordDict) for record in records)
-        told = [record["metrics"] for record in records]
-        return MetricRecord({"most": max(one["size"] * one[key] for one in told)})
+        got = [record["metrics"] for record in records]
+        return MetricRecord({"most": max(one["size"] * one[key] for one in got)})
 
     options = {"train_metrics_aggr_fn": most, "evaluate_metrics_aggr_fn": most}
     _, result = go(FedAvg(**options), clients()[0])
@@ -189,18 +189,18 @@ def test_an_unknown_handler_is_not_logged(caplog):
 
 
 def test_numbers_of_foreign_clients():
-    told = {"accuracy": 93.5, "classes": [1, 2], "client": -7, "loss": float("nan"),
+    got = {"accuracy": 93.5, "classes": [1, 2], "client": -7, "loss": float("nan"),
             "model": "m", "flag": True, "[red]": 1, "val/acc (%)": 2, "mixed": [1, "a"],
             "wide": [1e300]}  # fmt: skip
     kept = {"accuracy": 93.5, "classes": [1, 2], "client": -7, "val/acc (%)": 2}
-    assert foreign_numbers(told) == kept
+    assert foreign_numbers(got) == kept
     assert len(foreign_numbers({f"n{i}": i for i in range(1001)})) == 1000
 
 
 def test_means_of_foreign_metrics_are_over_their_senders():
     """(1·2 + 3·6) / 4 = 5; of lists of different lengths there is none; without weights plain."""
-    told = [{"n": 1, "a": 2.0, "b": [1]}, {"n": 3, "a": 6.0, "b": [1, 2]}, {"n": 4, "c": 7}]
-    records = [RecordDict({"metrics": MetricRecord(one)}) for one in told]
+    got = [{"n": 1, "a": 2.0, "b": [1]}, {"n": 3, "a": 6.0, "b": [1, 2]}, {"n": 4, "c": 7}]
+    records = [RecordDict({"metrics": MetricRecord(one)}) for one in got]
     assert dict(foreign_means(records, "n")) == {"a": 5.0, "c": 7.0}
-    plain = [RecordDict({"metrics": MetricRecord(one | {"n": 0})}) for one in told]
+    plain = [RecordDict({"metrics": MetricRecord(one | {"n": 0})}) for one in got]
     assert dict(foreign_means(plain, "n")) == {"a": 4.0, "c": 7.0}

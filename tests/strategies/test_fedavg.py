@@ -16,8 +16,8 @@ def replies():
     """Of 1, 2 and 5 samples."""
     numbers = [(8.0, 0.5, 5), (4.0, 2.0, 7), (1.6, -1.0, 9)]
     return [
-        update(i, dict(zip(NAMES, map(np.array, told), strict=True)), n)
-        for i, (told, n) in enumerate(zip(numbers, (1, 2, 5), strict=True))
+        update(i, dict(zip(NAMES, map(np.array, got), strict=True)), n)
+        for i, (got, n) in enumerate(zip(numbers, (1, 2, 5), strict=True))
     ]
 
 

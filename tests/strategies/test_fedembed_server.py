@@ -133,10 +133,10 @@ def test_f1_is_pooled_within_sub_populations_and_then_averaged_twice():
     """Sub-population 4: [3, 1, 2, 4] in sum, F1 a = (8/11 + 6/9)/2 of two users; 7: a constant
     answer, 1/3, of one. Means: (a + 1/3)/2 over sub-populations, (2a + 1/3)/3 over users. A novel
     user of 4, all right, is reported separately and changes neither."""
-    told = [([2, 0, 0, 2], 4), ([1, 1, 2, 2], 4), ([5, 0, 5, 0], 7), (None, 7), ([5, 0, 0, 5], 4)]
+    got = [([2, 0, 0, 2], 4), ([1, 1, 2, 2], 4), ([5, 0, 5, 0], 7), (None, 7), ([5, 0, 0, 5], 4)]
     replies = [
         Update(Node(i, 50 + i, i == 4), {}, 1, {"counts": c, "sub-population": k} if c else {})
-        for i, (c, k) in enumerate(told)
+        for i, (c, k) in enumerate(got)
     ]
     a = (8 / 11 + 6 / 9) / 2
     training = {"f1": (a + 1 / 3) / 2, "f1-users": (2 * a + 1 / 3) / 3, "f1-4": a, "f1-7": 1 / 3}

@@ -31,10 +31,10 @@ def test_a_prototype_is_the_mean_of_its_volunteers_and_stays_when_they_are_silen
 
     def exchange(action, payloads, like):
         asked.append([node.client for node in payloads])
-        told = {node: {"prototype": np.float32(embeddings[node.client])} for node in payloads}
+        got = {node: {"prototype": np.float32(embeddings[node.client])} for node in payloads}
         return [
             Update(node, arrays, 1, {})
-            for node, arrays in told.items()
+            for node, arrays in got.items()
             if node.client in embeddings and node.client not in silent
         ]
 
@@ -55,33 +55,33 @@ def test_new_nodes_take_over_heads_with_their_places_on_the_grid():
     new = np.float32([[1, 2], [3, 4], [5, 6]])
     nodes = [Node(i, 50 + i) for i in range(5)]
     moves = {0: (0, 1), 1: (0, 1), 2: (1, 2), 3: (2, 0), 4: (0, 0)}
-    told, most = [], 99 * np.eye(3, dtype=np.int64)  # a liar's
+    got, most = [], 99 * np.eye(3, dtype=np.int64)  # a liar's
 
     def exchange(action, payloads, like=None):
-        told.append(next(iter(payloads.values())))
-        replies = [update(9, {"overlap": most})] if len(told) == 1 else []
+        got.append(next(iter(payloads.values())))
+        replies = [update(9, {"overlap": most})] if len(got) == 1 else []
         for node in payloads:
             overlap = np.zeros((3, 3), np.int64)
             overlap[moves[node.client]] = 1
             replies.append(update(node.client, {"overlap": overlap}))
-        return replies[: 7 - 2 * len(told)]  # at last user 3 is not heard of any more
+        return replies[: 7 - 2 * len(got)]  # at last user 3 is not heard of any more
 
     strategy._refitted, strategy.exchange = lambda nodes: (new, nodes), exchange
     answered = strategy._organize(nodes)
-    assert [(a["old"].tolist(), a["new"].tolist()) for a in told[:1]] == [
+    assert [(a["old"].tolist(), a["new"].tolist()) for a in got[:1]] == [
         (old.tolist(), new.tolist())
     ]
     assert strategy.centers.tolist() == [[3, 4], [5, 6], [1, 2]]
     assert strategy.positions.tolist() == positions[[1, 2, 0]].tolist()
-    assert told[1]["centers"].tolist() == [[3, 4], [5, 6], [1, 2]]
-    assert told[1]["heads"].tolist() == [0, 1, 2]
+    assert got[1]["centers"].tolist() == [[3, 4], [5, 6], [1, 2]]
+    assert got[1]["heads"].tolist() == [0, 1, 2]
     assert [node.client for node in answered] == [0, 1, 2]
 
 
 V = np.float32([2, 3])
 
 
-def told_by(node, nodes, pull, v=V):
+def reported_by(node, nodes, pull, v=V):
     """What a user of the embedding v answers to ``query.som``."""
     distance = np.linalg.norm(nodes - v, axis=1)
     return {"update": pull[distance.argmin()][:, None] * (v - nodes), "score": -distance}
@@ -96,11 +96,11 @@ def test_a_user_that_lies_about_its_score_does_not_win_the_map(lie):
     strategy.pull = lambda positions, done: np.eye(3) * 0.5 + 0.1
 
     def exchange(action, payloads, like):
-        first, second = (told_by(node, **sent) for node, sent in payloads.items())
+        first, second = (reported_by(node, **sent) for node, sent in payloads.items())
         second |= {
             "score": {"score": second["score"] + 500},
             "update": {"update": second["update"] * np.float32([[1], [90], [1]])},
-            "far": told_by(Node(1, 51), v=np.float32([900, 0]), **payloads[Node(1, 51)]),
+            "far": reported_by(Node(1, 51), v=np.float32([900, 0]), **payloads[Node(1, 51)]),
         }[lie]
         return [update(0, first), update(1, second)]
 
@@ -119,7 +119,7 @@ def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less(
     that is ⅜ and then ¼ of the way from it is left."""
     strategy = server(assignment="som", som_passes=2)
     strategy.now, strategy.num_rounds = Round(3), 4
-    progress, told, asked = [], [], []
+    progress, got, asked = [], [], []
 
     def pull(positions, done):
         progress.append(done)
@@ -127,15 +127,15 @@ def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less(
 
     def exchange(action, payloads, like):
         asked.append([node.client for node in payloads])
-        told.append(next(iter(payloads.values()))["nodes"])
-        return [update(node.client, told_by(node, **payloads[node])) for node in payloads]
+        got.append(next(iter(payloads.values()))["nodes"])
+        return [update(node.client, reported_by(node, **payloads[node])) for node in payloads]
 
     strategy.pull, strategy.exchange = pull, exchange
     start = strategy.centers
     centers, answered = strategy._refitted([Node(i, 50 + i) for i in range(3)])
     assert progress == [2.5 / 4, 3 / 4]
-    assert np.array_equal(told[0], start)
-    assert told[1] == pytest.approx(V - (V - start) * 3 / 8, rel=1e-6)
+    assert np.array_equal(got[0], start)
+    assert got[1] == pytest.approx(V - (V - start) * 3 / 8, rel=1e-6)
     assert centers == pytest.approx(V - (V - start) * 3 / 8 / 4, rel=1e-6)
     assert sorted(map(len, asked)) == [1, 2] and sorted(a for part in asked for a in part) == [
         0,
@@ -174,8 +174,8 @@ def test_another_runs_last_evaluation_is_none_of_this_ones():
         (node,) = strategy.nodes = [Node(0, 50, properties={"prototype": 1})]
         strategy.arrays = {"w": np.zeros(1, np.float32)}
         strategy.now = Round(2)
-        told = strategy._round_and_volunteers(2)
-        kept = {"kept": {"recent": told}, "arrays": strategy.arrays}
+        got = strategy._round_and_volunteers(2)
+        kept = {"kept": {"recent": got}, "arrays": strategy.arrays}
         strategy.optimizers = list
         strategy.messenger.sizes.load_state = lambda _: None
         strategy.load_state(state | kept)
@@ -207,10 +207,10 @@ def test_heads_on_the_server_follow_their_own_users_change():
     strategy.initialize({"encoder.w": first, "heads.0.w": first})
     held = [f"held/{i}/heads.0.w" for i in range(3)]
     start = dict.fromkeys(("encoder.w", *held), first)
-    told = [{"encoder.w": 8.0, held[0]: 7.0, held[2]: 5.0}, {"encoder.w": 4.0, held[1]: 1.0}]
+    got = [{"encoder.w": 8.0, held[0]: 7.0, held[2]: 5.0}, {"encoder.w": 4.0, held[1]: 1.0}]
     updates = [
         update(i, {name: np.full(1, value, np.float32) for name, value in one.items()}, n=9 - 8 * i)
-        for i, one in enumerate(told)
+        for i, one in enumerate(got)
     ]
     after = strategy.aggregate(start, updates)
     moved = {name: round(float(after[name][0]) - 5, 4) for name in start}

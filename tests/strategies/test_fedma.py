@@ -161,8 +161,8 @@ def test_neurons_and_the_last_layer_are_weighed_by_samples():
     start = strategy.initialize(chained(0, 0))
     strategy.retrain = lambda frozen, networks: networks
     replies = [
-        Update(Node(i, 50 + i), chained(*told), n, {})
-        for i, (told, n) in enumerate([((1, 2), 1), ((1.4, 4), 3)])
+        Update(Node(i, 50 + i), chained(*got), n, {})
+        for i, (got, n) in enumerate([((1, 2), 1), ((1.4, 4), 3)])
     ]
     after = strategy.aggregate(start, replies)
     assert after["a.weight"].item() == pytest.approx(1.3)

@@ -47,7 +47,7 @@ def test_names_on_the_wire_in_both_phases():
 
 
 def test_the_round_that_is_reported_has_bodies_of_their_own(tmp_path):
-    """Validation never chooses one of FedAvg's rounds, be it better: here it is the same."""
+    """Validation never chooses one of FedAvg's rounds, even a better one: here it is the same."""
     changes = {"method": "lg-fedavg", "rounds": 5, "lg-fedavg.fedavg-rounds": 3, "lr": 0.0}
     federate(**changes, **{"output-dir": str(tmp_path)})
     assert json.loads((tmp_path / "summary.json").read_text())["best_round"] == 4

@@ -57,8 +57,10 @@ def test_scaling_by_hand():
 
 
 def test_three_liars_of_ten_do_not_move_the_usual_norm():
-    """Of 1, …, 7 and three of 1e9 it is 7."""
+    """Of 1, …, 7 and three of 1e9 it is 7. Of 1, 2, 3, 4 and three liars, whose lie the upper
+    quartile is, it is 4 times the median 4."""
     assert usual_of(Sizes(), 1e9, *range(1, 8), 1e9, 1e9) == 7
+    assert usual_of(Sizes(), 1e9, *range(1, 5), 1e9, 1e9) == 16
 
 
 def test_a_usual_norm_is_that_of_several_clients():
@@ -144,10 +146,10 @@ def test_the_usual_count_is_a_median_of_those_on_joining():
 
 
 def test_risks_and_losses_stay_in_the_cohorts_range():
-    """Of 1, 2, 3, 4 and 1e6 the upper quartile is 4: a risk is at most 20, a loss at most 400."""
+    """Of 1, 2, 3, 4 and 1e6 the upper quartile is 4: a risk is at most 8, a loss at most 400."""
     values = [1.0, 2.0, 3.0, 4.0, 1e6]
     updates = [update(i, {}, risk=-v, loss=v, accuracy=1.0) for i, v in enumerate(values)]
     limited = bound_numbers(updates)
-    assert limited[4].metrics == {"risk": -20.0, "loss": 400.0, "accuracy": 1.0}
+    assert limited[4].metrics == {"risk": -8.0, "loss": 400.0, "accuracy": 1.0}
     assert all(one is other for one, other in zip(limited[:4], updates[:4], strict=True))
     assert bound_numbers([update(0, {}), update(1, {}, loss=3.0)])[1].metrics == {"loss": 3.0}

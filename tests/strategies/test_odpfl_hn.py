@@ -135,9 +135,9 @@ def test_a_private_novel_client_remembers_across_messages_what_it_answered(tmp_p
     assert any(np.array_equal(answer, array) for array in before.values())
     refused = ask({name: array + 1 for name, array in gamma.items()})
     assert "descriptor-answers 1 allow" in refused.error.reason
-    told = json.loads((tmp_path / "summary.json").read_text())["privacy"]
-    assert told["epsilon"] == 1.0
-    assert "one input of a novel client" in told["terms"]
+    got = json.loads((tmp_path / "summary.json").read_text())["privacy"]
+    assert got["epsilon"] == 1.0
+    assert "one input of a novel client" in got["terms"]
 
 
 def test_bad_settings_are_refused():
@@ -230,25 +230,25 @@ def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it(
     no more; mean 3 + ½(7 − 3) = 5, variance ½(8/3 + ½·16) = 16/3."""
     strategy = strategy_of(descriptor_rate=0.5, hidden_dim=2)
     nodes = [Node(i, 50 + i) for i in range(3)] + [Node(9, 59, novel=True)]
-    strategy.nodes, asked, told = nodes, [], {}
+    strategy.nodes, asked, got = nodes, [], {}
 
     def exchange(action, payloads, config, like):
         if payloads:
             asked.append((action, [node.client for node in payloads]))
-        found = {node: told[node.client] for node in payloads if node.client in told}
+        found = {node: got[node.client] for node in payloads if node.client in got}
         return [Update(node, {DESCRIPTOR: np.float32([e])}, 1, {}) for node, e in found.items()]
 
     def moments():
         return strategy.moments.mean.item(), strategy.moments.variance.item()
 
     strategy.exchanges = at_once(exchange)
-    told |= {0: 1.0, 1: 5.0, 2: 3.0, 9: 100.0}
+    got |= {0: 1.0, 1: 5.0, 2: 3.0, 9: 100.0}
     assert strategy.broadcast({}, nodes[:2]).keys() == set(nodes[:2])
     assert moments() == (3.0, pytest.approx(8 / 3))
     assert strategy.personalize({}, nodes).keys() == set(nodes)
     assert moments() == (3.0, pytest.approx(8 / 3))
-    told.clear()
-    told[0] = 7.0
+    got.clear()
+    got[0] = 7.0
     assert strategy.broadcast({}, nodes[:2]).keys() == {nodes[0]}
     assert moments() == (5.0, pytest.approx(16 / 3))
     assert asked == [("query.encode", who) for who in ([0, 1], [2], [0, 1, 2, 9], [0, 1])]

@@ -135,20 +135,20 @@ def test_novel_rounds_are_of_novel_clients_alone_and_are_reported():
     the one to report: a phase of its own."""
     strategy = PFedHN(novel_rounds=2)
     strategy.nodes = [Node(0, 50), Node(1, 51), Node(7, 57, novel=True)]
-    strategy._last_training_round, told = 3, []
+    strategy._last_training_round, got = 3, []
     for number in (3, 4):
         strategy.now = Round(number)
         sampled = [node.client for node in strategy.sample()]
-        told.append((sampled, strategy.frozen, strategy.phase))
-        told.append((strategy.evaluate_novel, strategy.reports_last))
-    assert told == [([0, 1], False, 0), (False, False), ([7], True, 1), (True, True)]
+        got.append((sampled, strategy.frozen, strategy.phase))
+        got.append((strategy.evaluate_novel, strategy.reports_last))
+    assert got == [([0, 1], False, 0), (False, False), ([7], True, 1), (True, True)]
 
 
 @pytest.mark.parametrize(("wanted", "scored"), [(True, [3, 4]), (False, [])])
 def test_novel_clients_are_scored_once_they_have_learnt_if_at_all(wanted, scored):
     changes = {"method": "pfedhn", "novel-rounds": 2, "evaluate-novel": wanted}
-    told = federate(**changes)[0].evaluate_metrics_clientapp
-    assert [n for n, metrics in told.items() if "novel-accuracy" in metrics] == scored
+    got = federate(**changes)[0].evaluate_metrics_clientapp
+    assert [n for n, metrics in got.items() if "novel-accuracy" in metrics] == scored
 
 
 def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter():
@@ -164,8 +164,8 @@ def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter(
         strategy.embeddings[1].fill_(4.0)
     sent = strategy.broadcast({}, nodes)
     assert [sent[node]["w"].item() for node in nodes] == [-3.0, 4.0]
-    told = [(nodes[0], 3, 1), (nodes[1], 10, 6)]
-    strategy.aggregate({}, [Update(u, sent[u] | {"n": np.array(n)}, k, {}) for u, n, k in told])
+    got = [(nodes[0], 3, 1), (nodes[1], 10, 6)]
+    strategy.aggregate({}, [Update(u, sent[u] | {"n": np.array(n)}, k, {}) for u, n, k in got])
     assert strategy.targets.averaged[""]["n"].item() == 9
     assert strategy.may_stop and not PFedHN(novel_rounds=1).may_stop
 
@@ -183,8 +183,8 @@ def test_counters_are_averaged_within_a_network_and_given_with_its_models():
     start = {"w": np.zeros(2, np.float32), "n": np.array(5)}
     targets = Targets(dict.fromkeys("SMB", start))
     nodes = [Node(i, 50 + i, properties={"model": m}) for i, m in enumerate("SMS")]
-    told = zip(nodes, (10, 7, 13), (1, 2, 3), strict=True)
-    targets.average([Update(node, {"n": np.array(n)}, k, {}) for node, n, k in told])
+    got = zip(nodes, (10, 7, 13), (1, 2, 3), strict=True)
+    targets.average([Update(node, {"n": np.array(n)}, k, {}) for node, n, k in got])
     assert {name: own["n"].item() for name, own in targets.averaged.items()} == (
         {"S": 12, "M": 7, "B": 5}
     )
@@ -242,11 +242,9 @@ def test_without_the_network_statistics_are_known_by_their_names_and_dtypes():
 def test_averages_are_saved_and_no_variance_is_negative():
     """Of 1 and 3 samples: means (4 + 3·8) / 4 = 7 and, of variances, (1 − 3·3) / 4 < 0."""
     targets, arrays = everything()
-    told = [("norm.running_mean", 4, 8), ("norm.running_var", 1, -3), ("batches", 2, 7)]
+    got = [("norm.running_mean", 4, 8), ("norm.running_var", 1, -3), ("batches", 2, 7)]
     replies = [
-        Update(
-            Node(i, 50 + i), arrays | {n: np.full_like(arrays[n], v[i]) for n, *v in told}, k, {}
-        )
+        Update(Node(i, 50 + i), arrays | {n: np.full_like(arrays[n], v[i]) for n, *v in got}, k, {})
         for i, k in enumerate((1, 3))
     ]
     targets.average(replies)

@@ -63,12 +63,12 @@ def test_a_size_that_nobody_knows_is_refused():
 
 
 def test_fixed_descriptors_have_the_size_that_most_tell():
-    """Sizes 9, 2, 2 and none: whoever comes first, those of two entries are taken."""
+    """Sizes 9, 2, 2 and none: the first one wins, those of two entries are taken."""
     strategy = PFedHN(descriptor="class-proportions", models=SIZES)
     strategy.open(None, to_record(SIZES["s"]), {})
     nodes = [Node(i, 50 + i, properties={"model": "s"}) for i in range(4)]
-    told = [{"descriptor": np.full(n, 1 / n, np.float32)} for n in (9, 2, 2)] + [{}]
-    replies = [Update(n, arrays, 1, {}) for n, arrays in zip(nodes, told, strict=True)]
+    got = [{"descriptor": np.full(n, 1 / n, np.float32)} for n in (9, 2, 2)] + [{}]
+    replies = [Update(n, arrays, 1, {}) for n, arrays in zip(nodes, got, strict=True)]
     strategy.exchange = lambda *_: replies
     assert strategy.meet(nodes) == nodes[1:3]
 

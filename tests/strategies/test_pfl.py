@@ -91,8 +91,8 @@ def test_a_distance_by_hand_for_every_pair():
     d = a_distances(at_once(exchange), nodes[:2], nodes[2:])
     for i in range(2):
         for j in range(3):
-            told = 0.1 * i + 0.02 * j + 0.05 * j + 0.01 * i
-            assert d[i, j] == pytest.approx(2 - 2 * told, rel=1e-6)
+            got = 0.1 * i + 0.02 * j + 0.05 * j + 0.01 * i
+            assert d[i, j] == pytest.approx(2 - 2 * got, rel=1e-6)
     assert all(w == pytest.approx(-2.0, rel=1e-3) for w in last.values())
     assert [w.shape for w in last.values()] == [(3, 4)] * 2 + [(2, 4)] * 3
 

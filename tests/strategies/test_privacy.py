@@ -135,8 +135,8 @@ def test_a_client_knows_what_noise_its_epsilon_needs():
 def test_metrics_and_properties_that_tell_of_samples_stay():
     none = {"a": np.zeros(2)}
     assert dict(replied("train", none, {}, "central")["metrics"]) == {"num-examples": 1}
-    told = dict(replied("query", none, {}, "local")["properties"])
-    assert told == {"client": 4, "novel": False, "model": "mlp"}
+    got = dict(replied("query", none, {}, "local")["properties"])
+    assert got == {"client": 4, "novel": False, "model": "mlp"}
     assert dict(replied("query", none, {}, "none")["properties"]) == PROPERTIES
 
 
@@ -145,8 +145,8 @@ def test_what_is_not_covered_is_answered_only_if_it_need_not_be(action):
     none = {"a": np.zeros(2)}
     with pytest.raises(ValueError, match=f"the answer to '{action}' is not covered"):
         replied(action, none, {}, "central")
-    told = replied(action, none, {}, "central", **{"dp-covers": "model-updates"})["metrics"]
-    assert dict(told) == (METRICS if action == "evaluate" else {"num-examples": 1})
+    got = replied(action, none, {}, "central", **{"dp-covers": "model-updates"})["metrics"]
+    assert dict(got) == (METRICS if action == "evaluate" else {"num-examples": 1})
     assert (
         "prototype"
         in replied("query", none, {}, "local", **{"dp-covers": "model-updates"})["properties"]
@@ -265,19 +265,19 @@ def test_noise_multiplier_is_calibrated_to_epsilon(mode, monkeypatch):
 
 
 def test_what_was_spent_survives_a_crash_and_is_not_counted_twice():
-    told = []
+    got = []
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0)
-    privacy.on_spend = told.append
+    privacy.on_spend = got.append
     privacy.spend([Node(3, 53)])
     privacy.spend([Node(3, 53)])
     terms = {"generator": "system", "not-covered": []}
-    assert told == [{"mode": "local", "spent": {"3": n * 0.25}} | terms for n in (1, 2)]
-    again = Privacy(dp="local", dp_noise_multiplier=4.0, spent=told[0])
-    again.restore(told[1])
-    again.restore(told[0] | {"spent": {"3": 0.25, "5": 0.5}})  # never less than what was spent
+    assert got == [{"mode": "local", "spent": {"3": n * 0.25}} | terms for n in (1, 2)]
+    again = Privacy(dp="local", dp_noise_multiplier=4.0, spent=got[0])
+    again.restore(got[1])
+    again.restore(got[0] | {"spent": {"3": 0.25, "5": 0.5}})  # never less than what was spent
     assert again.state()["spent"] == {"3": 0.5, "5": 0.5}
     with pytest.raises(ValueError, match="trained with dp 'local'"):
-        central(spent=told[0])
+        central(spent=got[0])
 
 
 def test_with_local_noise_all_users_have_the_same_weight():
@@ -315,10 +315,10 @@ def test_terms_go_on_with_what_was_spent():
     second = Privacy(
         dp="local", dp_noise_multiplier=4.0, dp_covers="model-updates", spent=first.state()
     )
-    told = []
-    second.on_spend = told.append
+    got = []
+    second.on_spend = got.append
     second.admit("scores of evaluations")
-    third = Privacy(dp="local", dp_noise_multiplier=4.0, spent=told[-1])
+    third = Privacy(dp="local", dp_noise_multiplier=4.0, spent=got[-1])
     for privacy in (second, third):
         assert privacy.report()["dp-generator"] == "seeded"
         words = "not covered: embeddings, scores of evaluations; goes on from a saved run"
@@ -335,7 +335,7 @@ OF_LOCAL = {"mode": "local", "spent": {"3": 0.25}}
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("got", "why"),
     [
         ([LEDGER], "its content is .*; it must be a table"),
         ({"mode": "central"}, "'spent' is None; it must be a table"),
@@ -364,9 +364,9 @@ OF_LOCAL = {"mode": "local", "spent": {"3": 0.25}}
         ],
     ],
 )
-def test_a_ledger_that_no_run_wrote_is_refused_by_name(told, why):
+def test_a_ledger_that_no_run_wrote_is_refused_by_name(got, why):
     with pytest.raises(ValueError, match=r"^lab/privacy\.json is refused: " + why):
-        checked(told, "lab/privacy.json")
+        checked(got, "lab/privacy.json")
 
 
 def test_every_runs_ledger_is_taken():

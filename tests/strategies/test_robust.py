@@ -1,4 +1,4 @@
-"""Robust means on numbers worked out by hand; five clients, of whom one or two lie."""
+"""Robust means on numbers worked out by hand; one or two of five clients lie."""
 
 import numpy as np
 import pytest

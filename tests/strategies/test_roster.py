@@ -8,10 +8,10 @@ from fedapps.engines.grid import InProcessGrid
 from strategies.roster import Roster
 
 
-def federation(*told):
-    """A grid of our clients, whose nodes 1, 2, … tell `told[0]`, `told[1]`, …, and the list, to be
+def federation(*got):
+    """A grid of our clients, whose nodes 1, 2, … report `got[0]`, `got[1]`, …, and the list, to be
     changed. One that is an exception cannot start."""
-    words = list(told)
+    words = list(got)
     client_app = ClientApp()
 
     @client_app.query()
@@ -19,8 +19,8 @@ def federation(*told):
         said = words[context.node_id - 1]
         if isinstance(said, Exception):
             said = {"error": f"{type(said).__name__}: {said}"}
-        told = ConfigRecord({OFFERS: ""} | said)
-        return Message(RecordDict({"properties": told}), reply_to=message)
+        got = ConfigRecord({OFFERS: ""} | said)
+        return Message(RecordDict({"properties": got}), reply_to=message)
 
     return InProcessGrid.simulation(client_app, {}, len(words)), words
 

@@ -101,6 +101,19 @@ def test_a_method_may_measure_from_elsewhere():
     assert from_record(result.arrays)["w"] == pytest.approx([0.5**0.5] * 2)
 
 
+@pytest.mark.parametrize(("runs_itself", "moved"), [(True, 1.0), (False, 2.0)])
+def test_a_wrapper_limits_changes_itself(runs_itself, moved):
+    """Node i moves by i; at half the usual norm, that of node 2, all move by 1. In a wrapper the
+    mean is 2."""
+
+    class Wrapped(FedAvg):
+        leads = property(lambda self: runs_itself, lambda self, value: None)
+
+    result, _, reports = go(Wrapped(max_update_ratio=0.5))
+    assert from_record(result.arrays)["w"] == pytest.approx([100 + moved] * 2)
+    assert [report.get("clipped", 0) for report in reports] == [2 if runs_itself else 0]
+
+
 def empty(reply):
     reply.content["arrays"] = to_record({})
 
@@ -135,8 +148,8 @@ def test_client_states_travel_in_batches(monkeypatch):
     monkeypatch.setattr(run_state, "STATE_BATCH", 2)
     strategy = FedAvg(client_states={n: {"own": np.ones(9, np.float32)} for n in (1, 2, 3)})
     _, _, reports = go(strategy, grid=Noting)
-    told = [(client, own["kept"].tolist()) for client, own in strategy.client_states()]
-    assert told == [(2, [2]), (3, [3])]
+    got = [(client, own["kept"].tolist()) for client, own in strategy.client_states()]
+    assert got == [(2, [2]), (3, [3])]
     for kind in (RESTORE_STATE, SAVE_STATE):
         own = [one for one in strategy.grid.exchanges if one[0][0] == kind]
         assert own == [[(kind, 1), (kind, 2)], [(kind, 3)]]
@@ -190,8 +203,8 @@ def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monk
 
     monkeypatch.setattr(scores, "a_distances", distances)
     result, _, _ = go(FedAvg(bound=True, evaluate_every=1), nodes=4, novel=[1, 4], num_rounds=2)
-    told = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
-    assert told == [0.5, 0.5]
+    got = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
+    assert got == [0.5, 0.5]
     assert calls == [[[1, 4], [2, 3]]]
 
 

@@ -18,8 +18,8 @@ def go(method, rounds, poisoned=0):
 
     def handle(message, context):
         reply = answer(message, context, make_client)
-        told = message.content.config_records.get("config", {})
-        if message.metadata.message_type == "train" and told.get("server-round") == poisoned:
+        got = message.content.config_records.get("config", {})
+        if message.metadata.message_type == "train" and got.get("server-round") == poisoned:
             arrays = from_record(reply.content["arrays"])
             reply.content["arrays"] = to_record(
                 {n: np.full_like(a, 3e38) for n, a in arrays.items()}
@@ -33,7 +33,7 @@ def go(method, rounds, poisoned=0):
 
 @pytest.mark.parametrize("method", ["scaffold", "pfedhn", "odpfl-hn"])
 def test_the_state_is_that_before_the_round(method, monkeypatch):
-    """With the check of sizes off: two rounds, of which the second is undone, leave one round's
+    """With the check of sizes off: the second of two rounds is undone and leaves one round's
     arrays; a third goes on from them as if nothing had been, momentum included."""
     monkeypatch.setattr(limits, "ABSURD", np.inf)
     monkeypatch.setattr(limits, "LARGEST", np.inf)

@@ -30,14 +30,14 @@ def clients():
         arrays = from_record(message.content["arrays"])
         step = STEPS[message.content["config"]["server-round"] - 1] * context.node_id
         moved = {n: np.asarray(a + np.float32(step)) for n, a in arrays.items()}
-        told = MetricRecord({"num-examples": 1, "risk": 1.0})
-        return Message(RecordDict({"arrays": to_record(moved), "metrics": told}), reply_to=message)
+        got = MetricRecord({"num-examples": 1, "risk": 1.0})
+        return Message(RecordDict({"arrays": to_record(moved), "metrics": got}), reply_to=message)
 
     @client_app.evaluate()
     def evaluate(message, context):
         value = float(from_record(message.content["arrays"])["w"][0])
-        told = MetricRecord({"num-examples": 1, "value": value})
-        return Message(RecordDict({"metrics": told}), reply_to=message)
+        got = MetricRecord({"num-examples": 1, "value": value})
+        return Message(RecordDict({"metrics": got}), reply_to=message)
 
     return InProcessGrid.simulation(client_app, {}, 3)
 

@@ -62,7 +62,7 @@ def test_a_node_that_stops_for_a_minute_and_one_with_anothers_key(tmp_path):
     shutil.copy(deployment.folder / "tls" / "server.pem", other.folder / "tls" / "ca.crt")
     flwr, folder = deployment.flwr(), tmp_path / "run"
 
-    def told():
+    def got():
         file = folder / "metrics.jsonl"
         return [json.loads(x) for x in file.read_text().splitlines()] if file.is_file() else []
 
@@ -81,14 +81,14 @@ def test_a_node_that_stops_for_a_minute_and_one_with_anothers_key(tmp_path):
         for stranger in (twin, other):
             stranger.start(["node-0"])
         number = flwr.submit(SMALL | {"output-dir": str(folder)})
-        wait(told, 600, lambda: flwr.log(number)[-20:])
+        wait(got, 600, lambda: flwr.log(number)[-20:])
         send(signal.SIGSTOP)
-        wait(lambda: told()[-1]["valid"] == 1, 300, told)
-        stopped = len(told())
+        wait(lambda: got()[-1]["valid"] == 1, 300, got)
+        stopped = len(got())
         wait(lambda: online() == 1, 300, online)
         assert deployment.alive("node-1")
         send(signal.SIGCONT)
-        wait(lambda: any(x["valid"] == 2 for x in told()[stopped:]), 600, told)
+        wait(lambda: any(x["valid"] == 2 for x in got()[stopped:]), 600, got)
         flwr.cancel(number)
         assert online() == 2
         log = {name: (d.folder / "log" / "node-0.log").read_text() for name, d in

@@ -101,7 +101,7 @@ def test_a_tables_column_of_labels_is_the_runs(tmp_path):
 
 
 def test_files_of_every_kind(tmp_path):
-    """A label that is none of the run's classes is none; texts are told by their names."""
+    """A label that is none of the run's classes is none; texts are reported by their names."""
     for name, labels in saved(tmp_path).items():
         found = read_inputs(tmp_path / name, CARD)
         assert seen(found) == pytest.approx(SEEN), name
@@ -138,12 +138,12 @@ def test_values_that_are_not_finite_are_refused(tmp_path, value):
     where they may be a training client's."""
     x = torch.from_numpy(ROWS / 16)
     x[1, 0, 0] = value
-    told = "holds 2 values that are NaN, infinite or too large, the first in sample 1; fill them in"
-    with pytest.raises(ValueError, match=f"the array {told}"):
+    got = "holds 2 values that are NaN, infinite or too large, the first in sample 1; fill them in"
+    with pytest.raises(ValueError, match=f"the array {got}"):
         unlabeled(x, CARD)
     every = Samples(x, torch.tensor([0, 1]), torch.arange(2), 1.0, 0.5, 0.25)
     info = Info("mine", (1, 2, 2), 3, "")
     for novel in (True, False):
         Share(every, every, None, every, novel).save(tmp_path / "node", info)
-        with pytest.raises(ValueError, match=f"node {told}"):
+        with pytest.raises(ValueError, match=f"node {got}"):
             read_inputs(tmp_path / "node", CARD)

@@ -38,7 +38,7 @@ def test_what_is_lost_comes_back(tmp_path):
     flwr, folder = deployment.flwr(), tmp_path / "run"
     config = SMALL | {"output-dir": str(folder)}
 
-    def told():
+    def got():
         file = folder / "metrics.jsonl"
         return [json.loads(x) for x in file.read_text().splitlines()] if file.is_file() else []
 
@@ -54,24 +54,24 @@ def test_what_is_lost_comes_back(tmp_path):
         stranger.start(["node-0"])
         wait(lambda: online() == 3, 60, online)
         flwr.submit(config)
-        wait(told, 120, told)
+        wait(got, 120, got)
         os.kill(process(SUPERLINK), signal.SIGKILL)
-        wait(lambda: not deployment.alive(SUPERLINK), 20, told)
+        wait(lambda: not deployment.alive(SUPERLINK), 20, got)
         deployment.start([SUPERLINK])
         wait(lambda: online() == 3, 60, online)
         number = flwr.submit(config)
-        wait(lambda: len(told()) >= 3, 120, lambda: flwr.log(number)[-20:])
+        wait(lambda: len(got()) >= 3, 120, lambda: flwr.log(number)[-20:])
         run_in_process(SMALL | {"rounds": 3, "output-dir": str(tmp_path / "undisturbed")})
         _, undisturbed, _ = left(tmp_path / "undisturbed")
-        assert [line["loss"] for line in told()[:3]] == [line["loss"] for line in undisturbed]
+        assert [line["loss"] for line in got()[:3]] == [line["loss"] for line in undisturbed]
 
         os.kill(process("node-1"), signal.SIGKILL)
-        wait(lambda: "missing" in told()[-1]["dropped"], 60, told)
+        wait(lambda: "missing" in got()[-1]["dropped"], 60, got)
         wait(lambda: online() == 2, 90, online)  # until then Flower lets nobody in under its key
         deployment.start(["node-1"])
         list(flwr.follow(number))
         assert (flwr.status(number)[0], flwr.error(number)) == ("finished:completed", "")
-        assert told()[-1]["round"] == SMALL["rounds"] and told()[-1]["valid"] == 2
+        assert got()[-1]["round"] == SMALL["rounds"] and got()[-1]["valid"] == 2
         assert all(deployment.alive(node) for node in deployment.nodes)
 
         wait(lambda: not stranger.alive("node-0"), 60, lambda: "the stranger goes on")

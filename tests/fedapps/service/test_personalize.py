@@ -78,8 +78,8 @@ def test_labels_only_score(method, run, tmp_path):
     labels, predicted = np.full(len(x), 3), []
     for _ in range(2):
         np.savez(tmp_path / "x.npz", x=x, y=labels)
-        told = command("personalize", run(method), tmp_path / "x.npz", "--output", out)
-        assert f"{len(x)} given, used for scoring alone" in told
+        got = command("personalize", run(method), tmp_path / "x.npz", "--output", out)
+        assert f"{len(x)} given, used for scoring alone" in got
         predicted.append([(out / f).read_bytes() for f in ("predictions.csv", "model.safetensors")])
         with (out / "predictions.csv").open() as file:
             labels = np.array([int(row["class"]) for row in csv.DictReader(file)])
@@ -194,6 +194,6 @@ def test_a_private_client_pays_its_own_epsilon(run):
 def test_show_tells_a_run_in_ten_lines(run):
     lines = command("show", run("odpfl-hn")).splitlines()
     assert len(lines) == 10
-    told = "\n".join(lines)
+    got = "\n".join(lines)
     for words in ("Amosy et al.", "digits", "(1, 8, 8)", "a model of its own", "unlabeled inputs"):
-        assert words in told
+        assert words in got

@@ -123,8 +123,8 @@ def test_a_personal_head_must_be_on_its_node(folders, tmp_path):
     has none at all."""
     run = trained("fedper", tmp_path / "run")
     strategy = opened(run, Nodes(run, places([folders[0], folders[3]], tmp_path)))
-    told = serve_once(strategy, run)
-    assert told == {0: "it failed; see the log", 1: "fedper has no model without labels"}
+    got = serve_once(strategy, run)
+    assert got == {0: "it failed; see the log", 1: "fedper has no model without labels"}
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,10 @@ def test_a_late_node_over_tls(folders, tmp_path):
         deployment.start(["node-3"])
         for method in ("fedtta++", "odpfl-hn"):
             run = fedapps.load(results / f"{method}-seed0")
-            told = serve(run.folder, deployment, 3)
+            got = serve(run.folder, deployment, 3)
             predictions = deployment.folder / "state" / "node-3" / "predictions.csv"
             assert predictions.read_text() == run.serve(run.inputs(late)).predictions()
-            assert "client 3: has its model now (novel)" in told and "stopped" in told
+            assert "client 3: has its model now (novel)" in got and "stopped" in got
     finally:
         deployment.stop([SUPERLINK, *deployment.nodes])
     assert not any(deployment.alive(name) for name in [SUPERLINK, *deployment.nodes])
@@ -73,10 +73,10 @@ def serve(run, deployment, client):
     with subprocess.Popen(
         [*map(str, command), "--every", "1"], stdout=subprocess.PIPE, text=True
     ) as process:
-        told = ""
+        got = ""
         for line in process.stdout:
-            told += line
+            got += line
             if f"client {client}:" in line:
                 process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    return told
+    return got
