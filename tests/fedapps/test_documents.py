@@ -38,6 +38,12 @@ def section(page, title):
     return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
+def test_the_first_pages_count_the_methods():
+    root = Path(__file__).parents[2]
+    for page in ("README.md", "docs/index.md"):
+        assert re.findall(r"(\d+) methods", (root / page).read_text("utf-8")) == [str(len(METHODS))]
+
+
 def test_every_method_has_a_page_with_its_paper_and_settings(pages):
     assert pages.keys() == {"index", *METHODS}
     for name, method in METHODS.items():
