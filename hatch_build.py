@@ -12,11 +12,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDERS = "clients|strategies|partitions|experiments"
-OMITTED = {
+OMITTED = {  # they need a checkout
     "experiments/attacks.py",
     "experiments/benchmarks",
+    "experiments/figures_site.py",
     "experiments/method_pages.py",
-}  # they need a checkout
+    "experiments/tutorials.py",
+}
 STATEMENT = re.compile(rf"^(\s*from )({FOLDERS})\b|^(\s*)import ({FOLDERS})$", re.M)
 REFERENCE = re.compile(rf"""(["'])({FOLDERS})\.(?=[\w{{"'])""")  # "clients.tent:TENTClient"
 LEFT = re.compile(rf"^\s*import ({FOLDERS})\b", re.M)

@@ -1,7 +1,7 @@
 """The digits of a federation's training clients, as a dataset: some of them serve as novel clients.
 
 Settings are chosen on it without a label of a novel client or of a test sample: the defaults of
-novel-steps and novel-lr (docs/results.md, few labels)."""
+novel-steps and novel-lr (docs/results/few-labels.md)."""
 
 import numpy as np
 

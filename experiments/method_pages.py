@@ -1,8 +1,9 @@
 """Writes a page for each method: ``python -m experiments.method_pages [FOLDER]``.
 
 A page is made of the table of methods, the docstrings of the method's client and strategy, its
-declared settings, the keys that a tiny run of it logs, and its rows in docs/results.md. The links
-of a page fit the default folder, docs/methods/, which git ignores."""
+declared settings, the keys that a tiny run of it logs, and its rows in docs/results/. The links of
+a page fit the default folder, docs/methods/, which git ignores. docs/hooks.py adds the pages that
+this folder lacks to the site, without what a run logs."""
 
 import inspect
 import json
@@ -35,8 +36,8 @@ NOVEL = {
 Row = tuple[str, str, str, str]  # key, default, values, meaning
 
 
-def page(method: str, logged: list[str]) -> str:
-    """The page of a method; `logged` are the keys that every run of any method lacks."""
+def page(method: str, logged: list[str] | None = None) -> str:
+    """The page of a method; `logged` are the keys that only its runs write, if they are known."""
     entry = METHODS[method]
     sections = {
         "What it computes": "\n\n".join(
@@ -46,11 +47,14 @@ def page(method: str, logged: list[str]) -> str:
         "Novel clients and privacy": f"{NOVEL[entry.novel]}\n\n"
         f"Kinds of differential privacy: {', '.join(entry.dp) or 'none'}.",
         "Settings": table(settings(method)) or "Only the common ones of `[tool.flwr.app.config]`.",
-        "What it logs": "Beyond [what every run logs](../run-folder.md): "
-        f"{', '.join(f'`{key}`' for key in logged) or 'nothing'}.",
     }
+    if logged is not None:
+        keys = ", ".join(f"`{key}`" for key in logged) or "nothing"
+        sections["What it logs"] = (
+            f"Beyond [what every run logs](../reference/run-folder.md): {keys}."
+        )
     if rows := list(measured(method)):
-        where = "The commands, the machine and the interpretation: [results](../results.md)."
+        where = "The commands, the machine and the interpretation: [results](../results/index.md)."
         sections["Measured, beside published"] = "\n\n".join([where, *rows])
     title = f"# {method}\n\n{entry.line[0].upper()}{entry.line[1:]}. Paper: {entry.paper}."
     return "\n\n".join([title, *(f"## {name}\n\n{text}" for name, text in sections.items())]) + "\n"
@@ -61,7 +65,7 @@ def source(role: str, half: type) -> str:
     module = inspect.getmodule(half)
     file = f"{half.__module__.replace('.', '/')}.py"
     texts = [inspect.cleandoc(t) for t in (module.__doc__ if module else "", half.__doc__) if t]
-    head = f"**{role}**: `{half.__name__}` in [`{file}`](../../{file})."
+    head = f"**{role}**: `{half.__name__}` in `{file}`."
     return "\n\n".join([head, *(text.replace("``", "`") for text in texts)])
 
 
@@ -82,8 +86,9 @@ def table(rows: Iterator[Row]) -> str:
 
 
 def measured(method: str) -> Iterator[str]:
-    """The rows of docs/results.md whose first cell names the method, under their headings."""
-    for section in (DOCS / "results.md").read_text("utf-8").split("\n## ")[1:]:
+    """The rows of docs/results/ whose first cell names the method, under their headings."""
+    pages = [page.read_text("utf-8") for page in sorted((DOCS / "results").glob("*.md"))]
+    for section in [part for page in pages for part in page.split("\n## ")[1:]]:
         title, _, text = section.partition("\n")
         for block in text.split("\n\n"):
             head, rows = block.splitlines()[:2], block.splitlines()[2:]
@@ -112,17 +117,24 @@ def needs_preference(method: str) -> bool:
     return "needs the preference partition" in METHODS[method].line
 
 
+def index() -> str:
+    """The table of all methods."""
+    rows = ["| method | what it does | paper | unlabeled novel clients get |", "|---|---|---|---|"]
+    for name, entry in METHODS.items():
+        row = f"[`{name}`]({name}.md)", entry.line, entry.paper, entry.novel or "no"
+        rows.append(f"| {' | '.join(row)} |")
+    return "\n".join(["# Methods", "", *rows, ""])
+
+
 def main(folder: Path = DOCS / "methods") -> None:
     """Run every method for a round, and write its page."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     common = {needs: set(logs(name)) for needs, name in ((False, "fedavg"), (True, "global"))}
     folder.mkdir(parents=True, exist_ok=True)
-    index = ["# Methods", "", "| method | what it does | paper |", "|---|---|---|"]
-    for method, entry in METHODS.items():
+    for method in METHODS:
         logged = [key for key in logs(method) if key not in common[needs_preference(method)]]
         (folder / f"{method}.md").write_text(page(method, logged), "utf-8")
-        index.append(f"| [`{method}`]({method}.md) | {entry.line} | {entry.paper} |")
-    (folder / "README.md").write_text("\n".join([*index, ""]), "utf-8")
+    (folder / "index.md").write_text(index(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ applies (Σ_u clip_C(Δ_u) + N(0, z²C²)) / m, with m = q N expected users, N c
 *Local*: the server is not trusted either. Each user clips its change and adds N(0, z²C²). The
 participants are known, so sampling hides nothing.
 
-See `strategies.accountant` for ε, and `docs/privacy.md` for what each message holds."""
+See `strategies.accountant` for ε, and `docs/reference/wire.md` for what each message holds."""
 
 import math
 import re

@@ -80,7 +80,7 @@ class FlowerArrays:
             return
         raise ValueError(
             f"{name} cannot run inside another strategy, such as Flower's privacy wrappers: {why}. "
-            f"Call {name}.start itself; for its own privacy see docs/privacy.md"
+            f"Call {name}.start itself; for its own privacy see docs/concepts/privacy.md"
         )
 
     def begin_wrapped_run(self) -> None:

@@ -1,6 +1,7 @@
 """Clients of other packages, over small and unequal shares of the digits, and what they send.
 
-The first is Flower's quickstart of docs/plug-in.md. Nodes 1, 2 and 3 hold 20, 30 and 50 samples."""
+The first is Flower's quickstart of docs/how-to/flower-app.md. Nodes 1, 2 and 3 hold 20, 30 and 50
+samples."""
 
 import warnings
 

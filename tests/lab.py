@@ -1,4 +1,4 @@
-"""A user's package: the code of docs/extending.md, written to a folder and allowed."""
+"""A user's package: the code of docs/how-to/own-*.md, written to a folder and allowed."""
 
 import os
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from partitions import references, trust
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text("utf-8")
+HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
+PAGE = "".join(page.read_text("utf-8") for page in sorted(HOW_TO.glob("own-*.md")))
 DITTO, RINGS, SIZES = "my_lab.ditto:METHOD", "my_lab.data:rings", "my_lab.rules:BySize"
 NET, INFO = "my_lab.nets:resnet10", "my_lab.data:RINGS"
 

@@ -1,4 +1,4 @@
-"""Methods from outside the package, written by docs/extending.md alone: FedDyn, and some that fail.
+"""Methods from outside the package, by docs/how-to/own-method.md alone: FedDyn, and some that fail.
 
 FedDyn (Acar et al., ICLR 2021, Algorithm 1)."""
 

@@ -97,7 +97,7 @@ LIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedma", "fedavg"])
 def test_absurd_neurons_cost_accuracy(method):
-    """One of eight training clients sends them: docs/deployment.md has the numbers."""
+    """One of eight training clients sends them: docs/how-to/real-nodes.md has the numbers."""
     settings = {"num-clients": 10, "train-fraction": 0.8, "rounds": 8, "evaluate-every": 8}
     accuracies = {}
     for name, lie in LIES.items():

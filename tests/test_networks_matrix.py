@@ -138,8 +138,8 @@ def test_a_personal_part_must_not_be_tied_to_the_rest(method, tmp_path):
 
 
 def test_the_page_names_the_networks_that_a_method_cannot_use():
-    """docs/plug-in.md: what the runs above refuse. FedBN needs batch normalisation."""
-    page = (Path(__file__).parents[1] / "docs" / "plug-in.md").read_text("utf-8")
+    """What the runs above refuse. FedBN needs batch normalisation."""
+    page = (Path(__file__).parents[1] / "docs/how-to/flower-components.md").read_text("utf-8")
     parts = {
         "Norm": "batch normalisation",
         "Frozen": "frozen parameters",

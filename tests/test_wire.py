@@ -1,4 +1,4 @@
-"""docs/privacy.md names everything that messages hold, under any settings and under privacy."""
+"""docs/reference/wire.md names all that messages hold, under any settings and under privacy."""
 
 import pytest
 import tiny

@@ -1,4 +1,4 @@
-"""The names in messages, compared with the table of docs/privacy.md."""
+"""The names in messages, compared with the table of docs/reference/wire.md."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import partitions
 from fedapps.node.building import method_model, with_public
 
-PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "wire.md"
 UP, DOWN = "from client", "from server"
 Place = tuple[str, str]  # message type, direction
 

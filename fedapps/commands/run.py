@@ -155,7 +155,7 @@ def plan(
     methods = split_names("methods", experiment.methods)
     labels = combinations(methods, experiment.grid)
     for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
-        say(make_console(), note)
+        say(make_console(stderr=True), note)
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
     for label in labels:
         check_names(Variant.parse(label).apply(config))

@@ -1,4 +1,4 @@
-"""Writes the files of a run's folder, which docs/run-folder.md describes, and its checkpoints."""
+"""Writes the files of a run's folder and its checkpoints; docs/reference/run-folder.md has them."""
 
 import json
 import logging

@@ -1,7 +1,7 @@
 """The JSON and TOML files of a run folder as pydantic models.
 
 Another person may have written the folder. Known keys must have their types; unknown keys are
-ignored. docs/run-folder.md says what the keys mean."""
+ignored. docs/reference/run-folder.md says what the keys mean."""
 
 from math import isfinite
 from typing import Annotated, Literal

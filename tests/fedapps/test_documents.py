@@ -13,7 +13,7 @@ from experiments import method_pages
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 
-PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md").read_text("utf-8")
 ROLES = ("train", "novel")
 LOGGED = {"afl": "mixture-max", "fedtta++": "evaluation/novel-adapt-steps", "fedembed": "nothing"}
 
@@ -38,15 +38,22 @@ def section(page, title):
     return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
+def test_the_first_pages_count_the_methods():
+    root = Path(__file__).parents[2]
+    for page in ("README.md", "docs/index.md"):
+        assert re.findall(r"(\d+) methods", (root / page).read_text("utf-8")) == [str(len(METHODS))]
+
+
 def test_every_method_has_a_page_with_its_paper_and_settings(pages):
-    assert pages.keys() == {"README", *METHODS}
+    assert pages.keys() == {"index", *METHODS}
     for name, method in METHODS.items():
-        assert f"| [`{name}`]({name}.md) | {method.line} | {method.paper} |" in pages["README"]
+        row = f"| {method.line} | {method.paper} | {method.novel or 'no'} |"
+        assert f"| [`{name}`]({name}.md) {row}\n" in pages["index"]
         assert f"Paper: {method.paper}.\n" in pages[name]
         keys = re.findall(r"^\| `([\w-]+)` \|", section(pages[name], "Settings"), re.M)
         assert keys == [k.rpartition(".")[2] for k in defaults() if k.rpartition(".")[0] == name]
         for half in (method.strategy, method.client):
-            assert f"`{half.__name__}` in [`{half.__module__.replace('.', '/')}.py`]" in pages[name]
+            assert f"`{half.__name__}` in `{half.__module__.replace('.', '/')}.py`" in pages[name]
 
 
 def test_pages_have_ranges_choices_measurements_and_logged_keys(pages):

@@ -1,4 +1,4 @@
-"""Nodes that never answer, are lost, and come back: what docs/deployment.md says of them."""
+"""Nodes that never answer, are lost, and come back: what docs/how-to/real-nodes.md says of them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every strategy with clients that nobody here wrote: it is what docs/plug-in.md says that it is,
+"""Every strategy with clients that nobody here wrote: it is what its page says that it is,
 by numbers worked out here, or it stops in the first round and says what is missing.
 
 The page's table is what this file finds. WRITE_PAGE=1 pytest -n0 tests/fedapps/test_foreign.py
@@ -21,7 +21,7 @@ from clients.arrays import from_record
 from partitions.seeds import drawing, seed_of
 from strategies.hypernetwork import Hypernetwork
 
-PAGE = Path(__file__).parents[2] / "docs" / "plug-in.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "flower-app.md"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.S))
 NAMES = [name for name in strategies.__all__ if name != "PersonalizedStrategy"]
 WEIGHTS = {"float64": {i: n + 0.5 for i, n in enumerate(SIZES, 1)}}

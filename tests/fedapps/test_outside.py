@@ -1,4 +1,4 @@
-"""What comes from outside the package: the code of docs/extending.md, written to a folder."""
+"""What comes from outside the package: the code of docs/how-to/own-*.md, written to a folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A method written by docs/extending.md alone, and where its errors, numbers and name are shown."""
+"""A method written by docs/how-to/own-method.md alone; where its errors and numbers are shown."""
 
 import json
 import re
@@ -269,7 +269,7 @@ def test_a_name_is_one_word(monkeypatch):
 
 
 def test_the_pages_short_method_learns(tmp_path):
-    """SmoothClient of docs/extending.md; label smoothing changes what FedAvg gives."""
+    """SmoothClient of docs/how-to/own-method.md; label smoothing changes what FedAvg gives."""
     from lab import written
 
     with written(tmp_path):

@@ -1,4 +1,4 @@
-"""docs/plug-in.md as code, in a package of its own; what each method and strategy makes of it."""
+"""docs/how-to/flower-*.md as a package; what each method and strategy makes of it."""
 
 import importlib
 import re
@@ -26,7 +26,8 @@ from fedapps.methods import METHODS
 from fedapps.plugin import share_of
 from partitions.items import Items, from_items
 
-PAGE = (Path(__file__).parents[2] / "docs" / "plug-in.md").read_text("utf-8")
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
+PAGE = "".join(page.read_text("utf-8") for page in sorted(HOW_TO.glob("flower-*.md")))
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S))
 (PROJECT,) = re.findall(r"```toml\n# pyproject.toml\n(.*?)```", PAGE, re.S)
 TASTES = ("fedembed", "global", "global+", "pfedkm")

@@ -1,0 +1,137 @@
+"""The site's pages are plain and true: short sentences, short pages, tutorials that run, errors
+that exist. tests/test_readme.py parses their commands; `mkdocs build --strict` follows links."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.tutorials import FOLDER, cells, execute, notebook
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text("utf-8")
+    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    if page.parent.name != "methods"
+}
+REAL = FOLDER / "real-nodes.md"
+TUTORIALS = [
+    page for page in sorted(FOLDER.glob("*.md")) if page not in (REAL, FOLDER / "index.md")
+]
+LONGEST = 30  # words of a sentence
+PHRASES = re.compile(r"\b(be they|be it|of which|what remains of it|whoever)\b", re.I)
+LINES = 250
+LONG = ("docs/reference/", "docs/results/")
+
+
+def sentences(text):
+    """The sentences of a page's paragraphs, list entries and table cells, without code."""
+    text = re.sub(r"^( *)```.*?^\1```\n", "\n\n", text, flags=re.M | re.S)
+    text = re.sub(r"^(    |:::).*$", "", text, flags=re.M) if "???" not in text else text
+    text = re.sub(r"<[^>]+>|!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`\n]*`", "code", text)
+    for block in re.split(r"\n\s*\n|\n\s*[-*] |\n\s*\d+\. |\n#|\|", text):
+        yield from re.split(r"(?<=[.!?])[)*]*\s", " ".join(block.split()))
+
+
+def words(sentence):
+    """Its words; numbers and signs are none."""
+    return re.findall(r"[A-Za-zÀ-ž][\w'’-]*", sentence)
+
+
+def test_sentences_are_counted():
+    prose = "One two three. Four\nfive, `a b` six [seven](eight.md) 9!"
+    text = f"{prose}\n\n| a b | c |\n\n```sh\nx y z\n```\n"
+    found = [len(words(sentence)) for sentence in sentences(text)]
+    assert [count for count in found if count] == [3, 5, 2, 1]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sentences_are_short_and_plain(page):
+    found = list(sentences(PAGES[page]))
+    assert [s for s in found if len(words(s)) > LONGEST] == []
+    assert [s for s in found if PHRASES.search(s)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_are_short(page):
+    if not page.startswith(LONG):
+        assert len(PAGES[page].splitlines()) <= LINES
+
+
+def masked(text):
+    """What a cell prints, without its numbers and the widths of its columns."""
+    return re.sub(r"[\s─━-]+", " ", re.sub(r"\d+(\.\d+)?", "0", text)).strip()
+
+
+def shown(text):
+    """What the page says that each Python cell prints, "" where it shows nothing."""
+    printed = []
+    for kind, file, content in cells(text):
+        if kind == "python" and not file:
+            printed.append("")
+        elif kind == "text":
+            printed[-1] = content
+    return printed
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs_and_prints_what_its_page_shows(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = page.read_text("utf-8")
+    done = list(execute(text))
+    assert [masked(printed) for printed, _ in done] == [masked(part) for part in shown(text)]
+    figures = re.findall(r"\(\.\./figures/(\S+\.png)\)", text)
+    assert len(figures) == len([value for _, value in done if isinstance(value, Figure)])
+
+
+@pytest.mark.slow
+def test_the_tutorials_real_nodes_train_and_are_served(tmp_path):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"APP": str(ROOT), "PATH": path}
+    steps = [code for kind, _, code in cells(REAL.read_text("utf-8")) if kind == "sh"]
+    try:
+        for step in steps[:-1]:
+            subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=environment, check=True)
+    finally:
+        subprocess.run(["bash", "-ec", steps[-1]], cwd=tmp_path, env=environment, check=True)
+    assert len(list(tmp_path.glob("fed/state/node-*/predictions.csv"))) == 4
+
+
+def test_a_notebook_has_the_cells_files_and_outputs_of_its_page():
+    page = 'Text.\n\n```python title="a.py"\nx = 1\n```\n\n```python\nprint(2)\n```\n\n'
+    page += "```text\n2\n```\n\n![figure](b.png)\nEnd.\n\n```sh\nls\n```\n"
+    made = json.loads(notebook(page))["cells"]
+    assert [(cell["cell_type"], cell["source"]) for cell in made] == [
+        ("markdown", "Text."),
+        ("code", "%%writefile a.py\nx = 1"),
+        ("code", "print(2)"),
+        ("markdown", "End."),
+        ("code", "%%bash\nls"),
+    ]
+    assert [out["text"] for cell in made for out in cell.get("outputs", ())] == ["2\n"]
+
+
+def test_the_errors_of_the_troubleshooting_page_exist():
+    """A quotation is part of a text in the code."""
+    known = set()
+    for file in ROOT.glob("*/**/*.py"):
+        if file.relative_to(ROOT).parts[0] in ("partitions", "clients", "strategies", "fedapps"):
+            tree = ast.parse(file.read_text("utf-8"))
+            known |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    texts = [text for text in known if isinstance(text, str)]
+    quoted = []
+    for table in re.split(r"\n\n", PAGES["docs/troubleshooting.md"]):
+        rows = [line for line in table.splitlines() if line.startswith("|")]
+        if rows and "message contains" in rows[0]:
+            quoted += [q for row in rows[2:] for q in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert len(quoted) > 20
+    assert [quote for quote in quoted if not any(quote in text for text in texts)] == []
