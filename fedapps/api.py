@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from fedapps.commands.run import (
     check_options,
     choose,
@@ -73,7 +71,7 @@ def run(
     arguments = [experiment] if experiment else []
     names = methods if isinstance(methods, str) else ",".join(methods)
     numbers = str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds))
-    console = make_console() if progress else Console(quiet=True)
+    console = make_console(quiet=not progress)
     check_options(arguments, names, numbers, engine, jobs, gpus_per_client, ray_address)
     asked = read_request(arguments, names, numbers, saved) | Experiment(single, several)
     asked.allow()

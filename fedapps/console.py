@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -36,9 +36,9 @@ Allowed = Annotated[
 ]
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """A console that prints square brackets as they are."""
-    return Console(stderr=stderr, markup=False)
+def make_console(*, stderr: bool = False, **options: Any) -> Console:
+    """A console that prints square brackets as they are; `options` as rich's."""
+    return Console(stderr=stderr, markup=False, **options)
 
 
 def say(console: Console, text: object) -> None:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from io import StringIO
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedapps.console import visible
+from fedapps.console import make_console, visible
 
 FAILED = "failed"
 LEFT = ("score", "method")  # columns of words; the others are aligned to the right
@@ -62,7 +61,7 @@ def displayed(label: str) -> str:
 def as_text(shown: TextTable, width: int = 120) -> str:
     """The table as `width` characters wide text."""
     file = StringIO()
-    Console(file=file, width=width, markup=False).print(as_rich(shown))
+    make_console(file=file, width=width).print(as_rich(shown))
     return file.getvalue().rstrip()
 
 

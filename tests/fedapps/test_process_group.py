@@ -121,5 +121,7 @@ def test_runs_end_when_what_they_need_has_died(hangs, tmp_path, monkeypatch, cap
     assert begun == ["local", "fedavg"]
     assert [job.done for job in work] == [True] * 3
     said = "RuntimeError: it has died"
-    assert [job.error for job in work] == ["", said if hangs else "OSError: broken pipe", said]
+    expected = ["", said if hangs else "OSError: broken pipe", said]
+    errors = [job.error.partition(" (")[0] for job in work]  # without their places
+    assert errors == expected
     assert not hangs or capsys.readouterr().err == "it has died\n"
