@@ -77,13 +77,15 @@ class Scaffold(PersonalizedStrategy):
         for update in updates:
             change, client = group(update.arrays, "control"), str(update.node.client)
             before = controls.get(client, {})
-            controls[client] = {n: before[n] + a if before else a for n, a in change.items()}
+            controls[client] = {
+                n: np.asarray(before[n] + a) if before else a for n, a in change.items()
+            }
         norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
         most = self.max_update_ratio * usual_size(norms.values())
         for client, norm in norms.items() if len(norms) >= COHORT else ():
             if 0 < most < norm:
                 c_i, factor = controls[client], np.float32(most / norm)
-                controls[client] = {n: a * factor for n, a in c_i.items()}
+                controls[client] = {n: np.asarray(a * factor) for n, a in c_i.items()}
                 excesses.append({n: a - controls[client][n] for n, a in c_i.items()})
         self.controls = controls
         return excesses

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,7 +286,8 @@ def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> N
     if source:
         write_text(output / "experiment.toml", source)
     new = [f"{job.name}\n" for job in work if job.name not in ordered_names(output)]
-    append_text(output / ORDER, "".join(new))
+    with suppress(OSError):  # without it rows are sorted by name; each run reports a full disk
+        append_text(output / ORDER, "".join(new))
 
 
 def carry_out(console: Console, work: "list[Job]", output: Path, engine: str, **how: Any) -> None:
