@@ -1,14 +1,14 @@
 """With default limits one lying client of ten neither ends a run nor makes its model much worse.
 
 Before there were limits, all but labels in reverse order ended these runs or left them near chance;
-docs/deployment.md has the numbers."""
+docs/reference/failures.md has the numbers."""
 
 import pytest
 import torch
 
 from experiments.attacks import ATTACKS, NONE, SMALL, attacked
 
-METHODS_OF_THE_BAR = ("fedavg", "afl", "scaffold", pytest.param("fedtta++", marks=pytest.mark.slow))
+PROTECTED = ("fedavg", "afl", "scaffold", pytest.param("fedtta++", marks=pytest.mark.slow))
 POINTS = 5.0
 OFF = {"max-update-ratio": 0.0, "max-examples-ratio": 0.0}
 
@@ -20,7 +20,7 @@ def accuracy(method, attack, **changes):
     return attacked(method, attack, config).get("accuracy", 0.0)
 
 
-@pytest.mark.parametrize("method", METHODS_OF_THE_BAR)
+@pytest.mark.parametrize("method", PROTECTED)
 def test_one_liar_of_ten_costs_little(method):
     undisturbed = accuracy(method, NONE)
     assert undisturbed > 85
