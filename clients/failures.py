@@ -8,8 +8,9 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary, walk_tb
 from types import TracebackType
 
+from partitions.references import PACKAGES
+
 MAX_FRAMES, MAX_LINES, MAX_LINE = 5, 30, 500
-PACKAGE = ("partitions", "clients", "strategies", "fedapps", "experiments")
 LIBRARIES = ("torch", "flwr", "ray")  # their frames hide the caller's
 MACHINERY = (
     "fedapps.engines",
@@ -50,7 +51,7 @@ def is_sentence(error: BaseException) -> bool:
     roots = [
         _root(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)
     ]
-    known = {*roots[:-1]} <= {*PACKAGE, *LIBRARIES} and {*roots[-1:]} <= {*PACKAGE}
+    known = {*roots[:-1]} <= {*PACKAGES, *LIBRARIES} and {*roots[-1:]} <= {*PACKAGES}
     return isinstance(error, SENTENCES) and known
 
 

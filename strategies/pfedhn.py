@@ -4,8 +4,9 @@ Any Flower client can take part that trains the weights it gets and returns them
 names. A client whose property ``model`` names one of `models` gets that network's weights (section
 5.2). Departs from the paper: Algorithm 1 prints the opposite sign of the update; the surrogate
 ½‖θ̃_i − h(v_i; φ)‖² gives the sign here. A round has any number of clients: φ follows the mean of
-their gradients. Only trainable weights are generated; buffers are averaged on the server (see
-`strategies.targets`)."""
+their gradients. An embedding moves only when its client replies; in the authors' code momentum and
+weight decay also move those of clients that were not sampled. Only trainable weights are generated;
+buffers are averaged on the server (see `strategies.targets`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

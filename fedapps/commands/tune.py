@@ -101,14 +101,14 @@ def read_tuning(
 
     logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
 
-    told: list[Job] = []  # the first failure
+    shown: list[Job] = []  # the first failure
 
     def run(work: "list[Job]") -> None:
         with Display(work, make_console()) as display:
             run_jobs(work, engine, APPS, parallel=jobs, follow=display.follow)
-        if not told and (failed := [job for job in work if job.error]):
-            told.append(failed[0])
-            say_failures(make_console(), told)
+        if not shown and (failed := [job for job in work if job.error]):
+            shown.append(failed[0])
+            say_failures(make_console(), shown)
 
     try:
         search = read_search(experiment.search or {}, config)

@@ -156,7 +156,7 @@ def test_who_is_dealt_otherwise_is_scored_by_what_was_trained_on(key):
 
 def test_who_trained_and_is_novel_now_is_scored_by_all_it_has():
     """Three of six clients trained, on 300 − 45 or 299 − 45 digits each; two train now. The third
-    is scored by all of its digits, 254 or 255 of which it trained on; by no others' of those."""
+    is scored by all of its digits, and it trained on 254 or 255 of them; by no others' of those."""
     fewer = SAVED | {"train-fraction": 0.34}
     former, present = (partitions.federation(config).novel for config in (SAVED, fewer))
     (other,) = np.flatnonzero(present & ~former)

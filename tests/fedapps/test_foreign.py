@@ -30,7 +30,7 @@ ROUNDS = 2
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory):
-    """Clients by kind; the page's package is called otherwise than that of other tests."""
+    """Clients by kind; the page's package has another name than in other tests."""
     root = tmp_path_factory.mktemp("foreign")
     (root / "their_app").mkdir()
     (root / "their_app" / "__init__.py").touch()

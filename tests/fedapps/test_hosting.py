@@ -26,7 +26,7 @@ HOSTED = {1: (0, 3, 6), 2: (1, 4), 3: (2, 5)}  # clients c ≡ p (mod 3), by the
 
 
 def test_the_grid_tells_the_engine():
-    """Whoever else loaded Ray: real clients are not asked for what simulated ones tell."""
+    """Even if Ray is loaded, real clients are not asked for what simulated ones report."""
     assert engine_of(InMemoryGrid.__new__(InMemoryGrid)) == "flower"
     assert engine_of(HttpGrid.__new__(HttpGrid)) == "deployment"
     assert engine_of(InProcessGrid(app, {}, [])) == "deployment"  # nobody's that Flower simulates

@@ -53,7 +53,7 @@ def test_a_run_that_is_stopped_between_evaluations_is_evaluated_at_its_end(tmp_p
 
 
 def test_a_run_that_ends_its_thread_costs_itself_alone(tmp_path, monkeypatch):
-    """Whoever calls sys.exit in a run, as a callback may: the others are run."""
+    """A callback may call sys.exit in a run: the other runs go on."""
     config = SMALL | {"rounds": 1, "local-steps": 1}
     jobs = make_jobs(config, ["fedavg", "pfedhn"], [0], tmp_path)
     monkeypatch.setattr(FedAvg, "aggregate_train", lambda *_: sys.exit("bye"))

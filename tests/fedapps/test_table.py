@@ -34,7 +34,7 @@ def private(epsilon, generator):
 
 def test_two_seeds_by_hand(tmp_path):
     """50 and 70, 20 and 50: deviations 20/√2 and 30/√2. êrr (0.125 + 0.375)/2, ½ d̂ (0.5 + 0.25)/2
-    and their sum; the larger ε, of which one holds for nobody who knows the seed; 3 and 9 s."""
+    and their sum; the larger ε; one of them holds for nobody who knows the seed; 3 and 9 s."""
     first = {"accuracy": 0.2, "sem": 0.05, "half_distance": 0.5}
     second = {"accuracy": 0.5, "sem": 0.05, "half_distance": 0.25}
     jobs = [

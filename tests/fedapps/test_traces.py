@@ -77,8 +77,8 @@ def test_training_clients_and_other_methods_are_refused(finished):
 
 
 def test_means_over_clients_and_the_step_of_least_entropy():
-    """Entropies 0.1 0.9 0.6 and 0.3 0.7 0.2: means 0.2, 0.8 and 0.4, of which the un-adapted
-    model's is the least and counts for nothing: step 2."""
+    """Entropies 0.1 0.9 0.6 and 0.3 0.7 0.2: means 0.2, 0.8 and 0.4. That of the
+    un-adapted model is the least and does not count: step 2."""
     found = [
         Trace(3, np.array([0.1, 0.2, 0.6]), np.array([5.0, 4, 1]), np.array([0.1, 0.9, 0.6])),
         Trace(8, np.array([0.3, 0.6, 0.8]), np.array([7.0, 2, 2]), np.array([0.3, 0.7, 0.2])),

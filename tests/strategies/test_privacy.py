@@ -230,7 +230,7 @@ def test_central_privacy_hides_the_participants():
 
 
 def test_every_round_that_was_asked_counts():
-    """Three central rounds, in two of which nobody may have answered; δ = 1e-5."""
+    """Three central rounds; in two of them nobody may have answered; δ = 1e-5."""
     privacy = central()
     for _ in range(3):
         privacy.spend([])

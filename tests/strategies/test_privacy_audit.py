@@ -2,7 +2,7 @@
 be reported apart better than ε allows.
 
 For any set S of outcomes (ε, δ)-privacy says P(S) ≤ e^ε P'(S) + δ. So where a user is present p of
-the outcomes fall into S, and p' where it is absent, ε ≥ ln((p − δ) / p'), of which a lower bound
+the outcomes fall into S, and p' where it is absent, ε ≥ ln((p − δ) / p'). A lower bound of this
 holds with the confidence that p and p' do (Clopper and Pearson). A large δ needs few runs."""
 
 import logging
@@ -36,7 +36,7 @@ def train(message, context):
 
 
 def fresh():
-    """Privacy of which nothing is spent."""
+    """Privacy before anything is spent."""
     return Privacy(fraction_train=0.5, num_clients=4, train_fraction=1.0, **SETTINGS)
 
 
