@@ -53,13 +53,13 @@ def test_a_later_client_gets_its_model(runs):
         runs["tent"]
 
 
-def test_finished_runs_are_kept_and_values_span_a_grid(runs, folder):
+def test_finished_runs_are_kept_and_values_span_a_grid(runs, folder, tmp_path):
     before = (folder / "fedavg-seed0" / "summary.json").stat().st_mtime_ns
     more = fedapps.run("fedavg", 0, output=folder, **SMALL, **QUIET)
     assert more.names == ["fedavg-seed0"]
     assert (folder / "fedavg-seed0" / "summary.json").stat().st_mtime_ns == before
     key = "partition.classes-per-client"
-    both = fedapps.run("fedavg", 0, output=folder / "b", settings={key: (1, 2)}, **SMALL, **QUIET)
+    both = fedapps.run("fedavg", 0, output=tmp_path, settings={key: (1, 2)}, **SMALL, **QUIET)
     assert list(both.to_pandas(key)[key]) == [1, 2]
 
 
