@@ -20,6 +20,7 @@ from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed
 from clients.cohort import run_sgd
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, names_metric, with_names
+from clients.models.roles import roles_of
 from clients.protocol import LR_FACTOR, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
@@ -102,6 +103,7 @@ class Client(Configured, NumPyClient):
         self.model, self.share = model, share
         self.client, self.model_name = client, model_name
         self.initial = model_arrays(model) if initial is None else initial
+        self.frozen = roles_of(model).frozen  # names; made on both sides, never sent
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}  # kept between rounds
         self.adapted: Metrics = {}  # metrics of the last prediction's adaptation
@@ -214,9 +216,17 @@ class Client(Configured, NumPyClient):
         Raises ValueError for an array that the model lacks or whose shape differs."""
         load_arrays(self.model, arrays, self.initial | group(self.state, "personal"))
 
+    def sent(self) -> list[str]:
+        """The names of what is sent: all but personal and frozen arrays."""
+        return [n for n in self.initial if not self.is_personal(n) and n not in self.frozen]
+
+    def variable(self) -> Arrays:
+        """All arrays of the model but the frozen ones."""
+        return {n: a for n, a in model_arrays(self.model).items() if n not in self.frozen}
+
     def arrays(self) -> Arrays:
         """The shared arrays of the model; the personal ones go to the state."""
-        arrays = model_arrays(self.model)
+        arrays = self.variable()
         personal = {n: a for n, a in arrays.items() if self.is_personal(n)}
         self.state |= prefixed("personal", personal)
         return {n: a for n, a in arrays.items() if n not in personal}
@@ -273,20 +283,19 @@ class Client(Configured, NumPyClient):
 
     def get_parameters(self, config: Config) -> NDArrays:
         """The initial shared arrays, in the model's order."""
-        return [a for n, a in self.initial.items() if not self.is_personal(n)]
+        return [self.initial[name] for name in self.sent()]
 
     def fit(self, parameters: NDArrays, config: Config) -> tuple[NDArrays, int, Metrics]:
         """`train` on named arrays; the names travel in `config` and in the metrics."""
         self.begin("train", config)
-        default = [name for name in self.initial if not self.is_personal(name)]
-        reply, n, metrics = self.train(with_names(parameters, config, default), config)
+        arrays = with_names(parameters, config, self.sent())
+        reply, n, metrics = self.train(arrays, config)
         return list(reply.values()), n, metrics | names_metric(reply, config)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
         """`score` of named arrays."""
         self.begin("evaluate", config)
-        default = [name for name in self.initial if not self.is_personal(name)]
-        return self.score(with_names(parameters, config, default), config)
+        return self.score(with_names(parameters, config, self.sent()), config)
 
     def begin(self, purpose: str, config: Config) -> None:
         """Set the round's learning rates, and seed torch's global generator for dropout and noise:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.arrays import Arrays, prefixed, to_numpy
+from clients.arrays import Arrays, prefixed
 from clients.base import Client, Config, Metrics
 from clients.models.ensemble import Ensemble
 from clients.protocol import FewShot, StateUse
@@ -48,9 +48,9 @@ class PFLClient(Client):
         return {name: a for name, a in arrays.items() if name not in head}
 
     def export(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """The whole personal model."""
+        """The whole personal model, but for frozen arrays."""
         self.load(arrays)
-        return to_numpy(self.model.state_dict()), {}
+        return self.variable(), {}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """A novel client receives models ``<client>/<name>``."""

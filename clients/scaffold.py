@@ -33,7 +33,8 @@ class ScaffoldClient(Client):
         self.load(x)
         c_i = {n: np.zeros_like(a) for n, a in c.items()} | group(self.state, "control")
         names = [name for name, _ in self.model.named_parameters()]
-        drift = to_tensors({n: c[n] - c_i[n] for n in names}, self.device)
+        none = np.zeros(1, np.float32)  # for frozen parameters
+        drift = to_tensors({n: c[n] - c_i[n] if n in c else none for n in names}, self.device)
         rows = self.rows(config)
         # y_i ← y_i − η_l (g_i(y_i) − c_i + c), line 10
         loss = self.fit_locally(config, rows=rows, drift=[*drift.values()])

@@ -20,7 +20,7 @@ from clients.preference import GlobalClient
 from fedapps.engines.grid import respond
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register
-from fedapps.node.building import Network, construct_client, network_around
+from fedapps.node.building import Network, construct_client, network_around, shared_of
 from fedapps.node.ledger import guarded
 from fedapps.settings.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.settings.config import settings as of_method
@@ -101,20 +101,18 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        network, initial = _network(method, model, config, shape)
+        network = _network(method, model, config, shape)
         strategy: PersonalizedStrategy = construct(
             entry.strategy,
             config=config,
             method=method,
             min_available_nodes=min_available_nodes,
             evaluate_novel=bool(entry.novel),
-            **({"network": network} if "network" in accepted(entry.strategy) else {}),
+            **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
         )
         result = strategy.start(
             grid=grid,
-            initial_arrays=to_record(
-                {name: a for name, a in initial.items() if not entry.client.is_personal(name)}
-            ),
+            initial_arrays=to_record(shared_of(network, method, of_method(config, method))),
             num_rounds=rounds or int(context.run_config.get("num-server-rounds", 3)),
             train_config=ConfigRecord({"method": method}),
         )

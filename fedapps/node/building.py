@@ -1,5 +1,6 @@
 """A client, its network and its initial arrays, from a configuration."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +13,7 @@ from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.cohort import in_cohort
 from clients.models import build_model, sized
-from clients.models.roles import check_tied
+from clients.models.roles import check_tied, roles_of
 from fedapps.methods import METHODS, Method
 from fedapps.settings.config import Config, construct, settings
 from partitions.base import DEFAULT_PUBLIC
@@ -130,10 +131,16 @@ def network_around(base: nn.Module, method: str, info: Info, values: dict[str, A
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:
-    """The initial arrays of the method's network around `model` that are not personal."""
-    _, initial = network(config, method, model)
-    shared, values = METHODS[method].client.shared, settings(config, method)
-    return shared(initial, **{name: values[name] for name in taken(shared) if name in values})
+    """The initial arrays that the server starts from, of the method's network around `model`."""
+    return shared_of(network(config, method, model), method, settings(config, method))
+
+
+def shared_of(network: Network, method: str, values: Mapping[str, Any]) -> Arrays:
+    """The initial arrays that the server starts from: neither personal nor frozen."""
+    model, initial = network
+    shared, frozen = METHODS[method].client.shared, roles_of(model).frozen
+    own = {name: values[name] for name in taken(shared) if name in values}
+    return {n: a for n, a in shared(initial, **own).items() if n not in frozen}
 
 
 def network(config: Config, method: str, model: str) -> Network:

@@ -17,14 +17,21 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.files import model_round, opening, read_json
 from fedapps.methods import METHODS
 from fedapps.node.bridge import reply_to
-from fedapps.node.building import build_client, method_model
+from fedapps.node.building import build_client, method_model, shared_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
 from fedapps.results.schema import SummaryFile
 from fedapps.service.delivery import Personal, Served
 from fedapps.service.inputs import Inputs, read_inputs, unlabeled
 from fedapps.service.node import CLIENT, reply, served_by
-from fedapps.settings.config import Config, accepted, construct, override, saved_configuration
+from fedapps.settings.config import (
+    Config,
+    accepted,
+    construct,
+    override,
+    saved_configuration,
+    settings,
+)
 from partitions import trust
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
@@ -138,7 +145,7 @@ def load(run: str | Path, *, allow: Sequence[str] = ()) -> Run:
 def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
     """The run's strategy in its final state, over the nodes of a grid."""
     entry, config = METHODS[run.method], run.config
-    network, initial = method_model(run.method, config, run.card.info())
+    network = method_model(run.method, config, run.card.info())
     strategy: PersonalizedStrategy = construct(
         entry.strategy,
         config=config,
@@ -149,9 +156,9 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         former=read_former(run.folder),
         saved_rounds=model_round(run.folder),
         privacy=None,
-        **({"network": network} if "network" in accepted(entry.strategy) else {}),
+        **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
     )
-    shared = {n: a for n, a in initial.items() if not entry.client.is_personal(n)}
+    shared = shared_of(network, run.method, settings(config, run.method))
     strategy.open(grid, to_record(shared), {"method": run.method})
     return strategy
 

@@ -53,5 +53,7 @@ def test_weight_decay_leaves_pfedmes_frozen_parameters_as_they_are():
     before = model_arrays(network)
     client = PFedMeClient(network, labeled(), weight_decay=0.5, local_steps=2)
     reply, *_ = client.train(before, {})
-    assert np.array_equal(reply["first.weight"], before["first.weight"])
+    after = model_arrays(network)
+    assert np.array_equal(after["first.weight"], before["first.weight"])
+    assert "first.weight" not in reply and "theta/first.weight" not in client.state
     assert not np.array_equal(reply["second.weight"], before["second.weight"])
