@@ -185,10 +185,14 @@ class Client(Configured, NumPyClient):
         self.receive(arrays, config)
         if self.share.shots and self.few_shot == FewShot.TUNED and len(self.share.train):
             self.tune(config)
-        loss, labeled, metrics = score_parts(self, bool(config.get("bound")))
+        select = str(config.get("select", ""))
+        loss, labeled, metrics = score_parts(self, bool(config.get("bound")), select)
         if self.has_global and not self.share.novel:
             Client.receive(self, arrays, config)
-            metrics |= score_samples(self, self.share.validation, "global-accuracy")[2]
+            other, count, scores = score_samples(
+                self, self.share.validation, "global-accuracy", select
+            )
+            metrics |= scores | ({"global-loss": other} if select == "loss" and count else {})
         return loss, labeled, metrics
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:

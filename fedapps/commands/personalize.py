@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedapps.commands.show import RunFolder
+from fedapps.commands.show import RunFolder, WhichRound
 from fedapps.console import Allowed, make_console, refusals, say
 
 REPORTED = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
@@ -28,6 +28,7 @@ def personalize(
     epsilon: Annotated[
         float | None, typer.Option(help="odpfl-hn: ε of the descriptor. Default: the run's.")
     ] = None,
+    round_: WhichRound = "best",
     allow: Allowed = None,
 ) -> None:
     """Create a later client's model from a finished run and the client's unlabeled data."""
@@ -38,7 +39,7 @@ def personalize(
 
         if onnx:
             exporter.check_installed()
-        loaded = Run(run)
+        loaded = Run(run, round_)
         loaded.check_novel()
         served = loaded.serve(loaded.inputs(data), epsilon)
         served.write(output)
