@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from flwr.client import NumPyClient
-from flwr.common import NDArrays
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed
 from clients.cohort import run_sgd
+from clients.compat import NumPyClient
 from clients.domain import domain_gradient
-from clients.messages import Config, Metrics, names_metric, with_names
+from clients.messages import Config, Metrics, NDArrays, names_metric, with_names
 from clients.protocol import LR_FACTOR, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
