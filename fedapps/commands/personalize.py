@@ -32,11 +32,11 @@ def personalize(
     allow: Allowed = None,
 ) -> None:
     """Create a later client's model from a finished run and the client's unlabeled data."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     with refusals():
         from fedapps.service import onnx as exporter
         from fedapps.service.run import Run
 
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
         if onnx:
             exporter.check_installed()
         loaded = Run(run, round_)

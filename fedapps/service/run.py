@@ -79,7 +79,7 @@ class Run:
         self.check_novel()
         if not inputs.share.novel:
             raise ValueError("this is a training client's folder; its own node serves it")
-        with opening(self.folder):
+        with opening(self.folder), torch.inference_mode(False), torch.enable_grad():
             return self._serve(inputs, epsilon)
 
     def _serve(self, inputs: Inputs, epsilon: float | None) -> Served:

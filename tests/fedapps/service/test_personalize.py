@@ -94,6 +94,14 @@ def test_the_last_rounds_model_is_served_if_asked(method, run, tmp_path):
     assert (tmp_path / "predictions.csv").read_text() == found["last"] != found["best"]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_adaptation_needs_no_gradients_of_its_caller(mode, run):
+    x = novel()[1].x[:7]
+    expected = fedapps.load(run("tent")).personalize(x)(x)
+    with mode():
+        assert torch.equal(fedapps.load(run("tent")).personalize(x)(x), expected)
+
+
 def test_a_run_without_its_last_model_says_so(run, tmp_path):
     old = shutil.copytree(run("fedavg"), tmp_path / "old")
     (old / "model-final.safetensors").unlink()
