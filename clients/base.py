@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from flwr.client import NumPyClient
-from flwr.common import NDArrays
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed
 from clients.cohort import run_sgd
+from clients.compat import NumPyClient
 from clients.domain import domain_gradient
-from clients.messages import Config, Metrics, names_metric, with_names
+from clients.messages import Config, Metrics, NDArrays, names_metric, with_names
 from clients.models.roles import roles_of
 from clients.protocol import LR_FACTOR, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
@@ -187,10 +186,14 @@ class Client(Configured, NumPyClient):
         self.receive(arrays, config)
         if self.share.shots and self.few_shot == FewShot.TUNED and len(self.share.train):
             self.tune(config)
-        loss, labeled, metrics = score_parts(self, bool(config.get("bound")))
+        select = str(config.get("select", ""))
+        loss, labeled, metrics = score_parts(self, bool(config.get("bound")), select)
         if self.has_global and not self.share.novel:
             Client.receive(self, arrays, config)
-            metrics |= score_samples(self, self.share.validation, "global-accuracy")[2]
+            other, count, scores = score_samples(
+                self, self.share.validation, "global-accuracy", select
+            )
+            metrics |= scores | ({"global-loss": other} if select == "loss" and count else {})
         return loss, labeled, metrics
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:

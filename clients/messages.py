@@ -2,13 +2,14 @@
 
 from typing import Any, Protocol
 
-from flwr.common import NDArrays
+import numpy as np
 
 from clients.arrays import Arrays
 from clients.protocol import NAMES, RESTORE_STATE, SAVE_STATE
 
 Config = dict[str, Any]
 Metrics = dict[str, Any]
+NDArrays = list[np.ndarray]
 
 
 class Client(Protocol):

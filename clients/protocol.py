@@ -9,6 +9,8 @@ RUN_TOKEN = "run-token"  # config key: the run that the client's state belongs t
 SAVE_STATE, RESTORE_STATE = "query.keep", "train.recall"  # only to the clients of a simulation
 DOMAIN = "query.domain"  # of runs that report the terms of the generalization bound
 
+SELECT = ("accuracy", "loss", "macro-f1")  # scores that may choose the reported round
+
 FEW_SAMPLES = 10  # a client's score on fewer is warned of: one sample is more than 10 points
 
 

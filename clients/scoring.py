@@ -24,14 +24,14 @@ class Client(Protocol):
         """Logits (n, classes)."""
 
 
-def score_parts(client: Client, bound: bool) -> tuple[float, int, Metrics]:
+def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, int, Metrics]:
     """Loss, labeled count and metrics of a novel client's data, or of validation and test data.
 
     With `bound` also the error on the training data, a term of the generalization bound."""
     share = client.share
     if share.novel:
-        return score_samples(client, share.everything, "accuracy")
-    loss, labeled, metrics = score_samples(client, share.validation, "accuracy")
+        return score_samples(client, share.everything, "accuracy", select)
+    loss, labeled, metrics = score_samples(client, share.validation, "accuracy", select)
     if share.test is not None:
         _, tested, accuracy = score_samples(client, share.test, "test-accuracy")
         metrics |= accuracy | {"test-accuracy-examples": tested}
@@ -44,10 +44,13 @@ def score_parts(client: Client, bound: bool) -> tuple[float, int, Metrics]:
     return loss, labeled, metrics
 
 
-def score_samples(client: Client, samples: Samples, key: str) -> tuple[float, int, Metrics]:
+def score_samples(
+    client: Client, samples: Samples, key: str, select: str = ""
+) -> tuple[float, int, Metrics]:
     """Mean loss, labeled count and accuracy (under `key`); unlabeled samples do not count.
 
-    "accuracy" comes with the adaptation's metrics and with the accuracies of its stages."""
+    `select` "macro-f1" adds that score. "accuracy" comes with the adaptation's metrics and with the
+    accuracies of its stages."""
     if not len(samples):
         return 0.0, 0, {}
     x, y = samples.to(client.device)[:]
@@ -62,10 +65,20 @@ def score_samples(client: Client, samples: Samples, key: str) -> tuple[float, in
     logits, y = logits[labeled], y[labeled]
     predicted = logits.argmax(1)
     metrics[key] = float((predicted == y).float().mean())
+    if select == "macro-f1":
+        metrics[key.replace("accuracy", select)] = macro_f1(y, predicted)
     if SUB_POPULATION in client.share.attributes:  # TN, FP, FN, TP of a user with a preference
         metrics["counts"] = (2 * y + predicted).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
     return float(F.cross_entropy(logits, y)), count, metrics
+
+
+def macro_f1(y: Tensor, predicted: Tensor) -> float:
+    """Mean of 2 TP / (2 TP + FP + FN) over the classes among the labels y (n,) or predictions."""
+    total = y.bincount(minlength=(n := int(max(y.max(), predicted.max())) + 1))
+    total = total + predicted.bincount(minlength=n)
+    right = y[y == predicted].bincount(minlength=n)
+    return float((2 * right / total)[total > 0].mean())
 
 
 def by_parts(forward: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Tensor:

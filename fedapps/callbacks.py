@@ -18,6 +18,7 @@ from fedapps.settings.config import Config
 from partitions import references
 from strategies.base import PersonalizedStrategy
 from strategies.round import Stop
+from strategies.scores import goodness
 
 Report = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -46,27 +47,31 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Ends training after `patience` evaluations in a row without a new best accuracy on the
-    training clients' validation samples, their trimmed mean. Novel clients have no influence."""
+    """Ends training after `patience` evaluations in a row without a new best score on the training
+    clients' validation samples, the trimmed mean of `select`. Novel clients have no influence."""
 
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
+    def __init__(self, patience: int, select: str = "accuracy") -> None:
+        self.patience, self.select = patience, select
         self.best, self.since = -math.inf, 0
 
     def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """Count, unless a further phase of the method is still to come."""
-        accuracy = report["evaluation"].get("train-trimmed-accuracy")
-        if accuracy is None:
-            raise RuntimeError("early-stopping needs training clients with validation samples")
+        score = report["evaluation"].get(f"train-trimmed-{self.select}")
+        if score is None:
+            raise RuntimeError(
+                f"early-stopping needs training clients with validation samples that report their "
+                f"{self.select}"
+            )
         if not strategy.may_stop:
             return
-        self.since = 0 if accuracy > self.best else self.since + 1
-        self.best = max(accuracy, self.best)
+        value = goodness(self.select, score)
+        self.since = 0 if value > self.best else self.since + 1
+        self.best = max(value, self.best)
         if self.since >= self.patience:
             raise Stop(f"no better validation in {self.since} evaluations")
 
     def state(self) -> dict[str, Any]:
-        """The best accuracy, and how many evaluations ago it was reached."""
+        """The best score, and how many evaluations ago it was reached."""
         return {"best": self.best, "since": self.since}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -238,7 +243,8 @@ def make_callbacks(config: Config) -> Callbacks:
     if patience < 0:
         raise ValueError(f"early-stopping is {patience}; it must not be negative")
     callbacks = [_make(name.strip()) for name in names.split(",") if name.strip()]
-    return Callbacks([*callbacks, *[EarlyStopping(patience)] * (patience > 0)])
+    stopping = [EarlyStopping(patience, str(config["select"]))] if patience else []
+    return Callbacks([*callbacks, *stopping])
 
 
 def numbers(report: Report, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -25,6 +25,7 @@ from clients.arrays import Arrays, num_bytes
 
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # clients' models that a method may hand out
+WHICH = ("best", "last")  # rounds whose model a run's folder holds
 CHECKPOINTS = "checkpoints"  # a folder
 ERRORS = "errors.log"  # each cause of a failure once
 PRIVACY = "privacy.json"  # what the run's users have spent
@@ -159,14 +160,22 @@ def array_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes
     return save({name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata)
 
 
-def read_arrays(folder: Path) -> Arrays:
+def of_round(file: Path, which: str) -> Path:
+    """The file with the state of the "best" or of the "last" round: model-final.safetensors."""
+    return file.with_stem(f"{file.stem}-final") if which == "last" else file
+
+
+def read_arrays(folder: Path, which: str = "best") -> Arrays:
     """The model in a run's folder. Raises ValueError if it has none, or a damaged one."""
-    file = folder / MODEL
-    if not file.is_file():
+    file = of_round(folder / MODEL, which)
+    if file.is_file():
+        return load_arrays(file)
+    if which == "last" and (folder / MODEL).is_file():
         raise ValueError(
-            f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>"
+            f"{folder} holds no {file.name}: the run did not finish, was copied without the file, "
+            "or is of an earlier release, which saved only the best round; use round best"
         )
-    return load_arrays(file)
+    raise ValueError(f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>")
 
 
 def load_arrays(file: Path) -> Arrays:
@@ -240,12 +249,13 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def model_round(folder: Path) -> int:
+def model_round(folder: Path, which: str = "best") -> int:
     """The round of the model in a run's folder; 0 if its summary has none. Raises ValueError if
     the entry is no round."""
     file = folder / "summary.json"
     summary = read_json(file) if file.is_file() else {}
     name = "novel_round" if isinstance(summary, dict) and "novel_round" in summary else "best_round"
+    name = "last_round" if which == "last" else name
     number = summary.get(name, 0) if isinstance(summary, dict) else None
     if type(number) is not int or not 0 <= number < 2**63:
         raise ValueError(f"{file} is damaged: its {name} is {number!r:.100}")

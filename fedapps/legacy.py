@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.common import (
+
+from clients.arrays import to_record
+from clients.compat import (
     Code,
     EvaluateIns,
     FitIns,
+    NumPyClient,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-
-from clients.arrays import to_record
 from clients.protocol import NAMES
 from fedapps.node.bridge import identity, unpack
 

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from clients.arrays import Arrays
 from clients.optimizers import Optimizer
-from clients.protocol import LR_FACTOR, RUN_TOKEN, lr_factor
+from clients.protocol import LR_FACTOR, RUN_TOKEN, SELECT, lr_factor
 from partitions.seeds import SEED, seed_of
 from partitions.settings import COUNT, SECONDS, SOME, WEIGHT, Configured, setting
 from strategies.messages import Messenger
@@ -63,6 +63,11 @@ class Hooks(Configured, Strategy):
         0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
     )
     mean_over = setting("clients", "what accuracies are means over", ("clients", "samples"))
+    select = setting(
+        "accuracy",
+        "training clients' validation score whose trimmed mean chooses the reported round",
+        SELECT,
+    )
     bound = setting(False, "report the terms of ODPFL-HN's generalization bound")
     lr_decay = setting(1.0, "all learning rates × this in every lr-decay-rounds rounds", "(0, 1]")
     lr_decay_rounds = setting(10, "rounds of that decay, which is smooth", "[1, 10000000]")

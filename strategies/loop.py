@@ -279,8 +279,9 @@ class Loop:
         nodes = [n for n in strategy.nodes if strategy.evaluate_novel or not n.novel]
         nodes = strategy.draw("evaluate", nodes, strategy.fraction_evaluate)
         payloads = strategy.personalize(strategy.arrays, nodes)
-        bound = {"bound": True} if strategy.bound else {}
-        settings = ConfigRecord(dict(config) | strategy.message_config() | bound)
+        scores: dict[str, Any] = {"bound": True} if strategy.bound else {}
+        scores |= {} if strategy.select == "accuracy" else {"select": strategy.select}
+        settings = ConfigRecord(dict(config) | strategy.message_config() | scores)
         now.sent = strategy.messenger.messages("evaluate", payloads, settings)
         return [message for message, _ in now.sent]
 

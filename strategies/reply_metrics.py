@@ -20,7 +20,7 @@ NAME = re.compile(r"[\w.+-]{1,64}")
 MAX_FOREIGN_VALUES = 1000
 FOREIGN_NAME = re.compile(r"[\w.+@:/%() -]{1,64}")
 # names that evaluations compute
-RESERVED = re.compile(r"clients|sem|half-distance|trimmed-accuracy|f1(-.*)?")
+RESERVED = re.compile(r"clients|sem|half-distance|trimmed-.*|f1(-.*)?")
 
 Reader = Callable[[Any], Any]  # raises ValueError; None: left out
 
@@ -92,6 +92,9 @@ READERS: dict[str, Reader] = {
     "loss": number(),
     "risk": number(),
     "accuracy": number(0, 1),
+    "global-accuracy": number(0, 1),
+    "macro-f1": number(0, 1),
+    "global-macro-f1": number(0, 1),
     "test-accuracy": number(0, 1),
     "training-error": number(0, 1),
     "test-accuracy-examples": SAMPLES,

@@ -20,7 +20,7 @@ LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN,
 # The sample count of a score, where it is not that of the reply.
 EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "training-error")}
 NO_MEAN = {"sub-population", "head", "counts", *EXAMPLES.values()}
-TRIMMED = 0.1  # share of the clients at each end whose accuracy does not choose the reported round
+TRIMMED = 0.1  # share of the clients at each end whose score does not choose the reported round
 
 
 class Evaluation:
@@ -34,16 +34,23 @@ class Evaluation:
     def metrics(self, updates: Sequence[Update]) -> MetricRecord:
         """All metrics of these replies."""
         strategy = self._strategy
-        self._warn_of_few(updates)
+        self._warn(updates)
         key = strategy.weighted_by_key
         foreign = strategy.evaluate_metrics_aggr_fn(records(updates, key), key)
-        numbers = {**foreign, **means(updates, strategy.mean_over), **f1_scores(updates)}
+        own = means(updates, strategy.mean_over, strategy.select)
+        numbers = {**foreign, **own, **f1_scores(updates)}
         if strategy.bound and (distance := self._mean_half_distance()) is not None:
             numbers["novel-half-distance"] = distance
         return MetricRecord(numbers)
 
-    def _warn_of_few(self, updates: Sequence[Update]) -> None:
-        """Warn once of a novel client that is scored on less than `FEW_SAMPLES` samples."""
+    def _warn(self, updates: Sequence[Update]) -> None:
+        """Warn once if no client reports the score that chooses the round, or of a novel client
+        that is scored on less than `FEW_SAMPLES` samples."""
+        select, key = self._strategy.select, "accuracy"
+        scored = [u.metrics.keys() for u in updates if not u.node.novel and key in u.metrics]
+        if scored and not self._warned and not any(select in names for names in scored):
+            log(WARNING, "no client reports %s (select): the last round counts as the best", select)
+            self._warned = True
         least = min((u.num_examples for u in updates if u.node.novel), default=FEW_SAMPLES)
         if (
             least < FEW_SAMPLES
@@ -65,18 +72,25 @@ class Evaluation:
         return self._half_distance
 
 
+def goodness(select: str, score: float) -> float:
+    """A score of the kind `select` as a number of which more is better."""
+    return -score if select == "loss" else score
+
+
 def by_role(updates: Sequence[Update]) -> Iterator[tuple[str, list[Update]]]:
     """The replies of training and of novel clients, each with its prefix of metrics."""
     for role, novel in (("train", False), ("novel", True)):
         yield role, [update for update in updates if update.node.novel == novel]
 
 
-def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
+def means(
+    updates: Sequence[Update], over: str = "clients", select: str = "accuracy"
+) -> dict[str, float]:
     """``train-…`` and ``novel-…``: the mean of every number over the clients that sent it.
 
-    With accuracy also the number of clients, the `trimmed` mean over training clients, and the
-    standard error over novel clients. The trimmed mean decides which round is reported. `over`
-    "samples" weighs clients by the labeled samples of each score, except in the standard error."""
+    With accuracy also the number of clients, and the standard error over novel clients. The
+    `trimmed` mean of the score `select` over training clients decides which round is reported.
+    `over` "samples" weighs clients by the labeled samples of each score, except in the error."""
     result: dict[str, float] = {}
     for role, group in by_role(updates):
         for key in sorted({key for u in group for key in u.metrics} - NO_MEAN):
@@ -85,10 +99,10 @@ def means(updates: Sequence[Update], over: str = "clients") -> dict[str, float]:
             counts = [u.metrics.get(EXAMPLES.get(key, ""), u.num_examples) for u in senders]
             weights = counts if over == "samples" and any(counts) else None
             result[f"{role}-{key}"] = float(np.average(values, weights=weights))
+            if role == "train" and key in (select, f"global-{select}"):
+                result[f"train-trimmed-{key}"] = trimmed(values, weights)
             if key == "accuracy":
                 result[f"{role}-clients"] = len(values)
-                if role == "train":
-                    result["train-trimmed-accuracy"] = trimmed(values, weights)
                 if role == "novel" and len(values) > 1:
                     result["novel-sem"] = float(np.std(values, ddof=1)) / len(values) ** 0.5
     return result

@@ -65,6 +65,19 @@ def test_every_module_of_fedapps_has_a_room():
     assert not {name for name in named if room(name) is None}
 
 
+def test_flowers_older_api_is_imported_in_one_module():
+    """Of `flwr.common` only the submodules of its log and its constants are used elsewhere."""
+    older = ("flwr.client", "flwr.compat", "flwr.server", "flwr.simulation", "flwr.common")
+    kept = ("flwr.common.logger", "flwr.common.constant")
+    users = {
+        name
+        for name, targets in modules().items()
+        for target in targets - {"flwr.common"}
+        if f"{target}.".startswith(tuple(f"{o}." for o in older)) and not target.startswith(kept)
+    }
+    assert users == {"clients.compat", "experiments.benchmarks.simulators"}  # it measures Flower
+
+
 def test_no_circles():
     known = modules()
     graph = {

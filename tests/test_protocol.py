@@ -150,6 +150,19 @@ def test_a_trimmed_mean_by_hand():
     assert not {name for name in means([novel]) if "trimmed" in name}
 
 
+def test_the_score_that_chooses_the_round_is_trimmed_for_both_models():
+    """Of losses 9, 1, 3 and 5 the middle two count: 4; of the global model's 2, 8, 4, 0.5: 3."""
+    losses = [(9.0, 2.0), (1.0, 8.0), (3.0, 4.0), (5.0, 0.5)]
+    replies = [
+        update(i, {}, accuracy=0.25, loss=own, **{"global-loss": shared, "global-accuracy": 0.5})
+        for i, (own, shared) in enumerate(losses)
+    ]
+    got = {k: v for k, v in means(replies, select="loss").items() if "trimmed" in k}
+    assert got == {"train-trimmed-loss": 4, "train-trimmed-global-loss": 3}
+    got = {k: v for k, v in means(replies).items() if "trimmed" in k}
+    assert got == {"train-trimmed-accuracy": 0.25, "train-trimmed-global-accuracy": 0.5}
+
+
 def test_means_over_clients_and_over_samples():
     """Accuracies 1 of 1 sample and 0.5 of 3: ¾ over clients, 2.5/4 over samples."""
     replies = [update(0, {}, 1, accuracy=1.0), update(1, {}, 3, accuracy=0.5)]
@@ -201,10 +214,10 @@ def test_permuted_novel_labels_change_nothing_but_novel_accuracy(method, tmp_pat
     predictions: list[torch.Tensor] = []
     score = scoring.score_samples
 
-    def kept(client, samples, key):
+    def kept(client, *arguments):
         predict = client.predict
         client.predict = lambda x: predictions.append(predict(x)) or predictions[-1]
-        return score(client, samples, key)
+        return score(client, *arguments)
 
     monkeypatch.setattr(scoring, "score_samples", kept)
     config = SMALL | {"method": method, "rounds": 3, "partition": "iid", "lr": 0.1}

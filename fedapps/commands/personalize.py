@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedapps.commands.show import RunFolder
+from fedapps.commands.show import RunFolder, WhichRound
 from fedapps.console import Allowed, make_console, refusals, say
 
 REPORTED = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
@@ -28,17 +28,18 @@ def personalize(
     epsilon: Annotated[
         float | None, typer.Option(help="odpfl-hn: ε of the descriptor. Default: the run's.")
     ] = None,
+    round_: WhichRound = "best",
     allow: Allowed = None,
 ) -> None:
     """Create a later client's model from a finished run and the client's unlabeled data."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     with refusals():
         from fedapps.service import onnx as exporter
         from fedapps.service.run import Run
 
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
         if onnx:
             exporter.check_installed()
-        loaded = Run(run)
+        loaded = Run(run, round_)
         loaded.check_novel()
         served = loaded.serve(loaded.inputs(data), epsilon)
         served.write(output)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedapps.commands.show import RunFolder
+from fedapps.commands.show import RunFolder, WhichRound
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 
 RECONNECT_SECONDS = 5.0  # between attempts to follow the log of a SuperLink that restarts
@@ -26,6 +26,7 @@ def serve(
         bool, typer.Option("--again", help="Serve nodes that have their model, too.")
     ] = False,
     every: Annotated[float, typer.Option(help="Seconds between polls of the nodes.")] = 30.0,
+    round_: WhichRound = "best",
     allow: Allowed = None,
 ) -> None:
     """Serve a finished run to the nodes of a SuperLink, until Ctrl-C: a line for each node."""
@@ -34,14 +35,16 @@ def serve(
             raise ValueError("name either --deployment or --superlink")
 
         from fedapps.engines.flower import Flwr
+        from fedapps.files import read_arrays
         from fedapps.service.deploy import Deployment
         from fedapps.service.run import Run
         from fedapps.service.serving import LINE, check_serving
 
-        loaded = Run(run)
+        loaded = Run(run, round_)
         config = loaded.config | {"serve-dir": str(loaded.folder), "serving": loaded.card.line()}
-        config |= {"serve-every": every, "serve-again": again}
+        config |= {"serve-every": every, "serve-again": again, "serve-round": round_}
         check_serving(config)
+        read_arrays(loaded.folder, round_)
         home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
         flwr = Deployment.read(deployment).flwr() if deployment else Flwr(home, superlink)
         run_id = flwr.submit(config)

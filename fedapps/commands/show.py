@@ -14,6 +14,11 @@ RunFolder = Annotated[
     ),
 ]
 
+WhichRound = Annotated[
+    str,
+    typer.Option("--round", help="Its model: best, on training clients' validation; or last."),
+]
+
 
 def show(
     run: RunFolder,

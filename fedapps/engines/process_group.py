@@ -6,12 +6,11 @@ and removes the folder. The watcher runs this file by its path, so it imports no
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,10 +43,10 @@ def process_group() -> Iterator[Path]:
 def end_group(folder: str) -> None:
     """Send SIGTERM to the group's processes, SIGKILL to those that remain; remove the folder."""
     deadline = time.monotonic() + TERMINATE_SECONDS
-    _signal(_members(folder), signal.SIGTERM)
+    _end(_members(folder), psutil.Process.terminate)
     while (members := _members(folder)) and time.monotonic() < deadline + TERMINATE_SECONDS:
         if time.monotonic() > deadline:
-            _signal(members, signal.SIGKILL)
+            _end(members, psutil.Process.kill)
         time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -68,10 +67,10 @@ def _is_member(process: psutil.Process, folder: str) -> bool:
         return False
 
 
-def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+def _end(processes: list[psutil.Process], end: Callable[[psutil.Process], None]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
+            end(process)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""The model of a finished run and the states of its strategy and clients, at the reported round.
+"""The model of a finished run and the states of its strategy and clients, at the reported round;
+model and strategy also at the last one.
 
 Only simulations have `clients/`: a real node keeps its state to itself."""
 
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -18,11 +21,14 @@ from fedapps.files import (
     HANDOUT,
     MODEL,
     TOKEN,
+    WHICH,
     array_bytes,
     load_arrays,
+    of_round,
     read_arrays,
     read_json,
     write_arrays,
+    write_files,
 )
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
@@ -46,6 +52,20 @@ def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
     return files
 
 
+def write_final(run: Path, state: Mapping[str, Any]) -> None:
+    """Write the files of the last round's `state`: hard links to those of the reported round
+    where both have the same content."""
+    files = {file: data for file, data in model_files(run, state).items() if file.name != TOKEN}
+    for file, data in list(files.items()):
+        final = of_round(file, "last")
+        final.unlink(missing_ok=True)
+        if file.is_file() and file.read_bytes() == data:
+            with suppress(OSError):  # some disks have no links
+                os.link(file, final)
+                del files[file]
+    write_files({of_round(file, "last"): data for file, data in files.items()})
+
+
 def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
     """Write each client's state to ``clients/<id>.safetensors``: all of them, or none."""
     temporary = run / f".{CLIENTS}"
@@ -63,18 +83,19 @@ def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
 def clear(run: Path) -> None:
     """Remove the results of a former run."""
     for name in ("metrics.jsonl", "summary.json", ERRORS, MODEL, HANDOUT, STRATEGY, TOKEN):
-        (run / name).unlink(missing_ok=True)
+        for which in WHICH:
+            of_round(run / name, which).unlink(missing_ok=True)
     for name in (CLIENTS, f".{CLIENTS}"):
         rmtree(run / name, ignore_errors=True)
 
 
-def read_former(run: Path) -> State:
-    """The state that a strategy starts from. Raises ValueError if the model is missing or another
-    file is damaged."""
-    state: State = {"arrays": read_arrays(run)}
-    if (file := run / HANDOUT).is_file():
+def read_former(run: Path, which: str = "best") -> State:
+    """The state that a strategy starts from, of the "best" or the "last" round. Raises ValueError
+    if the model is missing or another file is damaged."""
+    state: State = {"arrays": read_arrays(run, which)}
+    if (file := of_round(run / HANDOUT, which)).is_file():
         state["handout"] = load_arrays(file)
-    if (file := run / STRATEGY).is_file():
+    if (file := of_round(run / STRATEGY, which)).is_file():
         try:
             state["kept"] = read_state(file)
         except ValueError as error:

@@ -32,10 +32,11 @@ from fedapps.results.checkpoint import State
 from fedapps.results.progress import shown
 from fedapps.settings.config import Config
 from strategies.base import PersonalizedStrategy
+from strategies.scores import goodness
 
 log = logging.getLogger("flwr")
 # What decides the round that a group reports: training clients' scores of the model that it gets.
-CHOICE = {"train": ("accuracy",), "novel": ("global_accuracy", "accuracy")}
+CHOICE = {"train": ("{}",), "novel": ("global_{}", "{}")}
 
 
 class Recorder:
@@ -63,6 +64,7 @@ class Recorder:
         self._name = {"name": name} if name else {}
         self._changed = False  # whether the model is not the one in the folder
         self._phase = 0
+        self._strategy: PersonalizedStrategy | None = None  # whose rounds were recorded
         self._started = time.monotonic()
         if former is not None:
             saved = former["recorder"]
@@ -98,7 +100,7 @@ class Recorder:
                 (self.folder / "metrics.jsonl").unlink(missing_ok=True)
                 self._lines = 0
         self.rounds.append(report)
-        self._present = None
+        self._present, self._strategy = None, strategy
         if "evaluation" in report:
             result = _result(report, strategy)
             if strategy.phase != self._phase:
@@ -145,11 +147,11 @@ class Recorder:
 
     def _is_best(self, role: str, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
         """Whether a group of clients reports this evaluation so far: by the trimmed mean of the
-        training clients' accuracies, of equal ones by the mean."""
-        best = self._best.get(role)
+        training clients' scores, of equal ones by the mean."""
+        best, select = self._best.get(role), str(self.config["select"])
         if best is None or strategy.reports_last:
             return True
-        value, former = (_choice(role, evaluation["train"]) for evaluation in (result, best))
+        value, former = (_choice(role, e["train"], select) for e in (result, best))
         return former is None or (value is not None and value > former)
 
     @property
@@ -171,10 +173,7 @@ class Recorder:
         """Keep the present model as the one to report."""
         if self.folder is None:
             return
-        kept = {name: getattr(strategy, name) for name in strategy.kept}
-        self._model = deepcopy(
-            {"arrays": strategy.arrays, "kept": kept, "handout": strategy.handout}
-        ) | {"token": strategy.token}
+        self._model = deepcopy(_state(strategy)) | {"token": strategy.token}
         try:
             self._memories = self._ask(strategy)
         except RuntimeError as error:
@@ -203,6 +202,9 @@ class Recorder:
             self._write(bool(self.summary))
             if self._asks:
                 self._writer.write("clients", lambda: folders.write_memories(folder, memories))
+            if error is None and self._model and (strategy := self._strategy) is not None:
+                final = _state(strategy)
+                self._writer.write("the last model", lambda: folders.write_final(folder, final))
         missing = self._missing() if error is None else None
         failed = error or missing
         self.summary["finished"] = failed is None
@@ -266,6 +268,7 @@ class Recorder:
             "rounds": len(self.rounds),
             "best_round": self._best["train"]["round"],
             "novel_round": self._best["novel"]["round"],
+            "last_round": last["round"],
             "train": self._best["train"]["train"],
             "novel": self._best["novel"]["novel"],
             "last": {key: last[key] for key in ("train", "novel", "per_client")},
@@ -280,11 +283,21 @@ class Recorder:
         }
 
 
-def _choice(role: str, train: dict[str, Any]) -> tuple[float, float] | None:
-    """What decides the round of a group: accuracies of training clients on validation samples.
-    Evaluations that were saved before have no trimmed mean."""
-    name = next((name for name in CHOICE[role] if train.get(name) is not None), None)
-    return None if name is None else (train.get(f"trimmed_{name}", train[name]), train[name])
+def _state(strategy: PersonalizedStrategy) -> State:
+    """What a model's files hold of a strategy."""
+    kept = {name: getattr(strategy, name) for name in strategy.kept}
+    return {"arrays": strategy.arrays, "kept": kept, "handout": strategy.handout}
+
+
+def _choice(role: str, train: dict[str, Any], select: str) -> tuple[float, float] | None:
+    """What decides the round of a group: the trimmed mean and the mean of training clients' scores
+    on validation samples. Evaluations that were saved before have no trimmed mean."""
+    names = [name.format(select.replace("-", "_")) for name in CHOICE[role]]
+    name = next((name for name in names if train.get(name) is not None), None)
+    if name is None:
+        return None
+    scores = train.get(f"trimmed_{name}", train[name]), train[name]
+    return goodness(select, scores[0]), goodness(select, scores[1])
 
 
 def _privacy(report: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from clients.arrays import to_record
 from clients.base import Client
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import model_round, opening, read_json
+from fedapps.files import WHICH, model_round, opening, read_json
 from fedapps.methods import METHODS
 from fedapps.node.bridge import reply_to
 from fedapps.node.building import build_client, method_model, shared_of
@@ -41,10 +41,13 @@ WAIT_SECONDS = 5.0  # for the first node, each time that the nodes are polled
 
 
 class Run:
-    """The run in `folder`. Raises ValueError if it holds none that can be served."""
+    """The run in `folder`, with the model of its "best" or its "last" `round`. Raises ValueError
+    if it holds none that can be served."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).resolve()
+    def __init__(self, folder: str | Path, round: str = "best") -> None:
+        self.folder, self.round = Path(folder).resolve(), round
+        if round not in WHICH:
+            raise ValueError(f"unknown round {round!r}; known: {', '.join(WHICH)}")
         if not (self.folder / "config.toml").is_file():
             raise ValueError(f"{folder} holds no run; name a folder such as results/fedtta++-seed0")
         self.config: Config = saved_configuration(self.folder)
@@ -83,7 +86,7 @@ class Run:
         self.check_novel()
         if not inputs.share.novel:
             raise ValueError("this is a training client's folder; its own node serves it")
-        with opening(self.folder):
+        with opening(self.folder), torch.inference_mode(False), torch.enable_grad():
             return self._serve(inputs, epsilon)
 
     def _serve(self, inputs: Inputs, epsilon: float | None) -> Served:
@@ -134,12 +137,13 @@ class Run:
             )
 
 
-def load(run: str | Path, *, allow: Sequence[str] = ()) -> Run:
+def load(run: str | Path, *, round: str = "best", allow: Sequence[str] = ()) -> Run:
     """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x.
 
+    `round` "last" serves the model of the last round, not of the one that validation chose.
     `allow` names the code from outside the package, each as module:NAME, that the run may use."""
     trust.allow(*allow)
-    return Run(run)
+    return Run(run, round)
 
 
 def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
@@ -153,8 +157,8 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         min_available_nodes=0,
         evaluate_novel=bool(entry.novel),
         wait=WAIT_SECONDS,
-        former=read_former(run.folder),
-        saved_rounds=model_round(run.folder),
+        former=read_former(run.folder, run.round),
+        saved_rounds=model_round(run.folder, run.round),
         privacy=None,
         **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
     )

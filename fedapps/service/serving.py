@@ -30,7 +30,7 @@ def check_serving(config: Config) -> None:
 def serve(grid: Grid, config: Config) -> None:
     """Serve the nodes of the grid every ``serve-every`` seconds; never returns."""
     check_serving(config)
-    run = Run(str(config["serve-dir"]))
+    run = Run(str(config["serve-dir"]), str(config["serve-round"]))
     strategy = opened(run, grid)
     strategy.timeout = float(config["serve-timeout"])
     again: set[int] | None = set() if config["serve-again"] else None

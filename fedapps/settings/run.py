@@ -53,6 +53,7 @@ class Run(Configured):
         1, "in-process engine: so many clients train side by side, as one stack", "[1, 10000]"
     )
     serve_dir = setting("", "absolute folder of a finished run that is served, without training")
+    serve_round = setting("best", "round of the model that is served", ("best", "last"))
     serve_every = setting(30.0, "seconds between looks for nodes to serve", DAY)
     serve_timeout = setting(600.0, "seconds that a node has to adapt and to write its files", DAY)
     serve_again = setting(False, "serve also nodes that already have their model")

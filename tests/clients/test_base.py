@@ -8,13 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score
 from torch import nn
 
 from clients.base import Client
+from clients.ditto import DittoClient
 from clients.domain import domain_gradient
 from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.protocol import NAMES, FewShot, lr_factor
+from clients.scoring import macro_f1
 from clients.sgd import batches, mini_batches
 from partitions.items import from_items
 from partitions.readers.raw import UNLABELED
@@ -391,3 +394,29 @@ def test_the_loss_that_is_told_is_the_mean_over_the_steps():
     one = client(batch_size=1, local_steps=2, lr=0.0)
     expected = (math.log1p(math.exp(-1)) + math.log1p(math.exp(2))) / 2
     assert one.train(FIRST, {})[2]["loss"] == pytest.approx(expected)
+
+
+def test_macro_f1_by_hand():
+    """Labels 0 0 0 3 3 and predictions 0 0 3 3 1: F1 is 4/5 of class 0, 2/4 of class 3, and 0 of
+    class 1, which is only predicted. Class 2 is absent."""
+    y, predicted = torch.tensor([0, 0, 0, 3, 3]), torch.tensor([0, 0, 3, 3, 1])
+    assert macro_f1(y, predicted) == pytest.approx(1.3 / 3)
+    assert macro_f1(y, predicted) == pytest.approx(f1_score(y, predicted, average="macro"))
+
+
+@pytest.mark.parametrize(
+    ("select", "more"), [("", set()), ("loss", {"global-loss"}),
+                         ("macro-f1", {"macro-f1", "global-macro-f1"})],
+)  # fmt: skip
+def test_a_client_reports_the_score_that_chooses_the_round(select, more):
+    """The weights send every input to class 0; one of three validation labels is 1."""
+    data = share([[1.0]] * 3, [0, 1, 0])
+    arrays = {"weight": np.zeros((2, 1), np.float32), "bias": np.float32([2, 0])}
+    ditto = DittoClient(torch.nn.Linear(1, 2), data)
+    _, count, metrics = ditto.score(arrays, {"select": select} if select else {})
+    assert count == 3
+    assert metrics.keys() == {"accuracy", "global-accuracy"} | more
+    if select == "macro-f1":
+        assert metrics["global-macro-f1"] == pytest.approx(0.4)
+    if select == "loss":
+        assert metrics["global-loss"] == pytest.approx(math.log(1 + math.exp(-2)) + 2 / 3)

@@ -160,6 +160,20 @@ def test_patience_counts_evaluations_without_a_better_validation(
     assert stopped == expected
 
 
+def test_patience_follows_the_score_that_chooses_the_round():
+    """The least loss is 0.7; it does not fall in the next two evaluations. Accuracy rises."""
+    stopping = make_callbacks(SMALL | {"early-stopping": 2, "select": "loss"}).callbacks[0]
+    strategy, read = SimpleNamespace(may_stop=True), []
+    with pytest.raises(Stop):
+        for number, loss in enumerate((0.9, 0.7, 0.7, 0.8, 0.1), 1):
+            read.append(loss)
+            scores = {"train-trimmed-loss": loss, "train-trimmed-accuracy": number / 9}
+            stopping.evaluation_ends({"evaluation": scores}, strategy)
+    assert read == [0.9, 0.7, 0.7, 0.8]
+    with pytest.raises(RuntimeError, match="that report their loss"):
+        stopping.evaluation_ends({"evaluation": {"train-trimmed-accuracy": 1.0}}, strategy)
+
+
 @pytest.mark.parametrize(
     ("method", "keys", "rounds"),
     [

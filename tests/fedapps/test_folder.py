@@ -1,6 +1,7 @@
 """A run's folder: what others go on from, written and read back, replaced whole, cleared."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import lab
 import numpy as np
@@ -22,6 +23,7 @@ from fedapps.results.folder import (
     model_files,
     read_former,
     read_memories,
+    write_final,
     write_memories,
 )
 from fedapps.settings.config import defaults
@@ -47,6 +49,32 @@ def test_what_a_strategy_keeps_lies_beside_its_model(tmp_path):
     kept.write_bytes(kept.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"strategy.safetensors is refused: it"):
         read_former(tmp_path)
+
+
+def test_the_last_rounds_state_lies_beside_the_best_rounds(tmp_path):
+    """The handout is the same in both rounds: one file under two names. A later run's best state
+    leaves the last one's files alone."""
+    write_files(model_files(tmp_path, state(HANDOUT, KEPT)))
+    last = {"arrays": {"w": np.arange(3.0) + 7}, "handout": HANDOUT, "kept": {"rounds": [9]}}
+    for _ in range(2):
+        write_final(tmp_path, last)
+    np.testing.assert_equal(read_former(tmp_path, "last"), last)
+    np.testing.assert_equal(read_former(tmp_path), state(HANDOUT, KEPT))
+    shared = {f.name for f in tmp_path.iterdir() if f.stat().st_nlink == 2}
+    assert shared == {"handout.safetensors", "handout-final.safetensors"}
+    write_files(model_files(tmp_path, state({"4/w": np.zeros(1)})))
+    np.testing.assert_equal(read_former(tmp_path, "last"), last)
+    (tmp_path / "model-final.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"holds no model-final.safetensors: .* use round best"):
+        read_former(tmp_path, "last")
+
+
+def test_a_disk_without_links_has_two_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders.os, "link", Mock(side_effect=PermissionError("no links")))
+    write_files(model_files(tmp_path, state(HANDOUT)))
+    write_final(tmp_path, state(HANDOUT))
+    np.testing.assert_equal(read_former(tmp_path, "last"), {"arrays": ARRAYS, "handout": HANDOUT})
+    assert {f.stat().st_nlink for f in tmp_path.iterdir()} == {1}
 
 
 def test_a_run_has_its_token_beside_its_model(tmp_path):
@@ -118,6 +146,7 @@ def test_a_new_run_clears_the_former_ones_results_and_nothing_else(tmp_path):
     results = ["metrics.jsonl", "summary.json", *(f.name for f in model_files(
         tmp_path, state(HANDOUT, KEPT)
     ))]  # fmt: skip
+    results += [name.replace(".", "-final.") for name in results[2:]]
     for name in (*results, "config.toml", "notes.txt"):
         (tmp_path / name).write_text("")
     for name in (folders.CLIENTS, f".{folders.CLIENTS}", "checkpoints"):

@@ -67,6 +67,48 @@ def test_of_equal_trimmed_means_the_mean_decides(second, chosen):
     assert recorder.summary["best_round"] == chosen
 
 
+@pytest.mark.parametrize(
+    ("select", "rounds"),
+    [("accuracy", (3, 1)), ("loss", (2, 3)), ("macro-f1", (1, 2))],
+)
+def test_a_setting_names_the_score_that_chooses_both_rounds(select, rounds):
+    """Of each score the personal and the global model's are best in different rounds. Scores of
+    novel clients and of test samples are best in round 4."""
+    recorder, strategy = Recorder(defaults() | {"select": select}, "", None), Reports()
+    table = [  # personal, then global: accuracy, loss, macro-f1
+        (0.5, 2.0, 0.7, 0.9, 0.6, 0.3),
+        (0.6, 1.0, 0.6, 0.4, 0.5, 0.8),
+        (0.8, 3.0, 0.1, 0.5, 0.2, 0.7),
+        (0.2, 4.0, 0.2, 0.3, 0.9, 0.2),
+    ]
+    for number, row in enumerate(table, 1):
+        names = [f"{which}{name}" for which in ("", "global-")
+                 for name in ("accuracy", "loss", "macro-f1")]  # fmt: skip
+        scores = {f"train-{name}": value for name, value in zip(names, row, strict=True)}
+        scores |= {"novel-accuracy": number / 4, "novel-macro-f1": number / 4, "novel-clients": 1}
+        scores |= {"novel-loss": 4 - number, "train-test-accuracy": number / 4}
+        recorder.record({"round": number, "evaluation": scores}, strategy)
+    assert (recorder.summary["best_round"], recorder.summary["novel_round"]) == rounds
+
+
+def test_a_run_reports_the_rounds_of_least_validation_loss(tmp_path):
+    """At this learning rate losses fall and rise, and Ditto's two models are best at different
+    rounds; its global model is FedAvg's, whose last and whose most accurate rounds are others."""
+    rounds = {}
+    for method in ("fedavg", "ditto"):
+        folder = tmp_path / method
+        changes = {"select": "loss", "lr": 1.5, "output-dir": str(folder)}
+        result, _ = federate(method=method, rounds=6, **changes)
+        scores = result.evaluate_metrics_clientapp
+        names = ["train-trimmed-loss", "train-trimmed-global-loss"][: 1 + (method == "ditto")]
+        best = [min(scores, key=lambda n, name=name: scores[n][name]) for name in names]
+        found = json.loads((folder / "summary.json").read_text())
+        rounds[method] = found["best_round"], found["novel_round"]
+        assert rounds[method] == (best[0], best[-1])
+        accurate = max(scores, key=lambda n: scores[n]["train-accuracy"])
+    assert rounds["fedavg"][1] == rounds["ditto"][1] not in (rounds["ditto"][0], accurate, 6)
+
+
 def test_all_that_is_reported_is_of_that_round():
     """Round 2 of 3 is the best on validation, while novel clients do best in the last one. Mean
     megabytes are (1 + 2 + 6)/3; dropped are 2, none and 1 + 1 replies."""

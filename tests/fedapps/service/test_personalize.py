@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,49 @@ def test_a_novel_client_gets_what_it_was_scored_with(method, run):
     if not METHODS[method].client.needs_public and method != "pfl-sampled":
         assert float(right) == pytest.approx(scored["accuracy"], abs=1e-6)
     assert served.report()["role"] == "novel" and "accuracy" not in served.report()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfl-ensemble", "odpfl-hn"])
+def test_the_last_rounds_model_is_served_if_asked(method, run, tmp_path):
+    """At this learning rate the loss is least before the last of four rounds. Each of the two
+    models has the accuracy that its round's evaluation found."""
+    name = f"{method}-of-four"
+    changes = {f"{method}.lr" if f"{method}.lr" in SMALL else "lr": 1.5, "rounds": 4}
+    changes |= {"odpfl-hn.hidden-dim": 8, "pfl-ensemble.hidden-dim": 8, "select": "loss"}
+    folder = run(name, **changes | {"method": method})
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["novel_round"] < summary["last_round"] == 4
+    client, samples = novel()
+    x, y = samples.x[samples.index], samples[:][1]
+    found = {}
+    for which, scores in (("best", summary), ("last", summary["last"])):
+        loaded = fedapps.load(folder, round=which)
+        served = loaded.serve(loaded.inputs(x))
+        right = float((served.logits.argmax(1) == y).float().mean())
+        assert right == pytest.approx(scores["per_client"][str(client)]["accuracy"], abs=1e-6)
+        found[which] = served.predictions()
+    np.save(tmp_path / "x.npy", x.numpy())
+    command("personalize", folder, tmp_path / "x.npy", "--output", tmp_path, "--round", "last")
+    assert (tmp_path / "predictions.csv").read_text() == found["last"] != found["best"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_adaptation_needs_no_gradients_of_its_caller(mode, run):
+    x = novel()[1].x[:7]
+    expected = fedapps.load(run("tent")).personalize(x)(x)
+    with mode():
+        assert torch.equal(fedapps.load(run("tent")).personalize(x)(x), expected)
+
+
+def test_a_run_without_its_last_model_says_so(run, tmp_path):
+    old = shutil.copytree(run("fedavg"), tmp_path / "old")
+    (old / "model-final.safetensors").unlink()
+    np.save(tmp_path / "x.npy", novel()[1].x[:5].numpy())
+    asked = ("personalize", old, tmp_path / "x.npy", "--output", tmp_path / "out")
+    got = command(*asked, "--round", "last", code=2)
+    assert "holds no model-final.safetensors" in got
+    assert "unknown round 'first'; known: best, last" in command(*asked, "--round", "first", code=2)
+    command(*asked)
 
 
 @pytest.mark.parametrize("method", ["tent", "odpfl-hn"])
