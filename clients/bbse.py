@@ -3,7 +3,8 @@
 K_ab = P(predicted a | label b), over held-out samples of the training clients. The distribution m
 of a batch's predictions gives q = Π(K⁺ m), Π the projection on the simplex, mixed with a share of
 the uniform distribution. Defaults as in the code of Bao et al. (NeurIPS 2023). Departs from the
-paper: z + log(q / π) is predicted, and nothing is trained again. Agrees with that code to 1e-5 (tests/test_authors.py)."""
+paper: z + log(q / π) is predicted, and nothing is trained again. Agrees with that code to 1e-5
+(tests/test_authors.py)."""
 
 import numpy as np
 import torch

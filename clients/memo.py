@@ -3,7 +3,7 @@
 θ' = θ − η ∇H(p̄), p̄ the mean prediction of `views` augmented views of the input, which θ' then
 predicts. As in the code of Bao et al. (NeurIPS 2023), views are random crops (of the input with a
 mirrored border) and, with `flips`, mirror images, not AugMix; batch normalisation keeps its running
-statistics. Departs from that code: by default there are no mirror images, which digits need. On the
+statistics. Departs from that code: by default no view is mirrored, as digits need. On the
 same views it agrees with that code to 1e-5 (tests/test_authors.py)."""
 
 import math
