@@ -52,7 +52,8 @@ class PriorEM(FedAvg):
         """The model, and what is known of the training clients' labels."""
         if training := self.training_nodes():
             self.source = self.ask(arrays, training) or self.source
-        return dict.fromkeys(nodes, arrays | prefixed(SOURCE, self.source))
+        sent = arrays | prefixed(SOURCE, self.source) if self.source else arrays
+        return dict.fromkeys(nodes, sent)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model."""
