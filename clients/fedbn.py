@@ -6,6 +6,7 @@ they are not served. Ours: a novel client with a few labels first estimates its 
 on all its inputs, those that are scored included, without their labels. Its weights and biases
 start from the initial ones."""
 
+from collections.abc import Collection
 from copy import deepcopy
 
 import torch
@@ -31,6 +32,15 @@ class MarkedNorm(nn.Module):
         return self.own_norm(x)
 
 
+def check_norms(method: str, model: nn.Module, norms: Collection[str]) -> None:
+    """Raise ValueError if the model has no `norms`, its batch normalisation layers."""
+    if not norms:
+        raise ValueError(
+            f"{method} needs batch normalisation, {type(model).__name__} has none; models that "
+            "have it: convnet-bn, torchvision.models:resnet18"
+        )
+
+
 class FedBNClient(Client):
     """FedAvg's client with personal layers named ``own_norm``."""
 
@@ -46,11 +56,7 @@ class FedBNClient(Client):
         """The network with its batch-normalisation layers marked. ValueError if it has none."""
         kind = nn.modules.batchnorm._BatchNorm
         norms = {name: m for name, m in model.named_modules() if isinstance(m, kind)}
-        if not norms:
-            raise ValueError(
-                f"fedbn needs batch normalisation, {type(model).__name__} has none; models that "
-                "have it: convnet-bn, torchvision.models:resnet18"
-            )
+        check_norms("fedbn", model, norms)
         for name, norm in norms.items():
             model.set_submodule(name, MarkedNorm(norm))
         return model

@@ -39,7 +39,7 @@ ATTACKS = {
     "a method without either, training on labels in reverse order",
 }
 SMALL: Config = {"local-steps": 5, "evaluate-every": 30}
-NEEDS: dict[str, Config] = {"fedbn": {"model": "convnet-bn"}}
+NEEDS: dict[str, Config] = {m: {"model": "convnet-bn"} for m in ("fedbn", "bn-adapt")}
 Key = tuple[str, str, int, str]  # method, partition, seed, attack
 
 

@@ -105,7 +105,7 @@ def _first(row: str) -> str:
 def logs(method: str) -> list[str]:
     """The keys of a round's report, and of its evaluation, of a tiny run."""
     config = TINY | (PREFERENCE if needs_preference(method) else {})
-    config |= {"model": "convnet-bn"} if method == "fedbn" else {}
+    config |= {"model": "convnet-bn"} if method in ("fedbn", "bn-adapt") else {}
     with tempfile.TemporaryDirectory() as folder:
         run_in_process(defaults() | config | {"method": method, "output-dir": folder})
         report = json.loads((Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()[0])

@@ -27,7 +27,7 @@ from fedapps.files import PRIVACY, locked, model_round, write_text
 from fedapps.methods import METHODS
 from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
-from fedapps.results.folder import read_former, read_memories
+from fedapps.results.folder import read_former, read_memories, takes_states
 from fedapps.results.recorder import Recorder
 from fedapps.settings.config import (
     Config,
@@ -112,7 +112,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
             callbacks.round_ends(metrics, strategy)
             recorder.check_point(strategy, {"callbacks": callbacks.state()})
 
-        strategy, shared = _strategy(
+        strategy, shared = make_strategy(
             config,
             on_round=on_round,
             on_failure=recorder.record_failure,
@@ -152,7 +152,7 @@ def _end(config: Config, summary: dict[str, Any], result: Result) -> str:
     return "\n".join(lines)
 
 
-def _strategy(config: Config, **options: Any) -> tuple[PersonalizedStrategy, Arrays]:
+def make_strategy(config: Config, **options: Any) -> tuple[PersonalizedStrategy, Arrays]:
     """The method's strategy, with the networks that it asks for, and its initial arrays."""
     method, base = str(config["method"]), str(config["model"])
     entry = METHODS[method]
@@ -183,7 +183,8 @@ def _strategy(config: Config, **options: Any) -> tuple[PersonalizedStrategy, Arr
 
 def _former_run(config: Config) -> tuple[State | None, dict[int, Arrays], State | None]:
     """The strategy's and the clients' states that the run starts from, and its checkpoint: the
-    newest one if it is to resume; else the saved run in ``from-dir`` has the states."""
+    newest one if it is to resume; else the saved run in ``from-dir`` has the states, which another
+    method's run does not take over."""
     if config["resume"] and config["output-dir"]:
         checkpoint, refused = newest_checkpoint(Path(str(config["output-dir"])), config)
         for reason in refused:
@@ -193,7 +194,10 @@ def _former_run(config: Config) -> tuple[State | None, dict[int, Arrays], State 
     if not config["from-dir"]:
         return None, {}, None
     folder = Path(str(config["from-dir"]))
-    return read_former(folder), read_memories(folder), None
+    former = read_former(folder)
+    if not takes_states(folder, str(config["method"])):
+        return {"arrays": former["arrays"]}, {}, None
+    return former, read_memories(folder), None
 
 
 def _prepare_privacy(

@@ -7,6 +7,8 @@ from partitions.lazy import lazy
 
 _MODULES = {
     "AFL": "strategies.afl",
+    "ATP": "strategies.atp",
+    "BBSE": "strategies.label_shift",
     "CentralAdam": "strategies.preference",
     "FedAMP": "strategies.fedamp",
     "FedAvg": "strategies.fedavg",
@@ -24,6 +26,7 @@ _MODULES = {
     "PFedHN": "strategies.pfedhn",
     "PFedKM": "strategies.preference",
     "PFedMe": "strategies.pfedme",
+    "PriorEM": "strategies.label_shift",
     "PeFLL": "strategies.pefll",
     "PersonalizedStrategy": "strategies.base",
     "Scaffold": "strategies.scaffold",

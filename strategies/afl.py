@@ -10,18 +10,11 @@ from typing import Any
 import numpy as np
 
 from clients.arrays import Arrays
+from clients.simplex import project
 from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
 from strategies.replies import Requirement, Update
-
-
-def project(v: np.ndarray, mass: float = 1.0) -> np.ndarray:
-    """The point of {λ ≥ 0, Σλ = mass} nearest to v (n,) (Duchi et al., ICML 2008, Fig. 1)."""
-    u = np.sort(v)[::-1]
-    excess = (np.cumsum(u) - mass) / np.arange(1, len(v) + 1)
-    positive = max(1, int((u > excess).sum()))  # 0 only by rounding
-    return np.maximum(v - excess[positive - 1], 0.0)
 
 
 class AFL(PersonalizedStrategy):

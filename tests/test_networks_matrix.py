@@ -32,7 +32,8 @@ from strategies.base import PersonalizedStrategy
 KINDS = ("Norm", "Dropout", "Frozen", "Tied", "Buffers", "Everything")
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
 SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 2, "batch-size": 32}
-REFUSED = {("fedbn", kind): f"fedbn needs .*{kind}" for kind in KINDS[1:5]} | {
+NORMED = ("fedbn", "bn-adapt")
+REFUSED = {(m, kind): f"{m} needs .*{kind}" for m in NORMED for kind in KINDS[1:5]} | {
     ("fedma", "Norm"): "fedma matches .*'norm'",
     ("fedma", "Frozen"): "fedma permutes .*'first.bias'",
     ("fedma", "Tied"): "fedma permutes .*'third.weight'",
@@ -49,7 +50,7 @@ def allowed(monkeypatch):
 
 
 def configuration(method, kind):
-    needs = NEEDS.get(method, {}) if method != "fedbn" else {}
+    needs = NEEDS.get(method, {}) if method not in NORMED else {}
     keys = {"model", f"{method}.model"} & SMALL.keys()
     return SMALL | needs | dict.fromkeys(keys, f"odd:{kind}") | {"method": method}
 
@@ -144,12 +145,10 @@ def test_the_page_names_the_networks_that_a_method_cannot_use():
         "Buffers": "buffers",
     }
     refused = [words for kind, words in parts.items() if ("fedma", kind) in REFUSED]
-    assert {kind for method, kind in REFUSED if method == "fedbn"} == {*KINDS} - {
-        "Norm",
-        "Everything",
-    }
+    for normed in NORMED:
+        assert {k for method, k in REFUSED if method == normed} == {*KINDS} - {"Norm", "Everything"}
     heads = ", ".join(f"`{method}`" for method in TIED_HEADS)
-    rows = ["| `fedbn` | a network without batch normalisation |",
+    rows = ["| `fedbn`, `bn-adapt` | a network without batch normalisation |",
             f"| `fedma` | {', '.join(refused)} |",
             f"| {heads} | a head that is tied to the rest of the network |"]  # fmt: skip
     start = page.index("| method | cannot use |")

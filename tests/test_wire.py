@@ -53,7 +53,7 @@ PRIVATE = {"dp-noise-multiplier": 1.0, "rounds": 1, "fedembed.assignment": "type
     ("method", "kind"), [(method, kind) for method, entry in METHODS.items() for kind in entry.dp]
 )
 def test_a_private_client_sends_only_its_identity_and_its_change(method, kind):
-    model = {"model": "convnet-bn"} if method == "fedbn" else {}
+    model = {"model": "convnet-bn"} if method in ("fedbn", "bn-adapt") else {}
     seen, names = messages(method, dp=kind, **PRIVATE, **model)
     assert names.pop(("query", UP)) == {"fedapps", "client", "novel", "model", "input-size"}
     trained = names.pop(("train", UP), {"model", "num-examples"})  # sampling may select nobody

@@ -45,7 +45,7 @@ TASTES = {
     **{f"{method}.local-epochs": 1 for method in ("fedembed", "global", "global+", "pfedkm")},
 }
 NEEDS = dict.fromkeys(("fedembed", "global", "global+", "pfedkm"), TASTES)
-NEEDS["fedbn"] = {"model": "convnet-bn"}
+NEEDS |= {method: {"model": "convnet-bn"} for method in ("fedbn", "bn-adapt")}
 PUBLIC = {"partition.public-samples": 60}
 NEEDS |= dict.fromkeys(("fedmd", "heterotent", "heterofedtta"), PUBLIC)
 

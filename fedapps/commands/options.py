@@ -35,7 +35,8 @@ From = Annotated[
     Path | None,
     typer.Option(
         "--from",
-        help="Folder of finished runs to start from; 0 rounds by default.",
+        help="Folder of finished runs to start from, those of the same methods or else FedAvg's; "
+        "0 rounds by default.",
         rich_help_panel=EARLIER,
     ),
 ]

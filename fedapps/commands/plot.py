@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 OF_RUNS = ("curves", "clients")
-OF_A_MODEL = ("confusion", "embeddings", "traces")
+OF_A_MODEL = ("confusion", "embeddings", "rates", "traces")
 KINDS = (*OF_RUNS, "swept", *OF_A_MODEL)
 
 
@@ -36,7 +36,8 @@ def plot(
     ] = "",
     allow: Allowed = None,
 ) -> None:
-    """Draw learning curves, accuracy against a setting, clients, confusion, embeddings, traces."""
+    """Draw learning curves, accuracy against a setting, clients, confusion, embeddings, rates,
+    traces."""
     console = make_console()
     try:
         if kind not in KINDS:
@@ -85,6 +86,8 @@ def _of_model(kind: str, folder: Path, client: int | None, steps: int, attribute
             return figures.confusion(folder)
         if kind == "embeddings":
             return figures.embeddings(folder, attribute)
+        if kind == "rates":
+            return figures.rates(folder)
         traces = figures.traces(folder, client, steps)
     for line in figures.trace_lines(traces):
         typer.echo(line)

@@ -170,6 +170,7 @@ def plan(
             start_from(from_, jobs, changes, output, fresh)
         for job in {job.method: job for job in jobs}.values():
             check(job.config)
+            check_start(job.config)
     if experiment.published:
         Published.read(experiment.settings, experiment.published)
     return jobs
@@ -189,7 +190,7 @@ def check_names(config: "Config") -> None:
 def start_from(
     saved: Path, jobs: "list[Job]", changes: "Config", output: Path, fresh: bool
 ) -> None:
-    """Let each job start from the final state of the run of the same name in the folder `saved`."""
+    """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
     from fedapps.engines.jobs import make_jobs
     from fedapps.results.folder import check_former, check_unseen
     from fedapps.settings.config import override, run_folder, saved_configuration
@@ -227,6 +228,21 @@ def check(config: "Config") -> None:
     for client in range(min(models, int(config["num-clients"]))):
         node = dict(simulated_node(client, int(config["num-clients"])))
         make_client(Context(0, 0, node, RecordDict(), config), method)
+
+
+def check_start(config: "Config") -> None:
+    """Raise ValueError if from-dir holds another method's run that lacks the method's model."""
+    from fedapps.files import read_arrays
+    from fedapps.results.folder import takes_states
+    from fedapps.serverapp import make_strategy
+
+    folder = Path(str(config["from-dir"]))
+    if config["from-dir"] and not takes_states(folder, str(config["method"])):
+        strategy, shared = make_strategy(config)
+        try:
+            strategy.restore(strategy.initialize(shared), read_arrays(folder))
+        except ValueError as error:
+            raise ValueError(f"{config['method']} cannot start from {folder}: {error}") from error
 
 
 def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> None:

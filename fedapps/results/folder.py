@@ -33,7 +33,8 @@ from fedapps.files import (
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
 from fedapps.results.checkpoint import State, read_state, state_bytes
-from fedapps.settings.config import Config
+from fedapps.settings.config import Config, run_configuration
+from fedapps.settings.variants import root
 from partitions.base import PARTITION_KEYS, Federation
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
@@ -117,13 +118,21 @@ def read_memories(run: Path) -> dict[int, Arrays]:
     return {int(file.stem): load_arrays(file) for file in files}
 
 
+def takes_states(run: Path, method: str) -> bool:
+    """Whether the method takes over the states in the folder; from another method's run, unless one
+    extends the other, it takes the model alone."""
+    saved = str(run_configuration(run)["method"])
+    return root(saved) == root(method)
+
+
 def check_former(run: Path, method: str) -> None:
     """Raise ValueError unless the folder holds everything that the method's predictions need."""
     read_former(run)
-    if METHODS[method].client.needs_state == StateUse.PREDICTIONS and not (run / CLIENTS).is_dir():
+    known = (run / CLIENTS).is_dir() and takes_states(run, method)
+    if METHODS[method].client.needs_state == StateUse.PREDICTIONS and not known:
         raise ValueError(
-            f"{run} holds no {CLIENTS}/: the states of {method}'s clients are missing, and their "
-            "predictions would be wrong without them. Run it to its end in a simulation"
+            f"{run} holds no {CLIENTS}/ of {method}: the states of {method}'s clients are missing, "
+            "and their predictions would be wrong without them. Run it to its end in a simulation"
         )
 
 

@@ -1,4 +1,4 @@
-"""Figures of a finished run's model: its predictions, its embeddings, and FedTTA's Figure 2."""
+"""Figures of a finished run's model: predictions, embeddings, ATP's rates, FedTTA's Figure 2."""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 import partitions
 from clients.adaptation import Adapting
 from clients.arrays import Arrays, group
+from clients.atp import RATES, adaptable
 from clients.base import Client
 from clients.privacy import EVERYTHING
 from clients.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
@@ -218,6 +219,26 @@ def trace_lines(traces: list[Trace]) -> Iterator[str]:
     for step in sorted({0, 1, 2, 3, 5, 10, 20, last} & set(range(last + 1))):
         values = [f"{label} {values[step]:.4f}" for label, values in means.items()]
         yield f"step {step:3d}  {'  '.join(values)}"
+
+
+def rates(folder: Path) -> "Figure":
+    """ATP's learnt rates, one bar for each tensor; those of running statistics in another colour.
+
+    Raises ValueError if the run's method learns none."""
+    from matplotlib.figure import Figure
+
+    arrays = read_arrays(folder)
+    if RATES not in arrays:
+        raise ValueError(f"{folder.name} has learnt no rates of adaptation; atp learns some")
+    names = list(adaptable(make_client(saved_configuration(folder), 0).model))
+    colours = ["#D55E00" if "running" in name else "#0072B2" for name in names]
+    figure = Figure(figsize=(6, 1 + 0.2 * len(names)), layout="constrained")
+    axis = figure.subplots()
+    axis.barh(names, arrays[RATES], color=colours)
+    axis.axvline(0, color="grey", linewidth=0.5)
+    axis.invert_yaxis()
+    axis.set(xlabel="rate α of adaptation", title=folder.name)
+    return figure
 
 
 def make_client(config: Config, number: int) -> Client:

@@ -55,10 +55,11 @@ class Variant:
 
     def former(self, folder: Path, seed: Value) -> str:
         """Name of the run in `folder` that it starts from: its own, else that of the same variant
-        with other `FEW_LABELS`, which do not change what was trained."""
+        with other `FEW_LABELS`, which do not change what was trained, else FedAvg's."""
         words = tuple(word for word in self.words if word.partition("=")[0] not in FEW_LABELS)
-        found = (folder / self.folder(seed)).is_dir()
-        return self.folder(seed) if found else Variant(self.method, words).folder(seed)
+        candidates = (self, Variant(self.method, words), Variant("fedavg"))
+        names = [variant.folder(seed) for variant in candidates]
+        return next((name for name in names if (folder / name).is_dir()), names[1])
 
     def apply(self, config: Mapping[str, Value]) -> Config:
         """`config` for this variant. A key is the method's where it has one of that name, a common
@@ -185,3 +186,8 @@ def _sets(
 def _ancestors(method: str) -> tuple[str, ...]:
     parent = METHODS[method].extends
     return (parent, *_ancestors(parent)) if parent else ()
+
+
+def root(method: str) -> str:
+    """The method that it extends, in the end; itself if it extends none."""
+    return [method, *_ancestors(method)][-1]

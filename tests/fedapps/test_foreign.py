@@ -169,6 +169,7 @@ def close(found, expected):
 # By strategy: what it is with any client, its options, and the check of that.
 SERVED = {
     "FedAvg": ("the mean, weighted by samples", {}, one_model(by_samples)),
+    "PriorEM": ("FedAvg; its own clients correct predictions", {}, one_model(by_samples)),
     "FedGMA": ("the masked mean of the changes", {"agreement": 0.8}, one_model(masked)),
     "CentralAdam": ("Adam on the mean change", {"server_lr": 0.01}, one_model(Adam)),
     "PFedHN": (

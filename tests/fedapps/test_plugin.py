@@ -117,10 +117,10 @@ def data_of(task):
     return lambda context: task.load_data(context.node_config["partition-id"], 4)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in {*TASTES, "fedbn"}])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in {*TASTES, "fedbn", "bn-adapt"}])
 def test_any_method_runs_around_a_users_network(method, my_app):
     """Two rounds with three labeled nodes and an unlabeled one; a network without a `head`, and
-    without the batch normalisation that FedBN needs."""
+    without the batch normalisation that FedBN and BN-adapt need."""
     task = my_app("task")
 
     def data(context):

@@ -3,6 +3,8 @@
 import json
 import shutil
 
+from safetensors.numpy import load_file
+
 from fedapps.commands.main import cli
 
 from typer.testing import CliRunner  # isort: skip
@@ -46,7 +48,41 @@ def test_what_clients_keep_to_themselves_is_part_of_a_saved_run(tmp_path):
         }
     shutil.rmtree(first / "pfl-ensemble-seed0" / "clients")
     more = ["--methods", "pfl-ensemble", *SMALL[-2:], "--output", tmp_path / "refused"]
-    assert "holds no clients/" in fedapps("run", "--from", first, *more, code=2)
+    assert "holds no clients/ of pfl-ensemble" in fedapps("run", "--from", first, *more, code=2)
+
+
+def test_methods_start_from_one_run_of_fedavg(tmp_path):
+    """In 0 rounds the corrections differ in their predictions alone: the saved arrays are FedAvg's.
+    ATP learns rates from round 1 on, with the network fixed. FedAvg scores as before. From one
+    run's folder every method starts from that run, and what a strategy or a client has kept is
+    another method's: not taken over. Ditto's predictions need states, and scaffold's server needs
+    more than a model."""
+    base, later, learnt = (tmp_path / name for name in ("base", "later", "learnt"))
+    end = ["--engine", "in-process", "--output"]
+    more = ["rounds=4", "partition=iid", "lr=0.05", "model=convnet-bn", *end, base]
+    fedapps("run", "--methods", "fedavg,bbse", "num-clients=4", *more)
+    methods = "fedavg,prior-em,bn-adapt,memo,tent,atp"
+    fedapps("run", "--from", base, "--methods", methods, "memo.views=2", *end, later)
+    saved = load_file(base / "fedavg-seed0" / "model.safetensors")
+    scores = {}
+    for method in methods.split(","):
+        arrays = load_file(later / f"{method}-seed0" / "model.safetensors")
+        assert {n: arrays[n].tobytes() for n in saved} == {n: a.tobytes() for n, a in saved.items()}
+        summary = json.loads((later / f"{method}-seed0" / "summary.json").read_text())
+        scores[method] = [client["accuracy"] for client in summary["per_client"].values()]
+    before = json.loads((base / "fedavg-seed0" / "summary.json").read_text())["per_client"]
+    assert scores["fedavg"] == scores["atp"] == [client["accuracy"] for client in before.values()]
+    assert len({str(s) for s in scores.values()}) == len(scores) - 1
+    fedapps("run", "--from", base, "--methods", "atp", "rounds=2", *end, learnt)
+    arrays = load_file(learnt / "atp-seed0" / "model.safetensors")
+    assert all(arrays[n].tobytes() == a.tobytes() for n, a in saved.items())
+    assert abs(arrays["adaptation_rates"]).min() > 0
+    folder = base / "bbse-seed0"
+    assert load_file(folder / "strategy.safetensors")
+    fedapps("run", "--from", folder, "--methods", "prior-em", *end, tmp_path / "em")
+    assert not load_file(tmp_path / "em" / "prior-em-seed0" / "strategy.safetensors")
+    for method, words in (("ditto", "no clients/ of ditto"), ("scaffold", "saved arrays do not")):
+        assert words in fedapps("run", "--from", base, "--methods", method, *end, later, code=2)
 
 
 def test_the_bounds_columns_add_up(tmp_path):
@@ -63,7 +99,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
     other = fedapps(
         "run", "--from", tmp_path, "--methods", "pfedhn", "--engine", "in-process", code=2
     )
-    assert "model.safetensors" in other
+    assert "pfedhn cannot start from" in other
 
 
 def test_a_saved_run_is_not_scored_by_what_it_was_trained_on(tmp_path):

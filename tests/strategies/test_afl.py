@@ -10,7 +10,8 @@ from torch import nn
 
 from clients.afl import AFLClient
 from clients.arrays import model_arrays
-from strategies.afl import AFL, project
+from clients.simplex import project
+from strategies.afl import AFL
 from strategies.replies import Node
 
 

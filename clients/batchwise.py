@@ -1,0 +1,115 @@
+"""Clients that adapt FedAvg's model to one batch of unlabeled inputs after another, when scored.
+
+A served client gets one network, adapted to all its inputs as one batch. Statistics and gradients
+of very many are means over parts of `pass-megabytes`."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from clients.arrays import Arrays
+from clients.base import Client, Config
+from clients.scoring import by_parts
+from partitions.settings import COUNT, setting
+from partitions.shares import Samples
+
+Changes = dict[str, Tensor]  # arrays of the adapted network that differ, by name
+Norm = nn.modules.batchnorm._BatchNorm
+STATISTICS = ("running_mean", "running_var")
+
+
+class BatchwiseClient(Client):
+    """FedAvg's client that, when scored, adapts to each batch of the inputs in their order."""
+
+    test_batch_size = setting(20, "inputs that a prediction adapts to together; 0: all", COUNT)
+
+    def changes(self, x: Tensor) -> Changes:
+        """What adaptation to the batch x changes in the network."""
+        raise NotImplementedError
+
+    def adaptations(self, batches: Iterable[Tensor]) -> Iterator[Changes]:
+        """The changes with which each of the batches is predicted."""
+        return map(self.changes, batches)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C), each batch by the network that is adapted to it."""
+        batches, logits = self.test_batches(x), []
+        for batch, changes in zip(batches, self.adaptations(batches), strict=True):
+            forward = partial(functional_call, self.model, changes)
+            logits.append(by_parts(forward, self.parts(batch)))
+        return torch.cat(logits)
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network that is adapted to all of x."""
+        model = super().personal_model(x)
+        model.load_state_dict(self.changes(x), strict=False)
+        return model
+
+    def test_batches(self, x: Tensor) -> Sequence[Tensor]:
+        """x in batches of `test_batch_size`; the last one may be shorter."""
+        return x.split(self.test_batch_size or max(len(x), 1))
+
+    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
+        """The network that is adapted to all inputs, and its logits (n, C) for them."""
+        self.begin("evaluate", config)
+        self.receive(arrays, config)
+        x, _ = self.share.everything.to(self.device)[:]
+        model = self.personal_model(x)
+        return model, by_parts(model, self.parts(x))
+
+
+class HoldingOut(Client):
+    """A client that holds out some training samples: the network is not trained on `held`.
+
+    They are evenly spaced among the training samples. A network that another run trained has seen
+    them. Without enough samples, or with `held_out` = 0, `held` are the training samples."""
+
+    held_out = setting(0.2, "share of the training samples that the network does not see", "[0, 1)")
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        train = self.share.train
+        self.held: Samples = train
+        n = len(train)
+        count = min(round(self.held_out * n), n - 1)
+        if count > 0 and not self.share.novel:
+            rows = torch.arange(count) * n // count
+            rest = torch.ones(n, dtype=torch.bool).index_fill(0, rows, False)
+            self.held = replace(train, index=train.index[rows])
+            self.share = replace(self.share, train=replace(train, index=train.index[rest]))
+
+
+def batch_norms(model: nn.Module) -> dict[str, Norm]:
+    """The batch normalisation layers that have running statistics, by name."""
+    layers = model.named_modules()
+    return {n: m for n, m in layers if isinstance(m, Norm) and m.running_mean is not None}
+
+
+@contextmanager
+def before_norms(model: nn.Module, hook: Callable[[str, Norm, Tensor], None]) -> Iterator[None]:
+    """Inside, `hook` gets each layer of `batch_norms` before its forward pass: its name, itself,
+    and its inputs as (channels, values)."""
+
+    def call(name: str, norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        assert isinstance(norm, Norm)
+        hook(name, norm, inputs[0].detach().transpose(0, 1).flatten(1))
+
+    norms = batch_norms(model)
+    handles = [m.register_forward_pre_hook(partial(call, n)) for n, m in norms.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance (channels,) of values (channels, m), m > 1."""
+    variance, mean = torch.var_mean(values, 1)
+    return mean, variance

@@ -1,0 +1,71 @@
+"""BN-adapt client (Schneider et al., NeurIPS 2020): normalises by training and batch statistics.
+
+μ = ρ μ_run + (1 − ρ) μ_batch, and the variances alike, with ρ = N / (N + n): N, `prior-samples`,
+is the weight of the training statistics, n the batch size, also for a shorter last batch. Layer by
+layer: a layer's batch statistics are those of inputs that the adapted layers before it give. The
+variance is unbiased, as in the authors' code. One value has no variance: with one value a channel
+a layer keeps its running statistics. Agrees with the code of Bao et al. (NeurIPS 2023) to 1e-5
+(tests/test_authors.py)."""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from clients.base import Client
+from clients.batchwise import (
+    STATISTICS,
+    BatchwiseClient,
+    Changes,
+    batch_norms,
+    before_norms,
+    moments,
+)
+from clients.fedbn import check_norms
+from partitions.datasets import Info
+from partitions.settings import WEIGHT, setting
+
+
+class BNAdaptClient(BatchwiseClient):
+    """FedAvg's client whose batch normalisation adapts to the inputs. The network must have some.
+
+    With `prior_samples` = 0 batch statistics alone count."""
+
+    prior_samples = setting(16.0, "N, samples that the training statistics count for", WEIGHT)
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
+        """The network. ValueError if it has no batch normalisation."""
+        check_norms("bn-adapt", model, batch_norms(model))
+        return model
+
+    def changes(self, x: Tensor) -> Changes:
+        """The running statistics that are adapted to the batch x."""
+        return self.statistics(x, self.test_batch_size or len(x))
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network that is adapted to x as one batch."""
+        model = Client.personal_model(self, x)
+        model.load_state_dict(self.statistics(x, len(x)), strict=False)
+        return model
+
+    def statistics(self, x: Tensor, n: int) -> Changes:
+        """The running statistics that are adapted to x, for batches of n: means over its parts."""
+        rho = self.prior_samples / (self.prior_samples + n)
+        parts = [self._mixed(part, rho) for part in self.parts(x)]
+        return {name: torch.stack([p[name] for p in parts]).mean(0) for name in parts[0]}
+
+    def _mixed(self, x: Tensor, rho: float) -> dict[str, Tensor]:
+        """ρ · running + (1 − ρ) · batch statistics, found layer by layer in one forward pass."""
+        buffers = dict(self.model.eval().named_buffers())
+        layers = batch_norms(self.model)
+        mixed = {f"{n}.{s}": buffers[f"{n}.{s}"].clone() for n in layers for s in STATISTICS}
+
+        def mix(name: str, norm: nn.Module, values: Tensor) -> None:
+            if values.shape[1] > 1:
+                for statistic, batch in zip(STATISTICS, moments(values), strict=True):
+                    key = f"{name}.{statistic}"
+                    mixed[key].copy_(rho * buffers[key] + (1 - rho) * batch)  # used at once
+
+        with torch.no_grad(), before_norms(self.model, mix):
+            functional_call(self.model, mixed, (x,))
+        return mixed

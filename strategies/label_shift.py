@@ -1,0 +1,102 @@
+"""The servers of prior-EM and BBSE: FedAvg, and what they know of the training clients' labels.
+
+Before each evaluation the server asks all training clients that are present. Where none is, the
+last answers count: those of the finished run that is served. Clients get sums over clients alone,
+``source/…``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clients.arrays import Arrays, prefixed
+from clients.prior_em import SOURCE, SOURCE_PRIOR
+from strategies.fedavg import FedAvg
+from strategies.replies import Node, Requirement
+
+LABELS = Requirement(
+    "prior-em", "answer `query.labels`, their label counts", offers=("query.labels",)
+)
+
+
+def prior(counts: np.ndarray) -> np.ndarray:
+    """π (C,) from label counts, one more of each: no class has probability 0."""
+    counts = np.maximum(counts, 0) + 1
+    return np.asarray(counts / counts.sum(), np.float32)
+
+
+def conditional(counts: np.ndarray) -> np.ndarray:
+    """K_ab = P(predicted a | label b) from counts (C, C); a label without a sample counts as
+    always recognised."""
+    counts = np.maximum(counts, 0)
+    counts = counts + np.diag(counts.sum(0) == 0)
+    return np.asarray(counts / counts.sum(0), np.float32)
+
+
+class PriorEM(FedAvg):
+    """With `source_prior` = "training" it asks for the clients' label counts."""
+
+    kept = ("source",)
+
+    source_prior = SOURCE_PRIOR
+
+    def __init__(self, **settings: Any) -> None:
+        if settings.get("source_prior") == "training":
+            self.requires = LABELS
+        super().__init__(**settings)
+        self.source: Arrays = {}
+        if self.privacy is not None and self.requires is not None:
+            self.privacy.admit("label counts")
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model, and what is known of the training clients' labels."""
+        if training := self.training_nodes():
+            self.source = self.ask(arrays, training) or self.source
+        sent = arrays | prefixed(SOURCE, self.source) if self.source else arrays
+        return dict.fromkeys(nodes, sent)
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model."""
+        return dict.fromkeys(nodes, arrays)
+
+    def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
+        """π, if it is asked for."""
+        if self.source_prior == "uniform":
+            return {}
+        counts = self._sum("labels", training, {}, classes(arrays)[:1])
+        return {} if counts is None else {"prior": prior(counts)}
+
+    def _sum(
+        self, what: str, training: Sequence[Node], sent: Arrays, shape: tuple[int, ...]
+    ) -> np.ndarray | None:
+        """The sum of the clients' counts; None without a reply."""
+        like = {what: np.zeros(shape, np.float32)}
+        replies = self.exchange(
+            f"query.{what}", dict.fromkeys(training, sent), like=dict.fromkeys(training, like)
+        )
+        return sum((u.arrays[what] for u in replies), np.zeros(shape)) if replies else None
+
+
+class BBSE(PriorEM):
+    """Asks for the clients' confusion matrices, which hold their label counts."""
+
+    requires = Requirement(
+        "bbse",
+        "answer `query.confusion`, a confusion matrix of held-out samples",
+        offers=("query.confusion",),
+    )
+
+    def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
+        """K, and π if it is asked for."""
+        counts = self._sum("confusion", training, arrays, classes(arrays))
+        if counts is None:
+            return {}
+        known = {"confusion": conditional(counts)}
+        if self.source_prior == "training":
+            known["prior"] = prior(counts.sum(0))
+        return known
+
+
+def classes(arrays: Arrays) -> tuple[int, int]:
+    """(C, C), by the head of the network."""
+    return arrays["head.weight"].shape[0], arrays["head.weight"].shape[0]
