@@ -20,7 +20,7 @@ from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed
 from clients.cohort import run_sgd
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, names_metric, with_names
-from clients.protocol import LR_FACTOR, FewShot, StateUse
+from clients.protocol import LR_FACTOR, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
@@ -262,8 +262,9 @@ class Client(Configured, NumPyClient):
     # Flower's contract
 
     def get_properties(self, config: Config) -> Config:
-        """The client's identity, role and sample count."""
+        """The client's identity, role and sample count, and whether it has no labels."""
         return {
+            **({UNLABELED: True} if self.share.unlabeled else {}),
             "client": self.client,
             "novel": self.share.novel,
             "num-examples": len(self.share.everything if self.share.novel else self.share.train),
