@@ -20,7 +20,7 @@ from clients.compat import NumPyClient
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, NDArrays, names_metric, with_names
 from clients.models.roles import roles_of
-from clients.protocol import LR_FACTOR, FewShot, StateUse
+from clients.protocol import LR_FACTOR, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
@@ -275,8 +275,9 @@ class Client(Configured, NumPyClient):
     # Flower's contract
 
     def get_properties(self, config: Config) -> Config:
-        """The client's identity, role and sample count."""
+        """The client's identity, role and sample count, and whether it has no labels."""
         return {
+            **({UNLABELED: True} if self.share.unlabeled else {}),
             "client": self.client,
             "novel": self.share.novel,
             "num-examples": len(self.share.everything if self.share.novel else self.share.train),

@@ -319,6 +319,11 @@ def _privacy(config: Config, method: str) -> Privacy | None:
     privacy: Privacy = construct(Privacy, config=config, method=method, spent=spent)
     if privacy.mode == "none":
         return None
+    if (labeled := float(config["partition.labeled-clients"])) < 1:
+        raise ValueError(
+            f"dp is {privacy.mode!r} and partition.labeled-clients {labeled:g}; the noise is that "
+            "of a mean over all training clients; set one of the two to its default"
+        )
     if privacy.mode not in METHODS[method].dp:
         able = [name for name, entry in METHODS.items() if privacy.mode in entry.dp]
         raise ValueError(f"{method} cannot keep dp {privacy.mode!r}; able: {', '.join(able)}")

@@ -6,6 +6,7 @@ import torch
 from partitions import references
 from partitions.assignments import TEST, TRAIN, VALIDATION, Assignment, cached_assignment
 from partitions.datasets import DATASETS, Dataset, Info, Moment, configured
+from partitions.readers.raw import UNLABELED
 from partitions.registry import Config, Partition, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
@@ -26,8 +27,9 @@ class Federation:
 
     A client keeps ``partition.validation-fraction`` of its samples for validation and
     ``partition.test-fraction`` for test, unless the rule partitions the dataset's own test samples.
-    ``partition.public-samples`` belong to no client. `dataset` may replace the configured one.
-    Raises ValueError for settings that cannot be met."""
+    ``partition.public-samples`` belong to no client. Of the training clients a share of
+    ``partition.labeled-clients`` has labels; all labels of the others are hidden.
+    `dataset` may replace the configured one. Raises ValueError for settings that cannot be met."""
 
     def __init__(self, config: Config, dataset: Dataset | None = None) -> None:
         self.num_clients = int(config["num-clients"])
@@ -35,6 +37,7 @@ class Federation:
         self._fractions = _fractions(config)
         self._shots = novel_shots(config)
         self.novel = self._roles(float(config["train-fraction"]))
+        self.unlabeled = self._unlabeled(float(config["partition.labeled-clients"]))
         entry = partition(str(config["partition"]))
         self._change = entry.change(config, self.novel) if entry.change else None
         hidden = int(config["partition.public-samples"])
@@ -105,6 +108,15 @@ class Federation:
         novel = np.ones(self.num_clients, dtype=bool)
         novel[generator.permutation(self.num_clients)[:count]] = False
         return novel
+
+    def _unlabeled(self, labeled: float) -> np.ndarray:
+        """Whether each client is a training client without labels, (num_clients,)."""
+        training = np.flatnonzero(~self.novel)
+        count = max(1, round(labeled * len(training)))
+        generator = np.random.default_rng(seed_of(self._seed, "labeled"))
+        unlabeled = ~self.novel
+        unlabeled[generator.permutation(training)[:count]] = False
+        return unlabeled
 
     def _pools(self) -> np.ndarray:
         """TRAIN, VALIDATION or TEST for each row: the official split, validation drawn by seed."""
@@ -186,6 +198,8 @@ class Federation:
         x, y, at = data.x, data.y, index
         if self._change and (changed := self._change.inputs(client, x[index])) is not None:
             x, y, at = changed, y[index], torch.arange(len(rows))  # a copy
+        if self.unlabeled[client]:
+            y = y.new_tensor(UNLABELED).expand(len(y))
         parts = {name: self._samples(x, y, at[p]) for name, p in self._split(rows).items()}
         attributes = {"classes": len(data.y[index].unique())} | self._attributes[client]
         share = Share(

@@ -53,6 +53,7 @@ class CrossFederation(Federation):
                     "seed": seed_of(self._seed, "novel dataset"),
                     "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
                     "partition.public-samples": 0,
+                    "partition.labeled-clients": 1.0,  # all are novel
                 }
             self._of.append(Federation({**config, **changes}, dataset) if role.any() else None)
         self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1

@@ -259,6 +259,9 @@ class Options(Configured):
         "share of a client's samples kept for test, where the rule divides no test set",
         "[0, 1)",
     )
+    labeled_clients = setting(
+        1.0, "share of the training clients that have labels; the seed decides which", "(0, 1]"
+    )
     public_samples = setting(
         0,
         "samples that nobody owns; 0: for methods that need some 5000, or a sixth of the data",
@@ -287,7 +290,12 @@ class Options(Configured):
     novel_dataset = setting("stl10", "the novel clients' dataset")
 
 
-EVERY = ("validation-fraction", "test-fraction", "public-samples")  # options of all rules
+EVERY = (  # options of all rules
+    "validation-fraction",
+    "test-fraction",
+    "labeled-clients",
+    "public-samples",
+)
 
 
 def options_of(config: Config) -> set[str]:

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from partitions.cache import save_arrays
 from partitions.datasets import Info, Moment
+from partitions.readers.raw import UNLABELED
 
 Rows = Tensor | slice
 SUB_POPULATION = "sub-population"  # attribute of a share: the type that its user prefers
@@ -122,6 +123,12 @@ class Share:
     attributes: dict[str, float | int | str] = field(default_factory=dict)
     public: Samples | None = None
     shots: int = 0
+
+    @property
+    def unlabeled(self) -> bool:
+        """Whether it is a training client's, and no training sample has a label."""
+        y = self.train.y[self.train.index]
+        return not self.novel and len(y) > 0 and bool((y == UNLABELED).all())
 
     def with_shots(self, shots: int, seed: int) -> "Share":
         """A novel client's share with `shots` labels of each class, at least one sample being left

@@ -25,6 +25,11 @@ class PreferenceFederation(Federation):
             raise ValueError(
                 f"novel-shots is {shots}; users with preferences show no labels: use 0"
             )
+        if (labeled := float(config["partition.labeled-clients"])) < 1:
+            raise ValueError(
+                f"partition.labeled-clients is {labeled:g}; users with preferences all have "
+                "labels, so leave it at 1"
+            )
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
         self.rule = partition("preference").make(config, self.novel)

@@ -30,6 +30,7 @@ class Hooks(Configured, Strategy):
     requires: Requirement | None = None  # of clients, beyond training and scoring
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
     holds_model = True  # False: the server has no single model that it could evaluate
+    trains_unlabeled = False  # True: training clients without labels take part
     any_model = False  # True: it serves clients whose networks differ
     phase = 0  # the best round of a run is sought in its last phase
     kept: tuple[str, ...] = ()  # attributes that live through the run, beside the arrays
@@ -239,8 +240,10 @@ class Hooks(Configured, Strategy):
         return self.messenger.exchanges(requests, self.common_config | self.message_config())
 
     def training_nodes(self) -> list[Node]:
-        """The training nodes that are present, by client id."""
-        return [node for node in self.nodes if not node.novel]
+        """The training nodes that are present, by client id; those without labels only if the
+        method `trains_unlabeled` ones."""
+        nodes = [node for node in self.nodes if not node.novel]
+        return [node for node in nodes if self.trains_unlabeled or not node.unlabeled]
 
     def draw(
         self, purpose: str, nodes: Sequence[Node], fraction: float, later: int = 0

@@ -276,7 +276,8 @@ class Loop:
                 return []  # scores without noise stay on their clients
             strategy.privacy.admit("scores of evaluations")
         self._meet()
-        nodes = [n for n in strategy.nodes if strategy.evaluate_novel or not n.novel]
+        labeled = [node for node in strategy.nodes if not node.unlabeled]  # others have no score
+        nodes = [node for node in labeled if strategy.evaluate_novel or not node.novel]
         nodes = strategy.draw("evaluate", nodes, strategy.fraction_evaluate)
         payloads = strategy.personalize(strategy.arrays, nodes)
         scores: dict[str, Any] = {"bound": True} if strategy.bound else {}

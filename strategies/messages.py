@@ -137,7 +137,8 @@ class Messenger:
         """The updates of plausible size, within the limits of `strategies.limits`.
 
         Where participants are secret all are kept as they are, since usual sizes would reveal
-        something of them; there the privacy clips every update. So does a wrapper."""
+        something of them; there the privacy clips every update. So does a wrapper. Clients without
+        labels change less than others and are no measure for them."""
         sender = self._sender
         if self.hides_participants or not updates or kind == SAVE_STATE:
             return updates
@@ -149,7 +150,8 @@ class Messenger:
             Change(u, sender.reference(sent.get(u.node, {})), sender.parts)
             for u in bound_numbers(updates)
         ]
-        usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in changes})
+        measure = [c for c in changes if not c.update.node.unlabeled] or changes
+        usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in measure})
         crowd = len(changes) >= CROWD
         ratio = sender.max_update_ratio if sender.leads and kind not in SEPARATE else 0.0
         ratio *= 1 if crowd else 2

@@ -18,7 +18,7 @@ from flwr.common.logger import log
 
 from clients.arrays import Arrays, from_record
 from clients.failures import bounded
-from clients.protocol import OFFERS
+from clients.protocol import OFFERS, UNLABELED
 from strategies.reply_metrics import checked_values, checked_weight, foreign_numbers, raw_values
 
 EXAMPLES = "num-examples"
@@ -35,6 +35,11 @@ class Node:
     novel: bool = False
     properties: Mapping[str, Any] = field(default_factory=dict, compare=False)
     foreign: bool = field(default=False, compare=False)
+
+    @property
+    def unlabeled(self) -> bool:
+        """Whether its client takes part in training without labels."""
+        return not self.novel and bool(self.properties.get(UNLABELED))
 
 
 @dataclass(frozen=True)

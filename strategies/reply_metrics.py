@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clients.protocol import OFFERS
+from clients.protocol import OFFERS, UNLABELED
 
 LARGEST = 1e12
 MAX_VALUES = 100  # of a reply
@@ -80,6 +80,7 @@ READERS: dict[str, Reader] = {
     "error": text,
     "client": integer(0, 2**64 - 1),
     "novel": boolean,
+    UNLABELED: boolean,
     "model": text,
     "num-examples": SAMPLES,
     "input-size": integer(1, 10**9),
