@@ -102,6 +102,13 @@ def _two_alphas(config: Config) -> tuple[float, float]:
     return alpha, float(config["partition.novel-alpha"]) or alpha
 
 
+def _step(config: Config, novel: np.ndarray) -> Any:
+    from partitions.step import StepPartitioner
+
+    major, ratio, samples = (config[f"partition.{key}"] for key in _STEP)
+    return StepPartitioner(len(novel), int(major), float(ratio), int(samples), _seed(config))
+
+
 def _coarse(config: Config, novel: np.ndarray) -> Any:
     from partitions.coarse import CoarsePartitioner
 
@@ -181,6 +188,7 @@ def _seed(config: Config) -> int:
     return seed_of(int(config["seed"]), "partition") % 2**32  # flwr-datasets wants 32 bits
 
 
+_STEP = ("major-classes", "ratio", "samples-per-client")
 RULES = {
     "iid": Partition(_iid, "every client a random sample of equal size"),
     "shards": Partition(
@@ -210,6 +218,7 @@ RULES = {
         "normalised Dirichlet shares of each class, test rows alike (pFedHN)",
         ("alpha", "novel-alpha"),
     ),
+    "step": Partition(_step, "a few major classes a client, the others few samples (ATP)", _STEP),
     "coarse": Partition(_coarse, "each superclass spread evenly over as many clients (CIFAR-100)"),
     "natural": Partition(
         _natural, "a writer, alphabet, author or place a client", ("column", "min-samples")
@@ -271,6 +280,9 @@ class Options(Configured):
     shards_per_client = setting(2, "shards of label-sorted samples a client", SOME)
     alpha = setting(0.1, "concentration for training clients", "(0, 1000000]")
     novel_alpha = setting(0.0, "concentration for novel clients; 0: the same", WEIGHT)
+    major_classes = setting(2, "major classes of a client; one may occur twice", "[1, 4]")
+    ratio = setting(16.0, "samples of a major class for one of another class", "[1, 1000000]")
+    samples_per_client = setting(0, "samples of a client; 0: as many as the data give", COUNT)
     column = setting("", "column whose values are the clients; empty: the dataset's first")
     min_samples = setting(2, "values with fewer samples are left out", SOME)
     samples = setting(1000, "samples of all clients together", "[1, 1000000000]")
