@@ -168,6 +168,30 @@ def _subsampling(config: Config, novel: np.ndarray) -> "Change":
     return Subsampling(novel, float(config["partition.keep-fraction"]), int(config["seed"]))
 
 
+def changes(config: Config, novel: np.ndarray) -> "list[Change]":
+    """What is done to the clients of any rule: the rule's change, corruptions, permuted labels."""
+    rule, seed = partition(str(config["partition"])), int(config["seed"])
+    made = [rule.change(config, novel)] if rule.change else []
+    training, others = (_listed(str(config[f"partition.{key}"])) for key in CORRUPTED)
+    lists = (training, others)
+    if not any(lists) and not config["partition.permuted-labels"]:
+        return made
+    from partitions.changes import PermutedLabels, UnseenCorruptions
+    from partitions.datasets import described
+
+    known = described(config)
+    if any(lists):
+        how = (int(config["partition.severity"]), int(config["partition.corruption-every"]))
+        made.append(UnseenCorruptions(novel, lists, *how, known.shape, known.scale, seed))
+    if config["partition.permuted-labels"]:
+        made.append(PermutedLabels(novel, known.num_classes, seed))
+    return made
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def _preference(config: Config, novel: np.ndarray) -> Any:
     from partitions.datasets import described
     from partitions.preference import PreferencePartitioner, apportion
@@ -292,6 +316,17 @@ class Options(Configured):
     blur = setting(0.0, "deviation of the Gaussian in pixels", "[0, 1000]")
     rotation = setting(0.0, "degrees counterclockwise", "[-360, 360]")
     keep_fraction = setting(1.0, "share that a novel client keeps", "(0, 1]")
+    corruptions = setting(
+        "", "training clients: each has one of these; see partitions/corruptions.py", listed=True
+    )
+    novel_corruptions = setting(
+        "", "novel clients: the same, of others; none among them leaves clients clean", listed=True
+    )
+    severity = setting(0, "of the corruptions, 1 to 5; 0: drawn for each client", "[0, 5]")
+    corruption_every = setting(
+        0, "samples after which a novel client's corruption changes; 0: never", COUNT
+    )
+    permuted_labels = setting(False, "novel clients label by a permutation of the classes")
     shares = setting("", 'shares of the sub-populations, as "0.7,0.3"; empty: equal', listed=True)
     samples_per_user = setting(30, "half of them positive", "[2, 1000000]")
     validation_per_user = setting(0, "how many of them only validate; 0: none", COUNT)
@@ -299,7 +334,9 @@ class Options(Configured):
     novel_dataset = setting("stl10", "the novel clients' dataset")
 
 
-EVERY = ("validation-fraction", "test-fraction", "public-samples")  # options of all rules
+CORRUPTED = ("corruptions", "novel-corruptions")
+EVERY = ("validation-fraction", "test-fraction", "public-samples", *CORRUPTED, "severity",
+         "corruption-every", "permuted-labels")  # options of all rules  # fmt: skip
 
 
 def options_of(config: Config) -> set[str]:
