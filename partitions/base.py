@@ -7,7 +7,7 @@ from partitions import references
 from partitions.assignments import TEST, TRAIN, VALIDATION, Assignment, cached_assignment
 from partitions.datasets import DATASETS, Dataset, Info, Moment, configured
 from partitions.readers.raw import UNLABELED
-from partitions.registry import Config, Partition, partition
+from partitions.registry import Config, Partition, changes, partition
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
@@ -39,7 +39,7 @@ class Federation:
         self.novel = self._roles(float(config["train-fraction"]))
         self.unlabeled = self._unlabeled(float(config["partition.labeled-clients"]))
         entry = partition(str(config["partition"]))
-        self._change = entry.change(config, self.novel) if entry.change else None
+        self._changes = changes(config, self.novel)
         hidden = int(config["partition.public-samples"])
         if hidden < DEFAULT_PUBLIC:
             raise ValueError(f"partition.public-samples is {hidden}; it must be at least 0")
@@ -72,8 +72,8 @@ class Federation:
             assigned.rows,
             assigned.attributes,
         )
-        if self._change:
-            self._rows = [self._change.rows(i, rows) for i, rows in enumerate(assigned.rows)]
+        for change in self._changes:
+            self._rows = [change.rows(i, rows) for i, rows in enumerate(self._rows)]
         self._check_sizes(str(config["partition"]), entry.sparse)
         self._mean, self._std = self._scaling(str(config["standardize"]))
         self._shares: dict[int, Share] = {}
@@ -196,19 +196,24 @@ class Federation:
         rows = self._ordered(client)
         index, data = torch.from_numpy(rows), self.dataset
         x, y, at = data.x, data.y, index
-        if self._change and (changed := self._change.inputs(client, x[index])) is not None:
-            x, y, at = changed, y[index], torch.arange(len(rows))  # a copy
+        for change in self._changes:  # a change makes copies
+            if (inputs := change.inputs(client, x[at])) is not None:
+                x, y, at = inputs, y[at], torch.arange(len(rows))
+            if (labels := change.labels(client, y[at])) is not None:
+                x, y, at = x[at], labels, torch.arange(len(rows))
         if self.unlabeled[client]:
             y = y.new_tensor(UNLABELED).expand(len(y))
         parts = {name: self._samples(x, y, at[p]) for name, p in self._split(rows).items()}
         attributes = {"classes": len(data.y[index].unique())} | self._attributes[client]
+        for change in self._changes:
+            attributes |= change.attributes(client)
         share = Share(
             parts["train"],
             parts["validation"],
             parts.get("test"),
             self._samples(x, y, at),
             bool(self.novel[client]),
-            attributes | (self._change.attributes(client) if self._change else {}),
+            attributes,
             self.public,
         )
         return share.with_shots(self._shots, seed_of(self._seed, "shots", client))

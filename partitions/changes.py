@@ -1,7 +1,7 @@
-"""Changes of clients after partitioning: rotation, corruption, subsampling.
+"""Changes of clients after partitioning: rotation, corruption, subsampling, permuted labels.
 
 Rotation: FedTTA, appendix F. Blurred or rotated novel clients: ODPFL-HN, section 6.8; novel clients
-with fewer samples: section 7."""
+with fewer samples: section 7. Corruptions that training clients do not have: ATP, section 5."""
 
 import math
 from collections.abc import Sequence
@@ -24,6 +24,10 @@ class Change:
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """The changed inputs (n, *shape), as stored; None if they stay unchanged."""
+        return None
+
+    def labels(self, client: int, y: "Tensor") -> "Tensor | None":
+        """The changed labels (n,); None if they stay unchanged."""
         return None
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
@@ -104,3 +108,100 @@ class Subsampling(Change):
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """The share that the client kept."""
         return {"kept": self._fraction if self._novel[client] else 1.0}
+
+
+class UnseenCorruptions(Change):
+    """A client has one corruption of its role's list, which may hold "none", at one severity:
+    `severity` or, with 0, one of 1 to 5. With `every` a novel client's corruption changes after so
+    many samples.
+
+    `scale` is the largest value of an input as stored. Raises ValueError for unknown corruptions,
+    for one in both lists, and for one that needs larger images than `shape`."""
+
+    def __init__(
+        self,
+        novel: np.ndarray,
+        lists: tuple[Sequence[str], Sequence[str]],
+        severity: int,
+        every: int,
+        shape: tuple[int, ...],
+        scale: float,
+        seed: int,
+    ) -> None:
+        from partitions.corruptions import CORRUPTIONS
+
+        keys = ("partition.corruptions", "partition.novel-corruptions")
+        for key, names in zip(keys, lists, strict=True):
+            if unknown := [name for name in names if name not in {"none", *CORRUPTIONS}]:
+                known = ", ".join(["none", *CORRUPTIONS])
+                raise ValueError(f"{key} names {unknown[0]!r}; known: {known}")
+            for name in set(names) - {"none"}:
+                least = CORRUPTIONS[name][2]
+                if len(shape) != 3 or min(shape[1:]) < least:
+                    raise ValueError(
+                        f"{key} names {name!r}, which needs images of at least {least}×{least} "
+                        f"pixels, not inputs of shape {shape}"
+                    )
+        if both := sorted({*lists[0]} & {*lists[1]} - {"none"}):
+            raise ValueError(
+                f"{keys[1]} names {both[0]!r}, and so does {keys[0]}; novel clients must have "
+                "corruptions that no training client has"
+            )
+        self._novel, self._every, self._scale, self._seed = novel, every, scale, seed
+        self._kinds, self._severities = [], []
+        for client, role in enumerate(novel):
+            generator = np.random.default_rng(seed_of(seed, "corruption", client))
+            names = list(lists[int(role)]) or ["none"]
+            self._kinds.append([names[i] for i in generator.permutation(len(names))])
+            self._severities.append(severity or int(generator.integers(1, 6)))
+
+    def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
+        """Corrupted, in random order of the list if the corruption changes."""
+        import torch
+
+        from partitions.corruptions import corrupted
+
+        stream = self._every if self._novel[client] else 0
+        kinds = self._kinds[client] if stream else self._kinds[client][:1]
+        if set(kinds) == {"none"} or not len(x):
+            return None
+        generator = torch.Generator().manual_seed(seed_of(self._seed, "corrupted", client))
+        parts = []
+        for number, part in enumerate((x.float() / self._scale).split(stream or len(x))):
+            name = kinds[number % len(kinds)]
+            clean = name == "none"
+            parts.append(
+                part if clean else corrupted(part, name, self._severities[client], generator)
+            )
+        changed = torch.cat(parts) * self._scale
+        return (
+            changed.round().to(x.dtype)
+            if self._scale == 255 and x.dtype == torch.uint8
+            else changed
+        )
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """The first corruption and its severity, 0 for none."""
+        kind = self._kinds[client][0]
+        return {"corruption": kind, "severity": (kind != "none") * self._severities[client]}
+
+
+class PermutedLabels(Change):
+    """A novel client's labels pass through its own random permutation of the classes."""
+
+    def __init__(self, novel: np.ndarray, num_classes: int, seed: int) -> None:
+        self._novel, self._num_classes, self._seed = novel, num_classes, seed
+
+    def labels(self, client: int, y: "Tensor") -> "Tensor | None":
+        """σ(y) of a novel client; unlabeled samples stay unlabeled."""
+        if not self._novel[client]:
+            return None
+        import torch
+
+        generator = np.random.default_rng(seed_of(self._seed, "permuted labels", client))
+        permuted = torch.from_numpy(generator.permutation(self._num_classes))
+        return torch.where(y < 0, y, permuted[y])
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """Whether its labels are permuted."""
+        return {"permuted": int(self._novel[client])}

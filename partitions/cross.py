@@ -27,6 +27,10 @@ class CrossFederation(Federation):
         base = str(config["partition.base"])
         if base not in BASES:
             raise ValueError(f"partition.base is {base!r}; known: {', '.join(BASES)}")
+        if config["partition.permuted-labels"] or config["partition.corruption-every"]:
+            raise ValueError(
+                "partition 'cross-dataset' takes neither permuted-labels nor corruption-every"
+            )
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
         self._shots = novel_shots(config)
@@ -54,6 +58,8 @@ class CrossFederation(Federation):
                     "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
                     "partition.public-samples": 0,
                     "partition.labeled-clients": 1.0,  # all are novel
+                    "partition.corruptions": config["partition.novel-corruptions"],
+                    "partition.novel-corruptions": "",
                 }
             self._of.append(Federation({**config, **changes}, dataset) if role.any() else None)
         self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1

@@ -102,6 +102,13 @@ def _two_alphas(config: Config) -> tuple[float, float]:
     return alpha, float(config["partition.novel-alpha"]) or alpha
 
 
+def _step(config: Config, novel: np.ndarray) -> Any:
+    from partitions.step import StepPartitioner
+
+    major, ratio, samples = (config[f"partition.{key}"] for key in _STEP)
+    return StepPartitioner(len(novel), int(major), float(ratio), int(samples), _seed(config))
+
+
 def _coarse(config: Config, novel: np.ndarray) -> Any:
     from partitions.coarse import CoarsePartitioner
 
@@ -161,6 +168,30 @@ def _subsampling(config: Config, novel: np.ndarray) -> "Change":
     return Subsampling(novel, float(config["partition.keep-fraction"]), int(config["seed"]))
 
 
+def changes(config: Config, novel: np.ndarray) -> "list[Change]":
+    """What is done to the clients of any rule: the rule's change, corruptions, permuted labels."""
+    rule, seed = partition(str(config["partition"])), int(config["seed"])
+    made = [rule.change(config, novel)] if rule.change else []
+    training, others = (_listed(str(config[f"partition.{key}"])) for key in CORRUPTED)
+    lists = (training, others)
+    if not any(lists) and not config["partition.permuted-labels"]:
+        return made
+    from partitions.changes import PermutedLabels, UnseenCorruptions
+    from partitions.datasets import described
+
+    known = described(config)
+    if any(lists):
+        how = (int(config["partition.severity"]), int(config["partition.corruption-every"]))
+        made.append(UnseenCorruptions(novel, lists, *how, known.shape, known.scale, seed))
+    if config["partition.permuted-labels"]:
+        made.append(PermutedLabels(novel, known.num_classes, seed))
+    return made
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def _preference(config: Config, novel: np.ndarray) -> Any:
     from partitions.datasets import described
     from partitions.preference import PreferencePartitioner, apportion
@@ -181,6 +212,7 @@ def _seed(config: Config) -> int:
     return seed_of(int(config["seed"]), "partition") % 2**32  # flwr-datasets wants 32 bits
 
 
+_STEP = ("major-classes", "ratio", "samples-per-client")
 RULES = {
     "iid": Partition(_iid, "every client a random sample of equal size"),
     "shards": Partition(
@@ -210,6 +242,7 @@ RULES = {
         "normalised Dirichlet shares of each class, test rows alike (pFedHN)",
         ("alpha", "novel-alpha"),
     ),
+    "step": Partition(_step, "a few major classes a client, the others few samples (ATP)", _STEP),
     "coarse": Partition(_coarse, "each superclass spread evenly over as many clients (CIFAR-100)"),
     "natural": Partition(
         _natural, "a writer, alphabet, author or place a client", ("column", "min-samples")
@@ -274,6 +307,9 @@ class Options(Configured):
     shards_per_client = setting(2, "shards of label-sorted samples a client", SOME)
     alpha = setting(0.1, "concentration for training clients", "(0, 1000000]")
     novel_alpha = setting(0.0, "concentration for novel clients; 0: the same", WEIGHT)
+    major_classes = setting(2, "major classes of a client; one may occur twice", "[1, 4]")
+    ratio = setting(16.0, "samples of a major class for one of another class", "[1, 1000000]")
+    samples_per_client = setting(0, "samples of a client; 0: as many as the data give", COUNT)
     column = setting("", "column whose values are the clients; empty: the dataset's first")
     min_samples = setting(2, "values with fewer samples are left out", SOME)
     samples = setting(1000, "samples of all clients together", "[1, 1000000000]")
@@ -283,6 +319,17 @@ class Options(Configured):
     blur = setting(0.0, "deviation of the Gaussian in pixels", "[0, 1000]")
     rotation = setting(0.0, "degrees counterclockwise", "[-360, 360]")
     keep_fraction = setting(1.0, "share that a novel client keeps", "(0, 1]")
+    corruptions = setting(
+        "", "training clients: each has one of these; see partitions/corruptions.py", listed=True
+    )
+    novel_corruptions = setting(
+        "", "novel clients: the same, of others; none among them leaves clients clean", listed=True
+    )
+    severity = setting(0, "of the corruptions, 1 to 5; 0: drawn for each client", "[0, 5]")
+    corruption_every = setting(
+        0, "samples after which a novel client's corruption changes; 0: never", COUNT
+    )
+    permuted_labels = setting(False, "novel clients label by a permutation of the classes")
     shares = setting("", 'shares of the sub-populations, as "0.7,0.3"; empty: equal', listed=True)
     samples_per_user = setting(30, "half of them positive", "[2, 1000000]")
     validation_per_user = setting(0, "how many of them only validate; 0: none", COUNT)
@@ -290,12 +337,9 @@ class Options(Configured):
     novel_dataset = setting("stl10", "the novel clients' dataset")
 
 
-EVERY = (  # options of all rules
-    "validation-fraction",
-    "test-fraction",
-    "labeled-clients",
-    "public-samples",
-)
+CORRUPTED = ("corruptions", "novel-corruptions")
+EVERY = ("validation-fraction", "test-fraction", "labeled-clients", "public-samples", *CORRUPTED, "severity",
+         "corruption-every", "permuted-labels")  # options of all rules  # fmt: skip
 
 
 def options_of(config: Config) -> set[str]:

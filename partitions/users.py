@@ -6,7 +6,7 @@ from torch import Tensor
 
 from partitions.base import Federation, novel_shots
 from partitions.datasets import Dataset, Info, configured, preference_info
-from partitions.registry import Config, partition
+from partitions.registry import Config, changes, partition
 from partitions.shares import SUB_POPULATION, PreferredSamples, Share
 
 RANK = "rank"  # attribute of a share: position in its sub-population, from 0, novel users last
@@ -32,6 +32,8 @@ class PreferenceFederation(Federation):
             )
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
+        if changes(config, self.novel):
+            raise ValueError("partition 'preference' takes neither corruptions nor permuted labels")
         self.rule = partition("preference").make(config, self.novel)
         self.dataset: Dataset = configured(config)
         self.info: Info = preference_info(self.dataset.info)

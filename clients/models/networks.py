@@ -63,6 +63,31 @@ class ConvNetBN(ConvNet):
         return F.relu(self.fc(convolved(x, first, second).flatten(1)))
 
 
+class ConvNetATP(HeadedNetwork):
+    """Three 3×3 convolutions 32/64/64 without bias, maxpool 2 after two of them → fc 64 → C (ATP).
+
+    Each layer but the last has batch normalisation. Convolutions keep the size (padding 1, ours:
+    the authors have none), so images from 4×4 on fit."""
+
+    def __init__(self, shape: Shape, num_classes: int, widths: tuple[int, ...] = (32, 64, 64)):
+        super().__init__()
+        channels, height, width = image_shape(shape, "convnet-atp", 4)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=False)
+            for a, b in itertools.pairwise((channels, *widths))
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths)
+        self.fc = nn.Linear(widths[-1] * (height // 4) * (width // 4), 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.head = nn.Linear(64, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Activations (n, 64)."""
+        *pooled, last = map(nn.Sequential, self.convolutions, self.norms)
+        x = F.relu(last(convolved(x, *pooled)))
+        return F.relu(self.norm(self.fc(x.flatten(1))))
+
+
 class LeNet(HeadedNetwork):
     """conv 5×5 k → maxpool 2 → conv 5×5 2k → maxpool 2 → fc 120 → fc 84 → C (pFedHN).
 

@@ -41,6 +41,9 @@ NETWORKS = {
     "convnet-small": _network("networks:ConvNet", "16/32 (HeteroFedTTA)", widths=(16, 32)),
     "convnet-big": _network("networks:ConvNet", "64/128 (HeteroFedTTA)", widths=(64, 128)),
     "convnet-bn": _network("networks:ConvNetBN", "convnet with batch normalisation (FedBN)"),
+    "convnet-atp": _network(
+        "networks:ConvNetATP", "three 3×3 convolutions 32/64/64, fc 64, batch normalisation (ATP)"
+    ),
     "lenet": _network(
         "networks:LeNet", "two 5×5 convolutions 16/32, fc 120, fc 84 (pFedHN, ODPFL-HN)"
     ),

@@ -12,6 +12,8 @@ from clients.models.networks import MLP, convolved
 from clients.models.registry import sized
 from clients.models.resize import resize
 
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
 
 @pytest.mark.parametrize(("weight", "expected"), [(2.0, 8.0), (-1.0, 0.0)])
 def test_a_block_is_convolution_pooling_relu(weight, expected):
@@ -43,6 +45,10 @@ def test_flattened_features_keep_the_order_of_channels():
         ("convnet-small", (3, 8, 8), [(76, 16), (401, 32), (32 * 4 + 1, 512), (513, 7)]),
         ("convnet-big", (3, 8, 8), [(76, 64), (1601, 128), (128 * 4 + 1, 512), (513, 7)]),
         ("convnet-bn", (3, 4, 4), [(76, 32), (2, 32), (801, 64), (2, 64), (65, 512), (513, 7)]),
+        ("convnet-atp", (1, 8, 8),
+         [(9, 32), (2, 32), (288, 64), (2, 64), (576, 64), (2, 64), (257, 64), (2, 64), (65, 7)]),
+        ("convnet-atp", (3, 28, 20), [(27, 32), (2, 32), (288, 64), (2, 64), (576, 64), (2, 64),
+                                      (64 * 35 + 1, 64), (2, 64), (65, 7)]),
         # sides 32 and 28 are 28 and 24, 14 and 12, 10 and 8, 5 and 4
         ("lenet", (3, 32, 28), [(76, 16), (401, 32), (32 * 20 + 1, 120), (121, 84), (85, 7)]),
         ("lenet-small", (3, 32, 32), [(76, 8), (201, 16), (16 * 25 + 1, 120), (121, 84), (85, 7)]),
@@ -68,7 +74,7 @@ def test_the_networks_are_as_wide_as_the_papers_have_them(name, shape, layers):
         seen = list(asked)
         assert torch.equal(net(x), net.head(net.features(x)))
     assert len({layer for layer, _ in seen}) == len(seen) == len(layers)
-    deeper = [least for layer, least in seen[1:] if not isinstance(layer, nn.BatchNorm2d)]
+    deeper = [least for layer, least in seen[1:] if not isinstance(layer, NORMS)]
     assert deeper == [0.0] * len(deeper)  # of many rectified units some are off
 
 
