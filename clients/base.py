@@ -7,7 +7,7 @@ NumPyClient (`clients.messages`)."""
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from partitions.settings import COUNT, MOMENTUM, RATE, SOME, Configured, setting
 from partitions.shares import Share
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
+has_cuda = cache(torch.cuda.is_available)  # slow, and asked for every message
 
 
 class Client(Configured, NumPyClient):
@@ -93,8 +94,8 @@ class Client(Configured, NumPyClient):
     ) -> None:
         super().__init__(**settings)
         if self.device == "auto":
-            self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.device == "cuda" and not torch.cuda.is_available():
+            self.device = "cuda" if has_cuda() else "cpu"
+        if self.device == "cuda" and not has_cuda():
             raise ValueError("device is 'cuda', but no CUDA device is visible")
         first = next(model.parameters(), None)
         if first is None or first.device != torch.device(self.device):
@@ -243,7 +244,8 @@ class Client(Configured, NumPyClient):
         """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
 
         `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
-        self.model.train()
+        if not all(module.training for module in self.model.modules()):
+            self.model.train()  # slow, even where nothing changes
         few = self.share.novel and self.few_shot == FewShot.TUNED
         settings: dict[str, Any] = {
             "parameters": self.model.parameters(),
