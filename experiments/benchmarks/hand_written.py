@@ -1,4 +1,4 @@
-"""FedAvg, FedPer and pFedHN written by hand: tensors in memory and a loop, which others are compared to."""
+"""FedAvg, FedPer and pFedHN by hand: tensors in memory and a loop, which others are compared to."""
 
 from collections.abc import Callable, Iterator, Sequence
 
