@@ -4,15 +4,17 @@ Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from io import BytesIO
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 Arrays = dict[str, np.ndarray]
+R = TypeVar("R", ArrayRecord, RecordDict)
 VARIANCE = "running_var"  # of a normalisation layer, the last part of its name
 NUMPY = "numpy.ndarray"  # Flower's name of a serialised .npy file
 
@@ -30,19 +32,25 @@ def prefixed(prefix: str, arrays: Arrays) -> Arrays:
 
 def to_record(arrays: Arrays) -> ArrayRecord:
     """Flower's record of the arrays, names kept."""
-    record = ArrayRecord()
-    for name, array in arrays.items():
-        record[name] = write_array(np.asarray(array))  # one by one: ArrayRecord(dict) would copy
+    return filled(ArrayRecord(), {n: write_array(np.asarray(a)) for n, a in arrays.items()})
+
+
+def filled(record: R, entries: Mapping[str, Any]) -> R:
+    """Flower's `record` with `entries` of the right types, which its constructor would check one
+    by one, in a tenth of a short round's time."""
+    vars(record)["_data"].update(entries)
     return record
 
 
 def write_array(array: np.ndarray) -> Array:
-    """``Array(array)`` in half of the time, in row-major order.
+    """``Array(array)`` in a fifth of the time, in row-major order.
 
     Raises ValueError for entries that are not plain numbers or texts."""
     dtype, header = _described(array.dtype, array.shape)
     data = b"".join((header, np.ascontiguousarray(array).data))
-    return Array(dtype, array.shape, NUMPY, data)
+    result = Array.__new__(Array)  # its constructor would compare the types of all arguments
+    vars(result).update(dtype=dtype, shape=array.shape, stype=NUMPY, data=data)
+    return result
 
 
 @lru_cache(maxsize=1024)
@@ -101,7 +109,7 @@ HEADERS = {
 
 def to_numpy(tensors: Mapping[str, Tensor]) -> Arrays:
     """Copies of the tensors as numpy arrays; they share no memory with a model."""
-    return {name: t.detach().cpu().numpy().copy() for name, t in tensors.items()}
+    return {name: t.numpy(force=True).copy() for name, t in tensors.items()}
 
 
 def to_tensors(arrays: Arrays, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -111,7 +119,29 @@ def to_tensors(arrays: Arrays, device: str | torch.device = "cpu") -> dict[str, 
 
 def model_arrays(model: nn.Module) -> Arrays:
     """Parameters and buffers of a model under the names of its ``state_dict``."""
-    return to_numpy(model.state_dict())
+    return to_numpy(model_tensors(model))
+
+
+def model_tensors(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of ``model.state_dict()`` in its order, in a tenth of the time: without hooks
+    that no module has."""
+    kind: type = type(model)
+    if not _is_plain(kind) or model._state_dict_hooks or model._state_dict_pre_hooks:
+        return dict(model.state_dict(prefix=prefix))
+    buffers, hidden = model._buffers, model._non_persistent_buffers_set
+    own = [*model._parameters.items(), *((n, b) for n, b in buffers.items() if n not in hidden)]
+    tensors = {prefix + name: tensor.detach() for name, tensor in own if tensor is not None}
+    for name, module in model._modules.items():
+        if module is not None:
+            tensors |= model_tensors(module, f"{prefix}{name}.")
+    return tensors
+
+
+@cache
+def _is_plain(kind: Any) -> bool:
+    """Whether modules of this class have only parameters and buffers in their ``state_dict``."""
+    methods = ("state_dict", "_save_to_state_dict", "get_extra_state")
+    return all(getattr(kind, name) is getattr(nn.Module, name) for name in methods)
 
 
 def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
@@ -119,19 +149,19 @@ def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
 
     Of a tied parameter's names the first one counts. Raises ValueError for an array that the model
     lacks, for one that is missing and for one of another shape."""
-    target = model.state_dict()
+    target = model_tensors(model)
     if unknown := arrays.keys() - target.keys():
         raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {list(target)}")
     places: set[int] = set()
     with torch.no_grad():
         for name, tensor in target.items():
-            if tensor.data_ptr() in places:
+            if (place := tensor.data_ptr()) in places:
                 continue
-            places.add(tensor.data_ptr())
+            places.add(place)
             source = arrays.get(name, fallback.get(name))
             if source is None:
                 raise ValueError(f"no value for the model's array {name!r}")
-            if source.shape != tuple(tensor.shape):
+            if source.shape != tensor.shape:
                 raise ValueError(
                     f"array {name!r} has shape {source.shape}, the model {tuple(tensor.shape)}"
                 )

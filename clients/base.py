@@ -7,7 +7,7 @@ NumPyClient (`clients.messages`)."""
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from clients.cohort import run_sgd
 from clients.compat import NumPyClient
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, NDArrays, names_metric, with_names
-from clients.models.roles import roles_of
+from clients.models.roles import frozen_names
 from clients.protocol import LR_FACTOR, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
@@ -30,6 +30,7 @@ from partitions.settings import COUNT, MOMENTUM, RATE, SOME, Configured, setting
 from partitions.shares import Share
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
+has_cuda = cache(torch.cuda.is_available)  # slow, and asked for every message
 
 
 class Client(Configured, NumPyClient):
@@ -93,8 +94,8 @@ class Client(Configured, NumPyClient):
     ) -> None:
         super().__init__(**settings)
         if self.device == "auto":
-            self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.device == "cuda" and not torch.cuda.is_available():
+            self.device = "cuda" if has_cuda() else "cpu"
+        if self.device == "cuda" and not has_cuda():
             raise ValueError("device is 'cuda', but no CUDA device is visible")
         first = next(model.parameters(), None)
         if first is None or first.device != torch.device(self.device):
@@ -102,7 +103,7 @@ class Client(Configured, NumPyClient):
         self.model, self.share = model, share
         self.client, self.model_name = client, model_name
         self.initial = model_arrays(model) if initial is None else initial
-        self.frozen = roles_of(model).frozen  # names; made on both sides, never sent
+        self.frozen = frozen_names(model)  # names; made on both sides, never sent
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}  # kept between rounds
         self.adapted: Metrics = {}  # metrics of the last prediction's adaptation
@@ -256,7 +257,8 @@ class Client(Configured, NumPyClient):
         """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
 
         `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
-        self.model.train()
+        if not all(module.training for module in self.model.modules()):
+            self.model.train()  # slow, even where nothing changes
         few = self.share.novel and self.few_shot == FewShot.TUNED
         settings: dict[str, Any] = {
             "parameters": self.model.parameters(),

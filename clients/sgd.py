@@ -31,14 +31,15 @@ def batches(
         return rows if epochs > 0 else rows[:steps]
     size = min(batch_size, n)
     passes = [torch.randperm(n, generator=generator) for _ in range(-(-steps * size // n))]
-    drawn = torch.cat([torch.empty(0, dtype=torch.int64), *passes])
-    return drawn[: steps * size].view(steps, size).unbind()
+    if len(passes) != 1:
+        passes = [torch.cat([torch.empty(0, dtype=torch.int64), *passes])]
+    return passes[0][: steps * size].view(steps, size).unbind()
 
 
 def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """x and y of each of the `rows`. Up to one pass is gathered at once; for more than that, all
     samples are converted once and each mini-batch is gathered from them."""
-    if not rows or not samples.fixed:
+    if len(rows) < 2 or not samples.fixed:
         yield from (samples[row] for row in rows)
         return
     order, sizes = torch.cat(list(rows)), list(map(len, rows))

@@ -1,6 +1,7 @@
 """The Flower ClientApp: builds the method's client for a node and lets it answer."""
 
 import os
+from collections import deque
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,12 +14,12 @@ from clients.base import Client
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, is_simulated, register
-from fedapps.node.building import build_client, with_public
+from fedapps.node.building import Builder, build_client, with_public
 from fedapps.node.ledger import guarded
 from fedapps.service import node as service
 from fedapps.settings.config import Config, check_method, completed
 from partitions import trust
-from partitions.base import novel_shots
+from partitions.base import Federation, novel_shots
 from partitions.datasets import DATASETS, Info
 from partitions.references import is_reference
 from partitions.seeds import seed_of
@@ -40,7 +41,7 @@ def make_client(context: Context, method: str) -> Client:
     config = completed(context.run_config, trusted=simulated)
     check_method(method)
     if not simulated:
-        config["data-dir"] = str(node.get("data-dir", ""))
+        config = config | {"data-dir": str(node.get("data-dir", ""))}
         if "data-path" not in node or METHODS[method].client.needs_public:
             config |= in_data_folder(config)
     client_id = identity(context)
@@ -48,7 +49,7 @@ def make_client(context: Context, method: str) -> Client:
         share = service.inputs_of(context, card).share
         info, client_id = card.info(), service.CLIENT if share.novel else client_id
         if share.novel and "descriptor-epsilon" in node:  # the node's own privacy
-            config[f"{method}.descriptor-epsilon"] = float(node["descriptor-epsilon"])
+            config = config | {f"{method}.descriptor-epsilon": float(node["descriptor-epsilon"])}
     elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
         seed = seed_of(int(config["seed"]), "shots", client_id)
@@ -62,9 +63,24 @@ def make_client(context: Context, method: str) -> Client:
                 else "the node's configuration names neither its data (data-path) nor its number "
                 "(partition-id and num-partitions)"
             )
-        federation = partitions.federation(with_public(config, method))
-        share, info = federation.share(client_id), federation.info
+        federation, builder = _federation(config, method)
+        return builder.client(federation.share(client_id), client_id, str(node.get("model", "")))
     return build_client(config, method, share, info, client_id, str(node.get("model", "")))
+
+
+def _federation(config: Config, method: str) -> tuple[Federation, Builder]:
+    """The configuration's federation, and what makes its clients. Asked for every message, so the
+    last ones are kept, by the configuration's identity (see `completed`)."""
+    for asked, name, federation, builder in [*_federations]:
+        if asked is config and name == method:
+            return federation, builder
+    federation = partitions.federation(with_public(config, method))
+    builder = Builder(config, method, federation.info)
+    _federations.appendleft((config, method, federation, builder))
+    return federation, builder
+
+
+_federations: deque[tuple[Config, str, Federation, Builder]] = deque(maxlen=8)
 
 
 def in_data_folder(config: Config) -> Config:

@@ -20,7 +20,7 @@ from clients.preference import GlobalClient
 from fedapps.engines.grid import respond
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register
-from fedapps.node.building import Network, construct_client, network_around, shared_of
+from fedapps.node.building import Network, client_settings, network_around, shared_of
 from fedapps.node.ledger import guarded
 from fedapps.settings.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.settings.config import settings as of_method
@@ -56,11 +56,12 @@ def client_app(
 
     Raises ValueError for an unknown method or setting."""
     config = _configuration(method, settings)
+    kind, given = METHODS[method].client, client_settings(config, method)
 
     def make_client(context: Context, _: str) -> Client:
         share = share_of(data(context), context, public)
-        network = _network(method, model, config, tuple(share.everything.x.shape[1:]))
-        client = construct_client(config, method, network, share, identity(context))
+        network, initial = _network(method, model, config, tuple(share.everything.x.shape[1:]))
+        client = kind(network, share, client=identity(context), initial=initial, **given)
         client.criterion = loss or client.criterion
         return client
 

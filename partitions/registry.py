@@ -338,8 +338,16 @@ class Options(Configured):
 
 
 CORRUPTED = ("corruptions", "novel-corruptions")
-EVERY = ("validation-fraction", "test-fraction", "labeled-clients", "public-samples", *CORRUPTED, "severity",
-         "corruption-every", "permuted-labels")  # options of all rules  # fmt: skip
+EVERY = (  # options of all rules
+    "validation-fraction",
+    "test-fraction",
+    "labeled-clients",
+    "public-samples",
+    *CORRUPTED,
+    "severity",
+    "corruption-every",
+    "permuted-labels",
+)
 
 
 def options_of(config: Config) -> set[str]:

@@ -164,8 +164,7 @@ class Configured:
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(self, **settings: Any) -> None:
-        for name, value in self.check(**settings).items():
-            setattr(self, name, value)
+        vars(self).update(self.check(**settings))
 
     @classmethod
     def check(cls, **settings: Any) -> dict[str, Value]:
@@ -174,7 +173,13 @@ class Configured:
         if unknown := settings.keys() - cls.declared.keys():
             known = ", ".join(sorted(cls.declared)) or "none"
             raise TypeError(f"{cls.__name__} has no setting {min(unknown)!r}; it has {known}")
-        return {name: cls.declared[name].checked(key_of(name), v) for name, v in settings.items()}
+        return {
+            # defaults were checked when they were declared
+            name: value
+            if type(value) is type(default := cls.declared[name].default) and value == default
+            else cls.declared[name].checked(key_of(name), value)
+            for name, value in settings.items()
+        }
 
 
 def taken(function: Callable[..., Any]) -> list[str]:

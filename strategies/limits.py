@@ -11,6 +11,7 @@ fewer than `CROWD` replies norms may be twice as long, and do not limit counts."
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -68,7 +69,12 @@ def bound_numbers(updates: Sequence[Update]) -> list[Update]:
 def group_of(name: str, array: np.ndarray, parts: Iterable[str]) -> str:
     """The group of an array: its kind of running statistic, its prefix before "/", or the one of
     `parts` that its name starts with."""
-    if is_statistic(name, array):
+    return _group(name, is_statistic(name, array), tuple(parts))
+
+
+@lru_cache(maxsize=4096)
+def _group(name: str, statistic: bool, parts: tuple[str, ...]) -> str:
+    if statistic:
         return name.rpartition(".")[2]
     prefix, slash, _ = name.partition("/")
     return prefix if slash else next((part for part in parts if name.startswith(part)), "")

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from clients.arrays import Arrays, num_bytes, to_record
+from clients.arrays import Arrays, filled, num_bytes, to_record
 from clients.failures import bounded, brief, cause_of
 from clients.protocol import SAVE_STATE
 from strategies.limits import CROWD, SEPARATE, Change, Sizes, bound_numbers, usual_count
@@ -96,9 +96,8 @@ class Messenger:
             arrays = payloads[node]
             if id(arrays) not in records:
                 records[id(arrays)] = to_record(arrays)
-            content = RecordDict(
-                {sender.arrayrecord_key: records[id(arrays)], sender.configrecord_key: config}
-            )
+            entries = {sender.arrayrecord_key: records[id(arrays)], sender.configrecord_key: config}
+            content = filled(RecordDict(), entries)
             sent.append((Message(content, dst_node_id=node.id, message_type=action), node))
             sender.now.bytes["down"] += num_bytes(arrays.values())
         return sent

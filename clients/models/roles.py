@@ -16,13 +16,19 @@ class Roles:
     tied: Mapping[str, str]
 
 
+def frozen_names(model: nn.Module) -> frozenset[str]:
+    """The names of the parameters that require no gradient, as they stand."""
+    named = model.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, p in named if not p.requires_grad)
+
+
 def roles_of(model: nn.Module) -> Roles:
     """The roles of the model's arrays, as its parameters stand."""
     first: dict[int, str] = {}
     named = dict(model.named_parameters(remove_duplicate=False))
     tied = {n: first[id(p)] for n, p in named.items() if first.setdefault(id(p), n) != n}
-    frozen = frozenset(name for name, p in named.items() if not p.requires_grad)
-    return Roles(frozenset(model.state_dict().keys() - named.keys()), frozen, tied)
+    buffers = frozenset(model.state_dict().keys() - named.keys())
+    return Roles(buffers, frozen_names(model), tied)
 
 
 def check_tied(model: nn.Module, stays: Callable[[str], bool], method: str) -> nn.Module:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import partitions
-from experiments.benchmarks import cohort, data, engines, methods, registered, simulators
+from experiments.benchmarks import cohort, data, engines, methods, registered, simulators, turn
 
 MEASUREMENTS = {
     "in-process": engines.in_process,
@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "clients": registered.in_process,
     "clients-ray": registered.on_ray,
     "cohort": cohort.rows,
+    "turn": turn.rows,
     "peers": simulators.rows,
 }
 

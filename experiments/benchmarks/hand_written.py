@@ -1,4 +1,4 @@
-"""FedAvg and pFedHN written by hand: tensors in memory and a loop, which others are compared to."""
+"""FedAvg, FedPer and pFedHN by hand: tensors in memory and a loop, which others are compared to."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,27 +18,38 @@ def fedavg(
     batches: Callable[[int], Sequence[Tensor]],
     lr: float,
     rounds: int,
-) -> Iterator[int]:
-    """Yields after every round, which trains the clients that `sample` returns; `batches` gives the
-    rows of the mini-batches of n samples."""
+    personal: tuple[str, ...] = (),
+) -> Iterator[list[Tensor]]:
+    """Yields the server's parameters after every round, which trains the clients that `sample`
+    returns; `batches` gives the rows of the mini-batches of n samples.
+
+    With `personal` prefixes of names (FedPer) the same clients take part in every round, and each
+    keeps its parameters of these names; the server's are the others."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    server = [p.detach().clone() for p in model.parameters()]
-    for number in range(rounds):
+    parameters = dict(model.named_parameters())
+    shared = [p for name, p in parameters.items() if not name.startswith(personal)]
+    kept = [p for name, p in parameters.items() if name.startswith(personal)]
+    server = [p.detach().clone() for p in shared]
+    initial, heads = [p.detach().clone() for p in kept], dict[int, list[Tensor]]()
+    for _ in range(rounds):
         mean = [torch.zeros_like(p) for p in server]
         clients = sample()
-        for x, y in clients:
+        for client, (x, y) in enumerate(clients):
             with torch.no_grad():
-                for p, w in zip(model.parameters(), server, strict=True):
+                start = [*server, *heads.get(client, initial)]
+                for p, w in zip((*shared, *kept), start, strict=True):
                     p.copy_(w)
             for rows in batches(len(y)):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[rows]), y[rows]).backward()
                 optimizer.step()
             with torch.no_grad():
-                for total, p in zip(mean, model.parameters(), strict=True):
+                for total, p in zip(mean, shared, strict=True):
                     total.add_(p, alpha=1 / len(clients))
+            if kept:
+                heads[client] = [p.detach().clone() for p in kept]
         server = mean
-        yield number
+        yield server
 
 
 def pfedhn(model: nn.Module, clients: Shares, rounds: int, steps: int, batch: int) -> None:

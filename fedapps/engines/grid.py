@@ -1,10 +1,10 @@
 """InProcessGrid: the same strategies and ClientApps in one process, without Ray or a SuperLink.
 
-This file alone uses Flower's internals: it sets ``TaskIdentity`` and message ids as Flower's
-in-memory grid does. Therefore pyproject pins flwr to one minor release."""
+This file and `clients.arrays` alone use Flower's internals: ``TaskIdentity`` and message ids as
+Flower's in-memory grid sets them, and the dict inside a record. Therefore pyproject pins flwr to
+one minor release."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from functools import partial
 from itertools import chain
 from logging import ERROR
@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from clients.arrays import filled
 from clients.cohort import Cohort
 from fedapps.node.bridge import DEBUG, is_simulated, reason_of
 
@@ -161,7 +162,7 @@ class InProcessGrid(LocalGrid):
         if context is None:
             return error_reply(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
         reply = respond(self.client_app, message, context)
-        reply.metadata.__dict__["_message_id"] = str(uuid4())
+        reply.metadata.__dict__["_message_id"] = uuid4().hex
         return reply
 
 
@@ -179,14 +180,14 @@ def with_ids(messages: Iterable[Message]) -> list[Message]:
     """The messages, each with a new id."""
     result = list(messages)
     for message in result:
-        message.metadata.__dict__["_message_id"] = str(uuid4())
+        message.metadata.__dict__["_message_id"] = uuid4().hex
     return result
 
 
 def with_records(message: Message, records: Mapping[str, Any]) -> Message:
     """A message with the same metadata that holds `records`."""
-    result = copy(message)
-    result.content = RecordDict(dict(records))
+    result = Message.__new__(Message)
+    vars(result).update(vars(message), _content=filled(RecordDict(), records))
     return result
 
 

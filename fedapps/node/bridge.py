@@ -127,9 +127,11 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
 
 def _state_file(context: Context, method: str, client: Client) -> Path | None:
     folder = context.node_config.get("state-dir")
+    if not folder:
+        return None
     if Path(method).name != method:  # it comes from a message
         raise ValueError(f"{method!r:.200} is no method: it cannot name a file")
-    return Path(str(folder)) / f"{method}-{client.client}.safetensors" if folder else None
+    return Path(str(folder)) / f"{method}-{client.client}.safetensors"
 
 
 def load_state(context: Context, method: str, client: Client, token: str = "") -> Arrays:

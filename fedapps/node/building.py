@@ -13,9 +13,9 @@ from clients.arrays import Arrays, model_arrays
 from clients.base import Client
 from clients.cohort import in_cohort
 from clients.models import build_model, sized
-from clients.models.roles import check_tied, roles_of
+from clients.models.roles import check_tied, frozen_names
 from fedapps.methods import METHODS, Method
-from fedapps.settings.config import Config, construct, settings
+from fedapps.settings.config import Config, accepted, settings
 from partitions.base import DEFAULT_PUBLIC
 from partitions.datasets import Info
 from partitions.references import options
@@ -31,32 +31,36 @@ def build_client(
 ) -> Client:
     """The method's client that holds the share. `node_model` names its network if the node's
     configuration does."""
-    if share.public is None and METHODS[method].client.needs_public:
-        share = replace(share, public=partitions.federation(with_public(config, method)).public)
-    config = config | {"model": client_model(config, method, client_id, node_model)}
-    model, initial = method_model(method, config, info)
-    if in_cohort():  # clients of a cohort train at the same time
-        model = deepcopy(model)
-    name = str(config["model"])
-    return construct_client(config, method, (model, initial), share, client_id, model_name=name)
+    return Builder(config, method, info).client(share, client_id, node_model)
 
 
-def construct_client(
-    config: Config, method: str, network: Network, share: Share, client_id: int, **options: Any
-) -> Client:
-    """The method's client with the network and the share."""
-    model, initial = network
-    client: Client = construct(
-        METHODS[method].client,
-        model,
-        share,
-        config=config,
-        method=method,
-        client=client_id,
-        initial=initial,
-        **options,
-    )
-    return client
+class Builder:
+    """Makes the clients of one method and one configuration, which is read once."""
+
+    def __init__(self, config: Config, method: str, info: Info) -> None:
+        self._config, self._method, self._info = config, method, info
+        self._settings = client_settings(config, method)
+        self._networks: dict[str, Network] = {}
+
+    def client(self, share: Share, client_id: int, node_model: str = "") -> Client:
+        """As `build_client`."""
+        config, method, kind = self._config, self._method, METHODS[self._method].client
+        if share.public is None and kind.needs_public:
+            share = replace(share, public=partitions.federation(with_public(config, method)).public)
+        name = client_model(config, method, client_id, node_model)
+        if name not in self._networks:
+            self._networks[name] = method_model(method, config | {"model": name}, self._info)
+        model, initial = self._networks[name]
+        if in_cohort():  # clients of a cohort train at the same time
+            model = deepcopy(model)
+        given = {"client": client_id, "initial": initial, "model_name": name}
+        return kind(model, share, **self._settings | given)
+
+
+def client_settings(config: Config, method: str) -> dict[str, Any]:
+    """Keyword arguments for the method's client."""
+    names = accepted(METHODS[method].client)
+    return {name: value for name, value in settings(config, method).items() if name in names}
 
 
 def with_public(config: Config, method: str) -> Config:
@@ -138,7 +142,7 @@ def shared_arrays(config: Config, method: str, model: str) -> Arrays:
 def shared_of(network: Network, method: str, values: Mapping[str, Any]) -> Arrays:
     """The initial arrays that the server starts from: neither personal nor frozen."""
     model, initial = network
-    shared, frozen = METHODS[method].client.shared, roles_of(model).frozen
+    shared, frozen = METHODS[method].client.shared, frozen_names(model)
     own = {name: values[name] for name in taken(shared) if name in values}
     return {n: a for n, a in shared(initial, **own).items() if n not in frozen}
 

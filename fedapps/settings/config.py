@@ -35,15 +35,15 @@ def project_dir() -> Path:
 def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Config:
     """A run's configuration with the defaults of what its app does not declare; errors as
     `override`. What a `trusted` one names is allowed. Asked for every message, so the last ones
-    are kept."""
+    are kept: equal run configurations give one object, which nobody may change."""
     for asked, found in [*_completed]:
         if asked == run_config:
-            return dict(found)
+            return found
     if trusted:
         trust.allow(*trust.named(run_config))
     found = override(defaults(), run_config)
     _completed.appendleft((dict(run_config), found))
-    return dict(found)
+    return found
 
 
 _completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations, and completed ones
