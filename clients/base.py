@@ -74,6 +74,9 @@ class Client(Configured, NumPyClient):
         "megabytes of inputs that are predicted or adapted to at once",
         "(0, 1024]",
     )
+    novel_batch = setting(
+        0, "inputs of a novel client that are adapted to and predicted at once; 0: all", COUNT
+    )
     novel_steps = setting(
         20, "mini-batches that a novel client learns from with novel-shots", COUNT
     )

@@ -19,6 +19,7 @@ class Client(Protocol):
     device: str
     adapted: Metrics
     stages: dict[str, Tensor]
+    novel_batch: int
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes)."""
@@ -51,7 +52,7 @@ def score_samples(client: Client, samples: Samples, key: str) -> tuple[float, in
     if not len(samples):
         return 0.0, 0, {}
     x, y = samples.to(client.device)[:]
-    logits = client.predict(x)
+    logits = predict_novel(client, x) if client.share.novel else client.predict(x)
     labeled = y != UNLABELED
     count = int(labeled.sum())
     metrics = dict(client.adapted) if key == "accuracy" else {}
@@ -66,6 +67,21 @@ def score_samples(client: Client, samples: Samples, key: str) -> tuple[float, in
         metrics["counts"] = (2 * y + predicted).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
     return float(F.cross_entropy(logits, y)), count, metrics
+
+
+def predict_novel(client: Client, x: Tensor) -> Tensor:
+    """Logits (n, C) of batches of `novel_batch` inputs, each predicted after adaptation to itself
+    alone; `stages` are theirs, `adapted` the means over the batches."""
+    if not client.novel_batch or len(x) <= client.novel_batch:
+        return client.predict(x)
+    logits, stages, adapted = [], [], []
+    for batch in x.split(client.novel_batch):
+        logits.append(client.predict(batch))
+        stages.append(dict(client.stages))
+        adapted.append(dict(client.adapted))
+    client.stages = {name: torch.cat([stage[name] for stage in stages]) for name in stages[0]}
+    client.adapted = {n: sum(a[n] for a in adapted) / len(adapted) for n in adapted[0]}
+    return torch.cat(logits)
 
 
 def by_parts(forward: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Tensor:
