@@ -53,6 +53,7 @@ class Client(Configured, NumPyClient):
     # Training clients then score both; each decides the round that its group reports.
     has_global = False
     needs_head = False  # the network's last linear layer must be named `head`
+    batchwise = False  # `predict` itself splits inputs into batches of `novel_batch`
     needs_public = False  # learns from public samples, which belong to no client
     # Further messages, e.g. ("query.encode",), and what else strategies may require of it.
     exchanges: tuple[str, ...] = ()
@@ -74,6 +75,9 @@ class Client(Configured, NumPyClient):
         PASS_MEGABYTES,
         "megabytes of inputs that are predicted or adapted to at once",
         "(0, 1024]",
+    )
+    novel_batch = setting(
+        0, "inputs of a novel client that are adapted to and predicted at once; 0: all", COUNT
     )
     novel_steps = setting(
         20, "mini-batches that a novel client learns from with novel-shots", COUNT

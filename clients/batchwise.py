@@ -25,7 +25,11 @@ STATISTICS = ("running_mean", "running_var")
 
 
 class BatchwiseClient(Client):
-    """FedAvg's client that, when scored, adapts to each batch of the inputs in their order."""
+    """FedAvg's client that, when scored, adapts to each batch of the inputs in their order.
+
+    A batch has `test_batch_size` inputs, a novel client's `novel_batch` if that is set."""
+
+    batchwise = True
 
     test_batch_size = setting(20, "inputs that a prediction adapts to together; 0: all", COUNT)
 
@@ -52,8 +56,13 @@ class BatchwiseClient(Client):
         return model
 
     def test_batches(self, x: Tensor) -> Sequence[Tensor]:
-        """x in batches of `test_batch_size`; the last one may be shorter."""
-        return x.split(self.test_batch_size or max(len(x), 1))
+        """x in batches; the last one may be shorter."""
+        return x.split(self.at_once or max(len(x), 1))
+
+    @property
+    def at_once(self) -> int:
+        """The inputs of a batch; 0: all."""
+        return (self.share.novel and self.novel_batch) or self.test_batch_size
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
         """The network that is adapted to all inputs, and its logits (n, C) for them."""

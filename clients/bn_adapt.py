@@ -40,7 +40,7 @@ class BNAdaptClient(BatchwiseClient):
 
     def changes(self, x: Tensor) -> Changes:
         """The running statistics that are adapted to the batch x."""
-        return self.statistics(x, self.test_batch_size or len(x))
+        return self.statistics(x, self.at_once or len(x))
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network that is adapted to x as one batch."""

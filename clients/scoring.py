@@ -19,6 +19,8 @@ class Client(Protocol):
     device: str
     adapted: Metrics
     stages: dict[str, Tensor]
+    novel_batch: int
+    batchwise: bool
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes)."""
@@ -54,7 +56,7 @@ def score_samples(
     if not len(samples):
         return 0.0, 0, {}
     x, y = samples.to(client.device)[:]
-    logits = client.predict(x)
+    logits = predict_novel(client, x) if client.share.novel else client.predict(x)
     labeled = y != UNLABELED
     count = int(labeled.sum())
     metrics = dict(client.adapted) if key == "accuracy" else {}
@@ -79,6 +81,21 @@ def macro_f1(y: Tensor, predicted: Tensor) -> float:
     total = total + predicted.bincount(minlength=n)
     right = y[y == predicted].bincount(minlength=n)
     return float((2 * right / total)[total > 0].mean())
+
+
+def predict_novel(client: Client, x: Tensor) -> Tensor:
+    """Logits (n, C) of batches of `novel_batch` inputs, each predicted after adaptation to itself
+    alone; `stages` are theirs, `adapted` the means over the batches."""
+    if client.batchwise or not client.novel_batch or len(x) <= client.novel_batch:
+        return client.predict(x)
+    logits, stages, adapted = [], [], []
+    for batch in x.split(client.novel_batch):
+        logits.append(client.predict(batch))
+        stages.append(dict(client.stages))
+        adapted.append(dict(client.adapted))
+    client.stages = {name: torch.cat([stage[name] for stage in stages]) for name in stages[0]}
+    client.adapted = {n: sum(a[n] for a in adapted) / len(adapted) for n in adapted[0]}
+    return torch.cat(logits)
 
 
 def by_parts(forward: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Tensor:

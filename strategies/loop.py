@@ -16,7 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from clients.arrays import Arrays, settled, to_record
+from clients.arrays import Arrays, num_bytes, settled, to_record
 from clients.privacy import EVERYTHING
 from clients.protocol import RUN_TOKEN
 from strategies.hooks import Hooks
@@ -279,7 +279,11 @@ class Loop:
         labeled = [node for node in strategy.nodes if not node.unlabeled]  # others have no score
         nodes = [node for node in labeled if strategy.evaluate_novel or not node.novel]
         nodes = strategy.draw("evaluate", nodes, strategy.fraction_evaluate)
+        started, before = time.monotonic(), dict(now.bytes)
         payloads = strategy.personalize(strategy.arrays, nodes)
+        each, down, up = 1 / max(len(nodes), 1), *(now.bytes[w] - before[w] for w in ("down", "up"))
+        now.personalized = each * (time.monotonic() - started), each * down, each * up
+        now.payloads = {node: arrays for node, arrays in payloads.items() if node.novel}
         scores: dict[str, Any] = {"bound": True} if strategy.bound else {}
         scores |= {} if strategy.select == "accuracy" else {"select": strategy.select}
         settings = ConfigRecord(dict(config) | strategy.message_config() | scores)
@@ -294,6 +298,7 @@ class Loop:
             self._stop_on_failure()
             self._stop_on_unscored(updates)
             metrics = self.evaluation.metrics(updates)
+            self._report_serving(updates)
             now.report["evaluation"] = dict(metrics)
             if now.dropped:
                 now.report["evaluation-dropped"] = dict(now.dropped)
@@ -302,9 +307,23 @@ class Loop:
                 strategy.evaluation = []  # a client's score is not written
                 now.report |= strategy.privacy.report()
             now.end_phase("evaluate")
+        now.payloads = {}
         now.report["seconds"] = time.monotonic() - now.started
         now.report["phases"] = now.phases
         if strategy.on_round is not None:
             privacy = strategy.privacy
             strategy.on_round(now.report if privacy is None else privacy.released(now.report))
         return metrics
+
+    def _report_serving(self, updates: list[Update]) -> None:
+        """Report what a novel client costs: its seconds and its share of the server's, and the
+        megabytes of arrays that it gets and sends."""
+        now, sent = self.strategy.now, self.strategy.now.payloads
+        seconds, down, up = now.personalized
+        measured = [
+            u.metrics["seconds"] for u in updates if u.node.novel and "seconds" in u.metrics
+        ]
+        if sent and measured:
+            now.phases["novel-client"] = seconds + float(np.mean(measured))
+            down += sum(num_bytes(arrays.values()) for arrays in sent.values()) / len(sent)
+            now.report["novel-megabytes"] = {"down": down / 1e6, "up": up / 1e6}

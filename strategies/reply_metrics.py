@@ -101,6 +101,7 @@ READERS: dict[str, Reader] = {
     "test-accuracy-examples": SAMPLES,
     "training-error-examples": SAMPLES,
     "dp-sigma": number(0),
+    "seconds": number(0),
 }
 
 

@@ -38,6 +38,7 @@ class Round:
     failure: str = ""  # the first of them, in one line
     clipped: int = 0  # updates beyond max-update-norm
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
+    personalized: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a node: seconds, bytes down, up
     started: float = field(default_factory=time.monotonic)
     evaluated: bool = False  # whether this round evaluates, even if no client is asked
     phase_started: float = field(default_factory=time.monotonic)

@@ -19,7 +19,7 @@ from strategies.replies import Update
 LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
 # The sample count of a score, where it is not that of the reply.
 EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "training-error")}
-NO_MEAN = {"sub-population", "head", "counts", *EXAMPLES.values()}
+NO_MEAN = {"sub-population", "head", "counts", "seconds", *EXAMPLES.values()}
 TRIMMED = 0.1  # share of the clients at each end whose score does not choose the reported round
 
 

@@ -55,22 +55,43 @@ def run(
         engine = "in-process" if debug else engine
         if resume is not None:
             work = resumed(resume, any((arguments, methods, seeds, from_, bound, fresh)))
-            output, source = work[0].folder.parent, ""
+            planned = [(work, work[0].folder.parent, "")]
         else:
             experiment = read_request(arguments or [], methods, seeds, from_)
-            work, source = plan(experiment, output, from_, bound, fresh), experiment.source
-            keep_or_discard(work, output, fresh, yes or dry_run)
-        say(console, federation_line(work))
-        engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
-        if dry_run:
-            print_estimate(console, work, engine, parallel)
-            return
-        prepare(console, work, output, source)
-    carry_out(
-        console, work, output, engine, parallel=parallel, gpus_per_client=gpus_per_client,
-        ray_address=ray_address, debug=debug,
-    )  # fmt: skip
-    report_results(console, work, output)
+            planned = [
+                (plan(part, place, from_, bound, fresh), place, part.source)
+                for part, place in parts_of(experiment, output, from_)
+            ]
+            for work, place, _ in planned:
+                keep_or_discard(work, place, fresh, yes or dry_run)
+    failed = False
+    for work, place, source in planned:
+        with refusals():
+            say(console, federation_line(work))
+            used, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
+            if dry_run:
+                print_estimate(console, work, used, parallel)
+                continue
+            prepare(console, work, place, source)
+        carry_out(
+            console, work, place, used, parallel=parallel, gpus_per_client=gpus_per_client,
+            ray_address=ray_address, debug=debug,
+        )  # fmt: skip
+        failed |= report_results(console, work, place)
+    if failed:
+        raise typer.Exit(1)
+
+
+def parts_of(
+    experiment: "Experiment", output: Path, from_: Path | None
+) -> "list[tuple[Experiment, Path]]":
+    """The experiments to run, each with its folder. Raises ValueError if several start from one
+    folder of runs."""
+    from fedapps.settings.experiments import parts
+
+    if from_ is not None and experiment.include:
+        raise ValueError("--from takes one experiment; run the included ones by themselves")
+    return parts(experiment, output)
 
 
 def resumed(folder: Path, more: bool) -> "list[Job]":
@@ -325,8 +346,8 @@ def carry_out(console: Console, work: "list[Job]", output: Path, engine: str, **
         raise typer.Exit(130) from None
 
 
-def report_results(console: Console, work: "list[Job]", output: Path) -> None:
-    """Print the table, the failures and the report's path; exit with 1 if a run failed."""
+def report_results(console: Console, work: "list[Job]", output: Path) -> bool:
+    """Print the table, the failures and the report's path; whether a run failed."""
     from fedapps.results import report, table
     from fedapps.results.formats import as_rich
     from fedapps.results.runs import read_runs, runs_of
@@ -340,8 +361,7 @@ def report_results(console: Console, work: "list[Job]", output: Path) -> None:
     except OSError as error:
         say_error(console, f"{error}; free some space, then: fedapps report {output}", "no report:")
         raise typer.Exit(1) from error
-    if any(job.error for job in work):
-        raise typer.Exit(1)
+    return any(job.error for job in work)
 
 
 def say_failures(console: Console, work: "list[Job]") -> None:

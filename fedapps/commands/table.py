@@ -8,6 +8,7 @@ import typer
 from fedapps.console import make_console, say, say_error
 
 if TYPE_CHECKING:
+    from fedapps.results.formats import TextTable
     from fedapps.results.published import Published
 
 FORMATS = ("rich", "markdown", "csv", "latex")
@@ -28,6 +29,9 @@ def table(
     against: Annotated[
         str, typer.Option(help="The row that others are compared with; default: the first.")
     ] = "",
+    scores: Annotated[
+        str, typer.Option(help="Of novel clients: gain,harmed,worst-decile,milliseconds,…")
+    ] = "",
     experiment: Annotated[
         str, typer.Option(help="Experiment with published values; default: the folder's own.")
     ] = "",
@@ -35,7 +39,7 @@ def table(
     """Compare the runs of a folder: mean over seeds, published values, paired tests, fairness.
 
     Runs that differ in novel-shots stand side by side, unless --by names it."""
-    console, warnings = make_console(), make_console(stderr=True)
+    warnings = make_console(stderr=True)
     try:
         if format_ not in FORMATS:
             raise ValueError(f"unknown format {format_!r}; known: {', '.join(FORMATS)}")
@@ -44,6 +48,12 @@ def table(
         from fedapps.results.runs import read_runs
 
         runs, problems = read_runs(folder)
+        if scores:
+            from fedapps.results.gains import gains_table
+
+            asked = [word.strip() for word in scores.split(",") if word.strip()]
+            show(gains_table(runs, asked, round_, against), format_)
+            return
         keys = [word.strip() for word in by.split(",") if word.strip()]
         if not across and SHOTS not in keys and several(runs, SHOTS):
             across = SHOTS
@@ -59,7 +69,6 @@ def table(
         say_error(warnings, error)
         raise typer.Exit(2) from error
     from fedapps.results.comparison import as_csv, as_table, side_by_side
-    from fedapps.results.formats import as_latex, as_markdown, as_rich
 
     failed = runs[runs.error != ""]
     problems += [f"{run.name} failed: {run.error}" for run in failed.itertuples()]
@@ -69,8 +78,17 @@ def table(
         typer.echo(as_csv(comparison), nl=False)
         return
     shown = side_by_side(comparison, across) if across else as_table(comparison)
+    show(shown, format_)
+
+
+def show(shown: "TextTable", format_: str) -> None:
+    """Print the table. Raises ValueError for a format that has no such tables."""
+    from fedapps.results.formats import as_latex, as_markdown, as_rich
+
+    if format_ == "csv":
+        raise ValueError("--scores has no csv; use rich, markdown or latex")
     if format_ == "rich":
-        console.print(as_rich(shown))
+        make_console().print(as_rich(shown))
     else:
         typer.echo((as_markdown if format_ == "markdown" else as_latex)(shown), nl=False)
 

@@ -1,6 +1,7 @@
 """From a Flower message to a client's call and back: arrays by name, and the client's state."""
 
 import sys
+import time
 from collections.abc import Callable
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -73,7 +74,9 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         reply["arrays"] = to_record(dict(zip(names, values, strict=True)))
         reply["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
     elif action == "evaluate":
+        started = time.monotonic()
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
+        metrics["seconds"] = time.monotonic() - started
         scored = {"loss": loss} if num_examples else {}  # of no labeled sample there is no loss
         reply["metrics"] = MetricRecord({"num-examples": num_examples, **scored, **metrics})
     elif action not in (*client.exchanges, *_common_exchanges(context)):

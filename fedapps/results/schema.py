@@ -101,6 +101,7 @@ class Round(Model):
     evaluation: Rates = {}
     dropped: dict[str, Count] = {}
     phases: dict[str, float] = {}
+    novel_megabytes: dict[str, float] = Field({}, alias="novel-megabytes")
 
 
 class Settings(Model):

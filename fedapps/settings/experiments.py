@@ -30,6 +30,7 @@ class Experiment:
     seeds: str = ""
     published: Any = None  # its [published] tables, see `fedapps.results.published`
     search: Any = None  # its [search] table, see `fedapps.tuning`
+    include: tuple[str, ...] = ()  # experiments that it consists of, see `parts`
     source: str = ""  # the file's text
     from_file: frozenset[str] = field(default=frozenset(), compare=False)  # keys of `settings`
 
@@ -43,6 +44,7 @@ class Experiment:
             other.seeds or self.seeds,
             other.published or self.published,
             other.search or self.search,
+            other.include or self.include,
             other.source or self.source,
             (self.from_file - other.settings.keys()) | other.from_file,
         )
@@ -50,6 +52,22 @@ class Experiment:
     def allow(self) -> None:
         """Let references be imported: a person asked for this, and it is no saved run's."""
         trust.allow(*trust.named([self.settings, self.grid, self.methods, self.search]))
+
+
+def parts(asked: Experiment, folder: Path) -> list[tuple[Experiment, Path]]:
+    """The experiments that one consists of, each with a folder of its name in `folder`, and what
+    the whole says instead; the experiment itself if it includes none. Raises ValueError for one
+    that includes itself."""
+    if not asked.include:
+        return [(asked, folder)]
+    found = []
+    for name in asked.include:
+        part = read_experiment(name)
+        if part.include and (name in part.include or set(part.include) & set(asked.include)):
+            raise ValueError(f"{name} includes itself")
+        rest = replace(asked, include=(), source="")
+        found += parts(part | rest, folder / name.rpartition("/")[2])
+    return found
 
 
 def read_arguments(arguments: Sequence[str], *, main: bool = True) -> Experiment:
@@ -61,7 +79,7 @@ def read_arguments(arguments: Sequence[str], *, main: bool = True) -> Experiment
     if len(named) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(named)}")
     experiment = read_experiment(named[0]) if named else Experiment()
-    if main and not experiment.methods:
+    if main and not experiment.methods and not experiment.include:
         experiment = main_job() | experiment
     return experiment | parse_experiment([argument for argument in arguments if "=" in argument])
 
@@ -90,6 +108,8 @@ def read_experiment(name: str) -> Experiment:
         raise ValueError(f"{path} is no valid TOML: {error}") from error
     methods, seeds = _lists(content)
     tables = {key: content.pop(key, None) for key in ("published", "search")}
+    included = _listed("include", content.pop("include", None))
+    tables["include"] = tuple(included.split(",")) if included else ()
     asked = _spanned(_flat(content), methods, seeds)
     return replace(asked, **tables, source=text, from_file=frozenset(asked.settings))
 

@@ -210,6 +210,13 @@ def test_a_client_always_trains_on_something(n, fraction, held):
 # BN-adapt
 
 
+@pytest.mark.parametrize(("novel", "sizes"), [(False, [2, 1]), (True, [1, 1, 1])])
+def test_novel_batch_is_the_batch_of_a_novel_client(novel, sizes):
+    client = over(PriorEMClient, Logits(), P.log(), test_batch_size=2, novel_batch=1)
+    client.share = replace(client.share, novel=novel)
+    assert [len(batch) for batch in client.test_batches(torch.ones(3, 1))] == sizes
+
+
 def test_statistics_by_hand():
     """Inputs 1, 3, 8: mean 4, unbiased variance 13; running 10 and 4. N = 6 and batches of 3 give
     ρ = ⅔: mean 8, variance 7. In batches of 2 ρ is ¾, also for the one left over, which has no

@@ -1,0 +1,37 @@
+"""Novel clients' gains, worked out by hand."""
+
+import json
+
+import pytest
+from left import leave
+from typer.testing import CliRunner
+
+from fedapps.commands.main import cli
+from fedapps.results.gains import novel_scores
+from fedapps.results.runs import read_runs
+
+
+def test_gains_by_client_and_seed(tmp_path):
+    """Seed 0: FedAvg 50, 60, 90, TENT 58, 59.5, 70: gains 8, −0.5, −20, mean −12.5/3; one of three
+    loses more than a point. The lowest tenth of three is the worst, 58. Seed 1 gains 4 alike. Costs
+    of two evaluations, 2 and 4 ms: 3 ms; 5 + 1 kB."""
+    leave(tmp_path, "fedavg", 0, [0.5, 0.6, 0.9])
+    run = leave(tmp_path, "tent", 0, [0.58, 0.595, 0.7])
+    leave(tmp_path, "fedavg", 1, [0.1, 0.2, 0.3])
+    leave(tmp_path, "tent", 1, [0.14, 0.24, 0.34])
+    lines = [
+        {"round": r, "phases": {"novel-client": s}, "novel-megabytes": {"down": 0.005, "up": 0.001}}
+        for r, s in ((1, 0.002), (2, 0.004))
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs, _ = read_runs(tmp_path)
+    found = novel_scores(runs).set_index(runs.name)
+    expected = [(58 + 59.5 + 70) / 3, -12.5 / 3, 100 / 3, 58, 3, 6]
+    assert found.loc["tent-seed0"].tolist() == pytest.approx(expected)
+    assert found.loc["tent-seed1", ["gain", "harmed"]].tolist() == pytest.approx([4, 0])
+    assert found.loc["fedavg-seed0", "gain"] == 0
+    args = ["table", str(tmp_path), "--scores", "gain,harmed", "--format", "markdown"]
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 0, done.output
+    assert "| tent | -0.08 ± 5.77 | 16.67 ± 23.57 | 2 |" in done.output
+    assert CliRunner().invoke(cli, [*args[:3], "luck"]).exit_code == 2
