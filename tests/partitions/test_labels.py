@@ -27,8 +27,8 @@ def test_a_share_of_the_training_clients_has_labels(divide):
         assert torch.equal(before.everything[:][0], after.everything[:][0])
         assert torch.equal(before.train.index, after.train.index)
         assert (labels(after) == -1).all() if hidden else torch.equal(labels(before), labels(after))
-    other = divide(partition_labeled_clients=0.7, seed=1, **changes)
-    assert not np.array_equal(other.unlabeled, some.unlabeled)
+    of_seeds = (divide(partition_labeled_clients=0.5, train_fraction=1.0, seed=s) for s in (0, 1))
+    assert not np.array_equal(*(fed.unlabeled for fed in of_seeds))  # all clients train in both
     least = divide(partition_labeled_clients=0.01, **changes)
     assert least.unlabeled.sum() == 11  # somebody has labels
 
