@@ -7,14 +7,16 @@ three severities are ours; contrast and brightness change each channel alike. `i
 photographs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from partitions.changes import blur
+from partitions.changes import Change, blur
+from partitions.seeds import seed_of
 
 Corrupt = Callable[[Tensor, Any, Generator], Tensor]
 
@@ -154,3 +156,73 @@ def corrupted(x: Tensor, name: str, severity: int, generator: Generator) -> Tens
     """Images x (n, C, H, W) in [0, 1] under the corruption, cut off to [0, 1]."""
     corrupt, constants, _ = CORRUPTIONS[name]
     return corrupt(x, constants[severity - 1], generator).clamp(0, 1)
+
+
+class UnseenCorruptions(Change):
+    """A client has one corruption of its role's list, which may hold "none", at one severity:
+    `severity` or, with 0, one of 1 to 5. With `every` a novel client's corruption changes after so
+    many samples.
+
+    `scale` is the largest value of an input as stored. Raises ValueError for unknown corruptions,
+    for one in both lists, and for one that needs larger images than `shape`."""
+
+    def __init__(
+        self,
+        novel: np.ndarray,
+        lists: tuple[Sequence[str], Sequence[str]],
+        severity: int,
+        every: int,
+        shape: tuple[int, ...],
+        scale: float,
+        seed: int,
+    ) -> None:
+        keys = ("partition.corruptions", "partition.novel-corruptions")
+        for key, names in zip(keys, lists, strict=True):
+            if unknown := [name for name in names if name not in {"none", *CORRUPTIONS}]:
+                known = ", ".join(["none", *CORRUPTIONS])
+                raise ValueError(f"{key} names {unknown[0]!r}; known: {known}")
+            for name in set(names) - {"none"}:
+                least = CORRUPTIONS[name][2]
+                if len(shape) != 3 or min(shape[1:]) < least:
+                    raise ValueError(
+                        f"{key} names {name!r}, which needs images of at least {least}×{least} "
+                        f"pixels, not inputs of shape {shape}"
+                    )
+        if both := sorted({*lists[0]} & {*lists[1]} - {"none"}):
+            raise ValueError(
+                f"{keys[1]} names {both[0]!r}, and so does {keys[0]}; novel clients must have "
+                "corruptions that no training client has"
+            )
+        self._novel, self._every, self._scale, self._seed = novel, every, scale, seed
+        self._kinds, self._severities = [], []
+        for client, role in enumerate(novel):
+            generator = np.random.default_rng(seed_of(seed, "corruption", client))
+            names = list(lists[int(role)]) or ["none"]
+            self._kinds.append([names[i] for i in generator.permutation(len(names))])
+            self._severities.append(severity or int(generator.integers(1, 6)))
+
+    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+        """Corrupted, in random order of the list if the corruption changes."""
+        stream = self._every if self._novel[client] else 0
+        kinds = self._kinds[client] if stream else self._kinds[client][:1]
+        if set(kinds) == {"none"} or not len(x):
+            return None
+        generator = torch.Generator().manual_seed(seed_of(self._seed, "corrupted", client))
+        parts = []
+        for number, part in enumerate((x.float() / self._scale).split(stream or len(x))):
+            name = kinds[number % len(kinds)]
+            clean = name == "none"
+            parts.append(
+                part if clean else corrupted(part, name, self._severities[client], generator)
+            )
+        changed = torch.cat(parts) * self._scale
+        return (
+            changed.round().to(x.dtype)
+            if self._scale == 255 and x.dtype == torch.uint8
+            else changed
+        )
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """The first corruption and its severity, 0 for none."""
+        kind = self._kinds[client][0]
+        return {"corruption": kind, "severity": (kind != "none") * self._severities[client]}

@@ -176,7 +176,8 @@ def changes(config: Config, novel: np.ndarray) -> "list[Change]":
     lists = (training, others)
     if not any(lists) and not config["partition.permuted-labels"]:
         return made
-    from partitions.changes import PermutedLabels, UnseenCorruptions
+    from partitions.changes import PermutedLabels
+    from partitions.corruptions import UnseenCorruptions
     from partitions.datasets import described
 
     known = described(config)

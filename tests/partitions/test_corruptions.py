@@ -9,8 +9,16 @@ from torch.nn import functional as F
 
 from fedapps.settings.config import defaults
 from partitions import federation
-from partitions.changes import UnseenCorruptions, blur
-from partitions.corruptions import CORRUPTIONS, corrupted, elastic, fog, motion_blur, pixelate
+from partitions.changes import blur
+from partitions.corruptions import (
+    CORRUPTIONS,
+    UnseenCorruptions,
+    corrupted,
+    elastic,
+    fog,
+    motion_blur,
+    pixelate,
+)
 from partitions.datasets import Dataset, Info
 
 
