@@ -1,6 +1,6 @@
 """What a rule draws: by a seed of its own, at random where it says so, and by hand where it can."""
 
-import sys
+from importlib import import_module
 
 import datasets
 import numpy as np
@@ -89,7 +89,7 @@ def test_no_two_draws_of_a_federation_share_a_generator(toy, divide, monkeypatch
         return seed_of(*words)
 
     for name in ("base", "registry", "changes"):
-        monkeypatch.setattr(sys.modules[f"partitions.{name}"], "seed_of", noted)
+        monkeypatch.setattr(import_module(f"partitions.{name}"), "seed_of", noted)
     fed = divide(toy(np.arange(600) % 4, 500), partition="subsampled", partition_base=base,
                  num_clients=4, seed=3, novel_shots=1)  # fmt: skip
     assert all(fed.share(client) for client in range(4))
