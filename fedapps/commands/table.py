@@ -30,7 +30,10 @@ def table(
         str, typer.Option(help="The row that others are compared with; default: the first.")
     ] = "",
     scores: Annotated[
-        str, typer.Option(help="Of novel clients: gain,harmed,worst-decile,milliseconds,…")
+        str,
+        typer.Option(
+            help="gain,harmed,worst-decile,… of novel clients, by subfolder if these hold the runs."
+        ),
     ] = "",
     experiment: Annotated[
         str, typer.Option(help="Experiment with published values; default: the folder's own.")
@@ -47,11 +50,17 @@ def table(
         from fedapps.results.comparison import SHOTS, compare, several, swept
         from fedapps.results.runs import read_runs
 
+        asked = [word.strip() for word in scores.split(",") if word.strip()]
+        if asked and not any(folder.glob("*/summary.json")):
+            from fedapps.results.gains import scenarios_table
+
+            for score in asked:
+                show(scenarios_table(folder, score, round_, against), format_)
+            return
         runs, problems = read_runs(folder)
-        if scores:
+        if asked:
             from fedapps.results.gains import gains_table
 
-            asked = [word.strip() for word in scores.split(",") if word.strip()]
             show(gains_table(runs, asked, round_, against), format_)
             return
         keys = [word.strip() for word in by.split(",") if word.strip()]

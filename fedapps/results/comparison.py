@@ -86,7 +86,7 @@ def compare(
     if against and against not in names:
         raise ValueError(f"no {by[0]} {against!r} to compare with; there are {', '.join(names)}")
     against = against or next(iter(names), "")
-    groups = groups.assign(split=[_split(config) for config in runs.config])
+    groups = groups.assign(split=[split_of(config) for config in runs.config])
     scores = pandas.concat(
         [groups.assign(score=score, value=runs[f"{round_} {score}"]) for score in SCORES]
     ).dropna(subset="value")
@@ -102,7 +102,7 @@ def compare(
     lines["best"] = (block.transform("size") > 1) & (lines["mean"] == block.transform("max"))
     clients = clients_of(runs, round_)[["run", "client", "role", "accuracy"]].dropna()
     clients = clients.set_axis(["run", "client", "score", "value"], axis=1).join(groups, on="run")
-    for more in (_judge(scores, by, against), _spreads(clients, ["score", *by])):
+    for more in (_judge(scores, by, against), spreads(clients, ["score", *by])):
         lines = lines.join(more, on=["score", *by])
     unscored = runs.drop(scores.index.unique())
     return Comparison(lines, runs, unscored, by, against, published, round_)
@@ -231,13 +231,13 @@ def _check_groups(runs: "DataFrame", groups: "DataFrame") -> None:
         )
 
 
-def _split(config: Mapping[str, Any]) -> str:
+def split_of(config: Mapping[str, Any]) -> str:
     """What two runs must share to have the same clients."""
     shared = {k: v for k, v in config.items() if k in FEDERATION or k.startswith("partition.")}
     return repr(sorted(shared.items()))
 
 
-def _spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
+def spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
     """Worst client, mean of the lowest tenth, deviation over clients: means over seeds."""
 
     def lowest_tenth(values: "Series") -> float:
@@ -254,7 +254,6 @@ def _judge(scores: "DataFrame", by: list[str], against: str) -> "DataFrame":
     Clients of one training run share its model, so a test over them would say nothing of another
     training run."""
     import pandas
-    from scipy import stats
 
     first, *rest = by
     reference = scores[first] == against
@@ -263,14 +262,19 @@ def _judge(scores: "DataFrame", by: list[str], against: str) -> "DataFrame":
     both = both.assign(difference=both.value - both.value_reference)
     by_seed = both.groupby(["score", *by]).difference
 
-    def p(values: "Series") -> float:
-        if len(values) < MIN_SEEDS:
-            return math.nan
-        if values.nunique() == 1:  # no variance: the test is not defined
-            return 1.0 if values.iloc[0] == 0 else 0.0
-        return float(stats.ttest_1samp(values, 0).pvalue)
+    means, chances = by_seed.mean(), by_seed.agg(chance)
+    return pandas.DataFrame({"less_reference": means, "p": chances}, dtype=float)
 
-    return pandas.DataFrame({"less_reference": by_seed.mean(), "p": by_seed.agg(p)}, dtype=float)
+
+def chance(differences: "Series") -> float:
+    """The p of `TEST` for the differences of seeds: that their mean is 0; NaN for too few."""
+    from scipy import stats
+
+    if len(differences) < MIN_SEEDS:
+        return math.nan
+    if differences.nunique() == 1:  # no variance: the test is not defined
+        return 1.0 if differences.iloc[0] == 0 else 0.0
+    return float(stats.ttest_1samp(differences, 0).pvalue)
 
 
 def _notes(comparison: Comparison, columns: set[str]) -> list[str]:

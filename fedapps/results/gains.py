@@ -1,14 +1,16 @@
 """What novel clients gain: client by client, against a reference on the same split."""
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedapps.results.comparison import _split, _spreads
+from fedapps.results.comparison import LEVEL, TEST, chance, split_of, spreads
 from fedapps.results.formats import TextTable
-from fedapps.results.runs import clients_of, federation_of, read_rounds
+from fedapps.results.runs import clients_of, federation_of, read_rounds, read_runs
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 NOVEL_SCORES = {
     "accuracy": "mean accuracy in %",
@@ -23,7 +25,8 @@ HARM = -1.0  # points
 
 def novel_scores(runs: "DataFrame", round_: str = "best", against: str = "fedavg") -> "DataFrame":
     """`NOVEL_SCORES` of each run, NaN where unknown; the reference is `against` on the run's split
-    with equal settings in the label. Raises ValueError if no run is called `against`."""
+    with equal settings in the label if it has several. Raises ValueError if no run is called
+    `against`."""
     from pandas import DataFrame
 
     if against not in {label.split()[0] for label in runs.method}:
@@ -31,19 +34,19 @@ def novel_scores(runs: "DataFrame", round_: str = "best", against: str = "fedavg
     clients = clients_of(runs, round_)
     clients = clients[clients.role == "novel"].dropna(subset="accuracy")
     labels = [run.method.partition(" ") for run in runs.itertuples()]
-    splits = map(_split, runs.config)
+    splits = map(split_of, runs.config)
     place = [(name, rest, split) for (name, _, rest), split in zip(labels, splits, strict=True)]
     known = DataFrame(place, runs.index, ["name", "rest", "split"])
     clients = clients.join(known, on="run")
-    reference = clients[clients.name == against][["rest", "split", "client", "accuracy"]]
-    clients = clients.merge(
-        reference, "left", on=["rest", "split", "client"], suffixes=("", "_reference")
-    )
+    reference = clients[clients.name == against]
+    keys = ["split", "client", *(["rest"] if reference.rest.nunique() > 1 else [])]
+    reference = reference[[*keys, "accuracy"]]
+    clients = clients.merge(reference, "left", on=keys, suffixes=("", "_reference"))
     clients["gain"] = clients.accuracy - clients.accuracy_reference
     clients["harmed"] = 100.0 * (clients.gain < HARM).where(clients.gain.notna())
     found = clients.groupby("run")[["accuracy", "gain", "harmed"]].mean()
     tenth = clients.assign(value=clients.accuracy)[["run", "split", "value"]]
-    found["worst-decile"] = _spreads(tenth, ["run"])["lowest_tenth"]
+    found["worst-decile"] = spreads(tenth, ["run"])["lowest_tenth"]
     for run in runs.itertuples():
         rounds = DataFrame(
             [
@@ -63,22 +66,65 @@ def gains_table(
 ) -> TextTable:
     """A row for each method, a column for each of the scores: mean ± deviation over seeds. Raises
     ValueError for unknown scores."""
+    _check(scores)
+    runs, against = runs[runs.error == ""], against or "fedavg"
+    found = novel_scores(runs, round_, against)
+    rows = [
+        [str(method), *(_cell(found.loc[group.index, s], s) for s in scores), str(len(group))]
+        for method, group in runs.groupby("method", sort=False)
+    ]
+    title = f"{federation_of(runs)}: novel clients, against {against}"
+    return TextTable(title, ["method", *scores, "seeds"], rows, _notes(scores))
+
+
+def scenarios_table(folder: Path, score: str, round_: str = "best", against: str = "") -> TextTable:
+    """A row for each method, a column for each subfolder that holds runs. Raises ValueError for an
+    unknown score, and where no subfolder holds runs."""
+    _check([score])
+    cells: dict[str, dict[str, str]] = {}
+    columns = []
+    for scenario, runs in scenarios(folder).items():
+        columns.append(scenario)
+        found = novel_scores(runs, round_, against or "fedavg")
+        for method, group in runs.groupby("method", sort=False):
+            cells.setdefault(str(method), {})[scenario] = _cell(
+                found.loc[group.index, score], score
+            )
+    rows = [[method, *(row.get(c, "–") for c in columns)] for method, row in cells.items()]
+    title = f"{score} of novel clients by scenario, against {against or 'fedavg'}"
+    return TextTable(title, ["method", *columns], rows, _notes([score]))
+
+
+def scenarios(folder: Path) -> dict[str, "DataFrame"]:
+    """The finished runs in each subfolder, by its name. Raises ValueError where there are none."""
+    found = {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if any(inner.glob("*/summary.json")):
+            runs, _ = read_runs(inner)
+            found[inner.name] = runs[runs.error == ""]
+    if not found:
+        raise ValueError(f"{folder} has no subfolder that holds runs")
+    return found
+
+
+def _check(scores: Sequence[str]) -> None:
     if unknown := [score for score in scores if score not in NOVEL_SCORES]:
         raise ValueError(f"unknown score {unknown[0]!r}; known: {', '.join(NOVEL_SCORES)}")
-    runs = runs[runs.error == ""]
-    against = against or "fedavg"
-    found = novel_scores(runs, round_, against)
-    rows = []
-    for method, group in runs.groupby("method", sort=False):
-        cells = []
-        for values in (found.loc[group.index, score].dropna() for score in scores):
-            spread = f" ± {values.std():.2f}" if len(values) > 1 else ""
-            cells.append(f"{values.mean():.2f}{spread}" if len(values) else "–")
-        rows.append([str(method), *cells, str(len(group))])
+
+
+def _cell(values: "Series", score: str) -> str:
+    """``1.20 ± 0.30``, of a gain also its p."""
+    values = values.dropna()
+    if not len(values):
+        return "–"
+    p = chance(values) if score == "gain" else math.nan
+    judged = "" if math.isnan(p) else f" (p {p:.2g})" if p < LEVEL else " n.s."
+    spread = f" ± {values.std():.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread}{judged}"
+
+
+def _notes(scores: Sequence[str]) -> str:
     notes = [f"{score}: {NOVEL_SCORES[score]}" for score in scores]
-    return TextTable(
-        f"{federation_of(runs)}: novel clients, against {against}",
-        ["method", *scores, "seeds"],
-        rows,
-        "; ".join([*notes, "± standard deviation over seeds"]),
-    )
+    if "gain" in scores:
+        notes.append(f"p: {TEST}; n.s.: p ≥ {LEVEL}")
+    return "; ".join([*notes, "± standard deviation over seeds"])

@@ -35,3 +35,22 @@ def test_gains_by_client_and_seed(tmp_path):
     assert done.exit_code == 0, done.output
     assert "| tent | -0.08 ± 5.77 | 16.67 ± 23.57 | 2 |" in done.output
     assert CliRunner().invoke(cli, [*args[:3], "luck"]).exit_code == 2
+
+
+def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
+    """Gains of five seeds, in points: 2, 3, 4, 2, 9: mean 4, variance 8.5, t = 4 / √(8.5 / 5) =
+    3.07 with 4 degrees of freedom: p = 0.037. In the second scenario one seed: no test."""
+    for seed, gain in enumerate((2, 3, 4, 2, 9)):
+        leave(tmp_path / "shift", "fedavg", seed, [0.5, 0.6])
+        leave(tmp_path / "shift", "tent", seed, [0.5 + gain / 100, 0.6 + gain / 100])
+    leave(tmp_path / "iid", "fedavg", 0, [0.5, 0.6])
+    leave(tmp_path / "iid", "shot", 0, [0.4, 0.3])
+    args = ["table", str(tmp_path), "--scores", "gain,harmed", "--format", "markdown"]
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 0, done.output
+    assert "| method | iid | shift |" in done.output
+    assert "| tent | – | 4.00 ± 2.92 (p 0.037) |" in done.output
+    assert "| shot | -20.00 | – |" in done.output and "| shot | 100.00 | – |" in done.output
+    (tmp_path / "none").mkdir()
+    wrong = CliRunner().invoke(cli, ["table", str(tmp_path / "none"), "--scores", "gain"])
+    assert wrong.exit_code == 2 and "holds runs" in wrong.output
