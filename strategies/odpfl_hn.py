@@ -231,6 +231,7 @@ class ODPFLHN(PFedHN):
             self._encode(upcoming, gamma, self.message_config(later=1)),
         )
         self._ahead = set(upcoming), read_ahead
+        self.now.bytes["down"] -= len(upcoming) * num_bytes(gamma.values())  # of the next round
         return sorted([*early, *read()], key=lambda update: update.node)
 
     def _encode(

@@ -217,13 +217,15 @@ def test_held_out_labels_change_only_scores(finished):
 
 
 def contents(message):
-    """What a message holds, without its scores and the run's token."""
+    """What a message holds, without its scores, its duration and the run's token."""
     arrays = [{n: a.data for n, a in r.items()} for r in message.content.array_records.values()]
     records = [*message.content.config_records.values(), *message.content.metric_records.values()]
     values = {key: value for record in records for key, value in record.items()}
     values.pop("run-token", None)
     if message.metadata.message_type == "evaluate":
-        values = {key: v for key, v in values.items() if not key.endswith((*SCORES, "counts"))}
+        values = {
+            key: v for key, v in values.items() if not key.endswith((*SCORES, "counts", "seconds"))
+        }
     return message.metadata.message_type, arrays, values
 
 

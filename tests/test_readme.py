@@ -103,7 +103,7 @@ def test_every_run_of_the_pages_would_start(words, monkeypatch, tmp_path):
     started = []
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("fedapps.engines.run.run_jobs", lambda work, *_, **__: started.extend(work))
-    monkeypatch.setattr("fedapps.commands.run.report_results", lambda *_: None)
+    monkeypatch.setattr("fedapps.commands.run.report_results", lambda *_: False)
     folders = [f"data-dir={tmp_path}", "--output", str(tmp_path / "out")]
     done = CliRunner().invoke(cli, ["run", *words, *folders])
     assert done.exit_code == 0 and len(RUNS) >= 12, done.output

@@ -120,9 +120,10 @@ def read_memories(run: Path) -> dict[int, Arrays]:
 
 def takes_states(run: Path, method: str) -> bool:
     """Whether the method takes over the states in the folder; from another method's run, unless one
-    extends the other, it takes the model alone."""
-    saved = str(run_configuration(run)["method"])
-    return root(saved) == root(method)
+    extends the other, it takes the model alone. A run without a configuration is of the method."""
+    if not (run / "config.toml").is_file():
+        return True
+    return root(str(run_configuration(run)["method"])) == root(method)
 
 
 def check_former(run: Path, method: str) -> None:

@@ -87,7 +87,8 @@ def json_schema() -> str:
         **_object(common() | of_partitions()),
         "patternProperties": {r"^(?!partition\.).*[.:]": {}},  # quoted keys, code from outside
     }
-    content["properties"] |= {"methods": names, "seeds": names, "published": {}, "search": {}}
+    lists = {"methods": names, "seeds": names, "include": names}
+    content["properties"] |= lists | {"published": {}, "search": {}}
     content["properties"] |= {name: _object(known) for name, known in sections().items()}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 

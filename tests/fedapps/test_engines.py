@@ -67,7 +67,7 @@ def test_all_engines_agree_to_the_last_bit(tmp_path):
         assert (one.error, two.error) == ("", "")
         assert numbers(one.summary()) == numbers(two.summary())
         names = {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors"}
-        names |= {"serving.json", "token.json"}
+        names |= {"serving.json", "token.json", "model-final.safetensors"}
         names |= {"clients"} if one.method == "fedper" else set()
         for engine, job in zip(jobs, (one, two), strict=True):
             assert job.summary()["engine"] == engine

@@ -198,7 +198,9 @@ def test_feddyn_by_hand():
     """α = 0.5, θ^{t−1} = 1, two of three training clients reply with 2 and 4, h = 3:
     h = 3 − 0.5·(2/3)·(3 − 1) = 7/3, θ = 3 − h/0.5 = −5/3."""
     server = own.FedDynServer(alpha=0.5)
-    server.nodes = [SimpleNamespace(novel=novel) for novel in (False, False, True, False)]
+    server.nodes = [
+        SimpleNamespace(novel=novel, unlabeled=False) for novel in (False, False, True, False)
+    ]
     arrays = {"w": np.ones(1, np.float32)}
     server.initialize(arrays)
     server.h = {"w": np.full(1, 3, np.float32)}

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict]] = {method: (method, {}) for method in METHODS
     "odpfl-hn-two-phase": ("odpfl-hn", ADAM | TWO_PHASE),
     "pfedhn-novel": ("pfedhn", {"rounds": 2, "novel-rounds": 2}),
     "pfl-nearest-pfedhn": ("pfl-nearest", {"pfl-nearest.base": "pfedhn"}),
+    "atp": ("atp", {"atp.fedavg-rounds": 1}),
     "lg-fedavg-phases": ("lg-fedavg", {"lg-fedavg.fedavg-rounds": 1}),
     "early-stopping": ("fedavg", {"early-stopping": 2, "evaluate-every": 1, "lr": 0.0}),
     "private": ("fedavg", {"dp": "local", "dp-noise-multiplier": 1.0, "dp-generator": "seeded"}
