@@ -120,6 +120,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
             client_states=client_states,
             privacy=privacy,
         )
+        recorder.strategy = strategy
         with callbacks.run(config, lambda: recorder.summary), recorder:
             result = strategy.start(
                 grid=grid,

@@ -64,7 +64,7 @@ class Recorder:
         self._name = {"name": name} if name else {}
         self._changed = False  # whether the model is not the one in the folder
         self._phase = 0
-        self._strategy: PersonalizedStrategy | None = None  # whose rounds were recorded
+        self.strategy: PersonalizedStrategy | None = None  # whose last state is written at the end
         self._started = time.monotonic()
         if former is not None:
             saved = former["recorder"]
@@ -100,7 +100,7 @@ class Recorder:
                 (self.folder / "metrics.jsonl").unlink(missing_ok=True)
                 self._lines = 0
         self.rounds.append(report)
-        self._present, self._strategy = None, strategy
+        self._present, self.strategy = None, strategy
         if "evaluation" in report:
             result = _result(report, strategy)
             if strategy.phase != self._phase:
@@ -202,7 +202,7 @@ class Recorder:
             self._write(bool(self.summary))
             if self._asks:
                 self._writer.write("clients", lambda: folders.write_memories(folder, memories))
-            if error is None and self._model and (strategy := self._strategy) is not None:
+            if error is None and self._model and (strategy := self.strategy) is not None:
                 final = _state(strategy)
                 self._writer.write("the last model", lambda: folders.write_final(folder, final))
         missing = self._missing() if error is None else None
