@@ -3,7 +3,9 @@
 min_w max_{λ ∈ simplex} Σ_i λ_i L_i(w): w is the mean of the clients' models weighted by λ,
 then λ ← Π(λ + γ_λ L(w)). Departs from the paper: a client takes several local steps a round. With
 partial participation the sampled clients redistribute their total weight among themselves, and the
-others keep theirs, so λ stays on the simplex. Novel clients get the global model."""
+others keep theirs, so λ stays on the simplex. Novel clients get the global model.
+The default limits of replies do not protect it where clients hold few classes: a liar with a large
+risk gains weight (docs/reference/failures.md)."""
 
 from typing import Any
 

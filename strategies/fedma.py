@@ -6,7 +6,8 @@ last layer is averaged. The next round starts each client from the global neuron
 were matched to, so its network keeps its size while the global one grows within bounds. Departs
 from the paper: the cost is the squared distance, not the posterior of a Beta-Bernoulli process; the
 last layer is weighted by sample counts, not by class; a client that was not in the last round
-starts from the neurons with the largest support. Novel clients get the global model."""
+starts from the neurons with the largest support. Novel clients get the global model. The default
+limits of replies do not protect it from one liar of ten (docs/reference/failures.md)."""
 
 from collections.abc import Sequence
 from itertools import pairwise

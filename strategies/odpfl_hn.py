@@ -7,7 +7,8 @@ model. Departs from the paper: a round has any number of clients, whose gradient
 last message carries γ again, so clients need not store it; buffers are averaged on the server (see
 `strategies.targets`). An evaluation's encoding also asks the next round's nodes, as γ is the same,
 which saves an exchange. Every answer of a private novel client spends ε, so it is asked once, in
-the last round, which is then the reported one."""
+the last round, which is then the reported one. The default limits of replies do not protect it
+from one liar of ten (docs/reference/failures.md)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

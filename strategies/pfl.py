@@ -2,7 +2,9 @@
 6.2; Ye et al., section 4.1), trained by FedPer or pFedHN.
 
 PFL-sampled: the expected accuracy of a random training client's model. PFL-nearest: the model of
-the training client at the smallest A-distance. PFL-ensemble: the mean of all models' logits."""
+the training client at the smallest A-distance. PFL-ensemble: the mean of all models' logits.
+No limit protects novel clients from a liar, whose model they get as it is
+(docs/reference/failures.md)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
