@@ -3,7 +3,6 @@
 import logging
 import signal
 import threading
-from collections import Counter
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,6 +164,7 @@ def plan(
 ) -> "list[Job]":
     """The runs of an experiment, checked. Raises ValueError for bad input."""
     from fedapps.settings.config import defaults, override, run_folders, saved_configuration
+    from fedapps.settings.experiments import parse_seeds, split_names
     from fedapps.settings.variants import Variant, check_shadowed, combinations
 
     changes = experiment.settings | ({"bound": True} if bound else {})
@@ -383,23 +383,3 @@ def say_failures(console: Console, work: "list[Job]") -> None:
             for line in text.splitlines():
                 say(console, f"  {line}")
         say(console, f"{len(causes)} cause{'s' * (len(causes) > 1)} in {job.folder / ERRORS}")
-
-
-def split_names(what: str, text: str) -> list[str]:
-    """The names in a comma-separated text. Raises ValueError for none and for duplicates."""
-    names = [" ".join(name.split()) for name in text.split(",") if name.strip()]
-    if not names:
-        raise ValueError(f"{what} are {text!r}; name at least one")
-    if duplicates := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{what} name {duplicates[0]!r} twice")
-    return names
-
-
-def parse_seeds(text: str) -> list[int]:
-    """The seeds in a comma-separated text. Raises ValueError for what is no seed."""
-    from fedapps.settings.schema import check
-
-    seeds = split_names("seeds", text)
-    if invalid := [seed for seed in seeds if not seed.isdecimal()]:
-        raise ValueError(f"seed {invalid[0]!r} is not a whole number")
-    return [int(check("seed", int(seed), 0)) for seed in seeds]

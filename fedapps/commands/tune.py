@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from fedapps.commands import completion
-from fedapps.commands.run import parse_seeds, say_failures, split_names
+from fedapps.commands.run import say_failures
 from fedapps.console import make_console, refusals, say, say_error
 from fedapps.engines import ENGINES, check_engine_name
 
@@ -79,7 +79,13 @@ def read_tuning(
 ) -> "tuple[list[str], Tuning]":  # fmt: skip
     """The methods and the search that are asked for. Raises ValueError for bad input."""
     from fedapps.settings.config import defaults, override
-    from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment
+    from fedapps.settings.experiments import (
+        Experiment,
+        parse_experiment,
+        parse_seeds,
+        read_experiment,
+        split_names,
+    )
     from fedapps.settings.variants import check_shadowed
 
     numbers = parse_seeds(seeds)

@@ -1,13 +1,14 @@
 """Experiments: what a TOML file, or a command line, asks for."""
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedapps.settings.overrides import parse_override
-from fedapps.settings.schema import listed
+from fedapps.settings.schema import check, listed
 from partitions import trust
 from partitions.references import Value
 
@@ -167,3 +168,21 @@ def _spanned(named: dict[str, Any], methods: str, seeds: str) -> Experiment:
     grid = {key: value for key, value in named.items() if isinstance(value, list)}
     single = {key: value for key, value in named.items() if key not in grid}
     return Experiment(single, grid, methods, seeds)
+
+
+def split_names(what: str, text: str) -> list[str]:
+    """The names in a comma-separated text. Raises ValueError for none and for duplicates."""
+    names = [" ".join(name.split()) for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"{what} are {text!r}; name at least one")
+    if duplicates := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{what} name {duplicates[0]!r} twice")
+    return names
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds in a comma-separated text. Raises ValueError for what is no seed."""
+    seeds = split_names("seeds", text)
+    if invalid := [seed for seed in seeds if not seed.isdecimal()]:
+        raise ValueError(f"seed {invalid[0]!r} is not a whole number")
+    return [int(check("seed", int(seed), 0)) for seed in seeds]
