@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 OF_RUNS = ("curves", "clients")
 OF_A_MODEL = ("confusion", "embeddings", "rates", "traces")
-KINDS = (*OF_RUNS, "swept", *OF_A_MODEL)
+KINDS = (*OF_RUNS, "swept", "gain", *OF_A_MODEL)
 
 
 def plot(
@@ -37,7 +37,7 @@ def plot(
     allow: Allowed = None,
 ) -> None:
     """Draw learning curves, accuracy against a setting, clients, confusion, embeddings, rates,
-    traces."""
+    traces; gain: of novel clients, by subfolder."""
     console = make_console()
     try:
         if kind not in KINDS:
@@ -47,6 +47,10 @@ def plot(
         from fedapps.results import plot as figures
         from fedapps.results.runs import read_runs
 
+        if kind == "gain":
+            figures.save(figures.gain(folder), output)
+            say(console, output)
+            return
         runs, problems = read_runs(folder)
         for problem in problems:
             say(console, problem)

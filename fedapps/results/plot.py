@@ -105,6 +105,36 @@ def clients(runs: "DataFrame") -> "Figure":
     return figure
 
 
+def gain(folder: Path, against: str = "fedavg") -> "Figure":
+    """Novel clients' mean gain in points in each subfolder's runs, ± deviation over seeds; a line
+    per method. Raises ValueError where no subfolder holds runs."""
+    from matplotlib.figure import Figure
+
+    from fedapps.results.gains import novel_scores, scenarios
+
+    lines: dict[str, dict[int, tuple[float, float]]] = {}
+    names = []
+    for place, (name, runs) in enumerate(scenarios(folder).items()):
+        names.append(name)
+        for method, values in novel_scores(runs, against=against).gain.groupby(runs.method):
+            spread = values.std() if len(values) > 1 else 0.0
+            lines.setdefault(str(method), {})[place] = (values.mean(), spread)
+    figure = Figure(figsize=(1.5 * len(names) + 4, 4), layout="constrained")
+    axis = figure.subplots()
+    axis.grid(alpha=0.3)
+    axis.set_ylabel(f"gain on {shown(against)} in points")
+    for number, ((method, cells), style) in enumerate(
+        zip(lines.items(), line_styles(), strict=False)
+    ):
+        shift = 0.6 * (number / max(len(lines) - 1, 1) - 0.5)  # so that bars do not cover others
+        means, spreads = zip(*cells.values(), strict=True)
+        style |= {"linestyle": "none", "label": shown(method), "capsize": 2}
+        axis.errorbar([place + shift for place in cells], means, spreads, **style)
+    axis.set_xticks(range(len(names)), [shown(name) for name in names])
+    _legend(figure, {"gain": axis})
+    return figure
+
+
 def matrix(values: np.ndarray, rows: str, columns: str, title: str = "") -> "Figure":
     """Shares (rows, columns) as a map from white to black."""
     from matplotlib.figure import Figure

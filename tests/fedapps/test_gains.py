@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
 from fedapps.results.gains import novel_scores
+from fedapps.results.plot import gain
 from fedapps.results.runs import read_runs
 
 
@@ -40,9 +41,9 @@ def test_gains_by_client_and_seed(tmp_path):
 def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
     """Gains of five seeds, in points: 2, 3, 4, 2, 9: mean 4, variance 8.5, t = 4 / √(8.5 / 5) =
     3.07 with 4 degrees of freedom: p = 0.037. In the second scenario one seed: no test."""
-    for seed, gain in enumerate((2, 3, 4, 2, 9)):
+    for seed, points in enumerate((2, 3, 4, 2, 9)):
         leave(tmp_path / "shift", "fedavg", seed, [0.5, 0.6])
-        leave(tmp_path / "shift", "tent", seed, [0.5 + gain / 100, 0.6 + gain / 100])
+        leave(tmp_path / "shift", "tent", seed, [0.5 + points / 100, 0.6 + points / 100])
     leave(tmp_path / "iid", "fedavg", 0, [0.5, 0.6])
     leave(tmp_path / "iid", "shot", 0, [0.4, 0.3])
     args = ["table", str(tmp_path), "--scores", "gain,harmed", "--format", "markdown"]
@@ -54,3 +55,22 @@ def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
     (tmp_path / "none").mkdir()
     wrong = CliRunner().invoke(cli, ["table", str(tmp_path / "none"), "--scores", "gain"])
     assert wrong.exit_code == 2 and "holds runs" in wrong.output
+
+
+def test_gains_as_a_figure(tmp_path):
+    """TENT gains 2 and 6 points under shift, mean 4, deviation √8; it loses 5 without."""
+    for seed, points in enumerate((0.02, 0.06)):
+        leave(tmp_path / "shift", "fedavg", seed, [0.5])
+        leave(tmp_path / "shift", "tent", seed, [0.5 + points])
+    leave(tmp_path / "iid", "fedavg", 0, [0.5])
+    leave(tmp_path / "iid", "tent", 0, [0.45])
+    (axis,) = gain(tmp_path).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["iid", "shift"]
+    bars = {bar.get_label(): bar for bar in axis.containers}
+    places, means = bars["tent"][0].get_xydata().T
+    assert places.round().tolist() == [0, 1] and means.tolist() == pytest.approx([-5, 4])
+    low, high = bars["tent"][2][0].get_segments()[1][:, 1]
+    assert (high - low) / 2 == pytest.approx(8**0.5)
+    assert bars["fedavg"][0].get_xydata()[:, 1].tolist() == [0, 0]
+    args = ["plot", str(tmp_path), "gain", "--output", str(tmp_path / "gain.png")]
+    assert CliRunner().invoke(cli, args).exit_code == 0 and (tmp_path / "gain.png").is_file()
