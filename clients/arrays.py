@@ -3,7 +3,7 @@
 Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache, lru_cache
 from io import BytesIO
 from typing import Any, TypeVar
@@ -117,9 +117,10 @@ def to_tensors(arrays: Arrays, device: str | torch.device = "cpu") -> dict[str, 
     return {name: torch.from_numpy(np.asarray(a)).to(device) for name, a in arrays.items()}
 
 
-def model_arrays(model: nn.Module) -> Arrays:
-    """Parameters and buffers of a model under the names of its ``state_dict``."""
-    return to_numpy(model_tensors(model))
+def model_arrays(model: nn.Module, without: Collection[str] = ()) -> Arrays:
+    """Parameters and buffers of a model under the names of its ``state_dict``, but for the names
+    in `without`."""
+    return to_numpy({n: t for n, t in model_tensors(model).items() if n not in without})
 
 
 def model_tensors(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:

@@ -228,13 +228,9 @@ class Client(Configured, NumPyClient):
         """The names of what is sent: all but personal and frozen arrays."""
         return [n for n in self.initial if not self.is_personal(n) and n not in self.frozen]
 
-    def variable(self) -> Arrays:
-        """All arrays of the model but the frozen ones."""
-        return {n: a for n, a in model_arrays(self.model).items() if n not in self.frozen}
-
     def arrays(self) -> Arrays:
         """The shared arrays of the model; the personal ones go to the state."""
-        arrays = self.variable()
+        arrays = model_arrays(self.model, self.frozen)
         personal = {n: a for n, a in arrays.items() if self.is_personal(n)}
         self.state |= prefixed("personal", personal)
         return {n: a for n, a in arrays.items() if n not in personal}

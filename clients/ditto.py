@@ -22,7 +22,7 @@ class DittoClient(Client):
         """Steps of v_i towards w, then FedAvg's steps from w."""
         self.load(arrays)
         self.tune(config)
-        self.state |= prefixed("own", self.variable())
+        self.state |= prefixed("own", model_arrays(self.model, self.frozen))
         return super().train(arrays, config)
 
     def tune(self, config: Config) -> None:

@@ -8,7 +8,7 @@ scoring uses the last W_i and trains none."""
 
 import torch
 
-from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
+from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.mixing import Tensors, top_layers, train_weights
 from clients.protocol import StateUse
@@ -33,7 +33,7 @@ class FedALAClient(Client):
         if group(self.state, "own"):
             self.learn(arrays, config)
         reply = super().train(self.mixed(arrays), config)
-        self.state |= prefixed("own", self.variable())
+        self.state |= prefixed("own", model_arrays(self.model, self.frozen))
         return reply
 
     def mixed(self, arrays: Arrays) -> Arrays:

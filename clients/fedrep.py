@@ -4,7 +4,7 @@ The head stays on the client, or travels to and from a server that holds it. Dep
 the body takes the local steps or epochs of the common settings. A novel client needs labels to
 train a head, so it is not served without any."""
 
-from clients.arrays import Arrays
+from clients.arrays import Arrays, model_arrays
 from clients.base import Config, Metrics
 from clients.fedper import HEADS, FedPerClient
 from clients.sgd import train_only
@@ -34,5 +34,5 @@ class FedRepClient(FedPerClient):
         with train_only(self.model, lambda name: not self.is_personal(name)) as body:
             loss = self.fit_locally(config, parameters=body)
         held = any(self.is_personal(name) for name in arrays)
-        reply = self.variable() if held else self.arrays()
+        reply = model_arrays(self.model, self.frozen) if held else self.arrays()
         return reply, len(self.share.train), {"loss": loss}

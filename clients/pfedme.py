@@ -7,7 +7,7 @@ head of the last θ goes to it. A novel client needs a few labels to find a θ n
 
 from torch import Tensor
 
-from clients.arrays import Arrays, group, prefixed, to_numpy
+from clients.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.base import Client, Config, Metrics
 from clients.optimizers import SGD
 from clients.protocol import StateUse
@@ -43,7 +43,7 @@ class PFedMeClient(Client):
             total += self.solve(x, y, w)
             for name, p in theta.items():
                 w[name] -= self.lr * self.penalty * (w[name] - p.detach())
-        solution = self.variable()
+        solution = model_arrays(self.model, self.frozen)
         reply = self.arrays() | {n: a for n, a in to_numpy(w).items() if n not in self.frozen}
         if held:
             reply |= prefixed(PERSONAL, {name: solution[name] for name in held})

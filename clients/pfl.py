@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.arrays import Arrays, prefixed
+from clients.arrays import Arrays, model_arrays, prefixed
 from clients.base import Client, Config, Metrics
 from clients.models.ensemble import Ensemble
 from clients.protocol import FewShot, StateUse
@@ -50,7 +50,7 @@ class PFLClient(Client):
     def export(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """The whole personal model, but for frozen arrays."""
         self.load(arrays)
-        return self.variable(), {}
+        return model_arrays(self.model, self.frozen), {}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """A novel client receives models ``<client>/<name>``."""

@@ -73,7 +73,7 @@ class Evaluation:
 
 
 def goodness(select: str, score: float) -> float:
-    """A score of the kind `select` as a number of which more is better."""
+    """A score of the kind `select` as a number that is larger for better models."""
     return -score if select == "loss" else score
 
 

@@ -50,19 +50,10 @@ def table(
         from fedapps.results.comparison import SHOTS, compare, several, swept
         from fedapps.results.runs import read_runs
 
-        asked = [word.strip() for word in scores.split(",") if word.strip()]
-        if asked and not any(folder.glob("*/summary.json")):
-            from fedapps.results.gains import scenarios_table
-
-            for score in asked:
-                show(scenarios_table(folder, score, round_, against), format_)
+        if asked := [word.strip() for word in scores.split(",") if word.strip()]:
+            show_scores(folder, asked, round_, against, format_)
             return
         runs, problems = read_runs(folder)
-        if asked:
-            from fedapps.results.gains import gains_table
-
-            show(gains_table(runs, asked, round_, against), format_)
-            return
         keys = [word.strip() for word in by.split(",") if word.strip()]
         if not across and SHOTS not in keys and several(runs, SHOTS):
             across = SHOTS
@@ -88,6 +79,18 @@ def table(
         return
     shown = side_by_side(comparison, across) if across else as_table(comparison)
     show(shown, format_)
+
+
+def show_scores(folder: Path, asked: list[str], round_: str, against: str, format_: str) -> None:
+    """Print the `asked` scores of novel clients; with runs in subfolders a table for each score."""
+    from fedapps.results.gains import gains_table, scenarios_table
+    from fedapps.results.runs import read_runs
+
+    if any(folder.glob("*/summary.json")):
+        show(gains_table(read_runs(folder)[0], asked, round_, against), format_)
+        return
+    for score in asked:
+        show(scenarios_table(folder, score, round_, against), format_)
 
 
 def show(shown: "TextTable", format_: str) -> None:

@@ -34,7 +34,7 @@ class Mean:
 def test_each_batch_is_adapted_to_by_itself(novel):
     """Inputs 1, 3 | 7, 5 | 2 in batches of two: means 2, 6, 2; above them 3 and 7, so the classes
     are 0 1 1 0 0; labels 0 1 1 0 1 give 4/5. The stage predicts class 0 everywhere: 2/5. At once
-    the mean is 3.6: classes 0 0 1 1 0, of which 2 are right."""
+    the mean is 3.6: classes 0 0 1 1 0; 2 are right."""
     data = replace(share([[1.0], [3.0], [7.0], [5.0], [2.0]], [0, 1, 1, 0, 1]), novel=novel)
     client = Mean(data, 2)
     _, count, metrics = score_samples(client, data.everything, "accuracy")
@@ -50,7 +50,7 @@ def test_each_batch_is_adapted_to_by_itself(novel):
 
 
 def test_batches_reach_a_run():
-    """TENT adapts to batches of five otherwise than to all inputs; FedAvg does not adapt."""
+    """For TENT, batches of five give another result than all inputs; FedAvg does not adapt."""
     for method, same in (("fedavg", True), ("tent", False)):
         whole, parts = (
             federate(method=method, partition="iid", **{"novel-batch": size})[
