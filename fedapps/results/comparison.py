@@ -25,6 +25,7 @@ from fedapps.results.runs import (
 )
 from fedapps.results.table import epsilon, lost_replies, terms_of_privacy
 from fedapps.settings.config import effective
+from partitions.registry import options_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -233,7 +234,8 @@ def _check_groups(runs: "DataFrame", groups: "DataFrame") -> None:
 
 def split_of(config: Mapping[str, Any]) -> str:
     """What two runs must share to have the same clients."""
-    shared = {k: v for k, v in config.items() if k in FEDERATION or k.startswith("partition.")}
+    keys = {*FEDERATION, *(f"partition.{name}" for name in options_of(config))}
+    shared = {key: value for key, value in config.items() if key in keys}
     return repr(sorted(shared.items()))
 
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from fedapps.results.comparison import LEVEL, TEST, chance, split_of, spreads
 from fedapps.results.formats import TextTable
-from fedapps.results.runs import clients_of, federation_of, read_rounds, read_runs
+from fedapps.results.runs import (
+    clients_of,
+    federation_of,
+    label_without,
+    own_settings,
+    read_rounds,
+    read_runs,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -67,7 +74,7 @@ def gains_table(
     """A row for each method, a column for each of the scores: mean ± deviation over seeds. Raises
     ValueError for unknown scores."""
     _check(scores)
-    runs, against = runs[runs.error == ""], against or "fedavg"
+    runs, against = shortened(runs[runs.error == ""]), against or "fedavg"
     found = novel_scores(runs, round_, against)
     rows = [
         [str(method), *(_cell(found.loc[group.index, s], s) for s in scores), str(len(group))]
@@ -96,15 +103,36 @@ def scenarios_table(folder: Path, score: str, round_: str = "best", against: str
 
 
 def scenarios(folder: Path) -> dict[str, "DataFrame"]:
-    """The finished runs in each subfolder, by its name. Raises ValueError where there are none."""
+    """The finished runs in each subfolder, by its name and the swept settings that all its labels
+    say. A label says only what tells its method's runs apart. Raises ValueError where no subfolder
+    holds runs."""
     found = {}
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         if any(inner.glob("*/summary.json")):
             runs, _ = read_runs(inner)
-            found[inner.name] = runs[runs.error == ""]
+            runs = shortened(runs[runs.error == ""])
+            common = set.intersection(*(set(own_settings(label)) for label in runs.method))
+            words = [
+                " ".join(word for key, word in own_settings(label).items() if key in common)
+                for label in runs.method
+            ]
+            labels = [label_without(label, common) for label in runs.method]
+            for name, group in runs.assign(method=labels).groupby(words, sort=False):
+                found[f"{inner.name} {name}".strip()] = group
     if not found:
         raise ValueError(f"{folder} has no subfolder that holds runs")
     return found
+
+
+def shortened(runs: "DataFrame") -> "DataFrame":
+    """The runs, their labels without the settings that are the same in all runs of a method."""
+    names = runs.method.str.partition(" ")[0]
+    labels = runs.method.copy()
+    for name, group in runs.groupby(names):
+        said = [own_settings(label) for label in group.method]
+        same = {key for key, word in said[0].items() if all(s.get(key) == word for s in said)}
+        labels[names == name] = [label_without(label, same) for label in group.method]
+    return runs.assign(method=labels)
 
 
 def _check(scores: Sequence[str]) -> None:

@@ -57,6 +57,28 @@ def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
     assert wrong.exit_code == 2 and "holds runs" in wrong.output
 
 
+def test_a_column_for_each_swept_value_and_rows_that_say_what_tells_runs_apart(tmp_path):
+    """Gains 1 at alpha 0.1, 3 at 1.0; the rounds, in which the methods differ, and an option that
+    the partition does not read are in no label and part no client from its reference."""
+    folder = tmp_path / "dirichlet"
+    for alpha, points in (("0.1", 1), ("1.0", 3)):
+        options = {"partition": "dirichlet", "rounds": 9}
+        leave(folder, f"fedavg partition.alpha={alpha}", 0, [0.5], **options)
+        other = {**options, "rounds": 0, "partition.samples": 77}
+        leave(folder, f"tent partition.alpha={alpha}", 0, [0.5 + points / 100], **other)
+        leave(folder, f"tent partition.alpha={alpha} adapt-steps=3", 0, [0.4], **other)
+    args = ["table", str(tmp_path), "--scores", "gain", "--format", "markdown"]
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.output.splitlines() if line.startswith("| ")]
+    assert lines[0] == "| method | dirichlet partition.alpha=0.1 | dirichlet partition.alpha=1.0 |"
+    assert lines[2:] == [
+        "| fedavg | 0.00 | 0.00 |",
+        "| tent | 1.00 | 3.00 |",
+        "| tent adapt-steps=3 | -10.00 | -10.00 |",
+    ]
+
+
 def test_gains_as_a_figure(tmp_path):
     """TENT gains 2 and 6 points under shift, mean 4, deviation √8; it loses 5 without."""
     for seed, points in enumerate((0.02, 0.06)):
