@@ -2,8 +2,10 @@
 and once over TLS with keys."""
 
 import contextlib
+import csv
 import json
 import ssl
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from flwr.common.constant import PUBLIC_KEY_ALREADY_IN_USE_MESSAGE as KNOWN
+from safetensors.numpy import load_file, save_file
 from tiny import wait
 from typer.testing import CliRunner
 
@@ -25,7 +28,7 @@ from fedapps.serverapp import run_in_process
 from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
 from fedapps.service.run import hand_out, opened
-from fedapps.service.serving import check_serving, serve_once, wishes
+from fedapps.service.serving import check_serving, serve, serve_once, wishes
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 
@@ -91,6 +94,28 @@ def test_nodes_are_served_once_and_again_when_data_or_run_change(folders, tmp_pa
     assert len(here.splitlines()) == 31
     other = trained("fedavg", tmp_path / "other")  # the same data, but another run
     assert serve_once(opened(other, Nodes(other, own)), other).keys() == {0, 1}
+
+
+def test_serve_round_chooses_the_model(folders, tmp_path, monkeypatch):
+    """The last round's bias favours class 7 alone; the best round's model is as it was trained."""
+    run = trained("fedavg", tmp_path / "run")
+    last = load_file(run.folder / "model-final.safetensors")
+    last["head.bias"] = np.eye(10, dtype=np.float32)[7] * 1e6
+    save_file(last, run.folder / "model-final.safetensors")
+
+    def stop(seconds):
+        raise InterruptedError(seconds)
+
+    monkeypatch.setattr(time, "sleep", stop)
+    labels = {}
+    for which in ("last", "best"):
+        nodes = places([folders[3]], tmp_path / which)
+        changes = {"serve-dir": str(run.folder), "serve-round": which, "serve-every": 9.0}
+        with pytest.raises(InterruptedError, match="9"):
+            serve(Nodes(run, nodes), run.config | changes)
+        with (Path(nodes[0]["state-dir"]) / "predictions.csv").open() as file:
+            labels[which] = {row["class"] for row in csv.DictReader(file)}
+    assert labels["last"] == {"7"} and "7" not in labels["best"]
 
 
 def test_two_servers_of_one_run_serve_a_node_as_one_does(folders, tmp_path):
