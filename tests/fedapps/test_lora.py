@@ -56,10 +56,13 @@ def test_b_stays_on_the_client(tmp_path):
     assert any("lora_A" in name for name in names) and not any("lora_B" in n for n in names)
 
 
-def test_an_unseen_client_gets_an_adapter_that_peft_loads(tmp_path):
+@pytest.mark.parametrize("method", ["odpfl-hn", "flowdup"])
+def test_an_unseen_client_gets_an_adapter_that_peft_loads(method, tmp_path):
     from peft import PeftModel
 
-    config, _ = trained("odpfl-hn", tmp_path / "run")
+    config, records = trained(method, tmp_path / "run")
+    names = {name for record in records for name in record}
+    assert not [n for n in names if "backbone" in n and "lora_" not in n]
     x = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(3))
     saved = fedapps.load(tmp_path / "run", allow=[LORA])
     model, other = saved.personalize(x), saved.personalize(1 - x)
