@@ -29,7 +29,6 @@ class BatchwiseClient(Client):
     A batch has `test_batch_size` inputs, a novel client's `novel_batch` if that is set."""
 
     batchwise = True
-    goes_on = True
 
     test_batch_size = setting(20, "inputs that a prediction adapts to together; 0: all", COUNT)
 

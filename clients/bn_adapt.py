@@ -31,6 +31,7 @@ class BNAdaptClient(BatchwiseClient):
 
     prior_samples = setting(16.0, "N, samples that the training statistics count for", WEIGHT)
 
+    goes_on = True
     least = 0  # inputs that a shorter batch counts for
 
     @classmethod

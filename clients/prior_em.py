@@ -29,6 +29,7 @@ class LabelShiftClient(BatchwiseClient):
 
     In a served network, log(q / π) is part of the bias of the head."""
 
+    goes_on = True
     needs_head = True
     exchanges = ("query.labels",)
 
