@@ -31,7 +31,8 @@ class Personal(nn.Module):
     """A personal network together with the preprocessing of its inputs.
 
     forward gives logits (n, C) of inputs (n, *shape): whole numbers as the run's dataset stores
-    them, or floats in [0, 1]. `classes` names the outputs, `report` describes the adaptation."""
+    them, or floats in [0, 1]. `classes` names the outputs, `report` describes the adaptation,
+    `last` is what the client received last; None if the model was loaded from a folder."""
 
     def __init__(
         self,

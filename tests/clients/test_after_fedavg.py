@@ -239,6 +239,10 @@ def test_statistics_by_hand():
     assert first["0.running_mean"].item() == pytest.approx(0.75 * 10 + 0.25 * 2)
     assert first["0.running_var"].item() == pytest.approx(0.75 * 4 + 0.25 * 2)
     assert (last["0.running_mean"].item(), last["0.running_var"].item()) == (10, 4)
+    client.test_batch_size = 4  # which three inputs count for: ρ is 6/10
+    client.predict(x)
+    short = client.personal_model(x)[0]
+    assert (short.running_mean.item(), short.running_var.item()) == pytest.approx((7.6, 7.6))
     client.stream = {}
     client.update(x)
     served = client.personal_model(x)[0]

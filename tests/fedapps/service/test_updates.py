@@ -16,6 +16,7 @@ import partitions
 from fedapps.commands.main import cli
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
+from partitions.inspect import export
 
 # One novel client. Settings that are no defaults, so that a lost one shows.
 COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "convnet-bn", "rounds": 1}
@@ -94,7 +95,9 @@ def test_a_restart_changes_no_bit_and_files_do_not_grow(method, run, novel, tmp_
     for number, batch in enumerate([*batches[1:3], batches[0], batches[2]], 1):
         again = fedapps.load_personal(tmp_path)
         assert torch.equal(again(batch), model(batch))
-        assert torch.equal(again.update(batch), model.update(batch))
+        with torch.inference_mode():
+            logits = again.update(batch)
+        assert torch.equal(logits, model.update(batch))
         again.save(tmp_path)
         assert (again.report["updates"], again.report["data"]) == (number, digest)
         sizes.append([a.size for a in load_file(tmp_path / "stream.safetensors").values()])
@@ -117,12 +120,16 @@ def test_other_methods_say_which_can_go_on(method, changes, run, novel, tmp_path
 
 
 def test_inputs_that_cannot_be_leave_the_model_as_it_was(run, novel, tmp_path):
-    """Wrong shapes, and a network that predicts NaN."""
+    """Wrong shapes, a training client's, and what makes the network predict NaN."""
     x = novel[0][1]
     model = run("tent").personalize(novel[0][0])
     before, report = model(x).detach(), model.report
     with pytest.raises(ValueError, match="inputs have shape"):
         model.update(x[:, :, :3])
+    federation = partitions.federation(COMMON)
+    folders = export(federation, tmp_path / "nodes")
+    with pytest.raises(ValueError, match="a training client's folder"):
+        model.update(folders[int(np.flatnonzero(~federation.novel)[0])])
     good = model.stream
     bad = good.left | {"head.bias": np.full(10, np.nan, np.float32)}
     model.stream = replace(good, left=bad)
