@@ -10,7 +10,7 @@ not depend on α, that is the exact gradient.
 Departs from the authors' code: a layer with one value a channel keeps its running statistics.
 Agrees with that code to 1e-5: adaptation, both predictions, learnt α (tests/test_authors.py)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from clients.arrays import VARIANCE, Arrays, prefixed
-from clients.base import Client, Config, Metrics
+from clients.base import Config, Metrics
 from clients.batchwise import (
     STATISTICS,
     BatchwiseClient,
@@ -157,26 +157,23 @@ class ATPClient(BatchwiseClient, HoldingOut):
         moved = {n: t - a * h[n] for (n, t), a in zip(theta.items(), self.alpha, strict=True)}
         return {n: t.clamp(min=0) if n.endswith(VARIANCE) else t for n, t in moved.items()}
 
-    def changes(self, x: Tensor) -> Changes:
-        """θ' of the batch x."""
-        return self.adapted_by(self.directions(x))
+    @property
+    def online(self) -> bool:
+        """Whether a prediction uses the adaptations to the batches before."""
+        return self.prediction == "online"
 
-    def adaptations(self, batches: Iterable[Tensor]) -> Iterator[Changes]:
-        """θ' of each batch; online the mean over it and those before it."""
-        mean: Changes = {}
-        for number, changes in enumerate(super().adaptations(batches), 1):
-            if self.prediction == "batch" or not mean:
-                mean = changes
-            else:
-                mean = {n: mean[n] + (t - mean[n]) / number for n, t in changes.items()}
-            yield mean
+    goes_on = online
+
+    def changes(self, x: Tensor) -> Changes:
+        """θ' of the batch x; online the mean over the stream's batches, x in batches included."""
+        if not self.online:
+            return self.adapted_by(self.directions(x))
+        for batch in x.split(self.at_once or len(x)):
+            mean = self.mean_so_far(self.adapted_by(self.directions(batch)))
+        return mean
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network that is adapted to all of x; online the one after its last batch."""
-        model = Client.personal_model(self, x)
-        batches = self.test_batches(x) if self.prediction == "online" else (x,)
-        for changes in self.adaptations(batches):
-            last = changes
-        model.load_state_dict(last, strict=False)
+        """The adapted network, without its rates."""
+        model = super().personal_model(x)
         delattr(model, RATES)
         return model

@@ -6,7 +6,6 @@ NumPyClient (`clients.messages`)."""
 
 import math
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import cache, partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from clients.models.roles import frozen_names
 from clients.protocol import LR_FACTOR, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
+from clients.streaming import Streaming
 from partitions.datasets import Info
 from partitions.limits import PASS_MEGABYTES, num_parts
 from partitions.seeds import SEED, seed_of, seed_torch
@@ -33,7 +33,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 has_cuda = cache(torch.cuda.is_available)  # slow, and asked for every message
 
 
-class Client(Configured, NumPyClient):
+class Client(Streaming, Configured, NumPyClient):
     """One client with its model and its share of the data.
 
     `client` is its id, `initial` the arrays that the model starts from (default: its present ones),
@@ -79,6 +79,9 @@ class Client(Configured, NumPyClient):
     novel_batch = setting(
         0, "inputs of a novel client that are adapted to and predicted at once; 0: all", COUNT
     )
+    novel_stream = setting(
+        False, "a novel client's adaptation to a batch starts from the batches before it, if it can"
+    )
     novel_steps = setting(
         20, "mini-batches that a novel client learns from with novel-shots", COUNT
     )
@@ -110,6 +113,7 @@ class Client(Configured, NumPyClient):
         self.frozen = frozen_names(model)  # names; made on both sides, never sent
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}  # kept between rounds
+        self.stream = {}
         self.adapted: Metrics = {}  # metrics of the last prediction's adaptation
         self.stages: dict[str, Tensor] = {}  # its logits (n, C) at earlier stages, by name
         self._given_rates: dict[str, float] = {}  # learning rates before decay
@@ -180,10 +184,6 @@ class Client(Configured, NumPyClient):
         """x in parts of at most about `pass_megabytes`, to bound memory."""
         return x.tensor_split(num_parts(x.shape, self.pass_megabytes))
 
-    def personal_model(self, x: Tensor) -> nn.Module:
-        """A copy of the target network that made the prediction for x, in evaluation mode."""
-        return deepcopy(self.model).eval()
-
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
         """Loss, sample count and accuracies of the model on validation, test or novel data.
 
@@ -200,14 +200,6 @@ class Client(Configured, NumPyClient):
             )
             metrics |= scores | ({"global-loss": other} if select == "loss" and count else {})
         return loss, labeled, metrics
-
-    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
-        """The personal network, and its logits (n, C) for all the client's inputs."""
-        self.begin("evaluate", config)
-        self.receive(arrays, config)
-        x, _ = self.share.everything.to(self.device)[:]
-        logits = self.predict(x)
-        return self.personal_model(x), logits
 
     def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """Its part in training domain classifiers ``weights``, under the label ``side``."""

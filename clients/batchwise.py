@@ -1,9 +1,9 @@
 """Clients that adapt FedAvg's model to one batch of unlabeled inputs after another, when scored.
 
-A served client gets one network, adapted to all its inputs as one batch. Statistics and gradients
-of very many are means over parts of `pass-megabytes`."""
+All the inputs of a served client's update are one batch. Statistics and gradients of very many are
+means over parts of `pass-megabytes`."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from clients.arrays import Arrays
-from clients.base import Client, Config
+from clients.base import Client
 from clients.scoring import by_parts
 from partitions.settings import COUNT, setting
 from partitions.shares import Samples
@@ -34,43 +33,40 @@ class BatchwiseClient(Client):
     test_batch_size = setting(20, "inputs that a prediction adapts to together; 0: all", COUNT)
 
     def changes(self, x: Tensor) -> Changes:
-        """What adaptation to the batch x changes in the network."""
+        """What adaptation to x, the next batch of the stream, changes in the network."""
         raise NotImplementedError
 
-    def adaptations(self, batches: Iterable[Tensor]) -> Iterator[Changes]:
-        """The changes with which each of the batches is predicted."""
-        return map(self.changes, batches)
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of the next batch, by the network that is adapted to it."""
+        self._changes = self.changes(x)
+        return by_parts(partial(functional_call, self.model, self._changes), self.parts(x))
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), each batch by the network that is adapted to it."""
-        batches, logits = self.test_batches(x), []
-        for batch, changes in zip(batches, self.adaptations(batches), strict=True):
-            forward = partial(functional_call, self.model, changes)
-            logits.append(by_parts(forward, self.parts(batch)))
-        return torch.cat(logits)
+        return torch.cat([self.update(batch) for batch in self.test_batches(x)])
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network that is adapted to all of x."""
+        """The network that is adapted to the last batch."""
         model = super().personal_model(x)
-        model.load_state_dict(self.changes(x), strict=False)
+        model.load_state_dict(self._changes, strict=False)
         return model
 
-    def test_batches(self, x: Tensor) -> Sequence[Tensor]:
-        """x in batches; the last one may be shorter."""
-        return x.split(self.at_once or max(len(x), 1))
+    def test_batches(self, x: Tensor) -> Iterator[Tensor]:
+        """x in batches; the last one may be shorter. Each begins a stream, unless `online`."""
+        for number, batch in enumerate(x.split(self.at_once or max(len(x), 1))):
+            if number == 0 or not self.online:
+                self.stream = {}
+            yield batch
+
+    @property
+    def online(self) -> bool:
+        """Whether the batches that a prediction adapts to are one stream."""
+        return self.share.novel and self.novel_stream
 
     @property
     def at_once(self) -> int:
         """The inputs of a batch; 0: all."""
         return (self.share.novel and self.novel_batch) or self.test_batch_size
-
-    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
-        """The network that is adapted to all inputs, and its logits (n, C) for them."""
-        self.begin("evaluate", config)
-        self.receive(arrays, config)
-        x, _ = self.share.everything.to(self.device)[:]
-        model = self.personal_model(x)
-        return model, by_parts(model, self.parts(x))
 
 
 class HoldingOut(Client):

@@ -25,7 +25,7 @@ CUTOFF = 1e-6  # singular values below it, relative to the largest, count as 0
 
 class BBSEClient(LabelShiftClient, HoldingOut):
     """Estimates q from the confusion matrix that the server sends, and from predictions:
-    predicted classes ("hard") or their probabilities ("soft")."""
+    predicted classes ("hard") or their probabilities ("soft"). In a stream m is of all inputs."""
 
     exchanges = ("query.confusion",)
 
@@ -34,7 +34,8 @@ class BBSEClient(LabelShiftClient, HoldingOut):
 
     def log_q(self, z: Tensor) -> Tensor:
         """log((1 − ε) Π(K⁺ m) + ε / C)."""
-        k, m = self.known("confusion").astype(float), self.shares(z).mean(0).cpu().numpy()
+        k = self.known("confusion").astype(float)
+        m = self.mean_so_far({"m": self.shares(z).mean(0)}, len(z))["m"].cpu().numpy()
         q = project(np.linalg.pinv(k, rcond=CUTOFF) @ m)
         q = self.mixing / len(q) + (1 - self.mixing) * q
         return torch.from_numpy(np.log(q)).to(z)

@@ -132,6 +132,8 @@ class HeteroTENTClient(FedMDClient, TENTClient):
     `clip_norm` (0: never) clips the gradients of training; with `communicate_adapted` the public
     logits come from the model adapted to the public set."""
 
+    goes_on = False  # each message digests public samples anew
+
     digest_loss = "kl"
     clip_norm = setting(0.0, "norm at which a training gradient is clipped; 0: never", WEIGHT)
     communicate_adapted = setting(False, "public logits of the model adapted to the public set")

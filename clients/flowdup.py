@@ -86,6 +86,8 @@ class FLowDUPClient(Client):
     """λ is `penalty`, k is `dimension`. Ω_i = ‖v_i − ψ_r‖²/(2 α_θ) + ‖ψ_h‖²/(2 α_h) +
     ‖ψ_r‖²/(2 α_r); the α are `alpha_theta`, `alpha_h` and `alpha_r`."""
 
+    goes_on = True
+
     dimension = setting(1000, "k, entries of v; at most the network's trained weights", SOME)
     penalty = setting(0.0001, "λ, weight of Ω", WEIGHT)
     alpha_theta = setting(1.0, "α_θ, variance of the clients' v around ψ_r", "(0, 1000000]")
@@ -137,14 +139,21 @@ class FLowDUPClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the network that x generates."""
-        theta = self._theta(x)
+        self.stream = {}
+        return self.update(x)
+
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of the network that the mean v of all inputs of the stream generates."""
+        with torch.no_grad():
+            self.mean_so_far({"v": self.v(x)}, len(x))
+        theta = self._theta()
         return by_parts(lambda part: self.network.apply_with(theta, part), self.parts(x))
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The target network with the weights that x generates."""
+        """The target network with the last generated weights."""
         network = deepcopy(self.network.target).eval()
         parameters: dict[str, nn.Parameter] = {}
-        for name, tensor in self._theta(x).items():
+        for name, tensor in self._theta().items():
             first = self.network.source[name]
             parameter = parameters.setdefault(first, nn.Parameter(tensor))
             owner, leaf = _place(network, name)
@@ -152,6 +161,6 @@ class FLowDUPClient(Client):
             owner.register_parameter(leaf, parameter)
         return network
 
-    def _theta(self, x: Tensor) -> dict[str, Tensor]:
+    def _theta(self) -> dict[str, Tensor]:
         with torch.no_grad():
-            return self.network.generated(self.v(x))
+            return self.network.generated(self.stream["v"])

@@ -84,6 +84,7 @@ class HyperFedZeroClient(Client):
     On the digits it is 0.0003, so there the classifiers hardly differ."""
 
     needs_head = True
+    goes_on = property(lambda self: self.granularity == "client")
 
     balance = setting(0.01, "α, weight of the equal use of the embedding's entries", WEIGHT)
     entropy = setting(0.01, "β, weight of the entropy of an input's embedding", WEIGHT)
@@ -127,24 +128,29 @@ class HyperFedZeroClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) by the generated classifiers, without noise."""
+        self.stream = {}
+        return self.update(x)
+
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, C); a client's classifier is that of the mean e over the stream's inputs."""
         features, e = self._embedded(x)
         self.adapted = {"embedding-variance": float(e.var(0, unbiased=False).sum())}
         network, shared = self.network, self.network.shared(e)
         if network.for_client:
             with torch.no_grad():
-                return network.classify(features, shared)
+                return network.classify(features, self.mean_so_far({"e": shared}, len(x))["e"])
         parts = num_parts((len(x), math.prod(network.shape)), self.pass_megabytes)
         rows = torch.arange(len(x)).tensor_split(parts)
         return by_parts(lambda some: network.classify(features[some], shared[some]), rows)
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network that generates a head for each input or, for a client, the target network
-        with the head of x."""
+        with the last head."""
         network = deepcopy(self.network).eval()
         if not network.for_client:
             return network
         with torch.no_grad():
-            (head,) = network.heads(network.shared(self._embedded(x)[1]))
+            (head,) = network.heads(self.stream["e"])
         classes, width = network.shape
         network.body.head = nn.Linear(width - 1, classes, device=head.device)
         network.body.head.load_state_dict({"weight": head[:, :-1], "bias": head[:, -1]})

@@ -16,7 +16,6 @@ from clients.arrays import Arrays, group
 from clients.base import Client, Config, Metrics
 from clients.batchwise import BatchwiseClient
 from clients.models.head import head_of
-from clients.scoring import by_parts
 from partitions.settings import COUNT, setting
 
 SOURCE = "source"  # group of arrays: what the server knows of the training clients' labels
@@ -30,13 +29,14 @@ class LabelShiftClient(BatchwiseClient):
 
     In a served network, log(q / π) is part of the bias of the head."""
 
+    goes_on = True
     needs_head = True
     exchanges = ("query.labels",)
 
     source_prior = SOURCE_PRIOR
 
     def log_q(self, z: Tensor) -> Tensor:
-        """log q (C,) from logits (n, C)."""
+        """log q (C,) from the logits (n, C) of the stream's next batch."""
         raise NotImplementedError
 
     @property
@@ -64,19 +64,23 @@ class LabelShiftClient(BatchwiseClient):
         """Logits (n, C), those of each batch corrected by its q."""
         base = Client.predict(self, x)
         self.stages = {"base": base}
-        return torch.cat([z + self.log_ratio(z) for z in self.test_batches(base)])
+        return torch.cat([self.corrected(z) for z in self.test_batches(base)])
+
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of the next batch, corrected by q."""
+        return self.corrected(Client.predict(self, x))
+
+    def corrected(self, z: Tensor) -> Tensor:
+        """Logits (n, C) of the next batch from those of the network."""
+        self._ratio = self.log_q(z) - self.log_prior
+        return z + self._ratio
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network whose head has log(q / π) of all of x in its bias."""
+        """The network whose head has the last log(q / π) in its bias."""
         model = Client.personal_model(self, x)
-        head = head_of(model)
-        ratio = self.log_ratio(by_parts(model, self.parts(x)))
+        head, ratio = head_of(model), self._ratio
         head.bias = nn.Parameter(ratio if head.bias is None else head.bias.detach() + ratio)
         return model
-
-    def log_ratio(self, z: Tensor) -> Tensor:
-        """log(q / π) (C,) from logits (n, C)."""
-        return self.log_q(z) - self.log_prior
 
     def labels(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """The label counts (C,) of the training samples."""
@@ -86,7 +90,9 @@ class LabelShiftClient(BatchwiseClient):
 
 
 class PriorEMClient(LabelShiftClient):
-    """Estimates q by `em_steps` steps of EM; 0: q = π, which is FedAvg."""
+    """Estimates q by `em_steps` steps of EM; 0: q = π, which is FedAvg.
+
+    In a stream, which is ours, q is the mean of the batches' q, weighted by their inputs."""
 
     em_steps = setting(2, "EM steps", COUNT)
 
@@ -97,4 +103,9 @@ class PriorEMClient(LabelShiftClient):
         for _ in range(self.em_steps):
             log_r = (log_p + log_q - log_prior).log_softmax(1)
             log_q = log_r.logsumexp(0) - math.log(len(z))  # of mean_i r_i
+        before = int(self.stream.get("count", 0))
+        if before:
+            total = (log_q + math.log(len(z))).logaddexp(self.stream["log_q"] + math.log(before))
+            log_q = total - math.log(before + len(z))
+        self.stream = {"log_q": log_q, "count": torch.tensor(before + len(z))}
         return log_q

@@ -20,10 +20,16 @@ class Client(Protocol):
     adapted: Metrics
     stages: dict[str, Tensor]
     novel_batch: int
+    novel_stream: bool
     batchwise: bool
+    goes_on: bool
+    stream: dict[str, Tensor]
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes)."""
+
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, classes) of the next inputs of a stream."""
 
 
 def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, int, Metrics]:
@@ -85,12 +91,15 @@ def macro_f1(y: Tensor, predicted: Tensor) -> float:
 
 def predict_novel(client: Client, x: Tensor) -> Tensor:
     """Logits (n, C) of batches of `novel_batch` inputs, each predicted after adaptation to itself
-    alone; `stages` are theirs, `adapted` the means over the batches."""
+    alone or, with `novel_stream`, by updates if the method goes on; `stages` are theirs, `adapted`
+    the means over the batches."""
     if client.batchwise or not client.novel_batch or len(x) <= client.novel_batch:
         return client.predict(x)
     logits, stages, adapted = [], [], []
+    client.stream = {}
+    predict = client.update if client.novel_stream and client.goes_on else client.predict
     for batch in x.split(client.novel_batch):
-        logits.append(client.predict(batch))
+        logits.append(predict(batch))
         stages.append(dict(client.stages))
         adapted.append(dict(client.adapted))
     client.stages = {name: torch.cat([stage[name] for stage in stages]) for name in stages[0]}

@@ -7,7 +7,6 @@ The paper prints the mean itself: `unit_templates` = false. No gradients, no lab
 the paper: all inputs are one batch, which joins the sets before any of it is classified. Departs
 from the authors' code: ω_k counts for class k even if the classifier predicts another for it."""
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ class T3AClient(Client):
     """FedAvg's client that, when scored, keeps at most `supports` of each class (M; 0: all)."""
 
     needs_head = True
+    goes_on = property(lambda self: self.supports > 0)  # others would grow
 
     supports = setting(20, "M, features kept for each class; 0: all", COUNT)
     unit_templates = setting(True, "templates of unit length, as in the authors' code, or means")
@@ -34,31 +34,44 @@ class T3AClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """z · c_k (n, C), c_k the template of class k."""
+        self.stream = {}
+        return self.update(x)
+
+    def update(self, x: Tensor) -> Tensor:
+        """z · c_k (n, C) after x has joined the sets."""
+        body = super().personal_model(x)
+        body.head = nn.Identity()
+        with torch.no_grad():
+            self.join(by_parts(body, self.parts(x)))
         return by_parts(self.personal_model(x), self.parts(x))
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network with the templates of x as its classifier."""
-        model = deepcopy(self.model).eval()
+        """The network with the templates as its classifier."""
+        model = super().personal_model(x)
         head = head_of(model)
-        model.head = nn.Identity()
-        features = by_parts(model, self.parts(x))
-        with torch.no_grad():
-            templates = self.templates(features)
         model.head = nn.Linear(head.in_features, head.out_features, bias=False)
-        model.head.weight = nn.Parameter(templates)
+        model.head.weight = nn.Parameter(self.templates())
         return model
 
-    def templates(self, z: Tensor) -> Tensor:
-        """c (C, d) from features z (n, d)."""
-        every = torch.cat([self.head.weight, z])  # first the classifier's rows
+    def join(self, z: Tensor) -> None:
+        """Add features z (n, d) to the sets, each under the class that the classifier predicts."""
+        classes = torch.arange(len(self.head.weight), device=z.device)
+        first = {"features": self.head.weight.detach(), "label": classes}  # the classifier's rows
+        former = self.stream or first
+        every = torch.cat([former["features"], z])
         log_p = self.head(every).log_softmax(1)
         entropy = -(log_p.exp() * log_p).sum(1)
-        classes = torch.arange(len(self.head.weight), device=z.device)
-        label = torch.cat([classes, log_p[len(classes) :].argmax(1)])
-        means = []
+        label = torch.cat([former["label"], log_p[len(every) - len(z) :].argmax(1)])
+        kept = []
         for k in classes:
             rows = torch.nonzero(label == k)[:, 0]
-            kept = rows[entropy[rows].argsort()[: self.supports or len(rows)]]
-            means.append(F.normalize(every[kept]).mean(0))
-        c = torch.stack(means)
+            kept.append(rows[entropy[rows].argsort()[: self.supports or len(rows)]])
+        rows = torch.cat(kept)
+        self.stream = {"features": every[rows], "label": label[rows]}
+
+    def templates(self) -> Tensor:
+        """c (C, d)."""
+        z, label = self.stream["features"], self.stream["label"]
+        sets = [z[label == k] for k in range(len(self.head.weight))]
+        c = torch.stack([F.normalize(z_k).mean(0) for z_k in sets])
         return F.normalize(c) if self.unit_templates else c

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clients.base import Client
 from clients.optimizers import SGD
+from clients.scoring import by_parts
 from partitions.settings import COUNT, WEIGHT, setting
 
 NORMALISATION = (
@@ -76,7 +77,9 @@ def _count(counts: dict[Any, int], norm: nn.Module, inputs: tuple[Tensor], _: Te
 class TENTClient(Client):
     """FedAvg's client that, when scored, takes `adapt_steps` SGD steps on the mean entropy.
 
-    The weight decay is the local SGD's."""
+    The weight decay is the local SGD's. A stream goes on without a reset."""
+
+    goes_on = True
 
     adapt_steps = setting(10, "SGD steps on the entropy when scored, at the local lr", COUNT)
     parameters = setting(
@@ -92,7 +95,13 @@ class TENTClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the model adapted to the inputs x, from the weights last loaded."""
+        self.stream = {}
+        return self.update(x)
+
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of the model adapted to x, from the parameters of the last update."""
         sent = {name: t.clone() for name, t in self.model.state_dict().items()}
+        self.model.load_state_dict(self.stream, strict=False)
         batch_statistics(self.model, len(x) > 1)  # one sample has no variance
         adapted = self.trainable()
         optimizer = SGD(adapted, self.lr, weight_decay=self.weight_decay)
@@ -108,8 +117,11 @@ class TENTClient(Client):
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
-        logits = super().predict(x)
+        logits = by_parts(self.model, self.parts(x))
         self._adapted_weights = {name: t.clone() for name, t in self.model.state_dict().items()}
+        moved = {id(parameter) for parameter in adapted}
+        names = [name for name, p in self.model.named_parameters() if id(p) in moved]
+        self.stream = {name: self._adapted_weights[name] for name in names}
         self.adapted = {"adapt-steps": self.adapt_steps, "entropy": float(entropy(logits))}
         self.model.load_state_dict(sent)
         return logits

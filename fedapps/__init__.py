@@ -1,6 +1,7 @@
 """The Flower apps, the table of methods, the engines and the command.
 
-`run` trains, `read` opens a folder of runs, `load` one finished run. `client_app` and `server_app`
+`run` trains, `read` opens a folder of runs, `load` one finished run, `load_personal` a delivered
+model. `client_app` and `server_app`
 put a method into an app of your own, `from_client_fn` an older app's clients; `InProcessGrid` tests
 strategies. `allow` lets references ``module:NAME`` of configurations be imported."""
 
@@ -13,17 +14,19 @@ if TYPE_CHECKING:
     from fedapps.engines.grid import InProcessGrid
     from fedapps.legacy import from_client_fn
     from fedapps.plugin import client_app, server_app
+    from fedapps.service.delivery import load_personal
     from fedapps.service.run import load
     from partitions.trust import allow
 
-__all__ = ["InProcessGrid", "allow", "client_app", "from_client_fn", "load", "read", "run",
-           "server_app"]  # fmt: skip
+__all__ = ["InProcessGrid", "allow", "client_app", "from_client_fn", "load", "load_personal",
+           "read", "run", "server_app"]  # fmt: skip
 _MODULES = {
     "InProcessGrid": "fedapps.engines.grid",
     "allow": "partitions.trust",
     "client_app": "fedapps.plugin",
     "from_client_fn": "fedapps.legacy",
     "load": "fedapps.service.run",
+    "load_personal": "fedapps.service.delivery",
     "read": "fedapps.api",
     "run": "fedapps.api",
     "server_app": "fedapps.plugin",

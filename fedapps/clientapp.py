@@ -17,6 +17,7 @@ from fedapps.node.bridge import answer, identity, is_simulated, register
 from fedapps.node.building import Builder, build_client, with_public
 from fedapps.node.ledger import guarded
 from fedapps.service import node as service
+from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, check_method, completed
 from partitions import trust
 from partitions.base import Federation, novel_shots
@@ -47,7 +48,7 @@ def make_client(context: Context, method: str) -> Client:
     client_id = identity(context)
     if (card := service.card_of(context)) is not None:
         share = service.inputs_of(context, card).share
-        info, client_id = card.info(), service.CLIENT if share.novel else client_id
+        info, client_id = card.info(), CLIENT if share.novel else client_id
         if share.novel and "descriptor-epsilon" in node:  # the node's own privacy
             config = config | {f"{method}.descriptor-epsilon": float(node["descriptor-epsilon"])}
     elif "data-path" in node:

@@ -90,7 +90,10 @@ def _lines(file, draw):
 
 def _arrays(file, draw):
     """Other shapes, types or names of arrays; in a state, other values under a correct digest."""
-    if file.stem == "strategy" or file.parent.name == "checkpoints":
+    if (
+        file.stem.removesuffix("-final") in ("strategy", "stream")
+        or file.parent.name == "checkpoints"
+    ):
         return state_bytes(changed(read_state(file), draw))
     with safe_open(file, "numpy") as content:
         arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118

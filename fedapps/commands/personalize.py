@@ -6,14 +6,22 @@ from typing import Annotated
 
 import typer
 
-from fedapps.commands.show import RunFolder, WhichRound
+from fedapps.commands.show import WhichRound
 from fedapps.console import Allowed, make_console, refusals, say
 
 REPORTED = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
 
 
 def personalize(
-    run: RunFolder,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A finished run's folder, <method>-seed<seed>; with --update a folder that this"
+            " command wrote.",
+            exists=True,
+            file_okay=False,
+        ),
+    ],
     data: Annotated[
         Path,
         typer.Argument(
@@ -21,9 +29,15 @@ def personalize(
             " or a client's folder from `fedapps data --export`."
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the model and predictions.")] = Path(
-        "personal"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the model and predictions. Default: personal; with --update RUN."
+        ),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="The model in RUN goes on with DATA.")
+    ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx, too.")] = False,
     epsilon: Annotated[
         float | None, typer.Option(help="odpfl-hn: ε of the descriptor. Default: the run's.")
@@ -34,20 +48,28 @@ def personalize(
     """Create a later client's model from a finished run and the client's unlabeled data."""
     with refusals():
         from fedapps.service import onnx as exporter
+        from fedapps.service.delivery import load_personal
         from fedapps.service.run import Run
 
         logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
         if onnx:
             exporter.check_installed()
-        loaded = Run(run, round_)
-        loaded.check_novel()
-        served = loaded.serve(loaded.inputs(data), epsilon)
-        served.write(output)
+        if update and (epsilon is not None or round_ != "best"):
+            raise ValueError("--update takes neither --epsilon nor --round: the model goes on")
+        output = output or (run if update else Path("personal"))
+        if update:
+            model = load_personal(run)
+            model.update(data)
+        else:
+            loaded = Run(run, round_)
+            loaded.check_novel()
+            model = loaded.serve(loaded.inputs(data), epsilon).module()
+        model.save(output)
         if onnx:
-            exporter.export(served.module(), loaded.card.shape, output)
-    console, report = make_console(), served.report()
+            exporter.export(model, model.card.shape, output)
+    console, report = make_console(), model.report
     if "accuracy" in report:
         console.print(f"labels: {report['labels']}; accuracy {100 * report['accuracy']:.2f} %")
     values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
-    console.print(f"{report['samples']} samples, {loaded.method}: {values}")
+    console.print(f"{report['samples']} samples, {report['method']}: {values}")
     say(console, f"{output}: {', '.join(sorted(file.name for file in output.iterdir()))}")

@@ -33,11 +33,11 @@ def show(
 
     with refusals():
         loaded = Run(run)
+        rows = facts(loaded)
     if card:
         typer.echo(model_card(loaded))
         return
     console = make_console()
-    rows = facts(loaded)
     rows["serve it"] = f"fedapps personalize {run} DATA" if loaded.novel else "fedapps serve"
     for name, value in rows.items():
         say(console, f"{name + ':':21}{value}")

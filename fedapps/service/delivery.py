@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.arrays import model_arrays
+from clients.arrays import load_arrays, model_arrays
 from clients.tent import entropy
 from fedapps.console import spreadsheet_cell
-from fedapps.files import MODEL, write_arrays, write_text
+from fedapps.files import MODEL, array_bytes, opening, read_json, write_files
+from fedapps.files import load_arrays as arrays_of
 from fedapps.results.card import Card
-from fedapps.service.inputs import Inputs
+from fedapps.service.inputs import Data, Inputs, inputs_of, unlabeled
+from fedapps.service.stream import FILE as STREAM
+from fedapps.service.stream import Stream, cannot_go_on
+from partitions import trust
 from partitions.datasets import Moment
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
@@ -26,11 +31,20 @@ class Personal(nn.Module):
     """A personal network together with the preprocessing of its inputs.
 
     forward gives logits (n, C) of inputs (n, *shape): whole numbers as the run's dataset stores
-    them, or floats in [0, 1]. `classes` names the outputs, `report` describes the adaptation."""
+    them, or floats in [0, 1]. `classes` names the outputs, `report` describes the adaptation,
+    `last` is what the client received last; None if the model was loaded from a folder."""
 
-    def __init__(self, network: nn.Module, card: Card, report: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        card: Card,
+        report: dict[str, Any],
+        last: "Served | None" = None,
+        stream: Stream | None = None,
+    ) -> None:
         super().__init__()
         self.network, self.classes, self.report = network, card.classes, report
+        self.card, self.last, self.stream = card, last, stream
         self.scale = card.scale
         self.flat = card.shape[0] == 1 and len(card.shape)  # dimensions of images without a channel
         self.mean, self.std = (_broadcast(moment, card.shape) for moment in (card.mean, card.std))
@@ -40,6 +54,23 @@ class Personal(nn.Module):
         x = x[:, None] if x.ndim == self.flat else x
         x = x.float() if x.is_floating_point() else x.float() / self.scale
         return self.network((x - self.mean) / self.std)
+
+    def update(self, data: Data) -> Tensor:
+        """Logits (n, C) of further unlabeled inputs, or of those at a path, after adaptation to
+        them: the model goes on from the inputs before. Memory does not grow.
+
+        Raises ValueError if the method adapts to each batch alone, and for bad inputs."""
+        if self.stream is None:
+            raise cannot_go_on(self.card.method)
+        last = self.last = updated(self.card, self.stream, inputs_of(data, self.card))
+        self.network, self.report, self.stream = last.network.eval(), last.report(), last.stream
+        return last.logits
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model, and the predictions of the last inputs, for `fedapps.load_personal`."""
+        if self.last is None:
+            raise ValueError("the model has had no update since it was loaded; its folder has it")
+        self.last.write(Path(folder))
 
 
 def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
@@ -51,17 +82,19 @@ def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Served:
-    """A client's network, its logits (n, C) for `inputs`, and the metrics of its adaptation."""
+    """A client's network, its logits (n, C) for `inputs`, the metrics of its adaptation, and what
+    it goes on from, if it can."""
 
     card: Card
     network: nn.Module
     logits: Tensor
     inputs: Inputs
     metrics: dict[str, Any]
+    stream: Stream | None = None
 
     def module(self) -> Personal:
         """The network with its preprocessing."""
-        return Personal(self.network, self.card, self.report()).eval()
+        return Personal(self.network, self.card, self.report(), self, self.stream).eval()
 
     def report(self) -> dict[str, Any]:
         """Steps, entropies, ε, and the accuracy if there are labels."""
@@ -69,11 +102,13 @@ class Served:
         report: dict[str, Any] = {
             "method": self.card.method,
             "run": self.card.run,
-            "data": self.inputs.digest(),
+            "data": self.stream.data if self.stream else self.inputs.digest(),
             "role": "novel" if self.inputs.share.novel else "training",
             "samples": len(self.logits),
             "entropy": float(entropy(self.logits.clamp(min=-1e30))),
         } | self.metrics
+        if self.stream:
+            report["updates"] = self.stream.updates
         if rows.any():
             correct = self.logits.argmax(1)[rows] == self.inputs.labels[rows]
             report["labels"] = f"{int(rows.sum())} given, used for scoring alone"
@@ -92,14 +127,61 @@ class Served:
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
-        """Write the four files, the report last: if it exists, the others are complete. The ONNX
-        file of a former model is removed."""
-        (folder / ONNX).unlink(missing_ok=True)
-        write_arrays(folder / MODEL, model_arrays(self.network))
+        """Write the files together. The ONNX file and the stream of a former model are removed."""
+        for former in (ONNX, *([] if self.stream else [STREAM])):
+            (folder / former).unlink(missing_ok=True)
         card = asdict(self.card)
         architecture = {"name": card.pop("model"), "network": type(self.network).__name__}
         preprocessing = {key: card.pop(key) for key in ("scale", "mean", "std")}
         description = {"architecture": architecture, **card, "preprocessing": preprocessing}
-        write_text(folder / DESCRIPTION, json.dumps(description, indent=1))
-        write_text(folder / PREDICTIONS, self.predictions())
-        write_text(folder / REPORT, json.dumps(self.report(), indent=1))
+        content = {
+            MODEL: array_bytes(model_arrays(self.network)),
+            DESCRIPTION: json.dumps(description, indent=1).encode(),
+            PREDICTIONS: self.predictions().encode(),
+            **({STREAM: self.stream.content()} if self.stream else {}),
+            REPORT: json.dumps(self.report(), indent=1).encode(),
+        }
+        write_files({folder / name: data for name, data in content.items()})
+
+
+def updated(card: Card, stream: Stream, inputs: Inputs) -> Served:
+    """What the client has after further inputs. Raises ValueError for a training client's, and if
+    the adapted network gives no numbers."""
+    if not inputs.share.novel:
+        raise ValueError("this is a training client's folder; only novel clients go on")
+    with torch.inference_mode(False), torch.enable_grad():
+        client = stream.client(card, inputs.share)
+        network, logits = client.serve(stream.sent, stream.message)
+    if logits.isnan().any():
+        raise ValueError("after this update the model would predict NaN; it stays as it was")
+    metrics, after = dict(client.adapted), stream.after(client)
+    return Served(card, network.cpu(), logits.cpu(), inputs, metrics, after)
+
+
+def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> Personal:
+    """The model in a folder of `fedapps personalize`, of `Personal.save`, or in the state-dir of a
+    node that was served, to go on with `Personal.update`. `allow` as `fedapps.load`.
+
+    Raises ValueError if the folder holds none that can go on."""
+    trust.allow(*allow)
+    folder = Path(folder)
+    with opening(folder):
+        card = _read_card(folder / DESCRIPTION)
+        if not (folder / STREAM).is_file():
+            raise cannot_go_on(card.method)
+        kept = Stream.read(folder / STREAM)
+        blank = unlabeled(torch.zeros(()).expand(2, *card.shape), card)
+        network = updated(card, kept, blank).network.eval()  # only its structure is used
+        load_arrays(network, arrays_of(folder / MODEL), {})
+        report = read_json(folder / REPORT)
+        return Personal(network, card, report, stream=kept).eval()
+
+
+def _read_card(file: Path) -> Card:
+    """The card that `Served.write` described. Raises ValueError if it is damaged."""
+    if not file.is_file():
+        raise ValueError(f"{file.parent} holds no {file.name}; name a folder of a delivered model")
+    described = read_json(file)
+    card = described | described["preprocessing"] | {"model": described["architecture"]["name"]}
+    rest = {key: v for key, v in card.items() if key not in ("preprocessing", "architecture")}
+    return Card.parse(json.dumps(rest))

@@ -17,6 +17,8 @@ from partitions.readers.local import read_local
 from partitions.readers.raw import UNLABELED
 from partitions.shares import META, Samples, Share
 
+Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are
+
 SLACK = 0.01  # scaled inputs may leave [0, 1] by this, as interpolation does
 PIXEL_MAX = 255.0
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601-2, as PIL converts to grey
@@ -42,6 +44,13 @@ class Inputs:
         for rows in torch.arange(len(samples)).tensor_split(num_parts(shape)):
             hasher.update(samples[rows][0].contiguous().numpy().tobytes())
         return hasher.hexdigest()[:16]
+
+
+def inputs_of(data: Data, card: Card) -> Inputs:
+    """The data as a client's inputs for a run of this card."""
+    if isinstance(data, str | Path):
+        return read_inputs(Path(data), card)
+    return unlabeled(torch.as_tensor(data), card)
 
 
 def read_inputs(path: Path, card: Card) -> Inputs:

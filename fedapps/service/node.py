@@ -14,9 +14,10 @@ from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
 from fedapps.service.delivery import REPORT, Served
 from fedapps.service.inputs import Inputs, read_inputs
+from fedapps.service.stream import Stream
+from fedapps.settings.config import completed
 
 Make = Callable[[Context, str], Client]
-CLIENT = 0  # id of every novel client in its random draws: equal data give equal predictions
 
 
 def card_of(context: Context) -> Card | None:
@@ -76,7 +77,11 @@ def served_by(message: Message, context: Context, make: Make, card: Card, inputs
             "keeps it in the state-dir that it trained with, until another run trains it"
         )
     network, logits = client.serve(arrays, config)
-    return Served(card, network.cpu(), logits.cpu(), inputs, dict(client.adapted))
+    stream = None
+    if client.goes_on and client.share.novel:
+        settings = completed(context.run_config)
+        stream = Stream.begun(client, settings, config, arrays, inputs.digest())
+    return Served(card, network.cpu(), logits.cpu(), inputs, dict(client.adapted), stream)
 
 
 def reply(message: Message, **metrics: int | float | list[int] | list[float]) -> Message:

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from clients.arrays import to_record
 from clients.base import Client
@@ -22,8 +20,9 @@ from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
 from fedapps.results.schema import SummaryFile
 from fedapps.service.delivery import Personal, Served
-from fedapps.service.inputs import Inputs, read_inputs, unlabeled
-from fedapps.service.node import CLIENT, reply, served_by
+from fedapps.service.inputs import Data, Inputs, inputs_of
+from fedapps.service.node import reply, served_by
+from fedapps.service.stream import CLIENT
 from fedapps.settings.config import (
     Config,
     accepted,
@@ -66,18 +65,16 @@ class Run:
         """What an unlabeled novel client gets: "global", "adapted", or "" for nothing."""
         return METHODS[self.method].novel
 
-    def personalize(self, data: str | Path | Tensor | np.ndarray) -> Personal:
+    def personalize(self, data: Data) -> Personal:
         """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path.
 
         Inputs are whole numbers as the run's dataset stores them, or floats in [0, 1].
         Raises ValueError if they do not fit, or if the method cannot serve such a client."""
         return self.serve(self.inputs(data)).module()
 
-    def inputs(self, data: str | Path | Tensor | np.ndarray) -> Inputs:
+    def inputs(self, data: Data) -> Inputs:
         """The data as a client's inputs."""
-        if isinstance(data, str | Path):
-            return read_inputs(Path(data), self.card)
-        return unlabeled(torch.as_tensor(data), self.card)
+        return inputs_of(data, self.card)
 
     def serve(self, inputs: Inputs, epsilon: float | None = None) -> Served:
         """What a client with these inputs receives, computed as in evaluation.

@@ -112,6 +112,7 @@ def test_each_batch_has_its_own_distribution_and_a_served_network_one():
     q = np.array([[0.625, 0.375], [0.625, 0.375], [0.9, 0.1]])
     expected = P.log().numpy() + np.log(2 * q)
     assert client.predict(P.log()).numpy() == pytest.approx(expected, abs=1e-5)
+    client.stream = {}
     network, logits = client.serve({}, {})
     assert logits.numpy() == pytest.approx(
         P.log().numpy() + np.log(2 * P.mean(0).numpy()), abs=1e-5
@@ -232,10 +233,18 @@ def test_statistics_by_hand():
     expected = (x - 8) / math.sqrt(7 + 1e-5)
     torch.testing.assert_close(client.predict(x), model[1](expected).detach())
     client.test_batch_size = 2
-    first, last = client.changes(x[:2]), client.changes(x[2:])
+    logits = client.predict(x)
+    torch.testing.assert_close(logits[2:], model[1]((x[2:] - 10) / math.sqrt(4 + 1e-5)).detach())
+    first, last = (client.changes(b) for b in client.test_batches(x))
     assert first["0.running_mean"].item() == pytest.approx(0.75 * 10 + 0.25 * 2)
     assert first["0.running_var"].item() == pytest.approx(0.75 * 4 + 0.25 * 2)
     assert (last["0.running_mean"].item(), last["0.running_var"].item()) == (10, 4)
+    client.test_batch_size = 4  # which three inputs count for: ρ is 6/10
+    client.predict(x)
+    short = client.personal_model(x)[0]
+    assert (short.running_mean.item(), short.running_var.item()) == pytest.approx((7.6, 7.6))
+    client.stream = {}
+    client.update(x)
     served = client.personal_model(x)[0]
     assert (served.running_mean.item(), served.running_var.item()) == pytest.approx((8, 7))
     assert (model[0].running_mean.item(), model[0].running_var.item()) == (10, 4)

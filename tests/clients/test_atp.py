@@ -96,7 +96,7 @@ def test_directions_by_hand():
 
 def test_the_rates_of_one_step_of_entropy():
     """α = lr on parameters and 0 on statistics: one SGD step on the mean entropy."""
-    atp = client()
+    atp = client(test_batch_size=0)
     names = list(adaptable(atp.model))
     atp.alpha[:] = torch.tensor([0.0 if "running" in n else 0.3 for n in names])
     model = network().eval()
@@ -109,7 +109,7 @@ def test_the_rates_of_one_step_of_entropy():
 
 
 def test_rates_of_one_on_statistics_normalise_the_first_layer_by_the_batch():
-    atp = client()
+    atp = client(test_batch_size=0)
     atp.alpha[:] = torch.tensor([float("running" in n) for n in adaptable(atp.model)])
     theta, h = atp.changes(X), atp.model[0](X).detach()
     torch.testing.assert_close(theta["1.running_mean"], h.mean(0))
@@ -159,6 +159,7 @@ def test_online_is_the_mean_over_the_batches_so_far():
     torch.testing.assert_close(other[10:20], batch.predict(X[10:20]))
     last = online.personal_model(X)
     order = torch.cat([X[20:], X[:10], X[10:20]])
+    online.predict(order)
     torch.testing.assert_close(online.personal_model(order).state_dict(), last.state_dict())
     torch.testing.assert_close(last(X[20:]), one[20:])
     three = [batch.changes(b)["7.weight"] for b in X.split(10)]

@@ -39,6 +39,12 @@ def make(n=6, dimension=7, labels=None, **settings):
     return FLowDUPClient(model, share(x, y), **settings), x, y
 
 
+def served(client, x):
+    """The network that the inputs x generate."""
+    client.predict(x)
+    return client.personal_model(x)
+
+
 def test_each_weight_follows_one_entry_of_v_by_hand():
     """Five weights and k = 2: columns of 3 and of 2 rows, entries ±1/√3 and ±1/√2. So PᵀP = 1."""
     target = nn.Linear(4, 1)
@@ -84,7 +90,7 @@ def test_an_encoder_that_sees_nothing_gives_all_clients_one_model():
     client.receive(client.initial, {})
     with torch.no_grad():
         client.network.encoder.out.weight.zero_()
-    one, two = client.personal_model(x).state_dict(), client.personal_model(x + 1).state_dict()
+    one, two = served(client, x).state_dict(), served(client, x + 1).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     torch.testing.assert_close(client.v(x), client.network.encoder.out.bias)
 
@@ -120,13 +126,12 @@ def test_the_loss_of_one_half_with_the_v_of_the_other():
     client, x, y = make(n=5, penalty=0.25)
     net = client.network
     v = net.encoder(x[:2])
-    served = client.personal_model(x[:2])
-    expected = F.cross_entropy(served(x[2:]), y[2:]) + 0.25 * client.regularizer(v)
+    expected = F.cross_entropy(served(client, x[:2])(x[2:]), y[2:]) + 0.25 * client.regularizer(v)
     torch.testing.assert_close(client.loss(x, y), expected)
     one = client.loss(x[:1], y[:1])  # one sample gives v and has the loss
     torch.testing.assert_close(
         one,
-        F.cross_entropy(client.personal_model(x[:1])(x[:1]), y[:1])
+        F.cross_entropy(served(client, x[:1])(x[:1]), y[:1])
         + 0.25 * client.regularizer(net.encoder(x[:1])),
     )
 
@@ -171,11 +176,11 @@ def test_tied_frozen_and_normalised_networks():
     assert reply["target.norm.num_batches_tracked"] == 3
     assert "target.first.bias" not in reply  # it is frozen
     client.receive(reply, {})
-    logits, served = client.predict(x), client.personal_model(x)
-    torch.testing.assert_close(served(x), logits)
-    assert served.first.weight is served.second.weight
-    assert served.state_dict().keys() == Tied().state_dict().keys()
-    assert isinstance(served.first.weight, nn.Parameter)
+    logits, network = client.predict(x), client.personal_model(x)
+    torch.testing.assert_close(network(x), logits)
+    assert network.first.weight is network.second.weight
+    assert network.state_dict().keys() == Tied().state_dict().keys()
+    assert isinstance(network.first.weight, nn.Parameter)
 
 
 def test_training_moves_every_part_of_psi():

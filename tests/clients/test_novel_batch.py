@@ -17,7 +17,7 @@ from strategies.round import Round
 class Mean:
     """Predicts class 1 for inputs above the mean of those that it sees at once."""
 
-    device, novel_batch, batchwise = "cpu", 0, False
+    device, novel_batch, novel_stream, batchwise, goes_on = "cpu", 0, False, False, True
 
     def __init__(self, data, novel_batch):
         self.share, self.novel_batch = data, novel_batch

@@ -28,8 +28,11 @@ class Plain(nn.Module):
 X = torch.tensor([[3.0, 4.0], [1.0, 5.0]])
 
 
-def t3a(**settings):
-    return T3AClient(Plain(), share(X, [0, 1]), **settings)
+def t3a(model=None, **settings):
+    """A client that has predicted X."""
+    client = T3AClient(model or Plain(), share(X, [0, 1]), **settings)
+    client.predict(X)
+    return client
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -42,14 +45,14 @@ def test_templates_by_hand(unit):
     client = t3a(supports=0, unit_templates=unit)
     means, lengths = np.array([[0.8, 0.4], [0.098058, 0.990290]]), np.array([0.894427, 0.995133])
     expected = means / lengths[:, None] if unit else means
-    assert client.templates(X).detach().numpy() == pytest.approx(expected, abs=1e-5)
+    assert client.templates().numpy() == pytest.approx(expected, abs=1e-5)
     logits = client.predict(X)
     assert logits[0].tolist() == pytest.approx([4.472136, 4.276148] if unit else [4, 4.255335])
     assert logits.argmax(1).tolist() == ([0, 1] if unit else [1, 1])
 
 
 def test_templates_are_of_unit_length_by_default():
-    assert t3a().templates(X).detach().norm(dim=1).tolist() == pytest.approx([1, 1])
+    assert t3a().templates().norm(dim=1).tolist() == pytest.approx([1, 1])
 
 
 def test_a_bias_counts_in_the_pseudo_labels():
@@ -57,8 +60,7 @@ def test_a_bias_counts_in_the_pseudo_labels():
     and ((0, 1) + (0.6, 0.8) + (1, 5)/√26)/3."""
     model, root = Plain(), math.sqrt(26)
     model.head.bias = nn.Parameter(torch.tensor([0.0, 3.0]))
-    client = T3AClient(model, share(X, [0, 1]), supports=0, unit_templates=False)
-    templates = client.templates(X).detach()
+    templates = t3a(model, supports=0, unit_templates=False).templates()
     expected = np.array([[1, 0], [(0.6 + 1 / root) / 3, (1.8 + 5 / root) / 3]])
     assert templates.numpy() == pytest.approx(expected)
 
@@ -66,7 +68,7 @@ def test_a_bias_counts_in_the_pseudo_labels():
 def test_one_support_is_the_one_of_least_entropy():
     """Class 0: ω_0 with logits (4, 0) is surer than a with (6, 4). Class 1: b with (2, 5) is
     surer than ω_1 with (0, 1)."""
-    templates = t3a(supports=1).templates(X).detach()
+    templates = t3a(supports=1).templates()
     torch.testing.assert_close(templates, torch.stack([torch.tensor([1.0, 0.0]), X[1] / 26**0.5]))
 
 

@@ -26,6 +26,7 @@ from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.sweep import begun_jobs, keep_finished
 from fedapps.serverapp import run_in_process
 from fedapps.service.inputs import read_inputs
+from fedapps.service.run import load
 from partitions import federation, trust
 from partitions.inspect import export
 
@@ -43,6 +44,7 @@ COMMANDS = {
     "embeddings": ["plot", "RUN", "embeddings", "--output", "OUT/a.png"],
     "traces": ["plot", "RUN", "traces", "--steps", "1", "--output", "OUT/a.png"],
     "serve": ["serve", "RUN", "--deployment", "IN"],
+    "update": ["personalize", "RUN", "IN/data.npz", "--update", "--output", "OUT"],
     "from": [],
     "resume": [],
 }
@@ -62,12 +64,14 @@ ABLE = {  # which of them can be shown so
     "traces": ["fedtta++"],
     "embeddings": ["pfedhn", "odpfl-hn"],
     "personalize": ["fedtta++", "fedavg", "odpfl-hn", "pfl-sampled"],
+    "update": ["delivered"],
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A small finished run of each method, with its last checkpoint and an experiment's file."""
+    """A small finished run of each method, with its last checkpoint and an experiment's file; and a
+    delivered model that goes on."""
     root = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         remove = shutil.rmtree
@@ -85,6 +89,11 @@ def runs(tmp_path_factory):
             run_in_process(SMALL | common | {"output-dir": str(run)} | changes)
             (run / "experiment.toml").write_text("lr = 0.3\n[published]\ntrain = {fedavg = 9.5}\n")
     assert all((root / name / "checkpoints").is_dir() for name in spared)
+    run = root / "t3a"
+    run_in_process(SMALL | {"num-clients": 4, "method": "t3a", "output-dir": str(run)})
+    load(run).personalize(np.zeros((3, 1, 8, 8), np.uint8)).save(root / "delivered")
+    shutil.rmtree(run)
+    (root / "delivered" / "predictions.csv").unlink()  # nothing reads it
     return sorted(root.iterdir())
 
 
@@ -159,7 +168,7 @@ def strangers(runs, tmp_path, monkeypatch):
             method = run.name.partition("-seed")[0]
             able = name != "serve" and method in ABLE.get(name, RUNS)
             assert opened(name, run, tmp_path) == (0 if able else 2), (name, run.name)
-        (run / "report.html").unlink()
+        (run / "report.html").unlink(missing_ok=True)
     sys.addaudithook(watch)  # for good: it cannot be taken off
 
     def look(name, run):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from flwr.common.constant import PUBLIC_KEY_ALREADY_IN_USE_MESSAGE as KNOWN
 from safetensors.numpy import load_file, save_file
 from tiny import wait
@@ -87,11 +88,16 @@ def test_nodes_are_served_once_and_again_when_data_or_run_change(folders, tmp_pa
     again: set[int] = set()
     assert serve_once(strategy, run, again).keys() == {0, 1} == again
     assert serve_once(strategy, run, again) == {}
-    for i in range(2):
-        assert {f.name for f in (tmp_path / f"state-{i}").iterdir()} == set(FILES)
+    for i, more in enumerate((set(), {"stream.safetensors"})):  # only the novel one can go on
+        assert {f.name for f in (tmp_path / f"state-{i}").iterdir()} == {*FILES, *more}
     here = run.serve(run.inputs(tmp_path / "x.npy")).predictions()
     assert (tmp_path / "state-1" / "predictions.csv").read_text() == here
     assert len(here.splitlines()) == 31
+    model = fedapps.load_personal(tmp_path / "state-1")
+    expected = run.personalize(tmp_path / "x.npy").update(x[50:])
+    assert torch.equal(model.update(x[50:]), expected)
+    model.save(tmp_path / "state-1")
+    assert serve_once(strategy, run) == {}  # its data are those that it was served with
     other = trained("fedavg", tmp_path / "other")  # the same data, but another run
     assert serve_once(opened(other, Nodes(other, own)), other).keys() == {0, 1}
 

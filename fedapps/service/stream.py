@@ -1,0 +1,85 @@
+"""What a served client goes on from when further inputs arrive."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
+
+from clients.arrays import Arrays, to_numpy, to_tensors
+from clients.base import Client
+from fedapps.methods import METHODS
+from fedapps.node.building import build_client
+from fedapps.results.card import Card
+from fedapps.results.checkpoint import read_state, state_bytes
+from fedapps.results.schema import Count, mismatch
+from fedapps.settings.config import Config, accepted, check_method, defaults, override
+from partitions.references import Value
+from partitions.settings import taken
+from partitions.shares import Share
+
+FILE = "stream.safetensors"
+CLIENT = 0  # id of every novel client in its random draws: equal data give equal predictions
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+class Stream:
+    """The settings of a client and its network, the server's message (numbers, and arrays `sent`),
+    what the updates so far have `left`, their number, and the digest of the first inputs."""
+
+    config: dict[str, Value]
+    message: dict[str, bool | int | float]
+    sent: dict[str, np.ndarray]
+    left: dict[str, np.ndarray]
+    data: str
+    updates: Count = 0
+
+    @classmethod
+    def begun(
+        cls, client: Client, config: Config, message: Mapping[str, Any], sent: Arrays, data: str
+    ) -> Self:
+        """That of a client which has served its first inputs."""
+        method, model = str(message["method"]), client.model_name
+        names = {*accepted(type(client)), *taken(client.build)}
+        kept: Config = {"model": model}
+        for key, value in config.items():
+            section, _, name = key.rpartition(".")
+            if section == model or (section in ("", method) and name.replace("-", "_") in names):
+                kept[key] = value
+        numbers = {key: v for key, v in message.items() if isinstance(v, int | float)}
+        return cls(kept, numbers, sent, to_numpy(client.stream), data)
+
+    def after(self, client: Client) -> Self:
+        """That after one more update of the client."""
+        return replace(self, left=to_numpy(client.stream), updates=self.updates + 1)
+
+    def client(self, card: Card, share: Share) -> Client:
+        """The client, which now holds further inputs."""
+        config = override(defaults(), self.config)
+        client = build_client(config, check_method(card.method), share, card.info(), CLIENT)
+        client.stream = to_tensors(self.left, client.device)
+        return client
+
+    def content(self) -> bytes:
+        """The content of the stream's file."""
+        return state_bytes(asdict(self))
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """The stream in a file. Raises ValueError if it is damaged."""
+        try:
+            return cls(**read_state(file))
+        except ValidationError as error:
+            raise ValueError(f"{file} is damaged: {mismatch(error)}") from error
+
+
+def cannot_go_on(method: str) -> ValueError:
+    """The error of a method, or of its settings, without updates."""
+    able = ", ".join(name for name, entry in METHODS.items() if entry.client.goes_on)
+    return ValueError(
+        f"with its settings {method} adapts to each batch of inputs alone, or not at all; "
+        f"personalize further inputs by themselves. Methods whose models go on: {able}"
+    )

@@ -1,0 +1,168 @@
+"""A personal model goes on with further inputs: as evaluation does, after a restart, on a node."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tiny import SMALL
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+import fedapps
+import partitions
+from fedapps.commands.main import cli
+from fedapps.methods import METHODS
+from fedapps.serverapp import run_in_process
+from partitions.inspect import export
+
+# One novel client. Settings that are no defaults, so that a lost one shows.
+COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "convnet-bn", "rounds": 1}
+COMMON |= {
+    "novel-batch": 120,
+    "novel-stream": True,
+    "lr-decay": 0.5,
+    "lr-decay-rounds": 1,
+    "lr": 0.1,
+}
+SETTINGS = {
+    "atp": {"atp.fedavg-rounds": 1, "rounds": 2},
+    "bbse": {"bbse.predictions": "soft"},
+    "bn-adapt": {"bn-adapt.prior-samples": 100.0},
+    "flowdup": {"flowdup.dimension": 50},
+    "hyperfedzero": {"hyperfedzero.granularity": "client", "hyperfedzero.chunk-size": 100},
+    "prior-em": {"prior-em.source-prior": "training"},
+    "shot": {"shot.diversity": 0.3},
+    "t3a": {"t3a.supports": 3},
+    "tent": {"tent.adapt-steps": 3, "tent.parameters": "all"},
+}
+each = pytest.mark.parametrize("method", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Finished runs, made when first asked for."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def load(method, **changes):
+        place = root / "-".join((method, *map(str, changes.values())))
+        if not place.is_dir():
+            changes = {"method": method, "output-dir": str(place)} | changes
+            run_in_process(COMMON | SETTINGS.get(method, {}) | changes)
+        return fedapps.load(place, round="last")
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def novel():
+    """The batches of the novel client's inputs, as they are stored, and its labels."""
+    federation = partitions.federation(COMMON)
+    (client,) = np.flatnonzero(federation.novel)
+    samples = federation.share(int(client)).everything
+    batches = samples.x[samples.index].split(120)
+    assert len(batches) == 3
+    return batches, samples[:][1]
+
+
+@each
+def test_updates_are_what_evaluation_scored(method, run, novel):
+    """The loss and the accuracy over all batches; the model predicts as it answered."""
+    batches, y = novel
+    finished = run(method)
+    model = finished.personalize(batches[0])
+    logits = [model.last.logits]
+    for batch in batches[1:]:
+        logits.append(model.update(batch))
+        torch.testing.assert_close(model(batch).detach(), logits[-1], rtol=1e-3, atol=1e-4)
+    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
+    scored = json.loads(lines[-1])["evaluation"]
+    assert float(F.cross_entropy(torch.cat(logits), y)) == pytest.approx(scored["novel-loss"])
+    right = (torch.cat(logits).argmax(1) == y).float().mean()
+    assert float(right) == pytest.approx(scored["novel-accuracy"], abs=1e-6)
+    alone = [finished.personalize(batch).last.logits for batch in batches]
+    assert [torch.equal(*pair) for pair in zip(alone, logits, strict=True)] == [True, False, False]
+
+
+@each
+def test_a_restart_changes_no_bit_and_files_do_not_grow(method, run, novel, tmp_path):
+    batches, _ = novel
+    model = run(method).personalize(batches[0])
+    model.save(tmp_path)
+    digest, sizes = model.report["data"], []
+    for number, batch in enumerate([*batches[1:3], batches[0], batches[2]], 1):
+        again = fedapps.load_personal(tmp_path)
+        assert torch.equal(again(batch), model(batch))
+        with torch.inference_mode():
+            logits = again.update(batch)
+        assert torch.equal(logits, model.update(batch))
+        again.save(tmp_path)
+        assert (again.report["updates"], again.report["data"]) == (number, digest)
+        sizes.append([a.size for a in load_file(tmp_path / "stream.safetensors").values()])
+    assert all(size == sizes[1] for size in sizes[1:])  # after a few inputs T3A's sets are full
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("fedavg", {}), ("fedtta", {}), ("odpfl-hn", {}), ("atp", {"atp.prediction": "batch"})],
+)
+def test_other_methods_say_which_can_go_on(method, changes, run, novel, tmp_path):
+    """A folder in which another method's model went on no longer can."""
+    run("tent").personalize(novel[0][0]).save(tmp_path)
+    model = run(method, **changes).personalize(novel[0][0])
+    model.save(tmp_path)
+    able = ", ".join(name for name in METHODS if name in SETTINGS)
+    for call in (lambda: model.update(novel[0][1]), lambda: fedapps.load_personal(tmp_path)):
+        with pytest.raises(ValueError, match=f"with its settings {method} .* go on: {able}"):
+            call()
+
+
+def test_inputs_that_cannot_be_leave_the_model_as_it_was(run, novel, tmp_path):
+    """Wrong shapes, a training client's, and what makes the network predict NaN."""
+    x = novel[0][1]
+    model = run("tent").personalize(novel[0][0])
+    before, report = model(x).detach(), model.report
+    with pytest.raises(ValueError, match="inputs have shape"):
+        model.update(x[:, :, :3])
+    federation = partitions.federation(COMMON)
+    folders = export(federation, tmp_path / "nodes")
+    with pytest.raises(ValueError, match="a training client's folder"):
+        model.update(folders[int(np.flatnonzero(~federation.novel)[0])])
+    good = model.stream
+    bad = good.left | {"head.bias": np.full(10, np.nan, np.float32)}
+    model.stream = replace(good, left=bad)
+    with pytest.raises(ValueError, match="would predict NaN"):
+        model.update(x)
+    assert torch.equal(model(x), before) and model.report is report
+    model.stream = good
+    model.save(tmp_path)
+    with pytest.raises(ValueError, match="no update since"):
+        fedapps.load_personal(tmp_path).save(tmp_path)
+
+
+def test_the_command_goes_on_in_the_folder(run, novel, tmp_path):
+    for name, batch in zip("ab", novel[0][:2], strict=True):
+        np.save(tmp_path / f"{name}.npy", batch.numpy())
+    finished, mine = run("tent"), tmp_path / "mine"
+
+    def command(*words, code=0):
+        words = ["personalize", *map(str, words)]
+        result = CliRunner().invoke(cli, words, env={"COLUMNS": "300"})
+        assert result.exit_code == code, result.output
+        return result.output
+
+    command(finished.folder, tmp_path / "a.npy", "--output", mine, "--round", "last")
+    got = command(mine, tmp_path / "b.npy", "--update", "--output", tmp_path / "next")
+    assert "120 samples, tent: adapt-steps 3" in got
+    expected = finished.personalize(novel[0][0])
+    expected.update(novel[0][1])
+    command(mine, tmp_path / "b.npy", "--update")
+    for folder in (mine, tmp_path / "next"):
+        assert (folder / "predictions.csv").read_text() == expected.last.predictions()
+        assert json.loads((folder / "report.json").read_text())["updates"] == 1
+    said = command(finished.folder, tmp_path / "b.npy", "--update", code=2)
+    assert "holds no model.json; name a folder of a delivered model" in said
+    for option in (("--round", "last"), ("--epsilon", "1")):
+        assert "neither" in command(mine, tmp_path / "b.npy", "--update", *option, code=2)
