@@ -1,6 +1,7 @@
 """A personal model goes on with further inputs: as evaluation does, after a restart, on a node."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -136,6 +137,7 @@ def test_inputs_that_cannot_be_leave_the_model_as_it_was(run, novel, tmp_path):
     with pytest.raises(ValueError, match="would predict NaN"):
         model.update(x)
     assert torch.equal(model(x), before) and model.report is report
+    assert model.last and deepcopy(model).last is None  # no inputs in a pickle
     model.stream = good
     model.save(tmp_path)
     with pytest.raises(ValueError, match="no update since"):
