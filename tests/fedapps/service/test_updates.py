@@ -20,7 +20,7 @@ from fedapps.serverapp import run_in_process
 from partitions.inspect import export
 
 # One novel client. Settings that are no defaults, so that a lost one shows.
-COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "convnet-bn", "rounds": 1}
+COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "convnet-bn", "rounds": 2}
 COMMON |= {
     "novel-batch": 120,
     "novel-stream": True,
@@ -29,7 +29,7 @@ COMMON |= {
     "lr": 0.1,
 }
 SETTINGS = {
-    "atp": {"atp.fedavg-rounds": 1, "rounds": 2},
+    "atp": {"atp.fedavg-rounds": 1},
     "bbse": {"bbse.predictions": "soft"},
     "bn-adapt": {"bn-adapt.prior-samples": 100.0},
     "flowdup": {"flowdup.dimension": 50},
