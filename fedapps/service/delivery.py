@@ -66,6 +66,10 @@ class Personal(nn.Module):
         self.network, self.report, self.stream = last.network.eval(), last.report(), last.stream
         return last.logits
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The model without the inputs, for pickles and copies."""
+        return vars(self) | {"last": None}
+
     def save(self, folder: str | Path) -> None:
         """Write the model, and the predictions of the last inputs, for `fedapps.load_personal`."""
         if self.last is None:

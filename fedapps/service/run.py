@@ -66,7 +66,8 @@ class Run:
         return METHODS[self.method].novel
 
     def personalize(self, data: Data) -> Personal:
-        """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path.
+        """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path. With
+        some methods its `update` goes on with further inputs.
 
         Inputs are whole numbers as the run's dataset stores them, or floats in [0, 1].
         Raises ValueError if they do not fit, or if the method cannot serve such a client."""

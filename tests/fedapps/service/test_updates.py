@@ -1,6 +1,7 @@
 """A personal model goes on with further inputs: as evaluation does, after a restart, on a node."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedapps.serverapp import run_in_process
 from partitions.inspect import export
 
 # One novel client. Settings that are no defaults, so that a lost one shows.
-COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "convnet-bn", "rounds": 1}
+COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "convnet-bn", "rounds": 2}
 COMMON |= {
     "novel-batch": 120,
     "novel-stream": True,
@@ -28,7 +29,7 @@ COMMON |= {
     "lr": 0.1,
 }
 SETTINGS = {
-    "atp": {"atp.fedavg-rounds": 1, "rounds": 2},
+    "atp": {"atp.fedavg-rounds": 1},
     "bbse": {"bbse.predictions": "soft"},
     "bn-adapt": {"bn-adapt.prior-samples": 100.0},
     "flowdup": {"flowdup.dimension": 50},
@@ -136,6 +137,7 @@ def test_inputs_that_cannot_be_leave_the_model_as_it_was(run, novel, tmp_path):
     with pytest.raises(ValueError, match="would predict NaN"):
         model.update(x)
     assert torch.equal(model(x), before) and model.report is report
+    assert model.last and deepcopy(model).last is None  # no inputs in a pickle
     model.stream = good
     model.save(tmp_path)
     with pytest.raises(ValueError, match="no update since"):
