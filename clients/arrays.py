@@ -83,11 +83,10 @@ def read_array(array: Array) -> np.ndarray:
         shape, fortran, dtype, start = _header(array.data)
     if dtype.kind not in "biuf" or not dtype.isnative:
         raise ValueError(f"an array of {dtype}; its entries must be plain numbers")
-    count = math.prod(shape)
-    if start + count * dtype.itemsize != len(array.data):
+    if start + math.prod(shape) * dtype.itemsize != len(array.data):
         raise ValueError(f"{len(array.data) - start} bytes for an array of {dtype}, shape {shape}")
-    flat = np.frombuffer(array.data, dtype, count, start).copy()
-    return flat.reshape(shape, order="F" if fortran else "C")
+    order: Any = "F" if fortran else "C"
+    return np.ndarray(shape, dtype, array.data, start, order=order).copy(order)
 
 
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
@@ -124,14 +123,17 @@ def model_arrays(model: nn.Module, without: Collection[str] = ()) -> Arrays:
 
 
 def model_tensors(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of ``model.state_dict()`` in its order, in a tenth of the time: without hooks
-    that no module has."""
+    """The tensors of ``model.state_dict()`` in its order, in a twentieth of the time: without
+    hooks that no module has, and not detached."""
     kind: type = type(model)
     if not _is_plain(kind) or model._state_dict_hooks or model._state_dict_pre_hooks:
         return dict(model.state_dict(prefix=prefix))
-    buffers, hidden = model._buffers, model._non_persistent_buffers_set
-    own = [*model._parameters.items(), *((n, b) for n, b in buffers.items() if n not in hidden)]
-    tensors = {prefix + name: tensor.detach() for name, tensor in own if tensor is not None}
+    tensors: dict[str, Tensor] = {
+        prefix + name: p for name, p in model._parameters.items() if p is not None
+    }
+    for name, buffer in model._buffers.items():
+        if buffer is not None and name not in model._non_persistent_buffers_set:
+            tensors[prefix + name] = buffer
     for name, module in model._modules.items():
         if module is not None:
             tensors |= model_tensors(module, f"{prefix}{name}.")
@@ -159,7 +161,7 @@ def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
             if (place := tensor.data_ptr()) in places:
                 continue
             places.add(place)
-            source = arrays.get(name, fallback.get(name))
+            source = arrays[name] if name in arrays else fallback.get(name)
             if source is None:
                 raise ValueError(f"no value for the model's array {name!r}")
             if source.shape != tensor.shape:

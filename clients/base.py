@@ -18,7 +18,6 @@ from clients.cohort import run_sgd
 from clients.compat import NumPyClient
 from clients.domain import domain_gradient
 from clients.messages import Config, Metrics, NDArrays, names_metric, with_names
-from clients.models.roles import frozen_names
 from clients.protocol import LR_FACTOR, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
@@ -104,13 +103,14 @@ class Client(Streaming, Configured, NumPyClient):
             self.device = "cuda" if has_cuda() else "cpu"
         if self.device == "cuda" and not has_cuda():
             raise ValueError("device is 'cuda', but no CUDA device is visible")
-        first = next(model.parameters(), None)
-        if first is None or first.device != torch.device(self.device):
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        if {p.device.type for p in parameters.values()} != {self.device}:
             model = model.to(self.device)  # slow, even where nothing moves
         self.model, self.share = model, share
         self.client, self.model_name = client, model_name
         self.initial = model_arrays(model) if initial is None else initial
-        self.frozen = frozen_names(model)  # names; made on both sides, never sent
+        # names; made on both sides, never sent
+        self.frozen = frozenset(n for n, p in parameters.items() if not p.requires_grad)
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}  # kept between rounds
         self.stream = {}
@@ -214,7 +214,8 @@ class Client(Streaming, Configured, NumPyClient):
         """Set the whole model: arrays as sent, else personal ones from the state, else initial.
 
         Raises ValueError for an array that the model lacks or whose shape differs."""
-        load_arrays(self.model, arrays, self.initial | group(self.state, "personal"))
+        personal = group(self.state, "personal")
+        load_arrays(self.model, arrays, self.initial | personal if personal else self.initial)
 
     def sent(self) -> list[str]:
         """The names of what is sent: all but personal and frozen arrays."""

@@ -114,13 +114,17 @@ class SGD(Optimizer):
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
+        momentum = self._momenta.get(parameters[0], self.momentum)
+        if not momentum and not self.weight_decay:
+            torch._foreach_add_(parameters, gradients, alpha=-lr)  # in half of the time
+            return
         buffers = [self._buffers.get(p) for p in parameters]
         sgd(
             parameters,
             gradients,
             buffers,
             weight_decay=self.weight_decay,
-            momentum=self._momenta.get(parameters[0], self.momentum),
+            momentum=momentum,
             lr=lr,
             dampening=0.0,
             nesterov=False,

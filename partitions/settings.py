@@ -78,6 +78,10 @@ class Setting:
         """The default, where an object has no value of its own."""
         return self.default
 
+    def is_default(self, value: Any) -> bool:
+        """Whether `value` is the default, which was checked when it was declared."""
+        return type(value) is type(self.default) and bool(value == self.default)
+
     def checked(self, key: str, value: Any) -> Value:
         """`value` in the setting's type. Raises ValueError, naming the key, the value and what it
         must be."""
@@ -174,10 +178,9 @@ class Configured:
             known = ", ".join(sorted(cls.declared)) or "none"
             raise TypeError(f"{cls.__name__} has no setting {min(unknown)!r}; it has {known}")
         return {
-            # defaults were checked when they were declared
             name: value
-            if type(value) is type(default := cls.declared[name].default) and value == default
-            else cls.declared[name].checked(key_of(name), value)
+            if (declared := cls.declared[name]).is_default(value)
+            else declared.checked(key_of(name), value)
             for name, value in settings.items()
         }
 

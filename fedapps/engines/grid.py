@@ -6,7 +6,7 @@ one minor release."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from logging import ERROR
 from typing import Any, Self
 from uuid import uuid4
@@ -26,6 +26,7 @@ from clients.cohort import Cohort
 from fedapps.node.bridge import DEBUG, is_simulated, reason_of
 
 UserConfig = Mapping[str, str | int | float | bool]
+_ids = map(f"{uuid4().hex}-{{}}".format, count())  # of messages; a new UUID for each is slow
 Pause = Callable[[], None]  # called between messages; blocks once the command is interrupted
 
 
@@ -162,8 +163,7 @@ class InProcessGrid(LocalGrid):
         if context is None:
             return error_reply(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
         reply = respond(self.client_app, message, context)
-        reply.metadata.__dict__["_message_id"] = uuid4().hex
-        return reply
+        return with_id(reply)
 
 
 def simulated(num_nodes: int) -> list[UserConfig]:
@@ -178,10 +178,13 @@ def simulated_node(number: int, num_nodes: int) -> UserConfig:
 
 def with_ids(messages: Iterable[Message]) -> list[Message]:
     """The messages, each with a new id."""
-    result = list(messages)
-    for message in result:
-        message.metadata.__dict__["_message_id"] = uuid4().hex
-    return result
+    return [with_id(message) for message in messages]
+
+
+def with_id(message: Message) -> Message:
+    """The message, with a new id."""
+    vars(message.metadata)["_message_id"] = next(_ids)
+    return message
 
 
 def with_records(message: Message, records: Mapping[str, Any]) -> Message:

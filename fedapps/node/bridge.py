@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from clients.arrays import Arrays, from_record, to_record
+from clients.arrays import Arrays, filled, from_record, to_record
 from clients.base import Client
 from clients.failures import brief, described
 from clients.messages import answer_exchange
@@ -63,7 +63,7 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
     token = str(config.get(RUN_TOKEN, ""))
     client.state = load_state(context, method, client, token)
     action = message.metadata.message_type
-    reply = RecordDict()
+    reply: dict[str, Any] = {}
     if action == "query":
         properties = client.get_properties(config) | {"client": identity(context)}
         properties[OFFERS] = " ".join((*client.offers, *client.exchanges))
@@ -87,7 +87,7 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
     if action.startswith("train") or action in client.saves_state_after:
         _store_state(context, method, client, token, must=action in client.saves_state_after)
-    return Message(reply, reply_to=message)
+    return Message(filled(RecordDict(), reply), reply_to=message)
 
 
 def _common_exchanges(context: Context) -> tuple[str, ...]:

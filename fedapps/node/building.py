@@ -39,12 +39,12 @@ class Builder:
 
     def __init__(self, config: Config, method: str, info: Info) -> None:
         self._config, self._method, self._info = config, method, info
-        self._settings = client_settings(config, method)
+        self._kind, self._settings = METHODS[method].client, client_settings(config, method)
         self._networks: dict[str, Network] = {}
 
     def client(self, share: Share, client_id: int, node_model: str = "") -> Client:
         """As `build_client`."""
-        config, method, kind = self._config, self._method, METHODS[self._method].client
+        config, method, kind = self._config, self._method, self._kind
         if share.public is None and kind.needs_public:
             share = replace(share, public=partitions.federation(with_public(config, method)).public)
         name = client_model(config, method, client_id, node_model)
@@ -58,9 +58,14 @@ class Builder:
 
 
 def client_settings(config: Config, method: str) -> dict[str, Any]:
-    """Keyword arguments for the method's client."""
-    names = accepted(METHODS[method].client)
-    return {name: value for name, value in settings(config, method).items() if name in names}
+    """Keyword arguments for the method's client: the settings that are not its defaults."""
+    kind = METHODS[method].client
+    names, chosen = accepted(kind), settings(config, method)
+    return {
+        name: value
+        for name, value in chosen.items()
+        if name in names and not (name in kind.declared and kind.declared[name].is_default(value))
+    }
 
 
 def with_public(config: Config, method: str) -> Config:
