@@ -9,7 +9,7 @@ s H(σ(e_g g + e_l p)) + (1 − s)(e_g ‖h̃ − h^g‖ + e_l ‖h̃ − h^l‖
 Departs from the authors' code: there the first input of each later batch repeats the old history,
 and Adam stops once a batch's gradient is below 1e-5; here batches do not matter. Training features
 are those in evaluation mode. h^g is of the round before, as there. On the same history it agrees
-with that code to 1e-5 (tests/test_authors.py)."""
+with that code to 1e-5 (tests/test_authors_heads.py)."""
 
 from dataclasses import dataclass
 

@@ -200,8 +200,8 @@ class Federation:
         return generator.permutation(self._rows[client])
 
     def _cut(self, client: int) -> Share:
-        x, y, at = self._changed(client)
         rows, data = self._ordered(client), self.dataset
+        x, y, at = self._changed(client, rows)
         index, split = torch.from_numpy(rows), self._split(rows)
         if self._shifted_tests is not None and not self.novel[client]:
             x, y, at = x[at], y[at], torch.arange(len(rows))
@@ -225,9 +225,11 @@ class Federation:
         )
         return share.with_shots(self._shots, seed_of(self._seed, "shots", client))
 
-    def _changed(self, client: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Inputs and labels, after the changes, and which of them are the client's, in order."""
-        x, y, at = self.dataset.x, self.dataset.y, torch.from_numpy(self._ordered(client))
+    def _changed(
+        self, client: int, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Inputs and labels, after the changes, and which of them are the client's `rows`."""
+        x, y, at = self.dataset.x, self.dataset.y, torch.from_numpy(rows)
         for change in self._changes:  # a change makes copies
             if (inputs := change.inputs(client, x[at])) is not None:
                 x, y, at = inputs, y[at], torch.arange(len(at))
@@ -240,9 +242,10 @@ class Federation:
         """The test samples of each training client, before a shift."""
         tests = {}
         for client in np.flatnonzero(~self.novel).tolist():
-            x, y, at = self._changed(client)
-            rows = at[self._split(self._ordered(client)).get("test", slice(0))]
-            tests[client] = x[rows], y[rows]
+            rows = self._ordered(client)
+            x, y, at = self._changed(client, rows)
+            at = at[self._split(rows).get("test", slice(0))]
+            tests[client] = x[at], y[at]
         if empty := [client for client, (_, y) in tests.items() if not len(y)]:
             raise ValueError(
                 f"partition.test-shift changes test samples, and client {empty[0]} has none; set "

@@ -1,21 +1,26 @@
-"""Our FedTHE and FedTHE+ beside the code of Jiang and Lin (ICLR 2023), which
-FEDAPPS_AUTHORS_DIR/FedTHE holds (github.com/LINs-lab/FedTHE, commit 9eeff19). In float64, their
-order: the first input of each later batch repeats the old history.
+"""Our FedTHE, FedTHE+ and BTFL beside the authors' code, which FEDAPPS_AUTHORS_DIR/FedTHE and
+FEDAPPS_AUTHORS_DIR/BTFL hold (github.com/LINs-lab/FedTHE, commit 9eeff19; github.com/ZhouYuCS/BTFL,
+commit ada7b55). In float64. FedTHE in its order: the first input of each later batch repeats the
+old history. BTFL's integral is divided by that of its density.
 
 FEDAPPS_AUTHORS_DIR=… pytest -n0 -m slow tests/test_authors_heads.py"""
 
 import ast
+import copy
 import itertools
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import beta
 from torch import nn
 from torch.nn import functional as F
 
-from clients import fedthe
+from clients import btfl, fedthe
 from clients.fedthe import Weighing, history
 from clients.fedthe_plus import FedTHEPlusNetwork
 from clients.memo import MEMONetwork
@@ -24,9 +29,12 @@ from clients.two_heads import TwoHeads, mixed
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "FedTHE" / "pcode"
 WORKER = FOLDER / "local_training" / "THE_worker.py"
+BTFL = FOLDER.parents[1] / "BTFL" / "pcode" / "local_training" / "BTFL_worker.py"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not WORKER.is_file(), reason="FEDAPPS_AUTHORS_DIR names no such folder"),
+    pytest.mark.skipif(
+        not (WORKER.is_file() and BTFL.is_file()), reason="FEDAPPS_AUTHORS_DIR names no such folder"
+    ),
 ]
 SIZES = (7, 7, 4)  # of the batches
 
@@ -71,8 +79,8 @@ def authors(monkeypatch):
     worker = definition(WORKER, "THEWorker")
     module = ast.Module([entropy, worker], type_ignores=[])
     views = SimpleNamespace(given=None)
-    names = {"torch": torch, "nn": nn, "F": F, "BaseWorker": object, "np": __import__("numpy")}
-    names |= {"copy": __import__("copy"), "itertools": itertools, "transforms": Transforms}
+    names = {"torch": torch, "nn": nn, "F": F, "BaseWorker": object, "np": np}
+    names |= {"copy": copy, "itertools": itertools, "transforms": Transforms}
     names |= {"aug": lambda image, normalize: next(views.given)}
     names |= {"RuntimeTracker": lambda metrics_to_track: None}
     loading = {"load_data_batch": lambda conf, x, y, is_training: {"input": x, "target": y}}
@@ -174,3 +182,38 @@ def test_fedthe_plus(authors, monkeypatch):
     agree(network(authors.x).detach(), logits)
     outputs = heads.outputs_of(authors.x, 64)
     assert (mixed(weigh(*outputs), *outputs[:2]) - logits).abs().max() > 1e-3
+
+
+def test_btfl(monkeypatch):
+    """Three batches; the second and the third have other priors."""
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda t: t)
+    names = {"torch": torch, "nn": nn, "F": F, "BaseWorker": object, "math": math, "beta": beta}
+    trapezoid = SimpleNamespace(**vars(np) | {"trapz": np.trapezoid})
+    names |= {"np": trapezoid, "copy": copy}
+    parts = [definition(BTFL, n) for n in ("CategoryDistributionModel", "BTFLWorker")]
+    exec(compile(ast.Module(parts, type_ignores=[]), str(BTFL), "exec"), names)
+    torch.manual_seed(1)
+    f, g, p = (3 * torch.randn(18, d, dtype=torch.float64) for d in (12, 4, 4))
+    f = f.abs() * (torch.arange(12) < torch.arange(18)[:, None])
+    shares = [torch.stack([1 - high, high]) for high in torch.rand(2, 12, dtype=torch.float64)]
+    means = torch.tensor(0.5), torch.tensor(0.6)
+    it = names["BTFLWorker"].__new__(names["BTFLWorker"])
+    it.global_pro, it.pro = (names["CategoryDistributionModel"](12, 2) for _ in shares)
+    for model, share in zip((it.global_pro, it.pro), shares, strict=True):
+        model.category_parameters = nn.Parameter(share)
+    it.kb, it.q_level, it.conf = 4, 2, SimpleNamespace(rep_len=12)
+    it.temperature, it.cos, it.local_rep = 1.0, nn.CosineSimilarity(dim=-1), f[0]
+    it.global_en, it.local_en, it.update_condition = *map(float, means), 1e9
+    it.beta_alpha = it.beta_beta = 1.0
+    it.bin_size, it.bin_count, it.beta_distribution = 0.05, [0] * 21, beta(1, 1)
+    m, found = np.linspace(0.01, 0.99, 100), []
+    for batch in zip(*(t.split(7) for t in (f, g, p)), strict=True):
+        it.rep_layer = SimpleNamespace(rep=batch[0])
+        it.agg_weight = torch.ones(len(batch[0]), 2, dtype=torch.float64)
+        inside = np.trapezoid(it.beta_distribution.pdf(m), m)
+        it._calculate_samplewise_weight(*batch)
+        found.append(it.agg_weight[:, 0] / inside)
+    weigh = btfl.Weighing(tuple(shares), means, 7)
+    e = weigh(g.log_softmax(1), p.log_softmax(1), f)
+    agree(e[:, 0], torch.cat(found))
+    assert it.beta_alpha > 1 and it.beta_beta > 1 and e[:, 0].std() > 0.05
