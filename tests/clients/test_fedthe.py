@@ -226,6 +226,14 @@ def test_batches_do_not_matter_but_the_order_does():
     torch.testing.assert_close(e.sum(1), torch.ones(6, dtype=torch.float64))
 
 
+def test_beta_decides_between_an_input_and_those_before_it():
+    """α = 0: a = f_1 = 0. The second input, 4, is h^g, f_1 is h^l; β = 1 counts the input alone."""
+    g, f = torch.tensor([[9.0, -9.0], [9.0, -9.0]]), torch.tensor([[0.0], [4.0]])
+    for beta, side in ((1.0, 0), (0.0, 1)):
+        weigh = weighing(means=(f[1], f[0]), history_rate=0.0, feature_share=beta)
+        assert weigh(g, -g, f)[1].argmax() == side
+
+
 def test_features_near_the_clients_mean_get_the_personal_head():
     """Where the heads disagree (s near 0), the nearer mean decides."""
     g, p = torch.tensor([[9.0, -9.0]]), torch.tensor([[-9.0, 9.0]])
