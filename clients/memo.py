@@ -8,7 +8,7 @@ same views it agrees with that code to 1e-5 (tests/test_authors.py)."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from clients.arrays import Arrays
 from clients.base import Client, Config
 from partitions.datasets import Info
 from partitions.seeds import seed_of
-from partitions.settings import RATE, SOME, setting
+from partitions.settings import COUNT, RATE, SOME, setting
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
@@ -37,28 +37,34 @@ class MEMONetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C) of images x (n, *shape)."""
         parameters = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
-        lr = self.settings["adapt_lr"]
+        lr, steps = self.settings["adapt_lr"], self.settings["adapt_steps"]
 
-        def entropy(theta: dict[str, Tensor], views: Tensor) -> Tensor:
-            return marginal_entropy(functional_call(self.network, theta, (views,)))
+        def entropy(theta: dict[str, Tensor], views: Tensor, *given: Tensor) -> Tensor:
+            return marginal_entropy(functional_call(self.network, theta, (views, *given)))
 
-        def logits(image: Tensor, views: Tensor) -> Tensor:
-            gradient = grad(entropy)(parameters, views)
-            adapted = {n: p - lr * gradient[n] for n, p in parameters.items()}
-            out: Tensor = functional_call(self.network, adapted, (image[None],))[0]
+        def logits(image: Tensor, views: Tensor, *given: Tensor) -> Tensor:
+            adapted = parameters
+            for some in views.unflatten(0, (steps, -1)):
+                gradient = grad(entropy)(adapted, some, *given)
+                adapted = {n: p - lr * gradient[n] for n, p in adapted.items()}
+            out: Tensor = functional_call(self.network, adapted, (image[None], *given))[0]
             return out
 
-        views = self.views(x)
+        views, given = self.views(x, steps), self.given(x)
         of_one = 8e-6 * sum(p.numel() for p in parameters.values()) + 4e-6 * views[0].numel()
         at_once = max(1, int(self.settings["pass_megabytes"] / of_one))
         try:
-            return vmap(logits, chunk_size=at_once)(x, views)
+            return vmap(logits, chunk_size=at_once)(x, views, *given)
         except RuntimeError:  # an operation that vmap lacks, such as another memory format
-            return torch.stack([logits(*pair) for pair in zip(x, views, strict=True)])
+            return torch.stack([logits(*row) for row in zip(x, views, *given, strict=True)])
 
-    def views(self, x: Tensor) -> Tensor:
-        """Augmented views (n, views, *shape) of images x (n, *shape)."""
-        count, (height, width) = self.settings["views"], x.shape[2:]
+    def given(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What `network` takes beside images: tensors with a row for each of x."""
+        return ()
+
+    def views(self, x: Tensor, steps: int = 1) -> Tensor:
+        """Augmented views (n, steps · views, *shape) of images x (n, *shape)."""
+        count, (height, width) = steps * self.settings["views"], x.shape[2:]
         margins = [round(self.settings["crop_share"] * side) for side in (height, width)]
         generator = torch.Generator().manual_seed(self.seed)
         shape = (len(x), count)
@@ -72,6 +78,9 @@ class MEMONetwork(nn.Module):
         return cut.movedim(-1, 2)
 
 
+N = TypeVar("N", bound=MEMONetwork)
+
+
 def mirrored(index: Tensor, side: int) -> Tensor:
     """Indices beyond 0 … side − 1 on an axis that is mirrored at its ends, ends included."""
     index = torch.where(index < 0, -1 - index, index)
@@ -83,10 +92,11 @@ class MEMOClient(Client):
 
     `adapt_lr` is η, `crop_share` the largest shift of a crop as a share of the side."""
 
-    rates = ("lr", "adapt_lr")
+    rates: tuple[str, ...] = ("lr", "adapt_lr")
 
     views = setting(16, "augmented views of an input", SOME)
     adapt_lr = setting(0.005, "η, learning rate of the step on an input's views", RATE)
+    adapt_steps = setting(1, "these steps, each on further views", COUNT)
     crop_share = setting(0.125, "largest shift of a view, as a share of the side", "[0, 0.5]")
     flips = setting(False, "views are mirrored at random: not for digits and letters")
 
@@ -114,6 +124,10 @@ class MEMOClient(Client):
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network together with its adaptation to every input."""
-        names = ("adapt_lr", "views", "crop_share", "flips", "pass_megabytes")
+        return self.adapting(super().personal_model(x), MEMONetwork)
+
+    def adapting(self, network: nn.Module, kind: type[N]) -> N:
+        """`network`, which adapts to each input."""
+        names = ("adapt_lr", "adapt_steps", "views", "crop_share", "flips", "pass_megabytes")
         settings = {name: getattr(self, name) for name in names}
-        return MEMONetwork(super().personal_model(x), self.views_seed, settings).eval()
+        return kind(network, self.views_seed, settings).eval()

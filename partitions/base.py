@@ -1,5 +1,7 @@
 """A dataset partitioned among clients: their roles, and each client's share."""
 
+from functools import cached_property
+
 import numpy as np
 import torch
 
@@ -77,6 +79,11 @@ class Federation:
         self._check_sizes(str(config["partition"]), entry.sparse)
         self._mean, self._std = self._scaling(str(config["standardize"]))
         self._shares: dict[int, Share] = {}
+        self._shifted_tests = None
+        if config["partition.test-shift"] != "none":
+            from partitions.shifted_tests import ShiftedTests
+
+            self._shifted_tests = ShiftedTests(config, self.dataset, self._seed, self._others)
         public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(assigned.public))
         self.public = public if hidden else None
 
@@ -193,17 +200,17 @@ class Federation:
         return generator.permutation(self._rows[client])
 
     def _cut(self, client: int) -> Share:
-        rows = self._ordered(client)
-        index, data = torch.from_numpy(rows), self.dataset
-        x, y, at = data.x, data.y, index
-        for change in self._changes:  # a change makes copies
-            if (inputs := change.inputs(client, x[at])) is not None:
-                x, y, at = inputs, y[at], torch.arange(len(rows))
-            if (labels := change.labels(client, y[at])) is not None:
-                x, y, at = x[at], labels, torch.arange(len(rows))
+        rows, data = self._ordered(client), self.dataset
+        x, y, at = self._changed(client, rows)
+        index, split = torch.from_numpy(rows), self._split(rows)
+        if self._shifted_tests is not None and not self.novel[client]:
+            x, y, at = x[at], y[at], torch.arange(len(rows))
+            x_test, y[split["test"]] = self._shifted_tests(client, *self._tests[client])
+            x = x.to(x_test.dtype)
+            x[split["test"]] = x_test
         if self.unlabeled[client]:
             y = y.new_tensor(UNLABELED).expand(len(y))
-        parts = {name: self._samples(x, y, at[p]) for name, p in self._split(rows).items()}
+        parts = {name: self._samples(x, y, at[p]) for name, p in split.items()}
         attributes = {"classes": len(data.y[index].unique())} | self._attributes[client]
         for change in self._changes:
             attributes |= change.attributes(client)
@@ -217,6 +224,41 @@ class Federation:
             self.public,
         )
         return share.with_shots(self._shots, seed_of(self._seed, "shots", client))
+
+    def _changed(
+        self, client: int, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Inputs and labels, after the changes, and which of them are the client's `rows`."""
+        x, y, at = self.dataset.x, self.dataset.y, torch.from_numpy(rows)
+        for change in self._changes:  # a change makes copies
+            if (inputs := change.inputs(client, x[at])) is not None:
+                x, y, at = inputs, y[at], torch.arange(len(at))
+            if (labels := change.labels(client, y[at])) is not None:
+                x, y, at = x[at], labels, torch.arange(len(at))
+        return x, y, at
+
+    @cached_property
+    def _tests(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """The test samples of each training client, before a shift."""
+        tests = {}
+        for client in np.flatnonzero(~self.novel).tolist():
+            rows = self._ordered(client)
+            x, y, at = self._changed(client, rows)
+            at = at[self._split(rows).get("test", slice(0))]
+            tests[client] = x[at], y[at]
+        if empty := [client for client, (_, y) in tests.items() if not len(y)]:
+            raise ValueError(
+                f"partition.test-shift changes test samples, and client {empty[0]} has none; set "
+                "partition.test-fraction"
+            )
+        return tests
+
+    def _others(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The test samples of the other training clients. ValueError if there is none."""
+        if len(self._tests) < 2:
+            raise ValueError("partition.test-shift needs the test samples of two training clients")
+        x, y = zip(*(t for other, t in self._tests.items() if other != client), strict=True)
+        return torch.cat(x), torch.cat(y)
 
     def _split(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Positions of a client's training, validation and test samples among its rows."""

@@ -158,6 +158,12 @@ def corrupted(x: Tensor, name: str, severity: int, generator: Generator) -> Tens
     return corrupt(x, constants[severity - 1], generator).clamp(0, 1)
 
 
+def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Inputs in [0, 1] in the scale of stored ones, and as bytes where these are."""
+    x = x * scale
+    return x.round().to(dtype) if scale == 255 and dtype == torch.uint8 else x
+
+
 class UnseenCorruptions(Change):
     """A client has one corruption of its role's list, which may hold "none", at one severity:
     `severity` or, with 0, one of 1 to 5. With `every` a novel client's corruption changes after so
@@ -215,12 +221,7 @@ class UnseenCorruptions(Change):
             parts.append(
                 part if clean else corrupted(part, name, self._severities[client], generator)
             )
-        changed = torch.cat(parts) * self._scale
-        return (
-            changed.round().to(x.dtype)
-            if self._scale == 255 and x.dtype == torch.uint8
-            else changed
-        )
+        return as_stored(torch.cat(parts), self._scale, x.dtype)
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """The first corruption and its severity, 0 for none."""

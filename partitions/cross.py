@@ -1,21 +1,17 @@
 """Training clients of one dataset, novel clients of another with the same classes.
 
 ODPFL-HN, section 6.8: CIFAR-10 to STL-10. The other dataset's inputs are resized to the first
-one's, its classes are matched by name, and classes without a counterpart are left out: STL-10 has
-monkeys and no frogs. The base rule partitions both (ours)."""
+one's, its classes are matched by name, and classes without a counterpart are left out (see
+`partitions.translation`). The base rule partitions both (ours)."""
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from partitions.base import Federation, novel_shots
-from partitions.datasets import Dataset, Info, configured, described
+from partitions.datasets import Info, configured, described
 from partitions.registry import BASES, Config
 from partitions.seeds import seed_of
 from partitions.shares import Share
-
-SYNONYMS = {"car": "automobile"}
-CHUNK = 1000  # images that are resized at once
+from partitions.translation import translated
 
 
 class CrossFederation(Federation):
@@ -58,6 +54,7 @@ class CrossFederation(Federation):
                     "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
                     "partition.public-samples": 0,
                     "partition.labeled-clients": 1.0,  # all are novel
+                    "partition.test-shift": "none",
                     "partition.corruptions": config["partition.novel-corruptions"],
                     "partition.novel-corruptions": "",
                 }
@@ -80,28 +77,3 @@ class CrossFederation(Federation):
         parts = (share.train, share.validation, share.test, share.everything)
         whole = Share(*parts, novel, attributes, self.public)
         return whole.with_shots(self._shots, seed_of(self._seed, "shots", client))
-
-
-def translated(other: Dataset, to: Dataset) -> Dataset:
-    """`other` with the input size and the labels of `to`, only common classes."""
-    names = [SYNONYMS.get(name, name) for name in to.classes]
-    label = [names.index(n) if (n := SYNONYMS.get(c, c)) in names else -1 for c in other.classes]
-    y = torch.tensor(label)[other.y]
-    rows = torch.nonzero(y >= 0)[:, 0]
-    if not len(rows):
-        raise ValueError(f"{other.info.name} and {to.info.name} have no class in common")
-    factor = to.info.scale / other.info.scale
-    x = torch.cat([_resized(other.x[r], to.info.shape[-2:], factor) for r in rows.split(CHUNK)])
-    columns = {name: values[rows.numpy()] for name, values in other.columns.items()}
-    num_train = int((rows < other.num_train).sum())
-    known = Info(other.info.name, to.info.shape, to.info.num_classes, "", scale=to.info.scale)
-    key = f"{other.key} as {to.key}" if other.key and to.key else ""
-    return Dataset(known, x, y[rows], num_train, columns, to.classes, key)
-
-
-def _resized(x: Tensor, size: tuple[int, ...], factor: float) -> Tensor:
-    """Images (n, C, H, W) of another size, bilinear with antialiasing, and their values scaled."""
-    from torchvision.transforms.v2 import functional
-
-    x = x if x.shape[-2:] == size else functional.resize(x, list(size), antialias=True)
-    return x if factor == 1 else (x.float() * factor).round().to(x.dtype)

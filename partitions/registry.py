@@ -293,6 +293,11 @@ class Options(Configured):
         "share of a client's samples kept for test, where the rule divides no test set",
         "[0, 1)",
     )
+    test_shift = setting(
+        "none",
+        "what replaces a training client's test samples (FedTHE); partitions/shifted_tests.py",
+        ("none", "corruption", "out-of-client", "natural", "mixture"),
+    )
     labeled_clients = setting(
         1.0, "share of the training clients that have labels; the seed decides which", "(0, 1]"
     )
@@ -342,6 +347,7 @@ CORRUPTED = ("corruptions", "novel-corruptions")
 EVERY = (  # options of all rules
     "validation-fraction",
     "test-fraction",
+    "test-shift",
     "labeled-clients",
     "public-samples",
     *CORRUPTED,

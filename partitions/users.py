@@ -32,8 +32,10 @@ class PreferenceFederation(Federation):
             )
         self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
-        if changes(config, self.novel):
-            raise ValueError("partition 'preference' takes neither corruptions nor permuted labels")
+        if changes(config, self.novel) or config["partition.test-shift"] != "none":
+            raise ValueError(
+                "partition 'preference' takes neither corruptions, permuted labels nor test-shift"
+            )
         self.rule = partition("preference").make(config, self.novel)
         self.dataset: Dataset = configured(config)
         self.info: Info = preference_info(self.dataset.info)

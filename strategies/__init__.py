@@ -17,6 +17,7 @@ _MODULES = {
     "FedMA": "strategies.fedma",
     "FedMD": "strategies.fedmd",
     "FedRep": "strategies.fedrep",
+    "FedTHE": "strategies.fedthe",
     "FedTTA": "strategies.fedtta",
     "HeteroFedTTA": "strategies.fedmd",
     "LGFedAvg": "strategies.lgfedavg",

@@ -65,3 +65,12 @@ def test_a_scenario_runs_two_rounds(name, tmp_path):
     run_in_process(config)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["finished"] and summary["novel"]["clients"] == 2
+
+
+def test_a_variant_of_an_evaluation_starts_from_its_methods_run(tmp_path):
+    """A test shift changes no training; another learning rate does, and starts from FedAvg."""
+    for name in ("fedthe-seed0", "fedavg-seed0"):
+        (tmp_path / name).mkdir()
+    shifted = Variant.parse("fedthe partition.test-shift=natural")
+    assert shifted.former(tmp_path, 0) == "fedthe-seed0"
+    assert Variant.parse("fedthe lr=0.1").former(tmp_path, 0) == "fedavg-seed0"

@@ -31,6 +31,8 @@ WEE = {
     **{f"{method}.hidden-dim": 8 for method in ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")},
     **{f"pfl-{which}.hidden-dim": 8 for which in ("sampled", "nearest", "ensemble")},
     **{f"{method}.novel-digest-epochs": 2 for method in ("fedmd", "heterotent", "heterofedtta")},
+    "fedthe+.views": 2,
+    "fedthe+.adapt-steps": 1,
 }
 
 # Six clients of the embedded digits, two rounds, each evaluated.

@@ -12,7 +12,8 @@ from fedapps.settings.overrides import Config, is_method, override, parse_overri
 from partitions.references import Value, is_reference
 from partitions.registry import RULES, options_of
 
-FEW_LABELS = ("novel-shots", "novel-steps", "novel-lr")  # only evaluations depend on them
+# Only evaluations depend on these settings.
+EVALUATIONS = ("novel-shots", "novel-steps", "novel-lr", "partition.test-shift")
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Variant:
 
     def former(self, folder: Path, seed: Value) -> str:
         """Name of the run in `folder` that it starts from: its own, else that of the same variant
-        with other `FEW_LABELS`, which do not change what was trained, else FedAvg's."""
-        words = tuple(word for word in self.words if word.partition("=")[0] not in FEW_LABELS)
+        with other `EVALUATIONS`, which do not change what was trained, else FedAvg's."""
+        words = tuple(word for word in self.words if word.partition("=")[0] not in EVALUATIONS)
         candidates = (self, Variant(self.method, words), Variant("fedavg"))
         names = [variant.folder(seed) for variant in candidates]
         return next((name for name in names if (folder / name).is_dir()), names[1])

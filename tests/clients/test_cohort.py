@@ -97,7 +97,14 @@ def results(method, size, **changes):
 
 @pytest.mark.parametrize(
     ("method", "stacks"),
-    [("fedprox", True), ("scaffold", True), ("fedrep", True), ("odpfl-hn", True), ("fedsr", False)],
+    [
+        ("fedprox", True),
+        ("scaffold", True),
+        ("fedrep", True),
+        ("odpfl-hn", True),
+        ("fedsr", False),
+        ("fedthe", True),
+    ],
 )
 def test_a_cohort_gives_what_clients_in_turn_give(method, stacks, monkeypatch):
     alone, reported_alone = results(method, 1)

@@ -170,6 +170,7 @@ def close(found, expected):
 SERVED = {
     "FedAvg": ("the mean, weighted by samples", {}, one_model(by_samples)),
     "PriorEM": ("FedAvg; its own clients correct predictions", {}, one_model(by_samples)),
+    "FedTHE": ("FedAvg; its own clients mix two heads", {}, one_model(by_samples)),
     "FedGMA": ("the masked mean of the changes", {"agreement": 0.8}, one_model(masked)),
     "CentralAdam": ("Adam on the mean change", {"server_lr": 0.01}, one_model(Adam)),
     "PFedHN": (

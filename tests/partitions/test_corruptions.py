@@ -209,6 +209,7 @@ def test_bytes_stay_bytes():
         ),
         ({"partition_novel_corruptions": "fog"}, r"'fog', which needs .* 16×16 pixels, .*8"),
         ({"partition": "preference", "partition_permuted_labels": True}, "takes neither"),
+        ({"partition": "preference", "partition_test_shift": "mixture"}, "takes neither"),
     ],
 )  # fmt: skip
 def test_impossible_corruptions_are_refused(changes, message):

@@ -15,8 +15,9 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions import datasets, features, federation
-from partitions.cross import CrossFederation, translated
+from partitions.cross import CrossFederation
 from partitions.readers.femnist import read_femnist
+from partitions.translation import translated
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -17,7 +17,6 @@ from fedapps.settings.config import defaults
 from partitions import datasets, features, federation, references, trust
 from partitions.base import novel_shots
 from partitions.class_fraction import ClassFractionPartitioner
-from partitions.cross import translated
 from partitions.items import from_items, from_tensors, item_of
 from partitions.natural import NaturalPartitioner
 from partitions.preference import PreferencePartitioner
@@ -31,6 +30,7 @@ from partitions.readers.omniglot import read_omniglot
 from partitions.readers.raw import Raw
 from partitions.readers.stl10 import read_stl10
 from partitions.shares import PreferredSamples
+from partitions.translation import translated
 
 
 @pytest.mark.parametrize(
