@@ -1,9 +1,16 @@
 """Clients of one process: what is kept between their messages, and what is not."""
 
-from flwr.app import Context, RecordDict
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from tiny import SMALL
 
+from clients.arrays import from_record, to_record
 from fedapps.clientapp import make_client
+from fedapps.engines.grid import InProcessGrid
+from fedapps.node.building import client_settings
+from fedapps.settings.config import completed
 
 
 def client(config, number, method="fedavg", **node):
@@ -28,3 +35,34 @@ def test_a_changed_configuration_or_method_or_network_makes_other_clients():
     mixed = SMALL | {"client-models": "mlp,mlp-small", "method": "fedmd"}
     names = [client(mixed, number, "fedmd").model_name for number in (0, 1, 2)]
     assert names[0] == names[2] != names[1]
+
+
+def test_a_client_has_the_settings_of_its_configuration_default_or_not():
+    chosen = {"momentum": 0.0, "weight-decay": 0.125, "batch-size": 3}
+    given = client_settings(completed(SMALL | chosen), "fedavg")
+    assert given["weight_decay"] == 0.125 and "momentum" not in given
+    one = client(SMALL | chosen, 0)
+    assert (one.momentum, one.weight_decay, one.batch_size) == (0.0, 0.125, 3)
+
+
+def test_clients_and_server_write_into_their_copies_of_arrays_alone():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        arrays = from_record(message.content["arrays"])
+        reply = Message(RecordDict({"arrays": to_record(arrays)}), reply_to=message)
+        arrays["w"] += 10
+        torch.from_numpy(arrays["b"]).mul_(3)
+        return reply
+
+    grid = InProcessGrid.simulation(app, {}, 2)
+    server = {"w": np.float32([1, 2]), "b": np.array(4.0)}
+    record = to_record(server)
+    messages = [Message(RecordDict({"arrays": record}), node, "train") for node in (1, 2)]
+    for reply in grid.send_and_receive(messages):
+        for _ in range(2):
+            received = from_record(reply.content["arrays"])
+            assert received["w"].tolist() == [1, 2] and received["b"] == 4
+            received["w"][:] = 0
+    assert server["w"].tolist() == [1, 2] and from_record(record)["b"] == 4
