@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from clients.base import Client
 from clients.optimizers import SGD
-from clients.scoring import by_parts
 from partitions.settings import COUNT, WEIGHT, setting
 
 NORMALISATION = (
@@ -117,7 +116,7 @@ class TENTClient(Client):
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
-        logits = by_parts(self.model, self.parts(x))
+        logits = Client.predict(self, x)
         self._adapted_weights = {name: t.clone() for name, t in self.model.state_dict().items()}
         moved = {id(parameter) for parameter in adapted}
         names = [name for name, p in self.model.named_parameters() if id(p) in moved]

@@ -87,6 +87,8 @@ def test_a_tutorial_runs_and_prints_what_its_page_shows(page, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     text = page.read_text("utf-8")
+    for name in [n for n in sys.modules if n.partition(".")[0] == "my_app"]:  # another test's
+        monkeypatch.delitem(sys.modules, name)
     before = {*sys.modules}
     done = list(execute(text))
     for name in {*sys.modules} - before:  # the page's own app has the name of other tests' apps
