@@ -25,6 +25,7 @@ from torch.distributions import Beta
 from clients.arrays import Arrays
 from clients.base import Config, Metrics
 from clients.models.head import head_of
+from clients.tent import entropies
 from clients.two_heads import TwoHeads, TwoHeadsClient
 from partitions.settings import SOME, WEIGHT, setting
 
@@ -39,11 +40,6 @@ def levels(f: Tensor) -> Tensor:
 def evidence(f: Tensor, shares: Tensor) -> Tensor:
     """S (n,) of features f (n, d) by shares (2, d)."""
     return (0.2 + 0.6 * shares.gather(0, levels(f))).log().sum(1)
-
-
-def entropies(log_p: Tensor) -> Tensor:
-    """H (n,) of log-probabilities (n, C)."""
-    return -(log_p.exp() * log_p).sum(1)
 
 
 def odds(rho: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from clients.arrays import Arrays
 from clients.base import Config, Metrics
 from clients.models.head import head_of
 from clients.optimizers import Adam
+from clients.tent import entropies
 from clients.two_heads import TwoHeadsClient, mixed
 from partitions.settings import COUNT, RATE, SHARE, setting
 
@@ -38,7 +39,7 @@ def objective(omega: Tensor, g: Tensor, p: Tensor, distances: Tensor) -> Tensor:
     e = omega.softmax(1)
     s = F.cosine_similarity(g.softmax(1), p.softmax(1), eps=1e-6)
     log_p = mixed(e, g, p).log_softmax(1)
-    return -s * (log_p.exp() * log_p).sum(1) + (1 - s) * (e * distances).sum(1)
+    return s * entropies(log_p) + (1 - s) * (e * distances).sum(1)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from clients.base import Client
 from clients.models.head import head_of
 from clients.scoring import by_parts
+from clients.tent import entropies
 from partitions.settings import COUNT, setting
 
 
@@ -60,7 +61,7 @@ class T3AClient(Client):
         former = self.stream or first
         every = torch.cat([former["features"], z])
         log_p = self.head(every).log_softmax(1)
-        entropy = -(log_p.exp() * log_p).sum(1)
+        entropy = entropies(log_p)
         label = torch.cat([former["label"], log_p[len(every) - len(z) :].argmax(1)])
         kept = []
         for k in classes:

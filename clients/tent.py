@@ -26,10 +26,14 @@ NORMALISATION = (
 )
 
 
+def entropies(log_p: Tensor) -> Tensor:
+    """Shannon entropy H (n,) in nats of log-probabilities (n, C)."""
+    return -(log_p.exp() * log_p).sum(1)
+
+
 def entropy(logits: Tensor) -> Tensor:
     """Mean Shannon entropy H(σ(z)) in nats of logits (n, C)."""
-    log_p = logits.log_softmax(1)
-    return -(log_p.exp() * log_p).sum(1).mean()
+    return entropies(logits.log_softmax(1)).mean()
 
 
 def normalisation(model: nn.Module) -> list[nn.Module]:

@@ -378,6 +378,36 @@ def test_a_batchs_evidence_reaches_the_next_batch_alone():
     assert swapped[3, 0] < replace(weigh, shares=shares[::-1], batch_size=4)(p, g, f)[3, 0]
 
 
+def test_the_prior_counts_inputs_that_shares_and_both_entropies_decide():
+    """H̄_g = 0.5, H̄_l = 0.4; entropies 0.325, 0.423, 0.611 and 0.693. Three of eight inputs speak
+    for the global head, and one for the personal head: a = 4, b = 2 for the ninth."""
+    low, mid, high, flat = (torch.tensor([q, 1 - q]).log() for q in (0.9, 0.85, 0.7, 0.5))
+    to_global, to_personal = torch.full((2,), 3.0), torch.full((2,), 0.1)
+    inputs = [
+        (low, flat, to_global),  # a
+        (mid, flat, to_global),  # a: 0.423 < H̄_g
+        (low, mid, to_global),  # a: 0.423 > H̄_l
+        (low, low, to_global),  # the personal head is sure as well
+        (flat, flat, to_global),  # the global head is not
+        (flat, low, to_personal),  # b
+        (flat, mid, to_personal),  # 0.423 > H̄_l
+        (mid, low, to_personal),  # 0.423 < H̄_g
+        (flat, high, to_global),
+    ]
+    g, p, f = map(torch.stack, zip(*inputs, strict=True))
+    shares = torch.tensor([[0.45, 0.45], [0.55, 0.55]]), torch.tensor([[0.55, 0.55], [0.45, 0.45]])
+    e = btfl.Weighing(shares, (torch.tensor(0.5), torch.tensor(0.4)), 8)(g, p, f)
+    h_g, h_l = math.log(2), -(0.7 * math.log(0.7) + 0.3 * math.log(0.3))
+    s_g, s_l = 2 * math.log(0.53), 2 * math.log(0.47)
+    rho = math.exp((s_l * math.exp(h_l / 0.4 - 1) - s_g * math.exp(h_g / math.log(100) - 1)) / 2)
+    lam = 1 / (1 + 4 * math.tanh(1 / rho - 1))
+    m = np.linspace(0.01, 0.99, 100)
+    density = m**3 * (1 - m)
+    expected = np.trapezoid(density * m / (m + (1 - m) * lam), m) / np.trapezoid(density, m)
+    assert 0.3 < rho < 0.5  # where tanh is not saturated
+    assert e[8].tolist() == pytest.approx([expected, 1 - expected], rel=1e-5)
+
+
 def test_btfl_mixes_log_probabilities():
     client, sent = two_heads(BTFLClient)
     client.receive(sent, {})
