@@ -13,7 +13,9 @@ from partitions.references import Value, is_reference
 from partitions.registry import RULES, options_of
 
 # Only evaluations depend on these settings.
-EVALUATIONS = ("novel-shots", "novel-steps", "novel-lr", "partition.test-shift")
+EVALUATIONS = (
+    "novel-shots", "novel-steps", "novel-lr", "novel-batch", "novel-stream", "partition.test-shift",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def test_what_cannot_be_is_refused(changes, words):
 
 
 def test_a_trained_run_is_scored_with_other_shots(tmp_path):
-    """`--from` finds the run of the same method, whatever its novel-shots."""
+    """`--from` finds the run of the same method, whatever settings of evaluation alone it has."""
     (tmp_path / "tent,lr=0.1-seed2").mkdir()
     (tmp_path / "tent,novel-shots=5-seed2").mkdir()
     for label, name in (
@@ -220,5 +220,6 @@ def test_a_trained_run_is_scored_with_other_shots(tmp_path):
         ("tent lr=0.1 novel-lr=0.1 novel-steps=9", "tent,lr=0.1-seed2"),
         ("tent novel-shots=5", "tent,novel-shots=5-seed2"),
         ("tent lr=0.1", "tent,lr=0.1-seed2"),
+        ("tent lr=0.1 novel-batch=5 novel-stream=true", "tent,lr=0.1-seed2"),
     ):
         assert Variant.parse(label).former(tmp_path, 2) == name
