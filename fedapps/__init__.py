@@ -1,9 +1,9 @@
 """The Flower apps, the table of methods, the engines and the command.
 
 `run` trains, `read` opens a folder of runs, `load` one finished run, `load_personal` a delivered
-model. `client_app` and `server_app`
-put a method into an app of your own, `from_client_fn` an older app's clients; `InProcessGrid` tests
-strategies. `allow` lets references ``module:NAME`` of configurations be imported."""
+model. `client_app` and `server_app` put a method into an app of your own, `from_client_fn` an older
+app's clients; `InProcessGrid` tests strategies. `allow` lets references ``module:NAME`` of
+configurations be imported."""
 
 from importlib.util import find_spec
 from pathlib import Path

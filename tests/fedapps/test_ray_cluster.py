@@ -1,4 +1,4 @@
-"""RayGrid on two machines (here two Ray nodes of one), one of which is lost in mid-run."""
+"""RayGrid on two machines (two Ray nodes of this one); one of them is lost during a run."""
 
 import os
 import signal
