@@ -16,6 +16,7 @@ from clients.simplex import project
 from partitions.settings import RATE, setting
 from strategies.base import PersonalizedStrategy
 from strategies.fedavg import weighted_mean
+from strategies.limits import bounded_weights
 from strategies.replies import Requirement, Update
 
 
@@ -50,6 +51,7 @@ class AFL(PersonalizedStrategy):
             self.mixture |= dict(zip(known, after.tolist(), strict=True))
         if sum(weights) == 0:
             return arrays
+        weights = bounded_weights(weights, updates, self.max_examples_ratio)
         return weighted_mean([u.arrays for u in updates], weights)
 
     def report(self) -> dict[str, float]:

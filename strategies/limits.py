@@ -49,6 +49,17 @@ def usual_count(updates: Sequence[Update], nodes: Iterable[Node]) -> float:
     return max(1, lower(joined or [update.num_examples for update in updates]))
 
 
+def bounded_weights(
+    weights: Sequence[float], updates: Sequence[Update], ratio: float
+) -> list[float]:
+    """Weights that are not sample counts, those of changes of ρ > `ratio` times ratio / ρ (ratio 0:
+    as they are)."""
+    return [
+        w * min(1.0, ratio / u.length) if ratio else w
+        for w, u in zip(weights, updates, strict=True)
+    ]
+
+
 def bound_numbers(updates: Sequence[Update]) -> list[Update]:
     """The updates with `NUMBERS` in the range of the cohort."""
     limits = {}
@@ -129,8 +140,9 @@ class Change:
         group of ρ usual norms."""
         limits = {group: ratio * usual[group] or math.inf for group in self.norms}
         norms = {group: min(norm, limits[group]) for group, norm in self.norms.items()}
+        length = 1.0
         if ratio and crowd:
-            most /= max([1.0, *(norm / usual[g] for g, norm in norms.items() if usual[g])])
+            length = max([1.0, *(norm / usual[g] for g, norm in norms.items() if usual[g])])
         whole = math.hypot(*norms.values())
         if max_norm and whole > max_norm:
             norms = {group: norm * max_norm / whole for group, norm in norms.items()}
@@ -139,7 +151,10 @@ class Change:
         if factors:
             arrays = scaled(update.arrays, self._start, factors, self._parts)
             update = replace(update, arrays=arrays)
-        return update if update.num_examples <= most else replace(update, num_examples=most)
+        if length == 1 and update.num_examples <= most:
+            return update
+        counted = min(update.num_examples, most / length)
+        return replace(update, num_examples=counted, length=length)
 
 
 class Sizes:

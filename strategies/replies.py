@@ -44,13 +44,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Update:
-    """A valid reply: arrays, sample count, metrics, and the metrics of a foreign client."""
+    """A valid reply: arrays, sample count, metrics, and the metrics of a foreign client.
+
+    `length` is ρ ≥ 1, the norm of its change in usual ones (`strategies.limits`)."""
 
     node: Node
     arrays: Arrays
     num_examples: float
     metrics: dict[str, Any]
     foreign_metrics: Mapping[str, float | list[float]] = field(default_factory=dict)
+    length: float = 1.0
 
 
 @dataclass(frozen=True)

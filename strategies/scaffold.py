@@ -15,8 +15,8 @@ import numpy as np
 from clients.arrays import Arrays, group, is_statistic, prefixed
 from partitions.settings import POSITIVE, setting
 from strategies.base import PersonalizedStrategy
-from strategies.fedavg import mean, mean_statistics
-from strategies.limits import COHORT, group_norms, usual_size
+from strategies.fedavg import mean, mean_statistics, weighted_mean
+from strategies.limits import COHORT, bounded_weights, group_norms, usual_size
 from strategies.replies import Node, Requirement, Update
 
 
@@ -61,7 +61,8 @@ class Scaffold(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Lines 16-17."""
-        delta_y = mean([group(u.arrays, "delta") for u in updates])
+        weights = bounded_weights([1.0] * len(updates), updates, self.max_examples_ratio)
+        delta_y = weighted_mean([group(u.arrays, "delta") for u in updates], weights)
         delta_c = mean([group(u.arrays, "control") for u in updates])
         c = group(arrays, "control")
         share = len(updates) / len(self.training_nodes())  # |S|/N

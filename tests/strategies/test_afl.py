@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,18 @@ def test_a_round_by_hand():
     assert strategy.mixture == pytest.approx({0: 0.45, 1: 0.55})
     assert strategy.aggregate({}, replies)["w"].item() == pytest.approx(2.1)
     assert strategy.report() == pytest.approx({"mixture-max": 0.6, "mixture-min": 0.4})
+
+
+def test_a_long_change_counts_less():
+    """λ = (½, ½), the second change of ρ = 6: its weight is ½·3/6, so w = (½·1 + ¼·3) / ¾ = 5/3.
+    Its risk still decides λ."""
+    strategy = make(0.1)
+    replies = [
+        update(0, {"w": np.array([1.0])}, risk=1.0),
+        replace(update(1, {"w": np.array([3.0])}, risk=2.0), length=6.0),
+    ]
+    assert strategy.aggregate({}, replies)["w"].item() == pytest.approx(5 / 3)
+    assert strategy.mixture == pytest.approx({0: 0.45, 1: 0.55})
 
 
 def test_clients_that_are_not_sampled_keep_their_weight():

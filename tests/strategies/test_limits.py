@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from tiny import update
 
-from strategies.limits import Change, Sizes, bound_numbers, group_norms, lower, scaled, usual_count
+from strategies.limits import (
+    Change,
+    Sizes,
+    bound_numbers,
+    bounded_weights,
+    group_norms,
+    lower,
+    scaled,
+    usual_count,
+)
 from strategies.replies import Node
 
 
@@ -105,7 +114,7 @@ def test_a_change_is_at_most_a_few_usual_norms_long():
     """At 5 usual norms of 2, the change from 1 to 41 ends at 11; one of 10 stays as it is."""
     far, near = (Change(update(0, arrays(w=[w])), arrays(w=[1])) for w in (41, 11))
     assert far.limited({"": 2.0}, 5.0, 0.0, math.inf).arrays["w"].tolist() == [11.0]
-    assert near.limited({"": 2.0}, 5.0, 0.0, math.inf) is near.update
+    assert near.limited({"": 2.0}, 5.0, 0.0, math.inf).arrays is near.update.arrays
     assert far.limited({"": 2.0}, 0.0, 0.0, math.inf) is far.update
     assert far.limited({"": 0.0}, 5.0, 0.0, math.inf) is far.update  # no measure
 
@@ -129,6 +138,17 @@ def test_a_long_change_counts_with_fewer_samples(norm, n, counted):
     """At most 60 samples with the usual norm of 2, 30 with twice that, 12 with five times that."""
     (change,) = of_norm(norm, n=n)
     assert change.limited({"": 2.0}, 5.0, 0.0, 60).num_examples == counted
+
+
+def test_weights_of_long_changes_shrink():
+    """With a usual norm of 2, changes of 1, 6 and 99 have ρ = 1, 3 and 5. At ratio 2, the weights
+    of the last two are 2/3 and 2/5 of what they were."""
+    limited = [c.limited({"": 2.0}, 5.0, 0.0, math.inf) for c in of_norm(1, 6, 99)]
+    assert [u.length for u in limited] == [1, 3, 5]
+    assert bounded_weights([0.3, 0.6, 1.0], limited, 2) == pytest.approx([0.3, 0.4, 0.4])
+    assert bounded_weights([0.3, 0.6, 1.0], limited, 0) == [0.3, 0.6, 1.0]
+    few = of_norm(99)[0].limited({"": 2.0}, 5.0, 0.0, math.inf, crowd=False)
+    assert few.length == 1
 
 
 def test_without_a_limit_of_norms_none_of_counts_follows_from_them():

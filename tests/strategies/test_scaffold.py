@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,18 @@ def test_server_follows_lines_16_and_17():
     after = strategy.aggregate({"w": one(1), "control/w": one(0.5)}, replies)
     assert after["w"].item() == pytest.approx(4)
     assert after["control/w"].item() == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(("ratio", "x"), [(3.0, 2.2), (0.0, 2.5)])
+def test_a_long_change_counts_less(ratio, x):
+    """Changes 0 and 2, the second of ρ = 4.5: at ratio 3 its weight is 2/3, the mean 0.8, and
+    x = 1 + 1.5·0.8; without the limit x = 1 + 1.5·1."""
+    strategy = Scaffold(max_examples_ratio=ratio)
+    strategy.nodes = [Node(i, 50 + i) for i in range(2)]
+    replies = [update(i, {"delta/w": one(2 * i), "control/w": one(0)}) for i in range(2)]
+    replies[1] = replace(replies[1], length=4.5)
+    after = strategy.aggregate({"w": one(1), "control/w": one(0)}, replies)
+    assert after["w"].item() == pytest.approx(x)
 
 
 @pytest.mark.parametrize(("ratio", "first", "second"), [(5.0, 13 / 3, 15 / 3), (0.0, 103 / 3, 35)])
