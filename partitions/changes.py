@@ -35,11 +35,24 @@ class Change:
         return {}
 
 
-def rotate(x: "Tensor", degrees: float) -> "Tensor":
-    """Images (n, C, H, W) rotated counterclockwise about their centre, bilinear, zeros outside."""
+def rotate(x: "Tensor", degrees: float, interpolation: str = "bilinear") -> "Tensor":
+    """Images (n, C, H, W) rotated counterclockwise about their centre, zeros outside.
+
+    `interpolation` is "bilinear", or "bicubic" as Pillow has it."""
+    if interpolation == "bicubic":
+        return _rotate_bicubic(x, degrees)
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     return functional.rotate(x, degrees, interpolation=InterpolationMode.BILINEAR)
+
+
+def _rotate_bicubic(x: "Tensor", degrees: float) -> "Tensor":
+    import torch
+    from PIL import Image
+
+    planes = [Image.fromarray(plane) for plane in x.flatten(0, 1).numpy()]
+    turned = [np.array(plane.rotate(degrees, Image.Resampling.BICUBIC)) for plane in planes]
+    return torch.from_numpy(np.stack(turned)).to(x.dtype).reshape(x.shape)
 
 
 def blur(x: "Tensor", width: float) -> "Tensor":
@@ -54,15 +67,21 @@ class Rotation(Change):
     """Every client has one angle, drawn uniformly from its role's angles."""
 
     def __init__(
-        self, novel: np.ndarray, angles: Sequence[float], novel_angles: Sequence[float], seed: int
+        self,
+        novel: np.ndarray,
+        angles: Sequence[float],
+        novel_angles: Sequence[float],
+        seed: int,
+        interpolation: str = "bilinear",
     ) -> None:
+        self._interpolation = interpolation
         generator = np.random.default_rng(seed_of(seed, "angles"))
         train, other = (generator.choice(list(a), len(novel)) for a in (angles, novel_angles))
         self.angles = np.where(novel, other, train)  # degrees, counterclockwise
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Rotated by the client's angle."""
-        return rotate(x, float(self.angles[client]))
+        return rotate(x, float(self.angles[client]), self._interpolation)
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """The angle in degrees."""

@@ -131,7 +131,8 @@ def _natural(config: Config, novel: np.ndarray) -> Any:
 def _some(config: Config, novel: np.ndarray) -> Any:
     from partitions.iid import SomePartitioner
 
-    return SomePartitioner(len(novel), int(config["partition.samples"]))
+    samples, shards = (int(config[f"partition.{key}"]) for key in ("samples", "class-shards"))
+    return SomePartitioner(len(novel), samples, shards, _seed(config))
 
 
 def _base(config: Config, novel: np.ndarray) -> Any:
@@ -142,7 +143,8 @@ def _rotation(config: Config, novel: np.ndarray) -> "Change":
     from partitions.changes import Rotation
 
     angles, novel_angles = (_angles(config, f"partition.{k}") for k in ("angles", "novel-angles"))
-    return Rotation(novel, angles, novel_angles, int(config["seed"]))
+    how = str(config["partition.interpolation"])
+    return Rotation(novel, angles, novel_angles, int(config["seed"]), how)
 
 
 def _angles(config: Config, key: str) -> list[float]:
@@ -251,7 +253,7 @@ RULES = {
     "rotated": Partition(
         _some,
         "few samples, equal angles within a client (FedTTA)",
-        ("samples", "angles", "novel-angles"),
+        ("samples", "class-shards", "angles", "novel-angles", "interpolation"),
         _rotation,
     ),
     "corrupted": Partition(
@@ -319,6 +321,10 @@ class Options(Configured):
     column = setting("", "column whose values are the clients; empty: the dataset's first")
     min_samples = setting(2, "values with fewer samples are left out", SOME)
     samples = setting(1000, "samples of all clients together", "[1, 1000000000]")
+    class_shards = setting(
+        0, "shards of one class that a client gets, as FedTTA's authors deal; 0: IID", COUNT
+    )
+    interpolation = setting("bilinear", "of rotated pixels", ("bilinear", "bicubic"))
     angles = setting("0,30,60", "degrees counterclockwise, training clients", listed=True)
     novel_angles = setting("15,45", "degrees counterclockwise, novel clients", listed=True)
     base = setting("pathological", "the rule that deals", tuple(BASES))

@@ -43,6 +43,38 @@ def test_rotated_clients_have_one_of_their_roles_angles(divide):
     assert fed.novel.sum() == 25
 
 
+def test_shards_of_one_class_as_the_authors_of_fedtta_deal(divide):
+    """100 rows of each of ten classes in 500 shards of two: a client gets ten, so it has 20
+    samples, an even number of each class that it has, and hardly ever all classes."""
+    data = Dataset(
+        Info("ten", (1, 28, 28), 10, ""), bars(1000).x, torch.arange(1000) % 10, 1000, {}
+    )
+    changes = {"partition_class_shards": 10, "partition_angles": "75", "num_clients": 50}
+    fed = divide(data, partition="rotated", partition_interpolation="bicubic", **changes)
+    counts = [fed.share(i).everything[:][1].bincount(minlength=10) for i in range(50)]
+    assert all(int(c.sum()) == 20 and not (c % 2).any() for c in counts)
+    assert torch.stack(counts).sum(0).tolist() == [100] * 10
+    assert 3 < np.mean([float((c > 0).sum()) for c in counts]) < 9
+    trained = next(fed.share(i) for i in range(50) if not fed.novel[i])
+    assert measured_angle(trained.train[:][0][0, 0].numpy()) == pytest.approx(75, abs=1)
+
+
+def test_bicubic_rotation_is_pillows():
+    """Bytes and floats, channel by channel; a smooth image turns by the angle, and an overshoot
+    that bilinear interpolation cannot have shows that the kernel is cubic."""
+    from PIL import Image
+
+    x = torch.zeros(2, 3, 9, 9, dtype=torch.uint8)
+    x[0, 1, 4, 4], x[1, 2, :, :4] = 200, 100
+    turned = rotate(x, 30.0, "bicubic")
+    assert turned.dtype == torch.uint8 and turned.shape == x.shape
+    pillow = Image.fromarray(x[1, 2].numpy()).rotate(30, Image.Resampling.BICUBIC)
+    assert turned[1, 2].tolist() == np.asarray(pillow).tolist()
+    assert not turned[0, 0].any() and turned[0, 1].any()
+    floats = rotate(x.float(), 30.0, "bicubic")
+    assert floats.dtype == torch.float32 and floats.min() < 0 <= rotate(x.float(), 30.0).min()
+
+
 def test_rotation_keeps_bytes_and_turns_counterclockwise():
     """A pixel right of the centre goes to the top under a quarter turn."""
     x = torch.zeros(1, 1, 5, 5, dtype=torch.uint8)

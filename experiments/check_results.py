@@ -1,0 +1,81 @@
+"""Runs the results pages' commands, cut short: ``python -m experiments.check_results [PAGE…]``.
+
+Every indented ``fedapps`` command of docs/results runs in the order of its page, in a new folder:
+two rounds, one seed, the first two values of a grid. Prints a line a command, and the end of what
+a failed one printed; the exit code is the number of failures. MNIST and Fashion-MNIST are looked
+for in FEDAPPS_DATA_DIR."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "results"
+VALUES = {  # of the placeholders in commands
+    r"--methods METHOD": "--methods fedavg,fedtta",
+    r"\bSEED\b": "0",
+    r"(?<=--seeds )[N\d][,\d]*|(?<=-seed)N\b": "0",
+    r"\bN\b": "10",
+    r"\bALPHA\b": "0.1",
+    r"(?<=unseen/)S\b|\bS(?=/|\b)": "step",
+}
+SHORT = ("rounds", "evaluate-every")
+
+
+def blocks(text: str) -> list[str]:
+    """The lines of a page's indented code, those that end in a backslash joined."""
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [line.strip() for line in lines if re.match(r"    (fedapps|[A-Z]=)", line)]
+
+
+def shortened(command: str) -> str:
+    """A command with values for its placeholders, and little to do."""
+    for placeholder, value in VALUES.items():
+        command = re.sub(placeholder, value, command)
+    if not command.startswith("fedapps run"):
+        return command
+    command = re.sub(r" ([^\s=,\"]+=[^\s,\"]+,[^\s,\"]+),[^\s\"]+", r" \1", command)
+    command = command.replace(" experiments/", f" {ROOT}/experiments/")
+    for name in SHORT:
+        command = re.sub(rf"(?<=[ \"]){name}=[1-9]\d*", f"{name}=2", command)
+        if f"{name}=" not in command and "--from" not in command:
+            command += f" {name}=2"
+    return command
+
+
+def run_page(page: Path) -> Iterable[tuple[str, str]]:
+    """Each command of a page, with the end of what it printed if it failed."""
+    variables = ""
+    with tempfile.TemporaryDirectory() as folder:
+        for line in blocks(page.read_text("utf-8")):
+            command = shortened(line)
+            if not command.startswith("fedapps"):
+                variables += command + "\n"
+                continue
+            done = subprocess.run(
+                ["bash", "-c", variables + command],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            yield command, (done.stdout + done.stderr)[-500:] if done.returncode else ""
+
+
+def main(pages: list[Path]) -> int:
+    """The number of commands that fail."""
+    failures = 0
+    for page in pages or sorted(PAGES.glob("*.md")):
+        for command, error in run_page(page):
+            failures += bool(error)
+            print(f"{page.name}: {'FAILED' if error else 'ok'}: {command}\n{error}", flush=True)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main([Path(page) for page in sys.argv[1:]]))
