@@ -321,9 +321,7 @@ class Options(Configured):
     column = setting("", "column whose values are the clients; empty: the dataset's first")
     min_samples = setting(2, "values with fewer samples are left out", SOME)
     samples = setting(1000, "samples of all clients together", "[1, 1000000000]")
-    class_shards = setting(
-        0, "shards of one class that a client gets, as FedTTA's authors deal; 0: IID", COUNT
-    )
+    class_shards = setting(0, "shards of one class that a client gets; 0: IID", COUNT)
     interpolation = setting("bilinear", "of rotated pixels", ("bilinear", "bicubic"))
     angles = setting("0,30,60", "degrees counterclockwise, training clients", listed=True)
     novel_angles = setting("15,45", "degrees counterclockwise, novel clients", listed=True)
