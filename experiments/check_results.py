@@ -44,7 +44,7 @@ def shortened(command: str) -> str:
         command = re.sub(rf"(?<=[ \"]){name}=[1-9]\d*", f"{name}=2", command)
         if f"{name}=" not in command and "--from" not in command:
             command += f" {name}=2"
-    return command
+    return command if "--seeds" in command else command + " --seeds 0"
 
 
 def run_page(page: Path) -> Iterable[tuple[str, str]]:
