@@ -20,7 +20,7 @@ VALUES = {  # of the placeholders in commands
     r"\bSEED\b": "0",
     r"(?<=--seeds )[N\d][,\d]*|(?<=-seed)N\b": "0",
     r"\bN\b": "10",
-    r"\bALPHA\b": "0.1",
+    r"\b(ALPHA|SHARE)\b": "0.1",
     r"(?<=unseen/)S\b|\bS(?=/|\b)": "step",
 }
 SHORT = ("rounds", "evaluate-every")
