@@ -51,8 +51,10 @@ def run_page(page: Path) -> Iterable[tuple[str, str]]:
     """Each command of a page, with the end of what it printed if it failed."""
     variables = ""
     with tempfile.TemporaryDirectory() as folder:
-        for line in blocks(page.read_text("utf-8")):
+        for number, line in enumerate(blocks(page.read_text("utf-8"))):
             command = shortened(line)
+            if command.startswith("fedapps run") and "--output" not in command:
+                command += f" --output command-{number}"
             if not command.startswith("fedapps"):
                 variables += command + "\n"
                 continue
