@@ -1,5 +1,8 @@
-"""What mkdocs adds to docs/: notebooks of the tutorials, generated reference pages, root pages."""
+"""What mkdocs adds to docs/: notebooks of the tutorials, generated reference pages, root pages.
 
+The built site loads nothing from another host, so that it can be read offline."""
+
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +10,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 AT_ROOT = ("SECURITY", "CONTRIBUTING", "CHANGELOG")
+HOST = r"((?:https?:)?//[^\s\"'<>)]+)"
+LOADS = re.compile(
+    r"<(?!a\b|link\b[^>]*\brel=[\"']?(?:canonical|prev|next|alternate)\b)\w+\b[^>]*?"
+    rf"\s(?:src|srcset|href|data|poster)=[\"']?{HOST}"
+    rf"|(?:@import\s+|url\(\s*)[\"']?{HOST}",
+    re.I,
+)
+MERMAID = re.compile(r"class=[\"'][^\"']*\bmermaid\b")  # the theme fetches a script for it
 SETTINGS = """\
 `fedapps settings` prints this list; `fedapps settings METHOD` prints that of one method. Set a
 value by `key=value` on the command line or in a file. A method's section overrides the common
@@ -82,3 +93,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         link = f"[Download as a notebook]({path.stem}.ipynb){{ .md-button }}"
         markdown = f"{title}\n\n{link}\n{rest}"
     return re.sub(rf"\]\(\.\./((?:\.\./)*(?:{'|'.join(AT_ROOT)})\.md)", r"](\1", markdown)
+
+
+def elsewhere(text: str) -> list[str]:
+    """What a page, a style sheet or an SVG loads from other hosts. Links are not loaded."""
+    found = [first or second for first, second in LOADS.findall(text)]
+    return found + ["mermaid's script"] * bool(MERMAID.search(text))
+
+
+def on_post_build(config: Any) -> None:
+    """Warn, so that a strict build fails, if the site loads something from another host."""
+    for file in sorted(Path(config.site_dir).rglob("*")):
+        if file.suffix in (".html", ".css", ".svg"):
+            for address in elsewhere(file.read_text("utf-8")):
+                name = file.relative_to(config.site_dir)
+                logging.getLogger("mkdocs.hooks").warning("%s loads %s", name, address)

@@ -1,12 +1,18 @@
 """The site's pages are plain and true: short sentences, short pages, tutorials that run, errors
 that exist. tests/test_readme.py parses their commands; `mkdocs build --strict` follows links."""
 
+import argparse
 import ast
+import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -124,6 +130,72 @@ def test_a_notebook_has_the_cells_files_and_outputs_of_its_page():
         ("code", "%%bash\nls"),
     ]
     assert [out["text"] for cell in made for out in cell.get("outputs", ())] == ["2\n"]
+
+
+def hooks():
+    """docs/hooks.py, which mkdocs loads by its path."""
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("text", "loaded"),
+    [
+        ('<script src="https://a.org/x.js"></script>', "https://a.org/x.js"),
+        ("<script async src=//a.org/x.js></script>", "//a.org/x.js"),
+        ('<link rel="stylesheet" href="https://a.org/x.css">', "https://a.org/x.css"),
+        ('<link href="https://a.org" rel="preconnect" crossorigin>', "https://a.org"),
+        ('<img alt="a" src="http://a.org/x.png">', "http://a.org/x.png"),
+        ("<image href='https://a.org/x.png'/>", "https://a.org/x.png"),
+        ("@font-face { src: url(https://a.org/x.woff) }", "https://a.org/x.woff"),
+        ('@import "//a.org/x.css";', "//a.org/x.css"),
+        ('<pre class="mermaid"><code>', "mermaid's script"),
+        ('<script src="../x.js"></script><img src="x.png"><use href="#head"/>', None),
+        ('<a href="https://a.org/x.js">a</a><svg xmlns="http://www.w3.org/2000/svg">', None),
+        ('<link rel="canonical" href="https://a.org/x/">&lt;img src="https://a.org/x"', None),
+        ("a { background: url(x.svg) }", None),
+    ],
+)
+def test_what_a_page_loads_from_another_host_is_noticed(text, loaded):
+    assert hooks().elsewhere(text) == ([loaded] if loaded else [])
+
+
+@pytest.mark.parametrize("name", ["index.html", "x/site.css", "x/figure.svg"])
+def test_a_site_that_loads_from_another_host_is_warned_about(name, tmp_path, caplog):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('<img src="https://a.org/x.png">', "utf-8")
+    (tmp_path / "about.html").write_text('<img src="x.png">', "utf-8")
+    hooks().on_post_build(config=argparse.Namespace(site_dir=str(tmp_path)))
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", f"{name} loads https://a.org/x.png")
+    ]
+
+
+@pytest.mark.slow
+def test_no_page_of_the_site_asks_another_host(tmp_path):
+    """A browser opens every page, with what scripts fetch; needs the group docs, and Chromium."""
+    pytest.importorskip("material")
+    chromium = shutil.which("chromium") or pytest.skip("no browser is installed")
+    from playwright.sync_api import sync_playwright
+
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True)
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here, asked = f"http://127.0.0.1:{server.server_port}/", set()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.add(request.url))
+        for file in sorted(tmp_path.rglob("*.html")):
+            page.goto(here + str(file.relative_to(tmp_path)), wait_until="networkidle")
+        browser.close()
+    server.shutdown()
+    assert len(asked) > 100
+    assert [url for url in asked if not url.startswith(here) and not url.startswith("data:")] == []
 
 
 def test_the_errors_of_the_troubleshooting_page_exist():

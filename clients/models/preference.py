@@ -58,7 +58,8 @@ class EmbeddingNet(nn.Module):
         self.types = 0  # T, where users prefer types
         if dim > min(shape[1:]):
             raise ValueError(
-                f"embedding-dim is {dim}; diag(v) must fit images of {shape[1]}×{shape[2]} pixels"
+                f"embedding-dim is {dim}; diag(v) must fit images of {shape[1]}×{shape[2]} pixels: "
+                f"set it to at most {min(shape[1:])}"
             )
         width = int(encoder.head.in_features) + dim  # type: ignore[union-attr, arg-type]
         encoder.head = nn.Identity()

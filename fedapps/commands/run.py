@@ -234,10 +234,10 @@ def check(config: "Config") -> None:
     from fedapps.clientapp import make_client
     from fedapps.engines.grid import simulated_node
     from fedapps.methods import METHODS
-    from fedapps.node.building import client_models, method_model
+    from fedapps.node.building import check_batches, client_models, method_model, with_public
     from fedapps.serverapp import check_run
     from fedapps.settings.config import check_method, construct
-    from partitions import task
+    from partitions import federation, task
 
     method = check_method(config["method"])
     privacy = check_run(config)
@@ -246,9 +246,12 @@ def check(config: "Config") -> None:
     for network in {str(config["model"]), *client_models(config), *only}:  # needs no data
         method_model(method, config | {"model": network}, task(config))
     models = len(str(config["client-models"]).split(","))
-    for client in range(min(models, int(config["num-clients"]))):
+    trains = int(federation(with_public(config, method)).novel.argmin())
+    for client in {*range(min(models, int(config["num-clients"]))), trains}:
         node = dict(simulated_node(client, int(config["num-clients"])))
-        make_client(Context(0, 0, node, RecordDict(), config), method)
+        made = make_client(Context(0, 0, node, RecordDict(), config), method)
+        if client == trains and config["rounds"]:
+            check_batches(made, config, method, task(config))
 
 
 def check_start(config: "Config") -> None:

@@ -2,7 +2,7 @@
 
 This file and `clients.arrays` alone use Flower's internals: ``TaskIdentity`` and message ids as
 Flower's in-memory grid sets them, and the dict inside a record. Therefore pyproject pins flwr to
-one minor release."""
+minor releases that were tried."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import nn
 
 import partitions
@@ -55,6 +56,28 @@ class Builder:
             model = deepcopy(model)
         given = {"client": client_id, "initial": initial, "model_name": name}
         return kind(model, share, **self._settings | given)
+
+
+def check_batches(client: Client, config: Config, method: str, info: Info) -> None:
+    """Raise ValueError if a mini-batch of the client has a single sample, which its network cannot
+    train on, since it normalises features over the mini-batch."""
+    n, size, passes = len(client.share.train), client.batch_size, client.local_epochs > 0
+    passes |= client.short_batches and client.local_steps >= -(-n // size)
+    if n < 2 or (size > 1 and (not passes or n % size != 1)):
+        return
+    chosen = settings(config | {"model": client.model_name}, method)
+    name, seed = str(chosen["model"]), int(chosen["seed"])
+    network = build_model(name, info.shape, info.num_classes, seed, **options(config, name))
+    try:
+        with torch.no_grad(), drawing(seed):
+            network.train()(client.share.train[:1][0])
+    except ValueError as error:
+        key = f"{method}.batch-size" if f"{method}.batch-size" in config else "batch-size"
+        fit = next(s for s in range(size + 1, n + 2) if s > 1 and (not passes or n % s != 1))
+        raise ValueError(
+            f"{key} is {size}; of a client's {n} samples a mini-batch has one, and {name} trains "
+            f"on two or more: set {key} to {fit}, or take another model"
+        ) from error
 
 
 def client_settings(config: Config, method: str) -> dict[str, Any]:

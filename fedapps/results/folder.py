@@ -34,11 +34,10 @@ from fedapps.methods import METHODS
 from fedapps.node.building import with_public
 from fedapps.results.checkpoint import State, read_state, state_bytes
 from fedapps.settings.config import Config, run_configuration
-from fedapps.settings.variants import root
-from partitions.base import PARTITION_KEYS, Federation
+from fedapps.settings.variants import is_of_data, root
+from partitions.base import Federation
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
-DEALS = (*PARTITION_KEYS, "dataset", "data-seed")
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
@@ -140,7 +139,7 @@ def check_former(run: Path, method: str) -> None:
 def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
     """Raise ValueError if a run with `config` that starts from `run`, configured as `saved`, would
     score clients on samples that its training clients were trained on."""
-    deals = [key for key in config if key in DEALS or key.startswith("partition.")]
+    deals = [key for key in config if is_of_data(key)]
     if not (changed := [key for key in deals if saved.get(key) != config[key]]):
         return
     former, present = (partitions.federation(with_public(c, method)) for c in (saved, config))

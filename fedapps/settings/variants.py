@@ -18,6 +18,16 @@ EVALUATIONS = (
 )  # fmt: skip
 
 
+def is_of_data(key: str) -> bool:
+    """Whether a setting decides who holds which samples, or is an option of the user's own dataset
+    or network."""
+    from partitions.base import PARTITION_KEYS
+
+    section = key.rpartition(".")[0]
+    own = is_reference(section) and not is_method(section)
+    return own or section == "partition" or key in (*PARTITION_KEYS, "dataset", "data-seed")
+
+
 @dataclass(frozen=True)
 class Variant:
     """A method with settings of its own, as ``"fedembed assignment=som lr=0.01"`` says it."""
@@ -58,9 +68,12 @@ class Variant:
 
     def former(self, folder: Path, seed: Value) -> str:
         """Name of the run in `folder` that it starts from: its own, else that of the same variant
-        with other `EVALUATIONS`, which do not change what was trained, else FedAvg's."""
+        with other `EVALUATIONS`, which do not change what was trained, else FedAvg's on the same
+        data, else FedAvg's."""
         words = tuple(word for word in self.words if word.partition("=")[0] not in EVALUATIONS)
-        candidates = (self, Variant(self.method, words), Variant("fedavg"))
+        data = tuple(word for word in words if is_of_data(word.partition("=")[0]))
+        fedavg = Variant("fedavg", data), Variant("fedavg")
+        candidates = (self, Variant(self.method, words), *fedavg)
         names = [variant.folder(seed) for variant in candidates]
         return next((name for name in names if (folder / name).is_dir()), names[1])
 

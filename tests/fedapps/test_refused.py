@@ -15,6 +15,7 @@ from clients.base import Client
 from fedapps.callbacks import TensorBoard
 from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.commands.main import cli
+from fedapps.commands.run import check
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import Job
 from fedapps.engines.run import run_jobs
@@ -43,9 +44,26 @@ def fedapps(*arguments, code=2):
     return " ".join(done.output.split())
 
 
+TASTES = ["run", "--methods", "fedembed", "partition=preference", "num-clients=4"]
+VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  # 20 samples a user
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (
+            [*VECTORS, "fedembed.batch-size=1"],
+            "error: fedembed.batch-size is 1; of a client's 20 samples a mini-batch has one, and "
+            "convnet-atp trains on two or more: set fedembed.batch-size to 2, or take another",
+        ),
+        ([*VECTORS, "fedembed.batch-size=19"], "is 19; of a client's 20 samples"),
+        ([*VECTORS, "fedembed.batch-size=19"], "set fedembed.batch-size to 20"),
+        (
+            ["run", "--methods", "fedavg", "num-clients=4", "model=convnet-atp", "batch-size=1"],
+            "error: batch-size is 1; of a client's",
+        ),
+        (TASTES, "images of 8×8 pixels: set it to at most 8"),
+        (["run", "--methods", "fedembed", "batch-size=1"], "instead: fedembed.batch-size=1"),
         (["run", "--resume", "OUT", "lr=0.1"], "--resume continues runs as they are"),
         (["run", "--resume", "OUT"], "holds no run that could go on: no config.toml in it"),
         (["run", "a.toml", "b.toml"], "one experiment at a time, not a.toml, b.toml"),
@@ -276,3 +294,36 @@ def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "REQUIRED", ("no_such_library",))
     with pytest.raises(ValueError, match="--onnx needs no_such_library: pip install 'fedapps"):
         onnx.check_installed()
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("convnet-bn", ["batch-size=1"]),  # normalises over an image's positions as well
+        ("convnet-atp", ["batch-size=10", "local-epochs=1"]),  # 449 = 44·10 + 9
+        ("convnet-atp", ["batch-size=7", "local-steps=3", "short-batches=true"]),  # 449 = 64·7 + 1
+        ("convnet-atp", ["batch-size=7"]),  # steps of 7 go on into the next pass
+        ("convnet-atp", ["batch-size=9999", "local-epochs=1"]),
+    ],
+)
+def test_a_batch_size_that_leaves_no_sample_alone_is_taken(model, more, tmp_path):
+    options = ["partition=iid", "num-clients=4", "partition.validation-fraction=0"]
+    words = ["--methods", "fedavg", *options, f"model={model}", *more, "--output", tmp_path / "out"]
+    assert "federation: " in fedapps("run", "--dry-run", *words, code=0)
+
+
+def test_a_sample_that_stays_alone_at_the_end_of_a_pass_is_refused():
+    """Clients hold 449 or 450 digits: 449 = 64·7 + 1, 64 mini-batches of 7 and one of 1."""
+    options = ["partition=iid", "num-clients=4", "partition.validation-fraction=0"]
+    words = ["--methods", "fedavg", *options, "model=convnet-atp", "--dry-run"]
+    for more in (["local-epochs=1"], ["short-batches=true", "local-steps=65"]):
+        got = fedapps("run", *words, "batch-size=7", *more)
+        assert "batch-size is 7; of a client's 449 samples" in got
+        assert "set batch-size to 9" in got  # 449 = 56·8 + 1 = 49·9 + 8
+
+
+def test_a_run_that_trains_nobody_takes_any_batch_size(tmp_path):
+    config = SMALL | {"model": "convnet-atp", "batch-size": 1, "from-dir": str(tmp_path)}
+    check(config | {"rounds": 0})
+    with pytest.raises(ValueError, match="set batch-size to 2"):
+        check(config)

@@ -85,6 +85,39 @@ def test_methods_start_from_one_run_of_fedavg(tmp_path):
         assert words in fedapps("run", "--from", base, "--methods", method, *end, later, code=2)
 
 
+def test_a_method_starts_from_fedavgs_run_on_the_same_data(tmp_path):
+    """A sweep over the data: each run of TENT, whose steps are swept as well, starts from FedAvg's
+    run with its α, not from another one. Where FedAvg has no such run, nothing starts."""
+    base, later = tmp_path / "base", tmp_path / "later"
+    sweep, end = ["partition=dirichlet", "partition.alpha=0.5,5"], ["--engine", "in-process"]
+    fedapps("run", "--methods", "fedavg", *sweep, *SMALL, "--output", base)
+    more = ["--methods", "tent", "tent.adapt-steps=1,2", *end, "--output", later]
+    fedapps("run", "--from", base, sweep[1], *more)
+    runs = {
+        alpha: [path / "model.safetensors" for path in later.glob(f"*alpha={alpha}*")]
+        for alpha in ("0.5", "5")
+    }
+    saved = {
+        alpha: (base / f"fedavg,partition.alpha={alpha}-seed0/model.safetensors").read_bytes()
+        for alpha in runs
+    }
+    assert saved["0.5"] != saved["5"]
+    assert {alpha: [file.read_bytes() for file in files] for alpha, files in runs.items()} == {
+        alpha: [model] * 2 for alpha, model in saved.items()
+    }
+    got = fedapps("run", "--from", base, "partition.alpha=5,50", *more, code=2)
+    assert "tent,partition.alpha=50,adapt-steps=1-seed0 holds no model.safetensors" in got
+
+
+def test_one_run_does_not_start_a_sweep_that_deals_its_training_samples_anew(tmp_path):
+    base, end = tmp_path / "base", ["--engine", "in-process", "--output", tmp_path / "later"]
+    fedapps("run", "--methods", "fedavg", "partition=dirichlet", *SMALL, "--output", base)
+    got = fedapps("run", "--from", base, "--methods", "tent", "partition.alpha=0.1,5", *end, code=2)
+    assert "samples that clients would be scored on were trained on in" in got
+    assert "where partition.alpha was 0.1" in got
+    assert not (tmp_path / "later").exists()
+
+
 def test_the_bounds_columns_add_up(tmp_path):
     got = fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path, "--bound")
     assert "êrr + ½ d̂" in got
