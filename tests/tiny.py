@@ -51,6 +51,18 @@ NEEDS |= {method: {"model": "convnet-bn"} for method in ("fedbn", "bn-adapt")}
 PUBLIC = {"partition.public-samples": 60}
 NEEDS |= dict.fromkeys(("fedmd", "heterotent", "heterofedtta"), PUBLIC)
 
+# Runs of six clients whose labels, streams or test sets differ from the usual, for every engine.
+HALF = {"train-fraction": 0.67, "partition.labeled-clients": 0.5}  # two of four have labels
+SHIFTED = {"partition.test-fraction": 0.2, "partition.test-shift": "mixture"}
+STREAM = {"novel-batch": 7, "novel-stream": True}
+UNUSUAL = {
+    "flowdup, labels of two": HALF | STREAM | {"method": "flowdup", "fraction-train": 1.0},
+    "hyperfedzero, labels of two": HALF | {"method": "hyperfedzero", "fraction-train": 1.0},
+    "fedthe, shifted tests": SHIFTED | {"method": "fedthe"},
+    "tent, a stream": STREAM | {"method": "tent"},
+    "tent, batches": {"novel-batch": 7, "method": "tent"},
+}
+
 
 class Watched(InProcessGrid):
     """Records every message and reply."""

@@ -5,13 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from tiny import share, update
 from torch import nn
 from torch.nn import functional as F
 
 from clients.flowdup import FLowDUPClient, LowDimensional
 from clients.models import build_model
+from clients.protocol import UNLABELED
 from partitions.datasets import Info
+from strategies.fedavg import FedAvg
+from strategies.flowdup import FLowDUP
 
 INFO = Info("tiny", (1, 2, 2), 3, "")
 
@@ -187,3 +190,31 @@ def test_training_moves_every_part_of_psi():
     client, _, _ = make(local_steps=3, penalty=0.1)
     reply, _, _ = client.train(client.initial, {})
     assert all(not np.array_equal(reply[name], a) for name, a in client.initial.items())
+
+
+def replies(*rows):
+    """Of clients that send w, with so many samples and with or without labels."""
+    found = [update(i, {"w": np.full(1, w, np.float32)}, n) for i, (w, n, _) in enumerate(rows)]
+    nodes = [replace(u.node, properties={} if row[2] else {UNLABELED: True})
+             for u, row in zip(found, rows, strict=True)]  # fmt: skip
+    return [replace(u, node=node) for u, node in zip(found, nodes, strict=True)]
+
+
+def test_clients_without_labels_do_not_divide_the_steps_of_the_others():
+    """From 10: with labels +4 (3 samples) and +8 (1 sample), mean +5; without labels −2 (4) and −8
+    (2), mean −4, which counts with their share 6/10: 10 + 5 − 2.4."""
+    start = {"w": np.full(1, 10, np.float32)}
+    mixed = replies((14, 3, True), (8, 4, False), (18, 1, True), (2, 2, False))
+    found = FLowDUP().aggregate(start, mixed)["w"]
+    assert found.dtype == np.float32 and found.item() == pytest.approx(12.6)
+    for one_kind in (replies((14, 3, True), (18, 1, True)), replies((8, 4, False), (2, 2, False))):
+        assert FLowDUP().aggregate(start, one_kind) == FedAvg().aggregate(start, one_kind)
+    still = replies((14, 3, True), (10, 400, False), (18, 1, True))
+    assert FLowDUP().aggregate(start, still)["w"].item() == 15
+
+
+def test_a_median_is_of_clients_with_labels():
+    """Ten clients without labels barely move; the median of the three others is 16."""
+    start = {"w": np.full(1, 10, np.float32)}
+    rows = [(14, 1, True), (16, 1, True), (90, 1, True), *[(10.0, 1, False)] * 10]
+    assert FLowDUP(robust="median").aggregate(start, replies(*rows))["w"].item() == 16

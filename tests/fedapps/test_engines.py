@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny import wait
+from tiny import UNUSUAL, wait
 
 from fedapps.engines.flower import free_port, superlink
 from fedapps.engines.jobs import make_jobs
@@ -75,6 +75,24 @@ def test_all_engines_agree_to_the_last_bit(tmp_path):
             memories = read_memories(job.folder)
             assert repr(memories) == repr(read_memories(one.folder))
             assert list(memories) == [0] * (one.method == "fedper")  # both rounds draw client 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_flowers_engine_agrees_without_labels_in_streams_and_on_shifted_tests(case, tmp_path):
+    """Ray's runs are compared in test_ray_grid.py."""
+    changes = dict(UNUSUAL[case])
+    config, method = defaults() | SMALL | {"num-clients": 6} | changes, changes.pop("method")
+    found = []
+    for engine in ("in-process", "flower"):
+        runs = make_jobs(config, [method], [3], tmp_path / engine)
+        run_jobs(runs, engine, APPS, follow=nothing)
+        assert runs[0].error == ""
+        found.append(runs[0].summary())
+    assert numbers(found[0]) == numbers(found[1])
+    assert ("test" in found[0]) == ("shifted" in case)
+    if "test" in found[0]:
+        assert found[0]["test"] == found[1]["test"]
 
 
 def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 from flwr.app import ConfigRecord, Message, RecordDict
-from tiny import SMALL, Cut, bits, cut_before, left
+from tiny import SMALL, UNUSUAL, Cut, bits, cut_before, left
 
 import partitions
 from clients.arrays import from_record, to_record
@@ -103,6 +103,18 @@ def test_the_bits_are_those_of_one_process(method, actors):
     """Methods with and without states, of one exchange and several, on the same actors."""
     config = configuration(method)
     assert bits(on_actors(actors, config)) == bits(in_process(config))
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_clients_without_labels_streams_and_shifted_tests_are_the_same_in_actors(case, actors):
+    """Where two of four training clients have labels, FLowDUP trains four and HyperFedZero two."""
+    config = configuration(**UNUSUAL[case])
+    result = on_actors(actors, config)
+    assert bits(result) == bits(in_process(config))
+    metrics = result.train_metrics_clientapp[3]
+    if "labels" in case:
+        assert metrics["valid-replies"] == (4 if "flowdup" in case else 2)
+        assert result.evaluate_metrics_clientapp[3]["train-clients"] == 2
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="no files in memory on this system")
