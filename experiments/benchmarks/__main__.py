@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 import partitions
-from experiments.benchmarks import cohort, data, engines, methods, registered, simulators, turn
+from experiments.benchmarks import (
+    cohort,
+    data,
+    engines,
+    methods,
+    registered,
+    replies,
+    simulators,
+    turn,
+)
 
 MEASUREMENTS = {
     "in-process": engines.in_process,
@@ -25,6 +34,7 @@ MEASUREMENTS = {
     "data": lambda: data.start() + data.memory(),
     "clients": registered.in_process,
     "clients-ray": registered.on_ray,
+    "replies": replies.rows,
     "cohort": cohort.rows,
     "turn": turn.rows,
     "peers": simulators.rows,

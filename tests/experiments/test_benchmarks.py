@@ -20,6 +20,7 @@ from experiments.benchmarks import (
     measure,
     methods,
     registered,
+    replies,
     simulators,
     turn,
 )
@@ -195,3 +196,17 @@ def test_a_simulator_reports_the_seconds_of_every_round(small, capsys, name, mod
     (seconds,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(seconds) == 2
     assert min(seconds) > 0
+
+
+def test_replies_are_summed_checked_and_averaged():
+    """Of two clients with weights 1 and 3: the sum, and (a + 3b)/4; an infinite one is refused."""
+    a, b = replies.made(2, {"w": (2, 3), "v": (4,)})
+    assert a["w"].dtype == np.float32 and not np.array_equal(a["w"], b["w"])
+    np.testing.assert_allclose(replies.added([a, b])["v"], a["v"] + b["v"], rtol=1e-6)
+    mean = replies.checked_mean([a, b], {}, [1.0, 3.0])
+    np.testing.assert_allclose(mean["w"], (a["w"] + 3 * b["w"]) / 4, rtol=1e-5)
+    with pytest.raises(ValueError, match="not finite"):
+        replies.checked_mean([a, {"w": b["w"] * np.inf, "v": b["v"]}], {}, [1.0, 1.0])
+    found = replies.rows(3)
+    assert [row.what.split(" of ")[0] for row in found] == ["mean", "checks and mean"]
+    assert all(row.ratio > 0 for row in found)
