@@ -10,7 +10,11 @@ No complete text was available, so these are ours: Ω from the Gaussian bound; h
 columns are orthonormal, and it takes the memory of θ at any k, where a dense P takes k times that.
 The default k suits networks of up to a million weights; the paper has 10 000.
 Running statistics of batch normalisation are not generated but averaged; clients without labels
-leave theirs as they are. GroupNorm needs none."""
+leave theirs as they are. GroupNorm needs none.
+
+It learns more slowly than FedAvg: a step on v moves θ by P Pᵀ of its gradient, which keeps k of d
+dimensions, and half of a mini-batch is for v. On iid digits the validation of training clients
+still improves after 40 rounds: docs/results/unseen.md."""
 
 from copy import deepcopy
 from typing import Any

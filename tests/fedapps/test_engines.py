@@ -90,9 +90,7 @@ def test_flowers_engine_agrees_without_labels_in_streams_and_on_shifted_tests(ca
         assert runs[0].error == ""
         found.append(runs[0].summary())
     assert numbers(found[0]) == numbers(found[1])
-    assert ("test" in found[0]) == ("shifted" in case)
-    if "test" in found[0]:
-        assert found[0]["test"] == found[1]["test"]
+    assert ("test_accuracy" in found[0]["train"]) == ("shifted" in case)
 
 
 def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_path):
