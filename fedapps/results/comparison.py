@@ -132,7 +132,7 @@ def as_table(comparison: Comparison) -> TextTable:
         f"{federation_of(comparison.runs)}, {comparison.round} round",
         list(columns),
         [list(row) for row in zip(*columns.values(), strict=True)],
-        "; ".join(_notes(comparison, set(columns))),
+        ". ".join(_notes(comparison, set(columns))),
         best,
     )
 
@@ -165,7 +165,7 @@ def side_by_side(
         f"{federation_of(comparison.runs)}, {comparison.round} round, by {key}",
         ["score", *rest, *(f"{key} {value}" for value in table.columns)],
         table.reset_index().to_numpy().tolist(),
-        "; ".join(notes),
+        ". ".join(notes),
         {(int(row), 1 + len(rest) + int(column)) for row, column in best},
     )
 

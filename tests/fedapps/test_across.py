@@ -84,6 +84,6 @@ def test_the_other_keys_stay_in_their_order(tmp_path):
         ["novel clients", "tent", "0.2", "30.00", "–"],
     ]
     assert shown.title == "digits, pathological, 20 clients, best round, by novel-shots"
-    assert "in brackets: published; clients that show labels" in shown.caption
+    assert "in brackets: published. clients that show labels" in shown.caption
     by_rate = side_by_side(compared, "lr")
     assert "show labels" not in by_rate.caption and "↑" not in by_rate.caption
