@@ -11,7 +11,10 @@ from strategies.limits import group_norms
 from strategies.replies import finite
 
 REPLIES, REPEATS = 10_000, 3
-SHAPES = {"0.weight": (200, 784), "2.weight": (200, 216)}  # 200 000 weights, 8 GB in all
+SHAPES: dict[str, tuple[int, ...]] = {
+    "0.weight": (200, 784),
+    "2.weight": (200, 216),
+}  # 200 000 weights, 8 GB in all
 
 
 def made(count: int, shapes: dict[str, tuple[int, ...]]) -> list[Arrays]:
