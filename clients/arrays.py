@@ -65,15 +65,18 @@ def _described(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
     return str(dtype), file.getvalue()
 
 
-def from_record(record: ArrayRecord) -> Arrays:
+def from_record(record: ArrayRecord, *, copy: bool = True) -> Arrays:
     """The named arrays of Flower's record, which is not trusted.
 
-    Raises ValueError for bytes that are not an array, or an error of numpy's header reader."""
-    return {name: read_array(array) for name, array in record.items()}
+    Without `copy` they are read-only and share the record's memory. Raises ValueError for bytes
+    that are not an array, or an error of numpy's header reader."""
+    return {name: read_array(array, copy=copy) for name, array in record.items()}
 
 
-def read_array(array: Array) -> np.ndarray:
+def read_array(array: Array, *, copy: bool = True) -> np.ndarray:
     """The array in the bytes of a .npy file; it takes no more memory than the bytes.
+
+    Without `copy` it is read-only and, unless its entries are misaligned, in the same memory.
 
     Raises ValueError for any other file, for entries that are not plain numbers, and for a header
     that does not match the number of bytes."""
@@ -86,7 +89,8 @@ def read_array(array: Array) -> np.ndarray:
     if start + math.prod(shape) * dtype.itemsize != len(array.data):
         raise ValueError(f"{len(array.data) - start} bytes for an array of {dtype}, shape {shape}")
     order: Any = "F" if fortran else "C"
-    return np.ndarray(shape, dtype, array.data, start, order=order).copy(order)
+    view = np.ndarray(shape, dtype, array.data, start, order=order)
+    return view.copy(order) if copy or not view.flags.aligned else view
 
 
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
@@ -112,8 +116,9 @@ def to_numpy(tensors: Mapping[str, Tensor]) -> Arrays:
 
 
 def to_tensors(arrays: Arrays, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The arrays as tensors on `device`; on the CPU they share the arrays' memory."""
-    return {name: torch.from_numpy(np.asarray(a)).to(device) for name, a in arrays.items()}
+    """The arrays as tensors on `device`; on the CPU they share the memory of writable arrays."""
+    writable = {name: np.require(a, requirements="W") for name, a in arrays.items()}
+    return {name: torch.from_numpy(a).to(device) for name, a in writable.items()}
 
 
 def model_arrays(model: nn.Module, without: Collection[str] = ()) -> Arrays:

@@ -17,7 +17,7 @@ import numpy as np
 
 from clients.arrays import Arrays, as_type, is_statistic
 from clients.protocol import DOMAIN
-from strategies.replies import EXAMPLES, Node, Update
+from strategies.replies import EXAMPLES, Node, Update, finite
 
 ABSURD = 1000.0  # ratio of a norm to the usual one; beyond it a reply is refused
 LARGEST = 1e18  # of norms; beyond it squares overflow in float32
@@ -94,7 +94,7 @@ def _group(name: str, statistic: bool, parts: tuple[str, ...]) -> str:
 def group_norms(arrays: Arrays, start: Arrays, parts: Iterable[str] = ()) -> Norms:
     """‖y − x‖ by group of the arrays y; x is 0 where `start` lacks one of the same shape."""
     squares: Norms = {}
-    with np.errstate(over="ignore"):  # infinity is a valid distance
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity is a valid distance
         for name, y in arrays.items():
             wide = y if y.dtype in (np.float32, np.float64) else y.astype(np.float64)
             x = start.get(name)
@@ -123,6 +123,12 @@ class Change:
     def __init__(self, update: Update, start: Arrays, parts: tuple[str, ...] = ()) -> None:
         self.update, self._start, self._parts = update, start, parts
         self.norms = group_norms(update.arrays, start, parts)
+
+    def not_finite(self) -> str:
+        """The name of an array that holds NaN or infinity, "" if all norms are finite."""
+        if all(map(math.isfinite, self.norms.values())):
+            return ""  # spares a pass over each array
+        return next((name for name, a in self.update.arrays.items() if not finite(a)), "")
 
     def absurd(self, usual: Norms) -> str:
         """Why the update is refused; "" if its size is plausible."""

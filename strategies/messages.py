@@ -113,7 +113,8 @@ class Messenger:
         sender = self._sender
         nodes = {message.metadata.message_id: node for message, node in sent}
         kind = sent[0][0].metadata.message_type if sent else ""
-        updates: list[Update] = []
+        payloads = sender.now.payloads if kind == "train" else {}
+        changes: list[Change] = []
         # a grid's replies, read once, do not stay in memory
         once: Callable[[], Iterable[Message]] = getattr(replies, "once", lambda: replies)
         for reply in once():
@@ -125,30 +126,31 @@ class Messenger:
             )
             if update is None:
                 self.drop(node, cause, detail)
-            else:
-                updates.append(update)
-                sender.now.bytes["up"] += num_bytes(update.arrays.values())
+                continue
+            change = Change(update, sender.reference(payloads.get(node, {})), sender.parts)
+            if name := change.not_finite():
+                self.drop(node, "not-finite", f"{name} holds NaN or infinity")
+                continue
+            changes.append(change)
+            sender.now.bytes["up"] += num_bytes(update.arrays.values())
         for node in nodes.values():
             self.drop(node, "missing", f"none within {sender.timeout} s")
-        return self._limited(kind, sorted(updates, key=lambda update: update.node))
+        return self._limited(kind, sorted(changes, key=lambda change: change.update.node))
 
-    def _limited(self, kind: str, updates: list[Update]) -> list[Update]:
+    def _limited(self, kind: str, changes: list[Change]) -> list[Update]:
         """The updates of plausible size, within the limits of `strategies.limits`.
 
         Where participants are secret all are kept as they are, since usual sizes would reveal
         something of them; there the privacy clips every update. So does a wrapper. Clients without
         labels change less than others and are no measure for them."""
-        sender = self._sender
+        sender, updates = self._sender, [change.update for change in changes]
         if self.hides_participants or not updates or kind == SAVE_STATE:
             return updates
         by_examples = sender.weighted_by_key == EXAMPLES
         joined = [node for node in sender.nodes if by_examples and not node.novel]
         most = sender.max_examples_ratio * usual_count(updates, joined) or math.inf
-        sent = sender.now.payloads if kind == "train" else {}
-        changes = [
-            Change(u, sender.reference(sent.get(u.node, {})), sender.parts)
-            for u in bound_numbers(updates)
-        ]
+        for change, update in zip(changes, bound_numbers(updates), strict=True):
+            change.update = update
         measure = [c for c in changes if not c.update.node.unlabeled] or changes
         usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in measure})
         crowd = len(changes) >= CROWD

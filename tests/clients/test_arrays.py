@@ -5,11 +5,11 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from clients.arrays import model_tensors, to_record
+from clients.arrays import from_record, model_tensors, read_array, to_record, to_tensors
 
 WHOLE = np.arange(24.0).reshape(2, 3, 4)
 
@@ -77,3 +77,22 @@ def test_a_models_tensors_are_those_of_its_state_dict():
     pairs = [(tensors[name], state[name]) for name in state if "extra" not in name]
     assert all(one.data_ptr() == other.data_ptr() for one, other in pairs)
     assert "4._extra_state" in tensors and "5.bias" not in tensors
+
+
+def test_arrays_that_are_not_copied_are_read_only_but_tensors_of_them_are_not():
+    """The record keeps its entries [1, 2] whatever is written to a tensor. Entries behind a header
+    of 129 bytes are misaligned, which torch refuses, and are copied."""
+    record = to_record({"w": np.float32([1, 2]), "b": np.array(4.0)})
+    read = from_record(record, copy=False)
+    assert np.shares_memory(read["w"], np.frombuffer(record["w"].data, np.uint8))
+    with pytest.raises(ValueError, match="read-only"):
+        read["w"] += 1
+    for tensor in to_tensors(read).values():
+        tensor.mul_(3)
+    assert from_record(record)["w"].tolist() == [1, 2] and from_record(record)["b"] == 4
+    data = bytearray(record["w"].data)
+    data[8:10] = (len(data) - 8 - 10 + 1).to_bytes(2, "little")  # the header, one space longer
+    data.insert(127, ord(" "))
+    shifted = Array("float32", (2,), "numpy.ndarray", bytes(data))
+    assert read_array(shifted, copy=False).flags.aligned
+    assert read_array(shifted, copy=False).tolist() == [1, 2]

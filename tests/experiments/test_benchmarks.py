@@ -198,15 +198,18 @@ def test_a_simulator_reports_the_seconds_of_every_round(small, capsys, name, mod
     assert min(seconds) > 0
 
 
-def test_replies_are_summed_checked_and_averaged():
+def test_replies_are_summed_and_averaged_as_a_round_does_it():
     """Of two clients with weights 1 and 3: the sum, and (a + 3b)/4; an infinite one is refused."""
     a, b = replies.made(2, {"w": (2, 3), "v": (4,)})
     assert a["w"].dtype == np.float32 and not np.array_equal(a["w"], b["w"])
     np.testing.assert_allclose(replies.added([a, b])["v"], a["v"] + b["v"], rtol=1e-6)
-    mean = replies.checked_mean([a, b], {}, [1.0, 3.0])
+    start = {name: np.zeros_like(array) for name, array in a.items()}
+    took, mean = replies.round_of(replies.Stored([a, b], [1, 3]), start)
+    assert took > 0
     np.testing.assert_allclose(mean["w"], (a["w"] + 3 * b["w"]) / 4, rtol=1e-5)
-    with pytest.raises(ValueError, match="not finite"):
-        replies.checked_mean([a, {"w": b["w"] * np.inf, "v": b["v"]}], {}, [1.0, 1.0])
+    infinite = {"w": b["w"] * np.float32("inf"), "v": b["v"]}
+    _, mean = replies.round_of(replies.Stored([a, infinite], [1, 3]), start)
+    np.testing.assert_array_equal(mean["w"], a["w"])
     found = replies.rows(3)
-    assert [row.what.split(" of ")[0] for row in found] == ["mean", "checks and mean"]
+    assert [row.what.split(" of ")[0] for row in found] == ["mean", "round"]
     assert all(row.ratio > 0 for row in found)

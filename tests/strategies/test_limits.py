@@ -110,6 +110,15 @@ def test_a_thousand_times_the_usual_norm_is_absurd():
     assert "(control)" in Change(update(0, arrays(control__w=[9999])), {}).absurd({"control": 1.0})
 
 
+def test_a_change_is_finite_if_its_entries_are_though_its_norm_may_not_be():
+    """1e30 squared overflows in float32. ∞ − ∞ is no number, whatever was sent; 2⁶² is counted."""
+    sent = arrays(v=[0, np.inf], w=[1])
+    for v, name in (([1e30, 0], ""), ([np.nan, 0], "v"), ([0, np.inf], "v"), ([0, -np.inf], "v")):
+        change = Change(update(0, arrays(w=[2], v=v) | {"n": np.array(2**62)}), sent)
+        assert change.not_finite() == name
+    assert Change(update(0, arrays(v=[3])), {}).not_finite() == ""
+
+
 def test_a_change_is_at_most_a_few_usual_norms_long():
     """At 5 usual norms of 2, the change from 1 to 41 ends at 11; one of 10 stays as it is."""
     far, near = (Change(update(0, arrays(w=[w])), arrays(w=[1])) for w in (41, 11))
