@@ -169,7 +169,7 @@ class Hooks(Configured, Strategy):
         return updates, sent
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The server's next arrays, from valid replies, read-only arrays, sorted by client.
+        """The server's next arrays, from valid replies by client. Their arrays are read-only.
 
         Returns new arrays unless `in_place`; arrays in `kept` are replaced as well, not changed."""
         raise NotImplementedError
