@@ -21,7 +21,7 @@ VALUES = {  # of the placeholders in commands
     r"(?<=--seeds )[N\d][,\d]*|(?<=-seed)N\b": "0",
     r"\bN\b": "10",
     r"\b(ALPHA|SHARE)\b": "0.1",
-    r"(?<=unseen/)S\b|\bS(?=/|\b)": "step",
+    r"\bS\b": "step",
 }
 SHORT = ("rounds", "evaluate-every")
 
