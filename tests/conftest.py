@@ -29,7 +29,7 @@ def interruptible():
 @pytest.fixture(autouse=True)
 def alone():
     """A command that runs in the tests' process quietens Flower's log, takes SIGTERM for Ctrl-C and
-    allows what it is reported to: for its test alone."""
+    allows what it is asked to: for its test alone."""
     log, allowed = logging.getLogger("flwr"), os.environ.get("FEDAPPS_ALLOW", "")
     level, handlers = log.level, {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield

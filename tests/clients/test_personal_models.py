@@ -65,7 +65,7 @@ def test_ditto_is_scored_by_w_until_it_trains():
 
 
 def test_dittos_personal_steps_have_batches_of_their_own():
-    """Eight samples one by one: v's and w's draws are reported apart by their purposes."""
+    """Eight samples one by one: v's and w's draws are distinguished by their purposes."""
     model = nn.Linear(1, 1, bias=False)
     samples = share(torch.ones(8, 1), torch.arange(8.0))
     client = Squared(model, samples, lr=0.1, local_steps=8, batch_size=1)

@@ -113,7 +113,7 @@ def test_a_lost_node_loses_its_clients_alone_and_brings_them_back():
 
 
 class Answers(InProcessGrid):
-    """Replies of nodes as they are reported, without any ClientApp."""
+    """Sends back the replies that it is given, without any ClientApp."""
 
     def __init__(self, replies, count):
         super().__init__(app, SMALL, simulated(count))

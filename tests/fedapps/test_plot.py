@@ -1,4 +1,4 @@
-"""Figures of a folder of runs show what the runs' files say, and can be reported apart in grey."""
+"""Figures of a folder of runs show what the runs' files say, and can be distinguished in grey."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ def test_lines_differ_without_colour(tmp_path):
     lines = curves(read_runs(tmp_path)[0]).axes[0].lines
     looks = [(line.get_linestyle(), line.get_marker()) for line in lines]
     assert len(set(looks)) == len({marker for _, marker in looks}) == 7
-    assert len({dashes for dashes, _ in looks}) == 4  # and a fifth, which is reported as the first
+    assert len({dashes for dashes, _ in looks}) == 4  # and a fifth, which repeats the first
     grey = [np.dot(to_rgb(line.get_color()), (0.299, 0.587, 0.114)) for line in lines]
     assert all(abs(a - b) > 0.1 for a, b in itertools.pairwise(grey))
 

@@ -165,7 +165,7 @@ def test_what_a_real_node_keeps_stays_on_it():
 
 
 def test_a_node_with_data_of_its_own_needs_no_partition(tmp_path):
-    """It trains on what its folder holds; one that names neither is reported what it lacks."""
+    """It trains on what its folder holds; one that names neither is told what it lacks."""
     (tmp_path / "data").mkdir()
     folders = export(federation(SMALL), tmp_path / "data")
     node = {"partition-id": 0, "data-path": str(folders[2])}
@@ -263,7 +263,7 @@ def test_a_server_without_data_keeps_no_moments(tmp_path, monkeypatch):
 
 
 def test_nobody_to_serve_is_no_error():
-    """Who is there but cannot start is reported of; an empty federation is looked at again."""
+    """A node that is there but cannot start is named; an empty federation is asked again."""
 
     def nodes(reason):
         def present():

@@ -172,7 +172,7 @@ NO_PULL = {DittoClient: {"penalty": 0.0}}
 
 def test_methods_that_learn_in_their_own_way():
     """Ditto's second step from ¼ also pulls by ½·0.4·¼ towards w = 0. Per-FedAvg takes one step at
-    α = 0.2, or as many as it is reported, at (0.1, −0.1) by 0.2·(1 − σ(0.2)). pFedMe: a step at 0.1
+    α = 0.2, or as many as it is sent, at (0.1, −0.1) by 0.2·(1 − σ(0.2)). pFedMe: a step at 0.1
     towards its proximal point, or at novel-lr."""
     second = 0.25 + 0.5 * (1 - 1 / (1 + np.exp(-0.5))) - 0.05
     assert tuned(DittoClient, 2, penalty=0.4) == pytest.approx([second, -second])

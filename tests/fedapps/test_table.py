@@ -62,7 +62,7 @@ def test_two_seeds_by_hand(tmp_path):
 
 
 def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
-    """And what a method cannot do for novel clients without labels is reported."""
+    """A method that cannot serve novel clients without labels says so."""
     novel = {"accuracy": 0.25, "sem": 0.0625}
     jobs = [
         job(tmp_path, 0, train={"accuracy": 0.5}, novel=novel),
@@ -78,7 +78,7 @@ def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
 
 
 def test_replies_that_were_dropped_are_told_by_method(tmp_path):
-    """Of both seeds together; who lost none is not named, nor one whose number is a secret."""
+    """Of both seeds together. A method that lost none, or whose number is secret, is not named."""
     got = {"train": {"accuracy": 0.5}, "novel": {"accuracy": 0.5, "sem": 0.1}}
     jobs = [
         job(tmp_path, 0, **got, dropped_replies=3),
@@ -108,7 +108,7 @@ def test_rounds_that_are_gone_of_all_jobs(tmp_path):
 
 
 def test_the_last_news_are_shown_at_the_end(tmp_path):
-    """Ctrl-C comes after a failure, and before anybody was reported of it."""
+    """Ctrl-C comes after a failure, and before anybody heard of it."""
     one = Job("fedavg", 0, defaults(), tmp_path / "fedavg-seed0")
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(KeyboardInterrupt), Display([one], console) as display:

@@ -266,7 +266,7 @@ def answered(of, client_app=app, **got):
 
 
 def why(reply):
-    """Why the client cannot start, as the server is reported."""
+    """Why the client cannot start, as the server learns it."""
     return reply.content["properties"].get("error", "")
 
 
@@ -296,7 +296,7 @@ def init(self, num_classes):
 @pytest.mark.parametrize("own", ["", "FOLDER/mine"])
 def test_a_server_has_a_node_read_no_data_of_its_choice(own, tmp_path, monkeypatch):
     """Neither by an absolute path, nor by one that leaves the node's folder of data; the server is
-    not reported whether there is such a file."""
+    not informed whether there is such a file."""
     monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
     (tmp_path / "mine").mkdir()
     own = own.replace("FOLDER", str(tmp_path))

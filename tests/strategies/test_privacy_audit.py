@@ -1,5 +1,5 @@
 """An audit (Jagielski et al., NeurIPS 2020): what is released with and without one user must not
-be reported apart better than ε allows.
+be distinguished better than ε allows.
 
 For any set S of outcomes (ε, δ)-privacy says P(S) ≤ e^ε P'(S) + δ. So where a user is present p of
 the outcomes fall into S, and p' where it is absent, ε ≥ ln((p − δ) / p'). A lower bound of this

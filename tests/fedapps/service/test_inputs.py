@@ -101,7 +101,7 @@ def test_a_tables_column_of_labels_is_the_runs(tmp_path):
 
 
 def test_files_of_every_kind(tmp_path):
-    """A label that is none of the run's classes is none; texts are reported by their names."""
+    """A label that is none of the run's classes is none; texts match class names."""
     for name, labels in saved(tmp_path).items():
         found = read_inputs(tmp_path / name, CARD)
         assert seen(found) == pytest.approx(SEEN), name
