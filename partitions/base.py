@@ -20,6 +20,7 @@ PARTITION_KEYS = (
     "train-fraction",
     "seed",
 )  # keys that decide who holds what
+SHARES_KEPT = 1000  # clients whose shares stay in memory; those of others are cut again
 STANDARDIZE = ("none", "channels", "training-clients")
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
@@ -91,6 +92,8 @@ class Federation:
         """The client's data. Raises ValueError for an id out of range."""
         self.check_client(client)
         if client not in self._shares:
+            if len(self._shares) == SHARES_KEPT:
+                del self._shares[next(iter(self._shares))]  # the oldest
             self._shares[client] = self._cut(client)
         return self._shares[client]
 

@@ -26,7 +26,7 @@ LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requ
 SHOWN = 5  # arrays of a reply that does not fit
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Node:
     """A node and its client. `foreign`: the client is not of this package. Nodes sort by client."""
 

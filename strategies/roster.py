@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from logging import WARNING, LogRecord, getLogger
 from typing import Any
 
@@ -24,6 +25,7 @@ from strategies.replies import LACKS, Node, Requirement, error_of, has_raised
 from strategies.reply_metrics import checked_values, raw_values
 
 POLL_SECONDS = 0.5
+ASKED_AT_ONCE = 5000  # nodes; a question and its answer take 3 kB of memory
 
 
 class Roster:
@@ -52,7 +54,9 @@ class Roster:
         self._present: dict[int, Node] = {}  # by node id
         self._nodes: dict[int, Node] = {}  # by node id, with its first identity
         self._clients: dict[int, Node] = {}  # by client id, the first node that gave it
+        self._holding: list[Node] | None = []  # what `_holders` returns; None if nodes changed
         self._reasons: dict[int, str] = {}  # of refusals that hold at present, by node id
+        self._properties: dict[str, Mapping[str, Any]] = {}  # of nodes, one object for equal ones
         self._banned: set[int] = set()
 
     def present(self, grid: Grid, config: Mapping[str, Any], timeout: float) -> list[Node]:
@@ -66,8 +70,15 @@ class Roster:
         deadline = time.monotonic() + self.wait
         while True:
             ids = set(grid.get_node_ids())
-            self._present = {i: node for i, node in self._present.items() if i in ids}
-            self._query(sorted(ids - self._present.keys() - self._banned), grid, config, timeout)
+            for i in [i for i in self._present if i not in ids]:
+                del self._present[i]
+                self._holding = None
+            new = sorted(ids.difference(self._present, self._banned))
+            silent = list[Node]()
+            for at in range(0, len(new), ASKED_AT_ONCE):
+                silent += self._query(new[at : at + ASKED_AT_ONCE], grid, config, timeout)
+            for node in silent:  # those that gave a client id come first
+                self._admit(node)
             nodes = self._holders()
             reasons = [reason for i, reason in self._reasons.items() if i in ids]
             if nodes and len(nodes) + len(reasons) >= self.least:
@@ -90,7 +101,10 @@ class Roster:
         return nodes
 
     def _holders(self) -> list[Node]:
-        """One node for each client: the first that gave the client id, if it is present."""
+        """One node for each client: the first that gave the client id, if it is present. The same
+        list until nodes join or leave."""
+        if self._holding is not None:
+            return self._holding
         holders: dict[int, Node] = {}
         first = {node.client: node.id for node in self._clients.values()}
         for node in sorted(self._present.values(), key=lambda node: node.id != first[node.client]):
@@ -99,18 +113,16 @@ class Roster:
                 self._reasons.pop(node.id, None)
             else:
                 self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
-        return sorted(holders.values())
+        self._holding = sorted(holders.values())
+        return self._holding
 
     def _query(
         self, node_ids: Sequence[int], grid: Grid, config: Mapping[str, Any], timeout: float
-    ) -> None:
-        """Ask new nodes for their identity; admit or refuse those that answer."""
-        if not node_ids:
-            return
+    ) -> list[Node]:
+        """Ask new nodes for their identity; refuse, or admit, those that give one. Returns those
+        that get their node id as client id."""
         if not self.ask:
-            for i in node_ids:
-                self._admit(Node(i, i, foreign=True))
-            return
+            return [Node(i, i, foreign=True) for i in node_ids]
         content = ConfigRecord(dict(config))
         messages = [
             Message(RecordDict({"config": content}), dst_node_id=i, message_type="query")
@@ -119,14 +131,16 @@ class Roster:
         with unlogged("No query function registered"):
             replies = list(grid.send_and_receive(messages, timeout=timeout))
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-        nodes = []
+        silent = []
         for reply in replies:
             node_id = asked.pop(reply.metadata.reply_to_message_id, None)
-            if node_id is not None and (node := self._identified(reply, node_id)) is not None:
-                nodes.append(node)
-        # nodes that gave a client id come before those that get their node id as one
-        for node in sorted(nodes, key=lambda node: "client" not in node.properties):
-            self._admit(node)
+            if node_id is None or (node := self._identified(reply, node_id)) is None:
+                continue
+            if "client" in node.properties:
+                self._admit(node)
+            else:
+                silent.append(node)
+        return silent
 
     def _identified(self, reply: Message, node_id: int) -> Node | None:
         """The node as its answer describes it; None if it is refused."""
@@ -159,6 +173,9 @@ class Roster:
                 detail = f"it says {_identity(node)} where {_identity(before)} was said before"
                 self._refuse(node.id, "identity", detail)
                 return
+        rest = {name: value for name, value in node.properties.items() if name != "client"}
+        properties = self._properties.setdefault(repr(sorted(rest.items())), rest)
+        node, self._holding = replace(node, properties=properties), None
         self._nodes[node.id] = self._present[node.id] = node
         self._clients.setdefault(node.client, node)
 

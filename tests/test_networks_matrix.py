@@ -18,7 +18,7 @@ import partitions
 from clients.arrays import from_record
 from clients.models.roles import roles_of
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, simulated
+from fedapps.engines.grid import InProcessGrid, Simulated
 from fedapps.engines.ray_actors import Actors
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid
@@ -184,7 +184,7 @@ def test_on_ray_the_bits_are_the_same():
                 kind = "Dropout" if method == "fedma" else "Everything"
                 config = configuration(method, kind)
                 one = run(InProcessGrid.simulation(app, config, 4), config)
-                two = run(RayGrid(actors, config, simulated(4)), config, "ray")
+                two = run(RayGrid(actors, config, Simulated(4)), config, "ray")
                 assert bits(one) == bits(two), method
                 metrics = [dict(result.evaluate_metrics_clientapp[3]) for result in (one, two)]
                 assert metrics[0] == metrics[1], method

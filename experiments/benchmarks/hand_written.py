@@ -1,27 +1,32 @@
-"""FedAvg, FedPer and pFedHN by hand: tensors in memory and a loop, which others are compared to."""
+"""FedAvg, FedPer, SCAFFOLD, pFedHN and FedTTA by hand, in loops that others are compared to."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
+from clients.models.adaptable import Adaptable
 from strategies.hypernetwork import Hypernetwork
 
 Shares = Sequence[tuple[Tensor, Tensor]]  # x (n, *shape), y (n,) of clients
+Batches = Callable[[int], Sequence[Tensor]]  # the rows of the mini-batches of n samples
+Settings = Mapping[str, Any]  # of a method, by name
 
 
 def fedavg(
     model: nn.Module,
     sample: Callable[[], Shares],
-    batches: Callable[[int], Sequence[Tensor]],
+    batches: Batches,
     lr: float,
     rounds: int,
     personal: tuple[str, ...] = (),
 ) -> Iterator[list[Tensor]]:
     """Yields the server's parameters after every round, which trains the clients that `sample`
-    returns; `batches` gives the rows of the mini-batches of n samples.
+    returns.
 
     With `personal` prefixes of names (FedPer) the same clients take part in every round, and each
     keeps its parameters of these names; the server's are the others."""
@@ -78,3 +83,116 @@ def pfedhn(model: nn.Module, clients: Shares, rounds: int, steps: int, batch: in
         torch.autograd.backward(generated, difference)
         clip_grad_norm_(learnt, 50)
         server.step()
+
+
+def scaffold(
+    model: nn.Module, clients: Shares, batches: Batches, settings: Settings, rounds: int
+) -> Iterator[list[Tensor]]:
+    """Yields x and c after every round, in which all clients train."""
+    parameters, lr = list(model.parameters()), settings["lr"]
+    optimizer = torch.optim.SGD(parameters, lr)
+    x = [p.detach().clone() for p in parameters]
+    c = [torch.zeros_like(p) for p in x]
+    controls = [list(c) for _ in clients]
+    for _ in range(rounds):
+        delta_y, delta_c = ([torch.zeros_like(p) for p in x] for _ in range(2))
+        for (inputs, y), c_i in zip(clients, controls, strict=True):
+            with torch.no_grad():
+                for p, w in zip(parameters, x, strict=True):
+                    p.copy_(w)
+            drift, chosen = [a - b for a, b in zip(c, c_i, strict=True)], batches(len(y))
+            for rows in chosen:
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs[rows]), y[rows]).backward()
+                for p, d in zip(parameters, drift, strict=True):
+                    assert p.grad is not None
+                    p.grad += d
+                optimizer.step()
+            for k, p in enumerate(parameters):
+                delta = p.detach() - x[k]
+                c_plus = c_i[k] - c[k] - delta / (len(chosen) * lr)
+                delta_y[k].add_(delta, alpha=1 / len(clients))
+                delta_c[k].add_(c_plus - c_i[k], alpha=1 / len(clients))
+                c_i[k] = c_plus
+        x = [a + settings["server_lr"] * b for a, b in zip(x, delta_y, strict=True)]
+        c = [a + b for a, b in zip(c, delta_c, strict=True)]
+        yield [*x, *c]
+
+
+def pfedhn_of_all(
+    model: nn.Module,
+    hypernetwork: Hypernetwork,
+    embeddings: Sequence[nn.Parameter],
+    clients: Shares,
+    batches: Batches,
+    settings: Settings,
+    rounds: int,
+) -> Iterator[list[Tensor]]:
+    """Yields φ and the embeddings after every round, in which all clients train."""
+    parameters, phi = list(model.parameters()), list(hypernetwork.parameters())
+    decay, momentum = settings["server_weight_decay"], settings["server_momentum"]
+    server = torch.optim.SGD(
+        [*phi, *embeddings], settings["server_lr"], momentum=momentum, weight_decay=decay
+    )
+    for _ in range(rounds):
+        theta = list(hypernetwork(torch.stack(list(embeddings))).values())
+        difference = [torch.zeros_like(t) for t in theta]
+        for client, (x, y) in enumerate(clients):
+            with torch.no_grad():
+                for p, t in zip(parameters, theta, strict=True):
+                    p.copy_(t[client])
+            local = torch.optim.SGD(
+                parameters,
+                settings["lr"],
+                momentum=settings["momentum"],
+                weight_decay=settings["weight_decay"],
+            )
+            for rows in batches(len(y)):
+                local.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                local.step()
+            for d, t, p in zip(difference, theta, parameters, strict=True):
+                d[client] = t[client].detach() - p.detach()
+        server.zero_grad()
+        torch.autograd.backward(theta, difference)
+        for p in phi:
+            assert p.grad is not None
+            p.grad /= len(clients)
+        clip_grad_norm_([*phi, *embeddings], settings["clip_norm"])
+        server.step()
+        yield [*phi, *embeddings]
+
+
+def fedtta(
+    model: Adaptable, clients: Shares, batches: Batches, settings: Settings, rounds: int
+) -> Iterator[list[Tensor]]:
+    """Yields ψ and φ after every round, in which all clients train."""
+    psi, phi = dict(model.base.named_parameters()), list(model.adaptation.parameters())
+    parameters, inner_lr = [*psi.values(), *phi], settings["inner_lr"]
+    groups = [{"params": list(psi.values())}, {"params": phi, "lr": settings["adapt_lr"]}]
+    optimizer = torch.optim.SGD(groups, settings["lr"])
+    server = [p.detach().clone() for p in parameters]
+    for _ in range(rounds):
+        mean = [torch.zeros_like(p) for p in server]
+        for inputs, y in clients:
+            with torch.no_grad():
+                for p, w in zip(parameters, server, strict=True):
+                    p.copy_(w)
+            for rows in batches(len(y)):
+                x = inputs[rows]
+                norm = torch.linalg.vector_norm(model.adaptation(model.base(x)))
+                inner = norm * (settings["batch_size"] / len(x)) ** 0.5
+                steps = torch.autograd.grad(inner, list(psi.values()), create_graph=True)
+                adapted = {
+                    name: p - inner_lr * g for (name, p), g in zip(psi.items(), steps, strict=True)
+                }
+                optimizer.zero_grad()
+                F.cross_entropy(functional_call(model.base, adapted, (x,)), y[rows]).backward()
+                for network in (model.base, model.adaptation):
+                    clip_grad_norm_(network.parameters(), settings["clip_norm"])
+                optimizer.step()
+            with torch.no_grad():
+                for total, p in zip(mean, parameters, strict=True):
+                    total.add_(p, alpha=1 / len(clients))
+        server = mean
+        yield server

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from clients.arrays import Arrays, filled, to_record
 from clients.protocol import OFFERS
 from experiments.benchmarks.measure import Row, compare
-from fedapps.engines.grid import LocalGrid, simulated, with_id
+from fedapps.engines.grid import LocalGrid, Simulated, with_id
 from strategies.fedavg import FedAvg, weighted_mean
 
 REPLIES, REPEATS, DISTINCT = 10_000, 3, 256
@@ -44,7 +44,7 @@ class Stored(LocalGrid):
     """A grid of a node for each of `weights`, which train to the `replies` in turn."""
 
     def __init__(self, replies: Sequence[Arrays], weights: Sequence[int]) -> None:
-        super().__init__(simulated(len(weights)))
+        super().__init__(Simulated(len(weights)))
         self._arrays = [to_record(reply) for reply in replies]
         self._metrics = [MetricRecord({"num-examples": weight}) for weight in weights]
         self.started = 0.0  # processor time before the replies of a round

@@ -113,8 +113,47 @@ class LocalGrid(AnsweringGrid):
         return range(1, self._count + 1)
 
 
+class Contexts(Mapping[int, Context]):
+    """The contexts of nodes 1, 2, …, one for each of `node_configs`.
+
+    Only those with state, or that were asked for here, are kept. Others are made for each message,
+    so clients that never trained take no memory."""
+
+    def __init__(self, run_config: UserConfig, node_configs: Sequence[UserConfig]) -> None:
+        self._run_config = dict(run_config)  # hundreds of keys; one copy for thousands of clients
+        self._node_configs = node_configs
+        self._kept: dict[int, Context] = {}
+
+    def __getitem__(self, node: int) -> Context:
+        self._kept[node] = self.passing(node)
+        return self._kept[node]
+
+    def __contains__(self, node: object) -> bool:
+        return node in range(1, len(self) + 1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(1, len(self) + 1))
+
+    def __len__(self) -> int:
+        return len(self._node_configs)
+
+    def passing(self, node: int) -> Context:
+        """The node's context, which is not kept before `keep`. KeyError if there is none."""
+        if node in self._kept:
+            return self._kept[node]
+        if node not in self:
+            raise KeyError(node)
+        config = dict(self._node_configs[node - 1])
+        return Context(1, node, config, RecordDict(), self._run_config)
+
+    def keep(self, node: int, context: Context) -> None:
+        """Keep the node's context if it has state."""
+        if context.state:
+            self._kept[node] = context
+
+
 class InProcessGrid(LocalGrid):
-    """Calls `client_app` for one message after the other and keeps a Context per node.
+    """Calls `client_app` for one message after the other; `contexts` has the nodes' states.
 
     A client that raises answers with an error reply, as in Flower's engines. Up to `cohort`
     clients train side by side, as one stack (`clients.cohort`)."""
@@ -129,22 +168,14 @@ class InProcessGrid(LocalGrid):
     ) -> None:
         super().__init__(node_configs)
         self.client_app, self.cohort, self._pause = client_app, Cohort(cohort), pause
-        shared_config = dict(run_config)  # hundreds of keys; one copy for thousands of clients
-        self.contexts = {
-            i: Context(1, i, dict(node_config), RecordDict(), shared_config)
-            for i, node_config in enumerate(node_configs, start=1)
-        }
+        self.contexts = Contexts(run_config, node_configs)
 
     @classmethod
     def simulation(
         cls, client_app: ClientApp, run_config: UserConfig, num_nodes: int, *options: Any
     ) -> Self:
         """A grid whose nodes have the configurations of Flower's simulation engine."""
-        return cls(client_app, run_config, simulated(num_nodes), *options)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """The ids of the nodes that have a context."""
-        return list(self.contexts)
+        return cls(client_app, run_config, Simulated(num_nodes), *options)
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """The replies; `timeout` is not used."""
@@ -152,23 +183,37 @@ class InProcessGrid(LocalGrid):
         if self.cohort.size > 1 and all(kind.startswith("train") for kind in kinds):
             yield from self.cohort.run([partial(self._deliver, message) for message in messages])
             if kinds == {"train"}:
-                context = self.contexts[messages[0].metadata.dst_node_id]
+                context = self.contexts.passing(messages[0].metadata.dst_node_id)
                 self.cohort.warn_if_unused(str(context.run_config.get("method", "the method")))
         else:
             yield from map(self._deliver, messages)
 
     def _deliver(self, message: Message) -> Message:
         self._pause()
-        context = self.contexts.get(message.metadata.dst_node_id)
-        if context is None:
+        node = message.metadata.dst_node_id
+        if node not in self.contexts:
             return error_reply(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
+        context = self.contexts.passing(node)
         reply = respond(self.client_app, message, context)
+        self.contexts.keep(node, context)
         return with_id(reply)
 
 
-def simulated(num_nodes: int) -> list[UserConfig]:
-    """The node configurations of Flower's simulation engine, with ``simulated`` added."""
-    return [simulated_node(i, num_nodes) for i in range(num_nodes)]
+class Simulated(Sequence[UserConfig]):
+    """The node configurations of Flower's simulation engine, with ``simulated`` and `more` added.
+    Each is made when it is read."""
+
+    def __init__(self, num_nodes: int, **more: bool) -> None:
+        self._num_nodes, self._more = num_nodes, more
+
+    def __len__(self) -> int:
+        return self._num_nodes
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(self._num_nodes)[index]]
+        number = range(self._num_nodes)[index]
+        return {**simulated_node(number, self._num_nodes), **self._more}
 
 
 def simulated_node(number: int, num_nodes: int) -> UserConfig:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from clients.failures import error_line
-from fedapps.engines.grid import InProcessGrid, Pause, no_pause, simulated
+from fedapps.engines.grid import InProcessGrid, Pause, Simulated, no_pause
 from fedapps.engines.jobs import POLL_SECONDS, Apps, Follow, Job
 from fedapps.methods import METHODS
 from fedapps.node.bridge import DEBUG
@@ -26,7 +26,7 @@ def run_in_process(
     apps: Apps, config: Config, pause: Pause = no_pause, *, debug: bool = False
 ) -> None:
     """One run on the in-process grid; with `debug` the first error of a client is raised."""
-    nodes = [{**node, DEBUG: debug} for node in simulated(int(config["num-clients"]))]
+    nodes = Simulated(int(config["num-clients"]), **{DEBUG: debug})
     grid = InProcessGrid(apps.client_app(), config, nodes, int(config["cohort"]), pause)
     apps.run(grid, config, "in-process")
 

@@ -16,7 +16,7 @@ import ray
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.engines.grid import InProcessGrid, UserConfig, with_records
+from fedapps.engines.grid import Contexts, UserConfig, respond, with_id, with_records
 from fedapps.engines.memory_files import MemoryFiles
 
 AHEAD = 2  # batches that are sent to an actor, so that it never waits for the driver
@@ -71,7 +71,7 @@ class Actor:
 
     def begin(self, run_config: UserConfig, node_configs: Sequence[UserConfig]) -> tuple[str, int]:
         """Begin a run. Returns the machine's id in Ray, and the number of files in memory."""
-        self.grid = InProcessGrid(self.client_app, run_config, node_configs)
+        self.contexts = Contexts(run_config, node_configs)
         return machine_id(), len(self.files)
 
     def answer(self, messages: list[Message] | None, refs: list[Refs], file: int) -> list[Any]:
@@ -83,15 +83,14 @@ class Actor:
         answers, states = [], []
         for message, (shared, state) in zip(self.files.read(file, messages), refs, strict=True):
             started = time.perf_counter()
-            context = self.grid.contexts[message.metadata.dst_node_id]
+            context = self.contexts.passing(message.metadata.dst_node_id)
             before = {} if state is None else dict(ray.get(state))
             context.state = RecordDict(before)
             for key, ref in shared.items():
                 message.content[key] = self.records[ref]
-            (reply,) = self.grid.answer([message], None)
+            reply = with_id(respond(self.client_app, message, context))
             changed = any(before.get(k) is not record for k, record in context.state.items())
             states.append(context.state if changed else None)
-            context.state = RecordDict()
             answers.append(Answer(reply, time.perf_counter() - started, changed))
         return [self.files.write(file, answers), *states]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from fedapps.engines.grid import Pause, simulated
+from fedapps.engines.grid import Pause, Simulated
 from fedapps.engines.jobs import Apps, Follow, Job
 from fedapps.engines.process import run_in_turn
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
@@ -32,7 +32,7 @@ def run_on_ray(jobs: list[Job], apps: Apps, gpus: float, address: str, follow: F
         with Actors(apps.client_app, gpus=gpus) as actors:
 
             def carry_out(config: Config, pause: Pause) -> None:
-                nodes = simulated(int(config["num-clients"]))
+                nodes = Simulated(int(config["num-clients"]))
                 apps.run(RayGrid(actors, config, nodes, check, pause), config, "ray")
 
             run_in_turn(jobs, carry_out, follow, check)

@@ -87,13 +87,13 @@ def test_fedavg_does_the_steps_of_the_hand_written_loop(work, small):
     assert engines.in_process() == [(what, 110 / 105, "1.05", "110.00 / 105.00 a round")]
 
 
-@pytest.mark.parametrize("method", turn.PERSONAL)
+@pytest.mark.parametrize("method", turn.METHODS)
 def test_turns_and_their_loop_agree(method, small, monkeypatch):
     """25 clients a turn of two steps each; a loop at another learning rate is refused."""
     small(turn, ROUNDS={2: 2}, LIMITS={2: "1.5"}, REPEATS=1)
     assert turn.in_process("digits", method, 2).what == f"{method} in process, digits, 2 steps"
-    real = turn.loop
-    monkeypatch.setattr(turn, "loop", lambda config, n: real(config | {"lr": 0.11}, n))
+    real, faster = turn.loop, {"lr": 0.11, "pfedhn.lr": 0.0055}
+    monkeypatch.setattr(turn, "loop", lambda config, n: real(config | faster, n))
     with pytest.raises(RuntimeError, match="differ by"):
         turn.in_process("digits", method, 2)
 

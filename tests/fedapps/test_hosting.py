@@ -8,7 +8,7 @@ from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from tiny import SMALL, Watched, bits, states
 
 from fedapps.clientapp import app, host
-from fedapps.engines.grid import InProcessGrid, simulated
+from fedapps.engines.grid import InProcessGrid, Simulated
 from fedapps.engines.hosting import (
     ASK,
     TABLE,
@@ -38,7 +38,7 @@ def configuration(method, **changes):
 
 
 def on_three_nodes(config, client_app=host, grid=InProcessGrid):
-    inner = grid(client_app, config, simulated(3))
+    inner = grid(client_app, config, Simulated(3))
     return run(HostingGrid(inner, 7, 60.0), config, "in-process"), inner
 
 
@@ -116,7 +116,7 @@ class Answers(InProcessGrid):
     """Sends back the replies that it is given, without any ClientApp."""
 
     def __init__(self, replies, count):
-        super().__init__(app, SMALL, simulated(count))
+        super().__init__(app, SMALL, Simulated(count))
         self.replies = replies
 
     def _deliver(self, message):
@@ -179,7 +179,7 @@ def test_nodes_that_come_late_outvote_one_of_another_number(lie, caplog):
 
 def test_too_few_clients_are_told_with_the_nodes_that_are_refused_and_why():
     """Of three nodes the first two are there, with clients 0, 3 and 1, 4, and one of two nodes."""
-    hosts = HostingGrid(InProcessGrid(host, SMALL, [*simulated(3)[:2], *simulated(2)[:1]]), 6, 9.0)
+    hosts = HostingGrid(InProcessGrid(host, SMALL, [*Simulated(3)[:2], *Simulated(2)[:1]]), 6, 9.0)
     with pytest.raises(RuntimeError) as error:
         Roster(6, 0.0, "").present(hosts, {"method": "fedavg"}, 9.0)
     assert str(error.value) == (

@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 from tiny import SMALL, bits
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, simulated
+from fedapps.engines.grid import InProcessGrid, Simulated
 from fedapps.engines.ray_actors import Actors, machine_id
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid
@@ -54,7 +54,7 @@ def test_a_machine_that_is_lost_costs_nothing(cluster, tmp_path):
     with ray_cluster(cluster):
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         with Actors(losing(tmp_path / "lost", machine_id()), 2) as actors:
-            result = run(RayGrid(actors, config, simulated(6)), config, "ray")
+            result = run(RayGrid(actors, config, Simulated(6)), config, "ray")
     assert (tmp_path / "lost").exists()
     alone = run(InProcessGrid.simulation(app, config, 6), config, "in-process")
     assert bits(result) == bits(alone)

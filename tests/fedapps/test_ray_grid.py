@@ -18,7 +18,7 @@ from tiny import SMALL, UNUSUAL, Cut, bits, cut_before, left
 import partitions
 from clients.arrays import from_record, to_record
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, simulated, with_ids
+from fedapps.engines.grid import InProcessGrid, Simulated, with_ids
 from fedapps.engines.memory_files import MEMORY, MemoryFiles
 from fedapps.engines.ray_actors import AHEAD, Actors
 from fedapps.engines.ray_engine import ray_cluster
@@ -95,7 +95,7 @@ def in_process(config):
 
 
 def on_actors(actors, config):
-    return run(RayGrid(actors, config, simulated(6)), config, "ray")
+    return run(RayGrid(actors, config, Simulated(6)), config, "ray")
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedtta++", "odpfl-hn", "lg-fedavg", "pfl-nearest"])
@@ -132,7 +132,7 @@ def test_messages_and_answers_go_by_files_without_names(actors, monkeypatch):
     monkeypatch.setattr(MemoryFiles, "write", write)
     monkeypatch.setattr(MemoryFiles, "read", read)
     config = configuration("pfedhn")  # every client's message has arrays of its own
-    grid = RayGrid(actors, config, simulated(6))
+    grid = RayGrid(actors, config, Simulated(6))
     run(grid, config, "ray")
     assert len(returned) == len(given) >= 6
     assert {*returned, *given} == {None}
@@ -153,7 +153,7 @@ def test_without_files_in_memory_the_bits_are_the_same(actors, monkeypatch):
     monkeypatch.setattr(MemoryFiles, "create", out_of_reach)
     for actor in [*actors.all]:
         actors.replace(actor)
-    grid = RayGrid(actors, config, simulated(6))
+    grid = RayGrid(actors, config, Simulated(6))
     assert bits(run(grid, config, "ray")) == bits(in_process(config))
     assert not any(len(actors.files[actor]) for actor in grid._machines)
     monkeypatch.undo()
@@ -168,7 +168,7 @@ def test_what_a_private_client_has_answered_outlives_its_actor(actors):
     _, arrays = method_model("odpfl-hn", config, partitions.task(config))
     gamma = {name: a for name, a in arrays.items() if name.startswith("encoder.")}
     node = int(np.flatnonzero(partitions.federation(config).novel)[0]) + 1
-    grid = RayGrid(actors, config, simulated(6))
+    grid = RayGrid(actors, config, Simulated(6))
 
     def asked(encoder):
         content = {"arrays": to_record(encoder), "config": ConfigRecord({"method": "odpfl-hn"})}
@@ -205,7 +205,7 @@ def queries(grid):
 def begun(actors, count, **changes):
     """A grid of so many nodes, all of whose actors have begun."""
     config = configuration("fedavg", **{"num-clients": count, "rounds": 0} | changes)
-    grid = RayGrid(actors, config, simulated(count))
+    grid = RayGrid(actors, config, Simulated(count))
     list(grid.answer(with_ids(queries(grid)), 60))
     while grid._starting:
         list(grid.answer(with_ids(queries(grid)), 60))
@@ -299,7 +299,7 @@ def test_a_client_that_never_answers_costs_the_timeout_and_its_batch(actors, ord
     """Ten seconds for round 2, whose actors have answered before: enough for all others."""
     config = configuration("fedavg", **ALL)
     ordered("sleep")
-    grid = RayGrid(actors, config, simulated(6))
+    grid = RayGrid(actors, config, Simulated(6))
 
     def impatient(answer, messages, timeout):
         return answer(messages, 10.0 if any(map(trains_in_round_2, messages)) else timeout)
@@ -337,7 +337,7 @@ def test_a_run_that_is_interrupted_stops_between_replies(actors):
             raise Cut
 
     with pytest.raises(Cut):
-        run(RayGrid(actors, config, simulated(6), pause=pause), config, "ray")
+        run(RayGrid(actors, config, Simulated(6), pause=pause), config, "ray")
     assert len(waited) == 3
 
 

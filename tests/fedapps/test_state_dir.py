@@ -13,7 +13,7 @@ from tiny import NEEDS, WEE, Watched, cut_before, federate, left
 import fedapps
 import partitions
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, simulated
+from fedapps.engines.grid import InProcessGrid, Simulated
 from fedapps.serverapp import run
 from fedapps.service.run import opened
 from fedapps.service.serving import serve_once
@@ -30,7 +30,7 @@ def go(folder, state, method="fedper", **changes):
     config = SMALL | NEEDS.get(method, {}) | {"method": method, "output-dir": str(folder)} | changes
     nodes = [
         own | ({"state-dir": str(state / str(own["partition-id"]))} if state else {})
-        for own in simulated(4)
+        for own in Simulated(4)
     ]
     run(InProcessGrid(app, config, nodes), config, "deployment")
     return left(folder)

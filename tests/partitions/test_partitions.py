@@ -129,3 +129,31 @@ def test_a_shared_tensor_is_moved_once():
     del x, one, two
     gc.collect()
     assert gone() is None  # nor is it kept there when nobody has it here
+
+
+def test_shares_that_memory_does_not_keep_are_cut_again_the_same(monkeypatch):
+    """Of 6 clients, two at a time: rows, corrupted inputs, labels, permutations, shots and all."""
+    changes = {"num_clients": 6, "train_fraction": 0.5, "partition.corruptions": "gaussian-noise",
+               "partition.novel-corruptions": "shot-noise", "partition.permuted-labels": True,
+               "partition.test-fraction": 0.2, "partition.test-shift": "mixture",
+               "partition.labeled-clients": 0.7, "novel_shots": 2}  # fmt: skip
+    fed = federation(**changes)
+    first = [fed.share(i) for i in range(6)]
+    assert all(fed.share(i) is share for i, share in enumerate(first))
+    monkeypatch.setattr("partitions.base.SHARES_KEPT", 2)
+    bounded = federation(**changes)
+    for turn in (range(6), (3, 5, 0, 4, 1, 2)):
+        for i in turn:
+            share = bounded.share(i)
+            assert bounded.share(i) is share
+            for part in ("train", "validation", "everything", "test"):
+                one, other = getattr(first[i], part), getattr(share, part)
+                assert (one is None) == (other is None)
+                if one is not None:
+                    for a, b in zip(one[:], other[:], strict=True):
+                        assert torch.equal(a, b)
+            assert share.attributes == first[i].attributes
+    before = bounded.share(2)
+    for i in range(6):
+        bounded.share(i)
+    assert bounded.share(2) is not before

@@ -45,8 +45,7 @@ def moves(users, runs):
     they start, in units of C / (q N)."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     grid = InProcessGrid.simulation(app, {}, 3)
-    for other in set(grid.contexts) - set(users):
-        del grid.contexts[other]
+    grid.get_node_ids = lambda: users
     strategy, at = FedAvg(privacy=fresh(), min_available_nodes=len(users)), []
 
     def note(number, arrays):

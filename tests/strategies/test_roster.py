@@ -108,3 +108,37 @@ def test_nodes_at_the_start_have_longer_to_answer():
 def test_the_roster_is_cut_to_one_network():
     grid, _ = federation(*({"client": i, "model": "ab"[i % 2]} for i in (1, 2, 3)))
     assert look(Roster(3, 0.0, "b"), grid, 1, 2, 3) == ([(1, 1), (3, 3)], {})
+
+
+def test_nodes_are_asked_in_batches(monkeypatch):
+    """Of two at once: node 1, which gives no client id, still gives way to node 3."""
+    monkeypatch.setattr("strategies.roster.ASKED_AT_ONCE", 2)
+    grid, _ = federation({}, {"client": 7}, {"client": 1}, {"client": 4}, {"client": 0})
+    answers, asked = grid.send_and_receive, []
+
+    def noted(messages, timeout):
+        asked.append([message.metadata.dst_node_id for message in messages])
+        return answers(messages, timeout=timeout)
+
+    grid.send_and_receive = noted
+    found = look(Roster(5, 0.0, ""), grid, *range(1, 6))
+    assert found == ([(0, 5), (1, 3), (4, 4), (7, 2)], {"identity": 1})
+    assert asked == [[1, 2], [3, 4], [5]]
+
+
+def test_nodes_with_equal_properties_share_them():
+    """They differ in their ids alone; a hundred thousand nodes then take little memory."""
+    grid, _ = federation(*({"client": i, "num-examples": 20 + i // 3} for i in range(4)))
+    first, second, third, other = Roster(4, 0.0, "").present(grid, {}, 1.0)
+    assert first.properties == {OFFERS: "", "num-examples": 20}
+    assert first.properties is second.properties is third.properties
+    assert other.properties == {OFFERS: "", "num-examples": 21}
+
+
+def test_the_list_of_nodes_is_made_again_when_nodes_join_or_leave():
+    grid, _ = federation({"client": 7}, {"client": 5}, {"client": 6})
+    roster = Roster(1, 0.0, "")
+    first = roster.present(grid, {}, 1.0)
+    assert roster.present(grid, {}, 1.0) is first
+    assert look(roster, grid, 2, 3) == ([(5, 2), (6, 3)], {})
+    assert look(roster, grid, 1, 2, 3) == ([(5, 2), (6, 3), (7, 1)], {})
