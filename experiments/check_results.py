@@ -1,10 +1,10 @@
 """Runs the results pages' commands, cut short: ``python -m experiments.check_results [PAGE…]``.
 
 Every indented ``fedapps`` command of docs/results runs in the order of its page, in a new folder
-with a copy of the experiments: two rounds, one seed, the first two values of a grid. Prints a line
-a command, and the end of what a failed one printed; the exit code is the number of failures. MNIST
-and Fashion-MNIST are looked for in FEDAPPS_DATA_DIR; a command whose data set is missing is
-skipped."""
+with a copy of the experiments: two rounds, one seed, the first two values of a grid, 20 clients
+where a file has 100. Prints a line a command, and the end of what a failed one printed; the exit
+code is the number of failures. MNIST and Fashion-MNIST are looked for in FEDAPPS_DATA_DIR; a
+command whose data set is missing is skipped."""
 
 import os
 import re
@@ -50,11 +50,12 @@ def shortened(command: str) -> str:
 
 
 def copy_experiments(folder: Path) -> None:
-    """The experiments' files, their methods' rounds cut to two."""
+    """The experiments' files, their methods' rounds cut to two and 100 clients to 20."""
     for file in (ROOT / "experiments").rglob("*.toml"):
         copy = folder / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(re.sub(SET.format("rounds|novel-rounds"), r"\1=2", file.read_text("utf-8")))
+        text = re.sub(SET.format("rounds|novel-rounds"), r"\1=2", file.read_text("utf-8"))
+        copy.write_text(re.sub(r"(?m)^(num-clients = )100$", r"\g<1>20", text))
 
 
 def outcome(code: int, printed: str) -> str:

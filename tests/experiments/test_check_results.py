@@ -48,13 +48,15 @@ def test_the_pages_commands_are_found():
     assert [command for command in found if names.search(command.replace("$D", ""))] == []
 
 
-def test_a_methods_rounds_in_a_file_are_cut(tmp_path):
-    """Figure 2's file has 5000 rounds for pFedHN, 1000 for the others and 100 novel rounds."""
+def test_an_experiments_file_is_cut(tmp_path):
+    """Figure 2's file has 100 clients, for pFedHN 5000 rounds and 100 novel rounds."""
     copy_experiments(tmp_path)
     file = "experiments/pfedhn/figure2-novel.toml"
     text, short = ((root / file).read_text("utf-8") for root in (ROOT, tmp_path))
     assert '"pfedhn novel-rounds=100 fraction-train=0.0112 rounds=5000"' in text
     assert '"pfedhn novel-rounds=2 fraction-train=0.0112 rounds=2"' in short
+    assert "\nnum-clients = 100\n" in text
+    assert "\nnum-clients = 20\n" in short
 
 
 def test_a_command_that_fails_is_reported(tmp_path):
