@@ -2,9 +2,9 @@
 
 Every indented ``fedapps`` command of docs/results runs in the order of its page, in a new folder
 with a copy of the experiments: two rounds, one seed, the first two values of a grid, 20 clients
-where a file has 100. Prints a line a command, and the end of what a failed one printed; the exit
-code is the number of failures. MNIST and Fashion-MNIST are looked for in FEDAPPS_DATA_DIR; a
-command whose data set is missing is skipped."""
+where a file has 100 and 90 where it has 900. Prints a line a command, and the end of what a failed
+one printed; the exit code is the number of failures. MNIST and Fashion-MNIST are looked for in
+FEDAPPS_DATA_DIR; a command whose data set is missing is skipped."""
 
 import os
 import re
@@ -25,6 +25,7 @@ VALUES = {  # of the placeholders in commands
     r"\bS\b": "step",
 }
 SHORT = ("rounds", "evaluate-every")
+CLIENTS = {100: 20, 900: 90}  # of a file, and of its short run
 SET = r"(?<=[ \"])({})=[1-9]\d*"
 
 
@@ -50,12 +51,14 @@ def shortened(command: str) -> str:
 
 
 def copy_experiments(folder: Path) -> None:
-    """The experiments' files, their methods' rounds cut to two and 100 clients to 20."""
+    """The experiments' files, their methods' rounds cut to two, 100 clients to 20, 900 to 90."""
     for file in (ROOT / "experiments").rglob("*.toml"):
         copy = folder / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         text = re.sub(SET.format("rounds|novel-rounds"), r"\1=2", file.read_text("utf-8"))
-        copy.write_text(re.sub(r"(?m)^(num-clients = )100$", r"\g<1>20", text))
+        for many, few in CLIENTS.items():
+            text = re.sub(rf"(?m)^(num-clients = ){many}$", rf"\g<1>{few}", text)
+        copy.write_text(text)
 
 
 def outcome(code: int, printed: str) -> str:

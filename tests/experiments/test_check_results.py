@@ -57,6 +57,8 @@ def test_an_experiments_file_is_cut(tmp_path):
     assert '"pfedhn novel-rounds=2 fraction-train=0.0112 rounds=2"' in short
     assert "\nnum-clients = 100\n" in text
     assert "\nnum-clients = 20\n" in short
+    users = tmp_path / "experiments/fedembed/mnist-balanced.toml"
+    assert "\nnum-clients = 90\n" in users.read_text("utf-8")
 
 
 def test_a_command_that_fails_is_reported(tmp_path):
