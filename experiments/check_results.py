@@ -1,9 +1,10 @@
 """Runs the results pages' commands, cut short: ``python -m experiments.check_results [PAGE…]``.
 
-Every indented ``fedapps`` command of docs/results runs in the order of its page, in a new folder:
-two rounds, one seed, the first two values of a grid. Prints a line a command, and the end of what
-a failed one printed; the exit code is the number of failures. MNIST and Fashion-MNIST are looked
-for in FEDAPPS_DATA_DIR."""
+Every indented ``fedapps`` command of docs/results runs in the order of its page, in a new folder
+with a copy of the experiments: two rounds, one seed, the first two values of a grid, 20 clients
+where a file has 100 and 90 where it has 900. Prints a line a command, and the end of what a failed
+one printed; the exit code is the number of failures. MNIST and Fashion-MNIST are looked for in
+FEDAPPS_DATA_DIR; a command whose data set is missing is skipped."""
 
 import os
 import re
@@ -24,6 +25,8 @@ VALUES = {  # of the placeholders in commands
     r"\bS\b": "step",
 }
 SHORT = ("rounds", "evaluate-every")
+CLIENTS = {100: 20, 900: 90}  # of a file, and of its short run
+SET = r"(?<=[ \"])({})=[1-9]\d*"
 
 
 def blocks(text: str) -> list[str]:
@@ -39,18 +42,38 @@ def shortened(command: str) -> str:
     if not command.startswith("fedapps run"):
         return command
     command = re.sub(r" ([^\s=,\"]+=[^\s,\"]+,[^\s,\"]+),[^\s\"]+", r" \1", command)
-    command = command.replace(" experiments/", f" {ROOT}/experiments/")
+    command = re.sub(SET.format("novel-rounds"), r"\1=2", command)
     for name in SHORT:
-        command = re.sub(rf"(?<=[ \"]){name}=[1-9]\d*", f"{name}=2", command)
+        command = re.sub(SET.format(name), r"\1=2", command)
         if f"{name}=" not in command and "--from" not in command:
             command += f" {name}=2"
     return command if "--seeds" in command else command + " --seeds 0"
 
 
-def run_page(page: Path) -> Iterable[tuple[str, str]]:
-    """Each command of a page, with the end of what it printed if it failed."""
+def copy_experiments(folder: Path) -> None:
+    """The experiments' files, their methods' rounds cut to two, 100 clients to 20, 900 to 90."""
+    for file in (ROOT / "experiments").rglob("*.toml"):
+        copy = folder / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        text = re.sub(SET.format("rounds|novel-rounds"), r"\1=2", file.read_text("utf-8"))
+        for many, few in CLIENTS.items():
+            text = re.sub(rf"(?m)^(num-clients = ){many}$", rf"\g<1>{few}", text)
+        copy.write_text(text)
+
+
+def outcome(code: int, printed: str) -> str:
+    """``ok``, ``skipped`` and the missing data set, or ``FAILED``."""
+    missing = re.search(r"dataset '([^']+)' was not found", printed)
+    if code and missing:
+        return f"skipped, without the data of {missing[1]}"
+    return "FAILED" if code else "ok"
+
+
+def run_page(page: Path) -> Iterable[tuple[str, str, str]]:
+    """Each command of a page, its outcome, and the end of what it printed if it failed."""
     variables = ""
     with tempfile.TemporaryDirectory() as folder:
+        copy_experiments(Path(folder))
         for number, line in enumerate(blocks(page.read_text("utf-8"))):
             command = shortened(line)
             if command.startswith("fedapps run") and "--output" not in command:
@@ -66,16 +89,18 @@ def run_page(page: Path) -> Iterable[tuple[str, str]]:
                 text=True,
                 check=False,
             )
-            yield command, (done.stdout + done.stderr)[-500:] if done.returncode else ""
+            printed = done.stdout + done.stderr
+            found = outcome(done.returncode, printed)
+            yield command, found, printed[-500:] if found == "FAILED" else ""
 
 
 def main(pages: list[Path]) -> int:
     """The number of commands that fail."""
     failures = 0
     for page in pages or sorted(PAGES.glob("*.md")):
-        for command, error in run_page(page):
-            failures += bool(error)
-            print(f"{page.name}: {'FAILED' if error else 'ok'}: {command}\n{error}", flush=True)
+        for command, found, error in run_page(page):
+            failures += found == "FAILED"
+            print(f"{page.name}: {found}: {command}\n{error}", flush=True)
     return failures
 
 

@@ -384,7 +384,7 @@ NAMED = {
         extends="pfl-ensemble",
     ),
     "pfl-ensemble": _method(
-        "strategies.pfl:PFL",
+        "strategies.pfl:PFLEnsemble",
         "clients.pfl:PFLClient",
         "Amosy et al., 2023",
         "the mean logits of all personal models",

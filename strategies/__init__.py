@@ -23,6 +23,7 @@ _MODULES = {
     "LGFedAvg": "strategies.lgfedavg",
     "ODPFLHN": "strategies.odpfl_hn",
     "PFL": "strategies.pfl",
+    "PFLEnsemble": "strategies.pfl",
     "PFLNearest": "strategies.pfl",
     "PFedHN": "strategies.pfedhn",
     "PFedKM": "strategies.preference",

@@ -2,8 +2,8 @@
 6.2; Ye et al., section 4.1), trained by FedPer or pFedHN.
 
 PFL-sampled: the expected accuracy of a random training client's model. PFL-nearest: the model of
-the training client at the smallest A-distance. PFL-ensemble: the mean of all models' logits.
-No limit protects novel clients from a liar, whose model they get as it is
+the training client at the smallest A-distance. PFL-ensemble: the mean of all models' logits, or
+of a random share's. No limit protects novel clients from a liar, whose model they get as it is
 (docs/reference/failures.md)."""
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,8 @@ from torch import nn
 from clients.arrays import Arrays, prefixed
 from clients.optimizers import Optimizer
 from clients.pfl import BASE, HEAD
+from partitions.seeds import seed_of
+from partitions.settings import setting
 from strategies.base import PersonalizedStrategy
 from strategies.distances import a_distances
 from strategies.fedavg import FedAvg
@@ -113,6 +115,24 @@ class PFL(PersonalizedStrategy):
     def _present_trainer(self) -> PersonalizedStrategy:
         self.trainer.nodes, self.trainer.now = self.nodes, self.now
         return self.trainer
+
+
+class PFLEnsemble(PFL):
+    """With `ensemble_share` below 1, novel clients get the models of the same random clients, as
+    many as that share of those that answered, at least one (0.5 in Ye et al.'s released program).
+    """
+
+    ensemble_share = setting(1.0, "share of the training clients' models that count", "(0, 1]")
+
+    def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
+        """The personal models of the drawn clients; all of them by default."""
+        models = self.personal_models(arrays)
+        owners = sorted({int(name.partition("/")[0]) for name in models})
+        count = max(1, round(self.ensemble_share * len(owners)))
+        generator = np.random.default_rng(seed_of(self.seed, "ensemble"))
+        drawn = set(generator.permutation(owners)[:count].tolist())
+        kept = {n: a for n, a in models.items() if int(n.partition("/")[0]) in drawn}
+        return dict.fromkeys(novel, kept)
 
 
 class PFLNearest(PFL):

@@ -4,7 +4,15 @@ import re
 
 import pytest
 
-from experiments.check_results import PAGES, ROOT, blocks, run_page, shortened
+from experiments.check_results import (
+    PAGES,
+    ROOT,
+    blocks,
+    copy_experiments,
+    outcome,
+    run_page,
+    shortened,
+)
 
 
 @pytest.mark.parametrize(
@@ -12,7 +20,7 @@ from experiments.check_results import PAGES, ROOT, blocks, run_page, shortened
     [
         (
             'fedapps run experiments/a.toml --methods "b rounds=50" --seeds 0,1 lr=0.1,0.2,0.3',
-            f'fedapps run {ROOT}/experiments/a.toml --methods "b rounds=2" --seeds 0 lr=0.1,0.2 '
+            'fedapps run experiments/a.toml --methods "b rounds=2" --seeds 0 lr=0.1,0.2 '
             "evaluate-every=2",
         ),
         (
@@ -22,7 +30,7 @@ from experiments.check_results import PAGES, ROOT, blocks, run_page, shortened
         ),
         (
             "fedapps run --from out/a-seedN novel-rounds=20 rounds=0",
-            "fedapps run --from out/a-seed0 novel-rounds=20 rounds=0 --seeds 0",
+            "fedapps run --from out/a-seed0 novel-rounds=2 rounds=0 --seeds 0",
         ),
         ("fedapps table out --across seed", "fedapps table out --across seed"),
     ],
@@ -40,10 +48,30 @@ def test_the_pages_commands_are_found():
     assert [command for command in found if names.search(command.replace("$D", ""))] == []
 
 
+def test_an_experiments_file_is_cut(tmp_path):
+    """Figure 2's file has 100 clients, for pFedHN 5000 rounds and 100 novel rounds."""
+    copy_experiments(tmp_path)
+    file = "experiments/pfedhn/figure2-novel.toml"
+    text, short = ((root / file).read_text("utf-8") for root in (ROOT, tmp_path))
+    assert '"pfedhn novel-rounds=100 fraction-train=0.0112 rounds=5000"' in text
+    assert '"pfedhn novel-rounds=2 fraction-train=0.0112 rounds=2"' in short
+    assert "\nnum-clients = 100\n" in text
+    assert "\nnum-clients = 20\n" in short
+    users = tmp_path / "experiments/fedembed/mnist-balanced.toml"
+    assert "\nnum-clients = 90\n" in users.read_text("utf-8")
+
+
 def test_a_command_that_fails_is_reported(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("    fedapps list methods\n    fedapps table nothing\n")
-    (first, good), (second, bad) = run_page(page)
-    assert (first, second) == ("fedapps list methods", "fedapps table nothing")
-    assert not good
-    assert "nothing" in bad
+    good, bad = run_page(page)
+    assert good == ("fedapps list methods", "ok", "")
+    assert bad[:2] == ("fedapps table nothing", "FAILED")
+    assert "nothing" in bad[2]
+
+
+def test_a_command_without_its_data_is_skipped():
+    missing = "error: dataset 'fashion-mnist' was not found. Give it in one of three ways"
+    assert outcome(2, missing) == "skipped, without the data of fashion-mnist"
+    assert outcome(2, "error: unknown method 'fedpr'") == "FAILED"
+    assert outcome(0, "") == "ok"

@@ -13,7 +13,7 @@ from clients.pfl import PFLClient, PFLSampledClient
 from partitions.shares import Samples
 from strategies import pfl
 from strategies.distances import a_distances
-from strategies.pfl import PFL, PFLNearest
+from strategies.pfl import PFL, PFLEnsemble, PFLNearest
 from strategies.replies import Node, Update
 from strategies.round import Round
 
@@ -183,6 +183,31 @@ def test_nearest_by_hand(monkeypatch):
     assert measured == [[7, 8], [9]]
     strategy.nodes = novel
     assert offered(novel[1:]) == {8: {"1/w": 1}, 9: {"5/w": 5}}
+
+
+def offered_by_ensemble(seed, share):
+    """The training clients whose models two novel clients get, of 3, 4, 10, 11 and 12."""
+    strategy = PFLEnsemble(seed=seed, ensemble_share=share)
+    strategy.exchange = lambda action, payloads, config=None, like=None: [
+        update(n.client, {"w": np.full(1, n.client)}) for n in payloads
+    ]
+    strategy.nodes = [Node(i, 50 + i) for i in (3, 4, 10, 11, 12)]
+    novel = [Node(i, 50 + i, novel=True) for i in (7, 8)]
+    first, second = strategy.personalize(strategy.initialize({"w": np.zeros(1)}), novel).values()
+    assert first is second
+    assert all(name == f"{a.item()}/w" for name, a in first.items())
+    return [int(a.item()) for a in first.values()]
+
+
+def test_a_share_of_the_ensemble():
+    """0.4 of five are two, 0.01 is at least one; seeds draw other clients, a seed the same ones."""
+    everyone = [3, 4, 10, 11, 12]
+    assert offered_by_ensemble(0, 1.0) == everyone
+    assert len(offered_by_ensemble(0, 0.01)) == 1
+    halves = [offered_by_ensemble(seed, 0.4) for seed in range(8)]
+    assert {len(half) for half in halves} == {2}
+    assert set().union(*halves) == set(everyone)
+    assert offered_by_ensemble(3, 0.4) == halves[3]
 
 
 def test_the_base_is_in_the_same_round_at_the_same_rates():
