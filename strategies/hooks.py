@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from clients.arrays import Arrays
 from clients.optimizers import Optimizer
-from clients.protocol import LR_FACTOR, RUN_TOKEN, SELECT, UNLABELED, lr_factor
+from clients.protocol import LR_FACTOR, RUN_TOKEN, SELECT, lr_factor
 from partitions.seeds import SEED, seed_of
 from partitions.settings import COUNT, SECONDS, SOME, WEIGHT, Configured, setting
 from strategies.messages import Messenger
@@ -243,9 +243,7 @@ class Hooks(Configured, Strategy):
         """The training nodes that are present, by client id; those without labels only if the
         method `trains_unlabeled` ones."""
         nodes = [node for node in self.nodes if not node.novel]
-        if self.trains_unlabeled:
-            return nodes
-        return [node for node in nodes if not node.properties.get(UNLABELED)]
+        return [node for node in nodes if self.trains_unlabeled or not node.unlabeled]
 
     def draw(
         self, purpose: str, nodes: Sequence[Node], fraction: float, later: int = 0

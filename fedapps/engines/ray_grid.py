@@ -19,7 +19,6 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
 from fedapps.engines.grid import LocalGrid, Pause, UserConfig, error_reply, no_pause
-from fedapps.engines.hosting import OPENING
 from fedapps.engines.ray_actors import AHEAD, Actors, Answer, Refs, SharedRecords, machine_id
 
 # A batch is this part of an actor's share of the remaining seconds. A message costs the driver
@@ -178,8 +177,7 @@ class RayGrid(LocalGrid):
         answers: list[Answer] = self._actors.files[batch.actor].read(batch.file, returned)
         local = self._machines[batch.actor] == machine_id()
         for task, answer, state in zip(batch.tasks, answers, batch.states, strict=True):
-            if (kind := task.message.metadata.message_type) != OPENING:  # it comes once
-                self._seconds[task.node, kind] = answer.seconds
+            self._seconds[task.node, task.message.metadata.message_type] = answer.seconds
             self._late.discard(task.node)
             if answer.changed:  # a copy on this machine outlives the actor's machine
                 self._states[task.node] = state if local else ray.put(ray.get(state))

@@ -186,6 +186,7 @@ LENIENT = {
     "FedTTA": ({}, one_model(plain)),
     "FedAMP": ({}, clouds),
     "PFL": ({}, one_model(by_samples)),
+    "PFLEnsemble": ({}, one_model(by_samples)),
     "PFLNearest": ({}, one_model(by_samples)),
     "PFedKM": ({"server_lr": 0.01, "sub_populations": 2}, one_model(Adam)),
 }
