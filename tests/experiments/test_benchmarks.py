@@ -92,7 +92,9 @@ def test_turns_and_their_loop_agree(method, small, monkeypatch):
     """25 clients a turn of two steps each; a loop at another learning rate is refused."""
     small(turn, ROUNDS={2: 2}, LIMITS={2: "1.5"}, REPEATS=1)
     assert turn.in_process("digits", method, 2).what == f"{method} in process, digits, 2 steps"
-    real, faster = turn.loop, {"lr": 0.11, "pfedhn.lr": 0.0055}
+    real, config = turn.loop, turn.protocol("digits", method, 2)
+    key = f"{method}.lr" if f"{method}.lr" in config else "lr"
+    faster = {key: 1.1 * float(config[key])}
     monkeypatch.setattr(turn, "loop", lambda config, n: real(config | faster, n))
     with pytest.raises(RuntimeError, match="differ by"):
         turn.in_process("digits", method, 2)
