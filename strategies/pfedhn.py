@@ -126,7 +126,7 @@ class PFedHN(PersonalizedStrategy):
                 self.embedding_dim = max(sizes, key=lambda size: (sizes[size], -size))
             for node, v in sent.items():
                 if v.shape == (self.embedding_dim,):
-                    self._remember(node.client, torch.from_numpy(v))
+                    self._remember(node.client, torch.from_numpy(v.copy()))
                 else:
                     self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
         return [node for node in nodes if node.client in self.embeddings]
