@@ -112,7 +112,8 @@ class Loop:
         """Update the roster: the nodes that are present, by client id."""
         strategy = self.strategy
         config = strategy.common_config | {RUN_TOKEN: strategy.token}
-        strategy.nodes = self.roster.present(strategy.grid, config, strategy.timeout)
+        nodes = self.roster.present(strategy.grid, config, strategy.timeout)
+        strategy.nodes = list(nodes)  # the strategy may change it
         return strategy.nodes
 
     def _meet(self) -> None:

@@ -204,3 +204,15 @@ def test_means_of_foreign_metrics_are_over_their_senders():
     assert dict(foreign_means(records, "n")) == {"a": 5.0, "c": 7.0}
     plain = [RecordDict({"metrics": MetricRecord(one | {"n": 0})}) for one in got]
     assert dict(foreign_means(plain, "n")) == {"a": 4.0, "c": 7.0}
+
+
+def test_a_strategy_may_change_its_list_of_nodes():
+    """All three clients train in both rounds: twice 14 / 6."""
+
+    class Emptying(FedAvg):
+        def aggregate(self, arrays, updates):
+            self.nodes.clear()
+            return super().aggregate(arrays, updates)
+
+    found, _ = go(Emptying(), clients()[0], rounds=2)
+    assert found == pytest.approx(28 / 6)
