@@ -214,5 +214,5 @@ def test_a_strategy_may_change_its_list_of_nodes():
             self.nodes.clear()
             return super().aggregate(arrays, updates)
 
-    found, _ = go(Emptying(), clients()[0], rounds=2)
+    found, _ = go(Emptying(wait=1.0), clients()[0], rounds=2)
     assert found == pytest.approx(28 / 6)
