@@ -167,6 +167,14 @@ class MeanSets(Encoder):
         return self.each(x).mean(0)
 
 
+class MeanSets200(MeanSets):
+    """`mean-200`: `mean` with one hidden layer of 200 units, as the program has it that FedTTA's
+    authors released (784-200-32 on MNIST)."""
+
+    def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
+        super().__init__(target, shape, dim, (200,))
+
+
 class SphereDeepSets(MeanSets):
     """`ds-sphere`: DeepSets of bounded sensitivity (Lemma 2): φ on the unit sphere, mean pooling,
     ψ(z) = √d z, which gives the descriptor's entries the scale of pFedHN's embeddings."""
@@ -190,6 +198,7 @@ ENCODERS: dict[str, Callable[[nn.Module, Shape, int], Encoder]] = {
     "st": SetTransformer,
     "ds-sphere": SphereDeepSets,
     "mean": MeanSets,
+    "mean-200": MeanSets200,
 }
 NAMES = {build: name for name, build in ENCODERS.items()}
 

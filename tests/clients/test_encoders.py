@@ -78,6 +78,19 @@ def test_a_set_and_its_double_are_described_alike(name, model, shape):
         torch.testing.assert_close(encoder(torch.cat([x, x])), encoder(x), rtol=1e-9, atol=1e-11)
 
 
+def test_the_mean_of_a_hidden_layer_of_200():
+    """Units 0 and 1 hold ReLU(x) and ReLU(−x): 3·relu(x) − relu(−x) of (2, −4) has the mean 1."""
+    encoder = make("mean-200", "mlp", (1,), dim=2)
+    assert [p.shape for p in encoder.parameters()] == [(200, 1), (200,), (2, 200), (2,)]
+    with torch.no_grad():
+        for p in encoder.parameters():
+            p.zero_()
+        encoder.fc[0].weight[0, 0], encoder.fc[0].weight[1, 0] = 1.0, -1.0
+        encoder.out.weight[1, 0], encoder.out.weight[1, 1] = 3.0, -1.0
+        x = torch.tensor([[2.0], [-4.0]], dtype=torch.float64)
+        assert encoder(x).tolist() == [0.0, 1.0]
+
+
 def test_an_attention_block_adds_what_it_finds_to_what_it_is_given():
     """MAB: with attention 0 and rFF = ReLU(−2h + 3), x = 1 becomes h = 1, then 1 + 1 = 2; x = 4
     becomes 4 + 0. With attention at a constant 0.5 (its output's bias), x = 1 becomes h = 1.5 and
