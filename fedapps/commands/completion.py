@@ -4,8 +4,6 @@ Nothing of torch or Flower is loaded."""
 
 from collections.abc import Callable, Iterable
 
-NAMED = ("dataset", "partition", "model")
-
 
 def arguments(incomplete: str) -> list[str]:
     """An experiment, ``key=``, or ``key=value`` for keys that have names or choices."""
@@ -16,7 +14,8 @@ def arguments(incomplete: str) -> list[str]:
     known = declared()
     if not typed:
         return _starting(incomplete, [*experiments(), *(f"{key}=" for key in known)])
-    choices = _names(key) if key in NAMED else _choices(known[key].values) if key in known else ()
+    values = known[key].values if key in known else ()
+    choices = _names().get(key, values if isinstance(values, tuple) else ())
     return [f"{key}={choice}" for choice in _starting(value, choices)]
 
 
@@ -33,19 +32,12 @@ def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: _starting(incomplete, names)
 
 
-def _names(key: str) -> Iterable[str]:
+def _names() -> dict[str, Iterable[str]]:
     from clients.models import MODELS
     from partitions.datasets import DATASETS
     from partitions.registry import PARTITIONS
 
-    tables: dict[str, Iterable[str]] = {
-        "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS
-    }  # fmt: skip
-    return tables[key]
-
-
-def _choices(values: str | tuple[str, ...]) -> Iterable[str]:
-    return values if isinstance(values, tuple) else ()
+    return {"dataset": DATASETS, "partition": PARTITIONS, "model": MODELS}
 
 
 def _starting(typed: str, names: Iterable[str]) -> list[str]:

@@ -13,44 +13,8 @@ from fedapps.console import make_console, say_error
 from fedapps.methods import METHODS
 
 Rows = list[dict[str, Any]]
-KINDS = ("methods", "datasets", "partitions", "models", "experiments")
 HEADINGS = {"line": "what it is", "novel clients": "novel clients get"}
 WIDE = {"paper", "privacy", "own client", "options"}  # columns of `--wide`
-
-
-def list_(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help=", ".join(KINDS),
-            autocompletion=completion.one_of(KINDS),
-        ),
-    ],
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List what can be named in a configuration."""
-    console = make_console()
-    if what not in LISTS:
-        say_error(console, f"unknown list {what!r}; known: {', '.join(LISTS)}")
-        raise typer.Exit(2)
-    rows = LISTS[what]()
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
-        return
-    shown = [key for key in (rows[0] if rows else {"nothing yet": ""}) if wide or key not in WIDE]
-    table = Table(box=SIMPLE, pad_edge=False)
-    for key in shown:
-        table.add_column(HEADINGS.get(key, key), no_wrap=key == "name")
-    for row in rows:
-        table.add_row(*(_text(row[key]) for key in shown))
-    console.print(table)
-    if not wide and rows and len(shown) < len(rows[0]):
-        console.print("--wide shows all columns, --json prints them for programs")
-
-
-def _text(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _methods() -> Rows:
@@ -70,14 +34,10 @@ def _methods() -> Rows:
 def _datasets() -> Rows:
     from partitions.datasets import DATASETS, info
 
+    entries = [(name, info(name)) for name in DATASETS]
     return [
-        {
-            "name": name,
-            "shape": str(info(name).shape),
-            "classes": info(name).num_classes,
-            "line": info(name).line,
-        }
-        for name in DATASETS
+        {"name": n, "shape": str(i.shape), "classes": i.num_classes, "line": i.line}
+        for n, i in entries
     ]
 
 
@@ -105,6 +65,39 @@ def _experiments() -> Rows:
     ]
 
 
-LISTS: dict[str, Callable[[], Rows]] = dict(
-    zip(KINDS, (_methods, _datasets, _partitions, _models, _experiments), strict=True)
-)
+LISTS: dict[str, Callable[[], Rows]] = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "partitions": _partitions,
+    "models": _models,
+    "experiments": _experiments,
+}
+
+
+def list_(
+    what: Annotated[
+        str, typer.Argument(help=", ".join(LISTS), autocompletion=completion.one_of(LISTS))
+    ],
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what can be named in a configuration."""
+    console = make_console()
+    if what not in LISTS:
+        say_error(console, f"unknown list {what!r}; known: {', '.join(LISTS)}")
+        raise typer.Exit(2)
+    rows = LISTS[what]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    shown = [key for key in rows[0] if wide or key not in WIDE]
+    table = Table(box=SIMPLE, pad_edge=False)
+    for key in shown:
+        table.add_column(HEADINGS.get(key, key), no_wrap=key == "name")
+    for row in rows:
+        cells = [row[key] for key in shown]
+        texts = [("no", "yes")[c] if isinstance(c, bool) else str(c) for c in cells]
+        table.add_row(*texts)
+    console.print(table)
+    if len(shown) < len(rows[0]):
+        console.print("--wide shows all columns, --json prints them for programs")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedapps.console import Allowed, make_console, say, say_error
+from fedapps.console import Allowed, make_console, refusals, say
 from fedapps.results import ENDINGS, check_ending
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def plot(
     """Draw learning curves, accuracy against a setting, clients, confusion, embeddings, rates,
     traces; gain: of novel clients, by subfolder."""
     console = make_console()
-    try:
+    with refusals():
         if kind not in KINDS:
             raise ValueError(f"unknown figure {kind!r}; known: {', '.join(KINDS)}")
         check_ending(output)
@@ -64,9 +64,6 @@ def plot(
         else:
             figure = _of_model(kind, _single(runs, run), client, steps, attribute)
         figures.save(figure, output)
-    except (ValueError, OSError) as error:
-        say_error(console, error)
-        raise typer.Exit(2) from error
     say(console, output)
 
 

@@ -53,13 +53,19 @@ def run(
             raise ValueError("--debug raises errors in this process: it takes no other engine")
         engine = "in-process" if debug else engine
         if resume is not None:
-            work = resumed(resume, any((arguments, methods, seeds, from_, bound, fresh)))
+            if any((arguments, methods, seeds, from_, bound, fresh)):
+                raise ValueError("--resume continues runs as they are; it takes no settings")
+            from fedapps.results.sweep import begun_jobs
+
+            work = begun_jobs(resume)
             planned = [(work, work[0].folder.parent, "")]
         else:
+            from fedapps.settings.experiments import parts
+
             experiment = read_request(arguments or [], methods, seeds, from_)
             planned = [
                 (plan(part, place, from_, bound, fresh), place, part.source)
-                for part, place in parts_of(experiment, output, from_)
+                for part, place in parts(experiment, output)
             ]
             for work, place, _ in planned:
                 keep_or_discard(work, place, fresh, yes or dry_run)
@@ -69,7 +75,10 @@ def run(
             say(console, federation_line(work))
             used, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
             if dry_run:
-                print_estimate(console, work, used, parallel)
+                from fedapps.estimate import estimate
+                from fedapps.results.formats import as_rich
+
+                console.print(as_rich(estimate(work, used, parallel)))
                 continue
             prepare(console, work, place, source)
         carry_out(
@@ -79,35 +88,6 @@ def run(
         failed |= report_results(console, work, place)
     if failed:
         raise typer.Exit(1)
-
-
-def parts_of(
-    experiment: "Experiment", output: Path, from_: Path | None
-) -> "list[tuple[Experiment, Path]]":
-    """The experiments to run, each with its folder. Raises ValueError if several start from one
-    folder of runs."""
-    from fedapps.settings.experiments import parts
-
-    if from_ is not None and experiment.include:
-        raise ValueError("--from takes one experiment; run the included ones by themselves")
-    return parts(experiment, output)
-
-
-def resumed(folder: Path, more: bool) -> "list[Job]":
-    """The unfinished runs in a folder. Raises ValueError if `more` is asked for."""
-    if more:
-        raise ValueError("--resume continues runs as they are; it takes no settings")
-    from fedapps.results.sweep import begun_jobs
-
-    return begun_jobs(folder)
-
-
-def print_estimate(console: Console, work: "list[Job]", engine: str, parallel: int) -> None:
-    """Print the runs and an estimate of their cost."""
-    from fedapps.estimate import estimate
-    from fedapps.results.formats import as_rich
-
-    console.print(as_rich(estimate(work, engine, parallel)))
 
 
 def check_options(
@@ -146,7 +126,8 @@ def read_request(
     """The experiment that arguments and options describe together.
 
     References that they name are allowed. Methods and seeds default to those of the runs in the
-    folder `from_`. Raises ValueError for two experiments."""
+    folder `from_`. Raises ValueError for two experiments, and for one that includes others if all
+    would start from one folder of runs."""
     from fedapps.settings.config import saved_runs
     from fedapps.settings.experiments import Experiment, read_arguments
 
@@ -155,6 +136,8 @@ def read_request(
     experiment.allow()
     if from_ is None:
         return experiment
+    if experiment.include:
+        raise ValueError("--from takes one experiment; run the included ones by themselves")
     methods, seeds = saved_runs(from_)
     return Experiment({"rounds": 0}, methods=methods, seeds=seeds) | experiment
 

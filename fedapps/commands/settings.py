@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from fedapps.console import make_console, say, say_error
+from fedapps.console import make_console, refusals, say
 from fedapps.methods import METHODS
 from fedapps.settings import schema
 from fedapps.settings.overrides import own_settings
@@ -28,7 +28,7 @@ def settings(
 ) -> None:
     """List settings: key, default, range or choices, meaning."""
     console = make_console()
-    try:
+    with refusals():
         if write:
             from fedapps.settings.declarations import write as write_files
 
@@ -37,7 +37,9 @@ def settings(
         elif as_schema:
             typer.echo(schema.FILE.read_text("utf-8"), nl=False)
         else:
-            rows = of_method(method) if method else _shared()
+            known = schema.declared().items()
+            shared = {k: (s, "") for k, s in known if k.rpartition(".")[0] in ("", "partition")}
+            rows = of_method(method) if method else shared
             if not rows:
                 say(console, f"{method} has no settings of its own; those of all: fedapps settings")
                 return
@@ -49,15 +51,6 @@ def settings(
                 default = json.dumps(setting.default, ensure_ascii=False)
                 table.add_row(key, default, setting.range, meaning)
             console.print(table)
-    except (ValueError, OSError) as error:
-        say_error(console, error)
-        raise typer.Exit(2) from error
-
-
-def _shared() -> dict[str, tuple[Setting, str]]:
-    """The settings of every run, and the options of partitions."""
-    known = schema.declared().items()
-    return {k: (s, "") for k, s in known if k.rpartition(".")[0] in ("", "partition")}
 
 
 def of_method(name: str) -> dict[str, tuple[Setting, str]]:
@@ -66,15 +59,13 @@ def of_method(name: str) -> dict[str, tuple[Setting, str]]:
     if is_reference(name):
         trust.allow(name)  # the user named it
     METHODS.check(name)
-    known = schema.declared()
     if is_reference(name):
         return {f"{name}.{k}": (Setting(v, ""), "") for k, v in own_settings(name).items()}
-    rows = {}
-    for full, setting in known.items():
-        section, _, key = full.rpartition(".")
-        if section == name:
-            rows[full] = (setting, _origin(name, key))
-    return rows
+    return {
+        full: (setting, _origin(name, full.rpartition(".")[2]))
+        for full, setting in schema.declared().items()
+        if full.rpartition(".")[0] == name
+    }
 
 
 def _origin(name: str, key: str) -> str:
