@@ -6,7 +6,6 @@
 `run` adds the runs that FILE lacks, a line each. `table` prints two such files as Markdown. The
 embedded digits, 20 clients, half of them in training, 30 rounds of 5 local steps."""
 
-import argparse
 import json
 import logging
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+import typer
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
@@ -41,6 +41,7 @@ ATTACKS = {
 SMALL: Config = {"local-steps": 5, "evaluate-every": 30}
 NEEDS: dict[str, Config] = {m: {"model": "convnet-bn"} for m in ("fedbn", "bn-adapt")}
 Key = tuple[str, str, int, str]  # method, partition, seed, attack
+cli = typer.Typer(help="One lying client of ten.", no_args_is_help=True, add_completion=False)
 
 
 class Liar:
@@ -131,7 +132,13 @@ def finished(file: Path) -> dict[Key, dict[str, object]]:
     return {(r["method"], r["partition"], r["seed"], r["attack"]): r for r in runs}
 
 
-def run_missing(file: Path, methods: str, partitions: str, seeds: str) -> None:
+@cli.command("run")
+def run_missing(
+    file: Path,
+    methods: str = "fedavg,scaffold,afl,fedtta++",
+    partitions: str = "iid",
+    seeds: str = "0,1,2",
+) -> None:
     """Add to the file the runs that it lacks."""
     done = finished(file)
     cells = product(seeds.split(","), partitions.split(","), methods.split(","), [NONE, *ATTACKS])
@@ -153,6 +160,7 @@ def shown(runs: list[dict[str, object]]) -> str:
     return f"{mean(float(str(r['accuracy'])) for r in runs):.1f}" if runs else "?"
 
 
+@cli.command("table")
 def print_table(before: Path, after: Path) -> None:
     """Markdown: a row for each method and partition, cells "before → after"."""
     old, new = finished(before), finished(after)
@@ -170,25 +178,6 @@ def print_table(before: Path, after: Path) -> None:
         print(f"| {method} | {partition} | {' | '.join(cells)} | {len(seeds)} |")
 
 
-def main() -> None:
-    """The two commands."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    runs = commands.add_parser("run")
-    runs.add_argument("file", type=Path)
-    runs.add_argument("--methods", default="fedavg,scaffold,afl,fedtta++")
-    runs.add_argument("--partitions", default="iid")
-    runs.add_argument("--seeds", default="0,1,2")
-    table = commands.add_parser("table")
-    table.add_argument("before", type=Path)
-    table.add_argument("after", type=Path)
-    options = vars(parser.parse_args())
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    if options.pop("command") == "run":
-        run_missing(**options)
-    else:
-        print_table(**options)
-
-
 if __name__ == "__main__":
-    main()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    cli()

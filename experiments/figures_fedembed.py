@@ -15,8 +15,9 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from experiments.analysis import client_of, configured, read, save
+from experiments.analysis import client_of, read, save
 from fedapps.settings.config import Config, defaults, override
+from fedapps.settings.experiments import read_arguments
 
 cli = typer.Typer(help="FedEmbed's figures.", no_args_is_help=True, add_completion=False)
 
@@ -60,7 +61,7 @@ def embeddings(
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     config = override(defaults(), {"method": "fedembed", "partition": "preference"})
-    config = configured(config, arguments)
+    config = override(config, read_arguments(arguments or [], main=False).settings)
     figure, axes = plt.subplots(1, 2, figsize=(9, 4))
     for axis, head in zip(axes, (True, False), strict=True):
         v, kinds = trained(config | {"fedembed.type-head": head})

@@ -11,32 +11,23 @@ RUN is the folder of one method's finished run.
 ``fedapps plot RUN embeddings`` draws maps of embeddings."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 from matplotlib import pyplot as plt
+from scipy import stats
 
 import partitions
-from experiments.analysis import (
-    configuration,
-    configured,
-    kullback_leibler,
-    later,
-    mix_and_match,
-    nearest,
-    read,
-    save,
-    sem,
-    total_variation,
-)
+from experiments.analysis import later, mix_and_match, read, save
 from fedapps.node.building import with_public
-from fedapps.settings.config import defaults, override
+from fedapps.settings.config import defaults, override, run_configuration
+from fedapps.settings.experiments import read_arguments
+from partitions import inspect
 
 cli = typer.Typer(help="Hypernetworks' figures.", no_args_is_help=True, add_completion=False)
-Distance = Callable[[np.ndarray, np.ndarray], float]  # of two label distributions
+TOTAL_VARIATION, DIVERGENCE = 0, 1  # of what `inspect.distances` returns
 Keys = Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")]
 
 
@@ -44,7 +35,8 @@ Keys = Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")]
 def mix(out: Path, arguments: Keys = None) -> None:
     """Accuracy of each client's classifier on every client's feature extractor, by row."""
     config = override(defaults(), {"method": "pfedhn-pc", "train-fraction": 1.0})
-    matrix = mix_and_match(configured(config, arguments))
+    changes = read_arguments(arguments or [], main=False).settings
+    matrix = mix_and_match(override(config, changes))
     low, high = matrix.min(1, keepdims=True), matrix.max(1, keepdims=True)
     figure, axis = plt.subplots(figsize=(5, 4))
     image = axis.imshow((matrix - low) / np.maximum(high - low, 1e-9), cmap="viridis")
@@ -59,10 +51,11 @@ def gap(out: Path, runs: list[Path]) -> None:
     of a novel client to the nearest training client; one line per method, one run per point."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
-        summary, config = read(folder), configuration(folder)
-        distance = nearest(config, total_variation).mean()
+        summary = read(folder)
+        ((method, clients),) = by_distance([folder], TOTAL_VARIATION).items()
         difference = summary["novel"]["accuracy"] - summary["train"]["accuracy"]
-        points.setdefault(str(config["method"]), []).append((distance, 100 * difference))
+        distance = float(np.mean([far for far, _ in clients]))
+        points.setdefault(method, []).append((distance, 100 * difference))
     figure, axis = plt.subplots(figsize=(5, 4))
     for method, values in points.items():
         axis.plot(*np.array(sorted(values)).T, marker="o", label=method)
@@ -76,7 +69,7 @@ def scatter(out: Path, runs: list[Path]) -> None:
     """Accuracy of every novel client against its total variation distance to the nearest training
     client, a dot each (pFedHN's Figure 7); one colour per method."""
     figure, axis = plt.subplots(figsize=(5, 4))
-    for method, values in by_distance(runs, total_variation).items():
+    for method, values in by_distance(runs, TOTAL_VARIATION).items():
         axis.plot(*np.array(values).T, ".", label=method)
     axis.set(xlabel="total variation distance", ylabel="accuracy in %")
     axis.legend()
@@ -88,10 +81,10 @@ def shift(out: Path, runs: list[Path], bins: int = 6) -> None:
     """Accuracy of novel clients against the KL divergence to the nearest training client, the
     mean ± standard error of equally many clients a point; one line per method."""
     figure, axis = plt.subplots(figsize=(5, 4))
-    for method, values in by_distance(runs, kullback_leibler).items():
-        parts = np.array_split(np.array(sorted(values)), min(bins, len(values)))
+    for method, values in by_distance(runs, DIVERGENCE).items():
+        parts = np.array_split(np.array(sorted(values)), min(bins, max(1, len(values) // 2)))
         x, y = np.array([part.mean(0) for part in parts]).T
-        axis.errorbar(x, y, [sem(part[:, 1]) for part in parts], marker="o", label=method)
+        axis.errorbar(x, y, [stats.sem(part[:, 1]) for part in parts], marker="o", label=method)
     axis.set(xlabel="KL divergence to the nearest training client", ylabel="accuracy in %")
     axis.legend()
     save(figure, out)
@@ -106,14 +99,15 @@ def corruption(
     sides = ("blur", blurs, "deviation in pixels"), ("rotation", angles, "degrees")
     for axis, (kind, values, label) in zip(axes, sides, strict=True):
         for folder in runs:
-            base = {"partition.base": configuration(folder)["partition"], "partition": "corrupted"}
+            config = run_configuration(folder)
+            base = {"partition.base": config["partition"], "partition": "corrupted"}
             scores = [
                 later(folder, **base, **{f"partition.{kind}": float(value)})["novel"]
                 for value in values.split(",")
             ]
             y, error = zip(*((100 * t["accuracy"], 100 * t["sem"]) for t in scores), strict=True)
-            method = str(configuration(folder)["method"])
-            axis.errorbar([*map(float, values.split(","))], y, error, marker="o", label=method)
+            x = [*map(float, values.split(","))]
+            axis.errorbar(x, y, error, marker="o", label=str(config["method"]))
         axis.set(xlabel=f"{kind}, {label}")
     axes[0].set(ylabel="accuracy in %")
     axes[0].legend()
@@ -145,14 +139,14 @@ def privacy(
     save(figure, out)
 
 
-def by_distance(runs: list[Path], distance: Distance) -> dict[str, list[tuple[float, float]]]:
+def by_distance(runs: list[Path], kind: int) -> dict[str, list[tuple[float, float]]]:
     """By method: each novel client's distance to the nearest training client's labels, and its
     accuracy in %."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
-        summary, config = read(folder), configuration(folder)
-        distances = nearest(config, distance)
+        summary, config = read(folder), run_configuration(folder)
         federation = partitions.federation(with_public(config, str(config["method"])))
+        distances = inspect.distances(inspect.class_counts(federation), federation.novel)[kind]
         for client, far in zip(np.flatnonzero(federation.novel), distances, strict=True):
             accuracy = summary["per_client"][str(client)]["accuracy"]
             points.setdefault(str(config["method"]), []).append((float(far), 100 * accuracy))

@@ -4,8 +4,9 @@ Uses a GPU if there is one; on a CPU a cohort gains nothing."""
 
 from statistics import median
 
-from experiments.benchmarks.measure import NEVER, Row, round_seconds, train
-from fedapps.settings.config import Config, defaults
+from experiments.benchmarks import engines
+from experiments.benchmarks.measure import Row, round_seconds, train
+from fedapps.settings.config import Config
 
 ROUNDS, REPEATS, COHORT = 8, 5, 50
 LIMITS = {"mlp": "0.10", "lenet": "0.20", "convnet": ""}  # by network, for the clients' part
@@ -13,15 +14,8 @@ LIMITS = {"mlp": "0.10", "lenet": "0.20", "convnet": ""}  # by network, for the 
 
 def protocol(model: str) -> Config:
     """FedAvg in FedTTA's federation: 50 clients train, 20 steps of 64 samples each."""
-    return defaults() | {
-        "model": model,
-        "dataset": "mnist",
-        "num-clients": 100,
-        "rounds": ROUNDS,
-        "evaluate-every": NEVER,
-        "checkpoint-every": 0,
-        "lr": 0.1,
-    }
+    chosen: Config = {"model": model, "rounds": ROUNDS, "checkpoint-every": 0, "lr": 0.1}
+    return engines.protocol() | chosen
 
 
 def measure(config: Config) -> dict[str, float]:

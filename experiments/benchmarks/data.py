@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import partitions
-from experiments.benchmarks.measure import Row
+from experiments.benchmarks.measure import Row, proportional_memory
 from fedapps.settings.config import Config, defaults
 from partitions.cache import cached, fingerprint
 from partitions.readers.raw import Raw
@@ -87,9 +87,7 @@ def serve(root: str) -> None:
     def report() -> None:
         print("ready", flush=True)
         input()
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        print(pss / 1024, flush=True)
+        print(proportional_memory(os.getpid()), flush=True)
         input()
 
     torch.set_num_threads(1)

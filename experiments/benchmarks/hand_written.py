@@ -40,10 +40,7 @@ def fedavg(
         mean = [torch.zeros_like(p) for p in server]
         clients = sample()
         for client, (x, y) in enumerate(clients):
-            with torch.no_grad():
-                start = [*server, *heads.get(client, initial)]
-                for p, w in zip((*shared, *kept), start, strict=True):
-                    p.copy_(w)
+            assign([*shared, *kept], [*server, *heads.get(client, initial)])
             for rows in batches(len(y)):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[rows]), y[rows]).backward()
@@ -57,32 +54,11 @@ def fedavg(
         yield server
 
 
-def pfedhn(model: nn.Module, clients: Shares, rounds: int, steps: int, batch: int) -> None:
-    """Each round trains one client: φ and v generate θ, SGD moves it, Δθ goes back."""
-    parameters = list(model.parameters())
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    dim = 1 + len(clients) // 4
-    hypernetwork, embeddings = Hypernetwork(shapes, dim), nn.Embedding(len(clients), dim)
-    learnt = [*hypernetwork.parameters(), *embeddings.parameters()]
-    server = torch.optim.SGD(learnt, 0.01, momentum=0.9, weight_decay=1e-3)
-    for number in range(rounds):
-        client = number % len(clients)
-        x, y = clients[client]
-        generated = [a[0] for a in hypernetwork(embeddings(torch.tensor([client]))).values()]
-        with torch.no_grad():
-            for parameter, value in zip(parameters, generated, strict=True):
-                parameter.copy_(value)
-        local = torch.optim.SGD(parameters, 0.005, momentum=0.9, weight_decay=5e-5)
-        for _ in range(steps):
-            rows = torch.randint(len(y), (batch,))
-            local.zero_grad()
-            F.cross_entropy(model(x[rows]), y[rows]).backward()
-            local.step()
-        difference = [g.detach() - p.detach() for g, p in zip(generated, parameters, strict=True)]
-        server.zero_grad()
-        torch.autograd.backward(generated, difference)
-        clip_grad_norm_(learnt, 50)
-        server.step()
+def assign(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+    """Copy values into parameters."""
+    with torch.no_grad():
+        for p, value in zip(parameters, values, strict=True):
+            p.copy_(value)
 
 
 def scaffold(
@@ -97,9 +73,7 @@ def scaffold(
     for _ in range(rounds):
         delta_y, delta_c = ([torch.zeros_like(p) for p in x] for _ in range(2))
         for (inputs, y), c_i in zip(clients, controls, strict=True):
-            with torch.no_grad():
-                for p, w in zip(parameters, x, strict=True):
-                    p.copy_(w)
+            assign(parameters, x)
             drift, chosen = [a - b for a, b in zip(c, c_i, strict=True)], batches(len(y))
             for rows in chosen:
                 optimizer.zero_grad()
@@ -119,28 +93,30 @@ def scaffold(
         yield [*x, *c]
 
 
-def pfedhn_of_all(
+def pfedhn(
     model: nn.Module,
     hypernetwork: Hypernetwork,
     embeddings: Sequence[nn.Parameter],
+    sample: Callable[[], Sequence[int]],
     clients: Shares,
     batches: Batches,
     settings: Settings,
     rounds: int,
 ) -> Iterator[list[Tensor]]:
-    """Yields φ and the embeddings after every round, in which all clients train."""
+    """Yields φ and the embeddings after every round, which trains the clients that `sample`
+    returns."""
     parameters, phi = list(model.parameters()), list(hypernetwork.parameters())
     decay, momentum = settings["server_weight_decay"], settings["server_momentum"]
     server = torch.optim.SGD(
         [*phi, *embeddings], settings["server_lr"], momentum=momentum, weight_decay=decay
     )
     for _ in range(rounds):
-        theta = list(hypernetwork(torch.stack(list(embeddings))).values())
+        chosen = sample()
+        theta = list(hypernetwork(torch.stack([embeddings[i] for i in chosen])).values())
         difference = [torch.zeros_like(t) for t in theta]
-        for client, (x, y) in enumerate(clients):
-            with torch.no_grad():
-                for p, t in zip(parameters, theta, strict=True):
-                    p.copy_(t[client])
+        for place, client in enumerate(chosen):
+            x, y = clients[client]
+            assign(parameters, [t[place] for t in theta])
             local = torch.optim.SGD(
                 parameters,
                 settings["lr"],
@@ -152,12 +128,12 @@ def pfedhn_of_all(
                 F.cross_entropy(model(x[rows]), y[rows]).backward()
                 local.step()
             for d, t, p in zip(difference, theta, parameters, strict=True):
-                d[client] = t[client].detach() - p.detach()
+                d[place] = t[place].detach() - p.detach()
         server.zero_grad()
         torch.autograd.backward(theta, difference)
         for p in phi:
             assert p.grad is not None
-            p.grad /= len(clients)
+            p.grad /= len(chosen)
         clip_grad_norm_([*phi, *embeddings], settings["clip_norm"])
         server.step()
         yield [*phi, *embeddings]
@@ -175,9 +151,7 @@ def fedtta(
     for _ in range(rounds):
         mean = [torch.zeros_like(p) for p in server]
         for inputs, y in clients:
-            with torch.no_grad():
-                for p, w in zip(parameters, server, strict=True):
-                    p.copy_(w)
+            assign(parameters, server)
             for rows in batches(len(y)):
                 x = inputs[rows]
                 norm = torch.linalg.vector_norm(model.adaptation(model.base(x)))

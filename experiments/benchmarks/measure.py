@@ -73,6 +73,17 @@ def round_seconds(report: Mapping[str, Any]) -> float:
     return sum(took for phase, took in report["phases"].items() if phase != "evaluate")
 
 
+def process_sizes(file: str, pid: int) -> dict[str, int]:
+    """The sizes in kB in one of a process's files below /proc, by name."""
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
+
+
+def proportional_memory(pid: int) -> int:
+    """A process's proportional set size in MB (Linux)."""
+    return process_sizes("smaps_rollup", pid)["Pss"] // 1024
+
+
 def in_new_process(work: Callable[[Config], T], config: Config) -> T:
     """The result of `work` in a process of its own, with one thread; its error if it fails."""
     spawn = multiprocessing.get_context("spawn")

@@ -7,32 +7,22 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import psutil
 
 import partitions
-from experiments.benchmarks.measure import NEVER, Row, in_new_process, train
+from experiments.benchmarks.measure import NEVER, Row, in_new_process, proportional_memory, train
 from fedapps.engines.jobs import Job
 from fedapps.settings.config import Config, defaults
 
 REGISTERED, SAMPLED, SAMPLES, ROUNDS = (1000, 100_000), 100, 20, 40
 IMAGES = 2_200_000  # a tenth more than are needed: the rule gives no row twice
 ENGINES, LIMIT = ("in-process", "ray"), "1.20"
-
-
-class Measured(NamedTuple):
-    """Processor seconds of a later round, of all processes; peak memory in MB of the server's
-    process, and of the larger actor, 0 where there is none."""
-
-    seconds: float
-    server: float
-    actor: float
 
 
 def protocol(file: Path, registered: int) -> Config:
@@ -68,9 +58,12 @@ def partition(config: Config) -> None:
 
 
 class Watch:
-    """Looks at a run's processes several times a second, and at how many rounds are over."""
+    """Looks at a run's processes several times a second, and at how many rounds are over.
 
-    def __init__(self) -> None:
+    `memory` gives that of a process in MB."""
+
+    def __init__(self, memory: Callable[[int], int] = proportional_memory) -> None:
+        self._memory = memory
         self._server, self._looking = psutil.Process(), 0.0
         self._peaks = Counter[psutil.Process]()
         self._seconds: dict[int, float] = {}  # of all processes, by the rounds that were over
@@ -81,9 +74,9 @@ class Watch:
             return
         started, used = time.thread_time(), 0.0
         for process in (self._server, *self._server.children(recursive=True)):
-            with suppress(psutil.Error, OSError, StopIteration):  # the process has ended
+            with suppress(psutil.Error, OSError, LookupError):  # the process has ended
                 if process == self._server or process.name().startswith("ray::Actor"):
-                    memory = proportional_memory(process.pid)
+                    memory = self._memory(process.pid)
                     self._peaks[process] = max(self._peaks[process], memory)
                     used += sum(process.cpu_times()[:2])
         with suppress(OSError):
@@ -91,27 +84,23 @@ class Watch:
             self._seconds.setdefault(rounds, used - self._looking)
         self._looking += time.thread_time() - started
 
-    def measured(self) -> Measured:
-        """What was seen, after the run; rounds from the third to the last but one count."""
+    def peaks(self) -> tuple[int, int]:
+        """Peak memory in MB of the server's process, and of the larger actor, 0 without one."""
+        return self._peaks.pop(self._server), max(self._peaks.values(), default=0)
+
+    def seconds(self) -> float:
+        """Processor seconds of a round, from the third to the last but one, of all processes."""
         (first, start), *_, (last, end) = sorted(
             (n, used) for n, used in self._seconds.items() if 2 <= n < ROUNDS
         )
-        server = self._peaks.pop(self._server)
-        actor = max(self._peaks.values(), default=0)
-        return Measured((end - start) / (last - first), server, actor)
+        return (end - start) / (last - first)
 
 
-def measure(engine: str, config: Config) -> Measured:
-    """One run."""
+def measure(engine: str, config: Config) -> tuple[float, int, int]:
+    """Processor seconds of a round of one run, and the memory of the server and of an actor."""
     watch = Watch()
     train(config, engine, watch.look)
-    return watch.measured()
-
-
-def proportional_memory(pid: int) -> int:
-    """A process's proportional set size in MB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024
+    return watch.seconds(), *watch.peaks()
 
 
 def rows() -> list[Row]:

@@ -2,6 +2,8 @@
 
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import partitions
 from clients.base import Client
 from clients.fedtta import FedTTAClient
 from clients.models import build_model
-from experiments.benchmarks import hand_written
+from clients.sgd import batches
+from experiments.benchmarks import engines, hand_written
 from experiments.benchmarks.measure import NEVER, Row, compare, seconds, time_rounds
-from fedapps.settings.config import Config, defaults
+from fedapps.settings.config import Config, defaults, settings
 from partitions.datasets import Info
 from partitions.shares import Samples, Share
+from strategies.hypernetwork import Hypernetwork
 
 SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 64
 FEDTTA_STEPS, FEDTTA_REPEATS = 100, 15
@@ -91,10 +95,20 @@ def pfedhn_loop(config: Config, rounds: int) -> float:
     """Seconds of a round of the hand-written loop."""
     federation = partitions.federation(config)
     data = [federation.share(i).train[:] for i in range(federation.num_clients)]
+    generator, values = torch.Generator().manual_seed(0), settings(config, "pfedhn")
+    dim, turns = 1 + len(data) // 4, cycle(range(len(data)))
+
+    def rows(n: int) -> Sequence[torch.Tensor]:
+        return batches(n, BATCH, steps=PFEDHN_STEPS, epochs=0, generator=generator)
 
     def work() -> None:
         model = build_model("lenet", federation.info.shape, CLASSES, 0)
-        hand_written.pfedhn(model, data, rounds, PFEDHN_STEPS, BATCH)
+        hypernetwork = Hypernetwork({n: p.shape for n, p in model.named_parameters()}, dim)
+        v = [torch.nn.Parameter(torch.randn(dim)) for _ in data]
+        for _ in hand_written.pfedhn(
+            model, hypernetwork, v, lambda: [next(turns)], data, rows, values, rounds
+        ):
+            pass
 
     return seconds(work) / rounds
 
@@ -117,13 +131,7 @@ def pfedhn() -> list[Row]:
 
 def odpfl_hn_protocol() -> Config:
     """FedTTA's protocol on MNIST, a fifth of the training clients in a round."""
-    return defaults() | {
-        "dataset": "mnist",
-        "num-clients": 100,
-        "fraction-train": 0.2,
-        "odpfl-hn.descriptor-dim": 32,
-        "evaluate-every": NEVER,
-    }
+    return engines.protocol() | {"fraction-train": 0.2, "odpfl-hn.descriptor-dim": 32}
 
 
 def odpfl_hn() -> list[Row]:

@@ -3,15 +3,21 @@
 `in_process` also draws docs/figures/registered-clients.png."""
 
 import resource
-from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-import psutil
 
-from experiments.benchmarks.measure import NEVER, Row, in_new_process, round_seconds, seconds, train
+from experiments.benchmarks.measure import (
+    NEVER,
+    Row,
+    in_new_process,
+    process_sizes,
+    round_seconds,
+    seconds,
+    train,
+)
+from experiments.benchmarks.memory import Watch
 from fedapps.settings.config import Config, defaults
 
 METHODS = ("fedavg", "scaffold", "fedper", "pfedhn", "fedtta", "fedembed")
@@ -65,23 +71,15 @@ def measure(config: Config) -> tuple[float, float, float]:
 def measure_on_ray(config: Config) -> tuple[float, float, float]:
     """Seconds of a later round; the most memory in MB, as seen several times a second, of the
     server's process and of an actor."""
-    server, peaks = psutil.Process(), Counter[psutil.Process]()
-
-    def follow(_: object) -> None:
-        for process in (server, *server.children(recursive=True)):
-            with suppress(psutil.Error, OSError, KeyError):  # the process has ended
-                if process == server or process.name().startswith("ray::Actor"):
-                    peaks[process] = max(peaks[process], private_memory(process.pid))
-
-    reports = train(config, "ray", follow)
-    return median(map(round_seconds, reports[1:])), peaks.pop(server), max(peaks.values())
+    watch = Watch(private_memory)
+    reports = train(config, "ray", watch.look)
+    return median(map(round_seconds, reports[1:])), *watch.peaks()
 
 
 def private_memory(pid: int) -> int:
     """Resident memory of a process in MB, without Ray's shared store."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    sizes = {line.split()[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
-    return (sizes["VmRSS:"] - sizes["RssShmem:"]) // 1024
+    sizes = process_sizes("status", pid)
+    return (sizes["VmRSS"] - sizes["RssShmem"]) // 1024
 
 
 def in_process() -> list[Row]:

@@ -101,7 +101,9 @@ def by_hand(
         for generator, client in zip(generators, clients, strict=True):
             generator.manual_seed(seed_of(seed, "embedding", client))
         v = [torch.nn.Parameter(torch.randn(dim, generator=g)) for g in generators]
-        return hand_written.pfedhn_of_all(model, hypernetwork, v, data, rows, values, rounds)
+        return hand_written.pfedhn(
+            model, hypernetwork, v, lambda: range(len(data)), data, rows, values, rounds
+        )
     lr = float(values["lr"])
     return hand_written.fedavg(model, lambda: data, rows, lr, rounds, PERSONAL[method])
 

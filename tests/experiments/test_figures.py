@@ -6,11 +6,11 @@ from tiny import federate
 
 import partitions
 from experiments import analysis, figures_fedembed, figures_hypernetworks
-from experiments.analysis import configuration, kullback_leibler, nearest, total_variation
 from fedapps.files import read_arrays
 from fedapps.serverapp import run_in_process
-from fedapps.service.figures import descriptors, label_shares
-from fedapps.settings.config import defaults
+from fedapps.service.figures import descriptors
+from fedapps.settings.config import defaults, run_configuration
+from partitions import inspect
 
 from typer.testing import CliRunner  # isort: skip
 
@@ -37,27 +37,15 @@ def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_distances_of_label_distributions():
-    """TV((½, ½), (1, 0)) = ½; KL((½, ½), (¼, ¾)) = ½ ln 2 + ½ ln ⅔; KL(p, p) = 0."""
-    half, one, quarter = np.array([0.5, 0.5]), np.array([1.0, 0.0]), np.array([0.25, 0.75])
-    assert total_variation(half, one) == 0.5
-    assert kullback_leibler(half, quarter) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
-    assert kullback_leibler(quarter, quarter) == 0
-    assert 0 < kullback_leibler(half, one) < 10
-
-
 def test_each_novel_client_has_its_distance_and_its_accuracy(saved):
-    config = configuration(saved["pfedhn"])
-    p, distances = label_shares(config), nearest(config, total_variation)
-    np.testing.assert_allclose(p.sum(1), [1] * 6)
-    assert (p > 0).sum(1).max() == 2  # two classes a client
-    novel = np.flatnonzero(partitions.federation(config).novel)
-    expected = [min(total_variation(p[i], p[j]) for j in set(range(6)) - {*novel}) for i in novel]
-    np.testing.assert_allclose(distances, expected)
+    federation = partitions.federation(run_configuration(saved["pfedhn"]))
+    novel = np.flatnonzero(federation.novel)
     clients = summary(saved["pfedhn"])["per_client"]
     accuracies = [100 * clients[str(i)]["accuracy"] for i in novel]
-    points = figures_hypernetworks.by_distance([saved["pfedhn"]], total_variation)
-    assert points == {"pfedhn": [*zip(distances, accuracies, strict=True)]}
+    both = inspect.distances(inspect.class_counts(federation), federation.novel)
+    for kind, distances in enumerate(both):
+        points = figures_hypernetworks.by_distance([saved["pfedhn"]], kind)
+        assert points == {"pfedhn": [*zip(distances, accuracies, strict=True)]}
 
 
 def test_a_saved_run_that_is_evaluated_again_has_the_same_results(saved):
@@ -69,7 +57,7 @@ def test_a_saved_run_that_is_evaluated_again_has_the_same_results(saved):
 
 @pytest.mark.parametrize("method", ["odpfl-hn", "pfedhn"])
 def test_every_client_has_a_descriptor(saved, method):
-    vectors = descriptors(configuration(saved[method]), read_arrays(saved[method]))
+    vectors = descriptors(run_configuration(saved[method]), read_arrays(saved[method]))
     assert sorted(vectors) == list(range(6))
     assert len({v.shape for v in vectors.values()}) == 1
 
