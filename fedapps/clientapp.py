@@ -14,7 +14,7 @@ from clients.base import Client
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, is_simulated, register
-from fedapps.node.building import Builder, build_client, with_public
+from fedapps.node.building import Builder, with_public
 from fedapps.node.ledger import guarded
 from fedapps.service import node as service
 from fedapps.service.stream import CLIENT
@@ -66,7 +66,7 @@ def make_client(context: Context, method: str) -> Client:
             )
         federation, builder = _federation(config, method)
         return builder.client(federation.share(client_id), client_id, str(node.get("model", "")))
-    return build_client(config, method, share, info, client_id, str(node.get("model", "")))
+    return Builder(config, method, info).client(share, client_id, str(node.get("model", "")))
 
 
 def _federation(config: Config, method: str) -> tuple[Federation, Builder]:

@@ -37,7 +37,8 @@ def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
     costs = [cost(job, measured) for job in waiting]
     for job in jobs:
         seconds, memory = costs[waiting.index(job)] if job in waiting else (0.0, 0.0)
-        state = "finished" if job.done else "resumes" if resumes(job) else "new"
+        saved = job.config["resume"] and newest_checkpoint(job.folder, job.config)[0]
+        state = "finished" if job.done else "resumes" if saved else "new"
         rows.append([job.name, state, str(job.total), _time(seconds), _memory(memory)])
     longest = max((seconds for seconds, _ in costs), default=0.0)
     total = sum(seconds for seconds, _ in costs) / processes
@@ -45,11 +46,6 @@ def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
     memory = processes * max((memory for _, memory in costs), default=0.0)
     rows.append([f"all: {engine}, {processes} processes", "", "", _time(total), _memory(memory)])
     return TextTable("runs", ["run", "state", "rounds", "time", "memory"], rows, HOW)
-
-
-def resumes(job: Job) -> bool:
-    """Whether the run has a checkpoint to continue from."""
-    return bool(job.config["resume"]) and newest_checkpoint(job.folder, job.config)[0] is not None
 
 
 def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:

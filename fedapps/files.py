@@ -227,20 +227,14 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises ValueError if it is damaged."""
+    """The content of a JSON file. Raises ValueError if it is damaged, nested too deep, or holds
+    whole numbers that no float can hold."""
     try:
-        return parse_json(file.read_text("utf-8"))
+        return json.loads(file.read_text("utf-8"), parse_int=_parse_int)
+    except RecursionError as error:
+        raise ValueError(f"{file} is damaged: nested too deep") from error
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
-
-
-def parse_json(text: str) -> Any:
-    """The content of a JSON text. Raises ValueError for invalid JSON, deep nesting, and whole
-    numbers that no float can hold."""
-    try:
-        return json.loads(text, parse_int=_parse_int)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
 
 
 def _parse_int(digits: str) -> int:

@@ -1,7 +1,6 @@
 """The Flower ServerApp: builds the method's strategy and runs it."""
 
 import json
-import tomllib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from logging import ERROR, INFO, WARNING
@@ -17,13 +16,12 @@ from flwr.serverapp.strategy import Result
 from clients.arrays import Arrays, to_record
 from clients.failures import error_line
 from clients.models import sized
-from clients.privacy import EVERYTHING
 from clients.protocol import FewShot
 from fedapps.callbacks import make_callbacks
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.jobs import Apps
-from fedapps.files import PRIVACY, locked, model_round, write_text
+from fedapps.files import PRIVACY, locked, model_round, read_json, write_text
 from fedapps.methods import METHODS
 from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
@@ -212,7 +210,7 @@ def _prepare_privacy(
         file.unlink(missing_ok=True)  # of another run: this one would pass as private
         return
     if config["resume"] and file.is_file() and config["dp-generator"] == "system":
-        privacy.restore(_read_spent(file))  # lost rounds count
+        privacy.restore(checked(read_json(file), str(file)))  # lost rounds count
         privacy.plan(int(config["rounds"]) - (checkpoint["strategy"]["round"] if checkpoint else 0))
     privacy.on_spend = lambda state: _write_spent(file, state)
 
@@ -227,26 +225,6 @@ def _write_spent(file: Path, state: Mapping[str, Any]) -> None:
             f"what the next round spends of the privacy budget cannot be written to {file} "
             f"({error}); make room, then: fedapps run --resume {file.parent}"
         ) from error
-
-
-def _read_spent(file: Path) -> dict[str, Any]:
-    """What a run has spent, and its terms, which early runs have in their configuration alone.
-    Raises ValueError for a file that no run wrote."""
-    try:
-        spent = checked(json.loads(file.read_text("utf-8")), str(file))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    if "generator" in spent:
-        return spent
-    try:
-        saved = tomllib.loads(file.with_name("config.toml").read_text("utf-8"))
-    except (OSError, ValueError):
-        return spent
-    if saved.get("dp-generator") == "system":
-        spent["generator"] = "system"
-    if saved.get("dp-covers") == EVERYTHING:
-        spent["not-covered"] = []
-    return spent
 
 
 def check_run(config: Config) -> Privacy | None:
@@ -316,7 +294,7 @@ def _privacy(config: Config, method: str) -> Privacy | None:
                 f"dp is {values['dp']!r}, but {values['from_dir']} holds no {PRIVACY}: its model "
                 "was trained without privacy, so no ε holds for a model that starts from it"
             )
-        spent = _read_spent(file)
+        spent = checked(read_json(file), str(file))
     privacy: Privacy = construct(Privacy, config=config, method=method, spent=spent)
     if privacy.mode == "none":
         return None

@@ -2,15 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedapps.commands.show import WhichRound
 from fedapps.console import Allowed, make_console, refusals, say
-
-if TYPE_CHECKING:
-    from fedapps.service.delivery import Personal
 
 REPORTED = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
 
@@ -51,6 +48,8 @@ def personalize(
     """Create a later client's model from a finished run and the client's unlabeled data."""
     with refusals():
         from fedapps.service import onnx as exporter
+        from fedapps.service.delivery import load_personal
+        from fedapps.service.run import Run
 
         logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
         if onnx:
@@ -58,7 +57,13 @@ def personalize(
         if update and (epsilon is not None or round_ != "best"):
             raise ValueError("--update takes neither --epsilon nor --round: the model goes on")
         output = output or (run if update else Path("personal"))
-        model = gone_on(run, data) if update else begun(run, data, epsilon, round_)
+        if update:
+            model = load_personal(run)
+            model.update(data)
+        else:
+            loaded = Run(run, round_)
+            loaded.check_novel()  # before the data are read
+            model = loaded.serve(loaded.inputs(data), epsilon).module()
         model.save(output)
         if onnx:
             exporter.export(model, model.card.shape, output)
@@ -68,21 +73,3 @@ def personalize(
     values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
     console.print(f"{report['samples']} samples, {report['method']}: {values}")
     say(console, f"{output}: {', '.join(sorted(file.name for file in output.iterdir()))}")
-
-
-def begun(run: Path, data: Path, epsilon: float | None, round_: str) -> "Personal":
-    """A later client's model from a finished run. Raises ValueError if its method has none."""
-    from fedapps.service.run import Run
-
-    loaded = Run(run, round_)
-    loaded.check_novel()
-    return loaded.serve(loaded.inputs(data), epsilon).module()
-
-
-def gone_on(folder: Path, data: Path) -> "Personal":
-    """The delivered model in a folder, after an update with the data."""
-    from fedapps.service.delivery import load_personal
-
-    model = load_personal(folder)
-    model.update(data)
-    return model

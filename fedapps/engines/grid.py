@@ -30,10 +30,6 @@ _ids = map(f"{uuid4().hex}-{{}}".format, count())  # of messages; a new UUID for
 Pause = Callable[[], None]  # called between messages; blocks once the command is interrupted
 
 
-def no_pause() -> None:
-    """The `Pause` of a run that nobody interrupts."""
-
-
 class Replies(Iterable[Message]):
     """Replies as they arrive. They can be iterated again; `once` keeps none of them in memory."""
 
@@ -164,7 +160,7 @@ class InProcessGrid(LocalGrid):
         run_config: UserConfig,
         node_configs: Sequence[UserConfig],
         cohort: int = 1,
-        pause: Pause = no_pause,
+        pause: Pause = lambda: None,
     ) -> None:
         super().__init__(node_configs)
         self.client_app, self.cohort, self._pause = client_app, Cohort(cohort), pause

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from clients.failures import error_line
-from fedapps.engines.grid import InProcessGrid, Pause, Simulated, no_pause
+from fedapps.engines.grid import InProcessGrid, Pause, Simulated
 from fedapps.engines.jobs import POLL_SECONDS, Apps, Follow, Job
 from fedapps.methods import METHODS
 from fedapps.node.bridge import DEBUG
@@ -23,7 +23,7 @@ EXIT_SECONDS = 5.0  # that a run has to reach a pause, or to write its error
 
 
 def run_in_process(
-    apps: Apps, config: Config, pause: Pause = no_pause, *, debug: bool = False
+    apps: Apps, config: Config, pause: Pause = lambda: None, *, debug: bool = False
 ) -> None:
     """One run on the in-process grid; with `debug` the first error of a client is raised."""
     nodes = Simulated(int(config["num-clients"]), **{DEBUG: debug})

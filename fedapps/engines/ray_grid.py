@@ -18,7 +18,7 @@ import ray
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
-from fedapps.engines.grid import LocalGrid, Pause, UserConfig, error_reply, no_pause
+from fedapps.engines.grid import LocalGrid, Pause, UserConfig, error_reply
 from fedapps.engines.ray_actors import AHEAD, Actors, Answer, Refs, SharedRecords, machine_id
 
 # A batch is this part of an actor's share of the remaining seconds. A message costs the driver
@@ -60,7 +60,7 @@ class RayGrid(LocalGrid):
         run_config: UserConfig,
         node_configs: Sequence[UserConfig],
         check: Callable[[], None] = lambda: None,
-        pause: Pause = no_pause,
+        pause: Pause = lambda: None,
     ) -> None:
         super().__init__(node_configs)
         self._check, self._pause = check, pause

@@ -63,6 +63,8 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
     token = str(config.get(RUN_TOKEN, ""))
     client.state = load_state(context, method, client, token)
     action = message.metadata.message_type
+    bound = (DOMAIN,) if context.run_config.get("bound") else ()
+    exchanges = (*client.exchanges, SAVE_STATE, RESTORE_STATE, *bound)
     reply: dict[str, Any] = {}
     if action == "query":
         properties = client.get_properties(config) | {"client": identity(context)}
@@ -79,7 +81,7 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         metrics["seconds"] = time.monotonic() - started
         scored = {"loss": loss} if num_examples else {}  # of no labeled sample there is no loss
         reply["metrics"] = MetricRecord({"num-examples": num_examples, **scored, **metrics})
-    elif action not in (*client.exchanges, *_common_exchanges(context)):
+    elif action not in exchanges:
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
         named, metrics = answer_exchange(client, action, arrays, config)
@@ -88,12 +90,6 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
     if action.startswith("train") or action in client.saves_state_after:
         _store_state(context, method, client, token, must=action in client.saves_state_after)
     return Message(filled(RecordDict(), reply), reply_to=message)
-
-
-def _common_exchanges(context: Context) -> tuple[str, ...]:
-    """The exchanges that every method's client answers in this run."""
-    bound = (DOMAIN,) if context.run_config.get("bound") else ()
-    return SAVE_STATE, RESTORE_STATE, *bound
 
 
 def identity(context: Context) -> int:

@@ -27,14 +27,6 @@ from partitions.shares import Share
 Network = tuple[nn.Module, Arrays]  # a method's whole network and its initial arrays
 
 
-def build_client(
-    config: Config, method: str, share: Share, info: Info, client_id: int, node_model: str = ""
-) -> Client:
-    """The method's client that holds the share. `node_model` names its network if the node's
-    configuration does."""
-    return Builder(config, method, info).client(share, client_id, node_model)
-
-
 class Builder:
     """Makes the clients of one method and one configuration, which is read once."""
 
@@ -44,7 +36,8 @@ class Builder:
         self._networks: dict[str, Network] = {}
 
     def client(self, share: Share, client_id: int, node_model: str = "") -> Client:
-        """As `build_client`."""
+        """The method's client that holds the share. `node_model` names its network if the node's
+        configuration does."""
         config, method, kind = self._config, self._method, self._kind
         if share.public is None and kind.needs_public:
             share = replace(share, public=partitions.federation(with_public(config, method)).public)

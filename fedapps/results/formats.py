@@ -34,9 +34,10 @@ LATEX = {
 
 _DISPLAYED = """
 Local FedAvg FedProx SCAFFOLD AFL FedGMA FedADG FedSR FedMA FedPer FedRep LG-FedAvg Per-FedAvg
-pFedMe Ditto APFL FedBN FedBABU FedAMP FedALA TENT T3A SHOT pFedHN pFedHN-PC ODPFL-HN PEFLL
-PFL-sampled PFL-nearest PFL-ensemble FedTTA FedTTA-Prox FedTTA++ FedTTA++-guarded FedMD HeteroTENT
-HeteroFedTTA FedEmbed Global Global+ pFedKM
+pFedMe Ditto APFL FedBN FedBABU FedAMP FedALA TENT T3A SHOT BN-Adapt Prior-EM BBSE MEMO ATP FedTHE
+FedTHE+ BTFL pFedHN pFedHN-PC ODPFL-HN PeFLL HyperFedZero FLowDUP PFL-sampled PFL-nearest
+PFL-ensemble FedTTA FedTTA-Prox FedTTA++ FedTTA++-guarded FedMD HeteroTENT HeteroFedTTA FedEmbed
+Global Global+ pFedKM
 """  # names of methods in texts, such as a paper's table; in lower case those of `METHODS`
 
 

@@ -69,10 +69,8 @@ class Recorder:
         if former is not None:
             saved = former["recorder"]
             self.rounds, self.summary = saved["rounds"], saved["summary"]
-            self._phase, self._model = saved["phase"], saved["model"]
-            best = saved["best"]  # runs that began before have one round for all
-            self._best = dict.fromkeys(CHOICE, best) if "round" in best else best
-            self._memories = saved["memories"]
+            self._phase, self._best = saved["phase"], saved["best"]
+            self._model, self._memories = saved["model"], saved["memories"]
             self._started -= saved["seconds"]
         if folder is not None:
             self._prepare(folder, former is not None)

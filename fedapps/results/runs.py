@@ -181,7 +181,7 @@ def _read(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # of TOML and UTF-8
         raise ValueError(f"damaged: {error}") from error
     failure = result.error if isinstance(result, Failure) else ""
-    label = Variant.of_folder(folder, config["method"]).label
+    label = str(Variant.of_folder(folder, config["method"]))
     return _row(label, config, folder, failure, result)
 
 

@@ -68,6 +68,6 @@ def begun_jobs(folder: Path) -> list[Job]:
     jobs = []
     for run in runs:
         config = run_configuration(run) | {"output-dir": str(run), "resume": True}
-        method = Variant.of_folder(run, str(config["method"])).label
+        method = str(Variant.of_folder(run, str(config["method"])))
         jobs.append(Job(method, int(config["seed"]), config, run, done=finished(run) is not None))
     return jobs

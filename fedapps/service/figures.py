@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -22,7 +20,7 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.files import model_round, read_arrays
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
-from fedapps.node.building import build_client, with_public
+from fedapps.node.building import Builder, with_public
 from fedapps.results.folder import check_former, read_memories
 from fedapps.results.plot import matrix, shown
 from fedapps.service.run import Run, opened
@@ -31,19 +29,9 @@ from partitions.base import Federation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
-PANELS = {"accuracy": "accuracy", "personalization": "ℓ_per", "entropy": "entropy"}
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Accuracy, ℓ_per and entropy (nats) of one client before and after each adaptation step,
-    (E + 1,)."""
-
-    client: int
-    accuracy: np.ndarray
-    personalization: np.ndarray
-    entropy: np.ndarray
+TRACED = ["accuracy", "ℓ_per", "entropy"]  # columns of a trace; the entropy is in nats
 
 
 def confusion(folder: Path) -> "Figure":
@@ -131,9 +119,8 @@ def embeddings(folder: Path, attribute: str = "") -> "Figure":
             axis.scatter(*points[values == value].T, color=colour, label=shown(value))
         axis.legend(title=attribute, fontsize=7)
     else:
-        classes = label_shares(config)[list(vectors)]
-        for (x, y), row, share in zip(points, classes, shares, strict=True):
-            text = ",".join(map(str, np.flatnonzero(row)[:5]))
+        for (x, y), share in zip(points, shares, strict=True):
+            text = ",".join(map(str, share.everything[:][1].unique().tolist()[:5]))
             style: dict[str, Any] = {"color": "#D55E00", "weight": "bold"} if share.novel else {}
             axis.text(x, y, text, ha="center", fontsize=7, **style)
         axis.set(xlim=(points[:, 0].min(), points[:, 0].max()))
@@ -151,30 +138,24 @@ def descriptors(config: Config, arrays: Arrays) -> dict[int, np.ndarray]:
     return {int(name): v for name, v in sorted(group(arrays, "embedding").items())}
 
 
-def label_shares(config: Config) -> np.ndarray:
-    """Empirical label distributions (clients, C)."""
-    federation = _federation(config)
-    shares = [federation.share(i).everything for i in range(federation.num_clients)]
-    classes = federation.info.num_classes
-    counts = [torch.bincount(s.y[s.index], minlength=classes).numpy() for s in shares]
-    return np.array([count / count.sum() for count in counts])
-
-
-def traces(folder: Path, client: int | None, steps: int) -> list[Trace]:
-    """Traces of one novel client of a run, or of all."""
+def traces(folder: Path, client: int | None, steps: int) -> "dict[int, DataFrame]":
+    """The traces of one novel client of a run, or of all, by client."""
     config = saved_configuration(folder)
     novel = np.flatnonzero(_federation(config).novel).tolist()
     if client is not None and client not in novel:
         raise ValueError(f"client {client} is not novel; novel are {novel}")
     arrays, round_ = read_arrays(folder), model_round(folder)
     numbers = novel if client is None else [client]
-    return [trace(config, arrays, number, steps, round_) for number in numbers]
+    return {number: trace(config, arrays, number, steps, round_) for number in numbers}
 
 
-def trace(config: Config, arrays: Arrays, number: int, steps: int, round_: int = 1) -> Trace:
-    """`steps` adaptation steps of a novel client from the server's `arrays` of a round.
+def trace(config: Config, arrays: Arrays, number: int, steps: int, round_: int) -> "DataFrame":
+    """A row before and after each of `steps` adaptation steps of a novel client, from the server's
+    `arrays` of a round.
 
     Raises ValueError if the method does not adapt by FedTTA's steps."""
+    from pandas import DataFrame
+
     method = str(config["method"])
     able = [
         n for n, m in METHODS.items() if issubclass(m.client, Adapting) and not m.client.personal
@@ -192,33 +173,39 @@ def trace(config: Config, arrays: Arrays, number: int, steps: int, round_: int =
         (float((step.logits.argmax(1) == y).float().mean()), step.personalization, step.entropy)
         for step in client.steps(x, steps)
     ]
-    return Trace(number, *np.array(rows).T)
+    return DataFrame(rows, columns=TRACED)
 
 
-def draw_traces(traces: list[Trace]) -> "Figure":
+def draw_traces(traces: "dict[int, DataFrame]") -> "Figure":
     """Accuracy, ℓ_per and entropy against the step, means over clients, and the step of least
     entropy."""
     from matplotlib.figure import Figure
 
-    means = _means(traces)
+    means = _mean(traces)
     figure = Figure(figsize=(10, 3), layout="constrained")
-    least = int(means["entropy"][1:].argmin()) + 1
-    for axis, (label, values) in zip(figure.subplots(1, 3), means.items(), strict=True):
-        axis.plot(values, color="black")
+    least = means["entropy"][1:].idxmin()
+    for axis, label in zip(figure.subplots(1, 3), means, strict=True):
+        axis.plot(means[label], color="black")
         axis.axvline(least, linestyle=":", color="grey")
         axis.set(xlabel="adaptation step", ylabel=label)
     clients = f"mean of {len(traces)} novel clients"
-    clients = f"client {traces[0].client}" if len(traces) == 1 else clients
+    clients = f"client {min(traces)}" if len(traces) == 1 else clients
     figure.suptitle(f"{clients}; dotted: least entropy")
     return figure
 
 
-def trace_lines(traces: list[Trace]) -> Iterator[str]:
+def trace_lines(traces: "dict[int, DataFrame]") -> Iterator[str]:
     """The means over clients at a few steps."""
-    means, last = _means(traces), len(traces[0].accuracy) - 1
-    for step in sorted({0, 1, 2, 3, 5, 10, 20, last} & set(range(last + 1))):
-        values = [f"{label} {values[step]:.4f}" for label, values in means.items()]
+    means = _mean(traces)
+    for step in sorted({0, 1, 2, 3, 5, 10, 20, means.index[-1]} & {*means.index}):
+        values = [f"{label} {value:.4f}" for label, value in means.loc[step].items()]
         yield f"step {step:3d}  {'  '.join(values)}"
+
+
+def _mean(traces: "dict[int, DataFrame]") -> "DataFrame":
+    from pandas import concat
+
+    return concat(traces).groupby(level=1).mean()
 
 
 def rates(folder: Path) -> "Figure":
@@ -243,17 +230,10 @@ def rates(folder: Path) -> "Figure":
 
 def make_client(config: Config, number: int) -> Client:
     """The run's client with this number."""
-    federation, method = _federation(config), str(config["method"])
-    return build_client(config, method, federation.share(number), federation.info, number)
+    federation = _federation(config)
+    builder = Builder(config, str(config["method"]), federation.info)
+    return builder.client(federation.share(number), number)
 
 
 def _federation(config: Config) -> Federation:
     return partitions.federation(with_public(config, str(config["method"])))
-
-
-def _means(traces: list[Trace]) -> dict[str, np.ndarray]:
-    """Means over clients, (E + 1,), by the panels' labels."""
-    return {
-        label: np.mean([getattr(trace, name) for trace in traces], axis=0)
-        for name, label in PANELS.items()
-    }

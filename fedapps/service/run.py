@@ -15,7 +15,7 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.files import WHICH, model_round, opening, read_json
 from fedapps.methods import METHODS
 from fedapps.node.bridge import reply_to
-from fedapps.node.building import build_client, method_model, shared_of
+from fedapps.node.building import Builder, method_model, shared_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
 from fedapps.results.schema import SummaryFile
@@ -90,10 +90,17 @@ class Run:
     def _serve(self, inputs: Inputs, epsilon: float | None) -> Served:
         served: list[Served] = []
         errors: list[ValueError] = []
-        config = self.config if epsilon is None else self._private(epsilon)
+        config, key = self.config, f"{self.method}.descriptor-epsilon"
+        if epsilon is not None:
+            if key not in config:
+                raise ValueError(
+                    f"epsilon is {epsilon:g}, but {self.method}'s clients send no descriptor to "
+                    "add noise to; odpfl-hn's do"
+                )
+            config = override(config, {key: epsilon})
 
         def make(context: Context | None, method: str) -> Client:
-            return build_client(config, method, inputs.share, self.card.info(), CLIENT)
+            return Builder(config, method, self.card.info()).client(inputs.share, CLIENT)
 
         def handle(message: Message, context: Context) -> Message:
             try:
@@ -115,16 +122,6 @@ class Run:
             why = "; ".join(reasons.values())
             raise ValueError(f"{self.method} gives no model for these inputs: {why}")
         return served[0]
-
-    def _private(self, epsilon: float) -> Config:
-        """The run's configuration with the ε of a client's descriptor."""
-        key = f"{self.method}.descriptor-epsilon"
-        if key not in self.config:
-            raise ValueError(
-                f"epsilon is {epsilon:g}, but {self.method}'s clients send no descriptor to add "
-                "noise to; odpfl-hn's do"
-            )
-        return override(self.config, {key: epsilon})
 
     def check_novel(self) -> None:
         """Raise ValueError if the method cannot serve unlabeled novel clients."""

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client
 from fedapps.methods import METHODS
-from fedapps.node.building import build_client
+from fedapps.node.building import Builder
 from fedapps.results.card import Card
 from fedapps.results.checkpoint import read_state, state_bytes
 from fedapps.results.schema import Count, mismatch
@@ -59,7 +59,8 @@ class Stream:
     def client(self, card: Card, share: Share) -> Client:
         """The client, which now holds further inputs."""
         config = override(defaults(), self.config)
-        client = build_client(config, check_method(card.method), share, card.info(), CLIENT)
+        builder = Builder(config, check_method(card.method), card.info())
+        client = builder.client(share, CLIENT)
         client.stream = to_tensors(self.left, client.device)
         return client
 

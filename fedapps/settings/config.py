@@ -60,7 +60,7 @@ def saved_runs(folder: Path) -> tuple[str, str]:
     if not (runs := run_folders(folder)):
         raise ValueError(f"{folder} holds no finished run")
     found = [(run, saved_configuration(run)) for run in runs]
-    methods = dict.fromkeys(Variant.of_folder(run, str(c["method"])).label for run, c in found)
+    methods = dict.fromkeys(str(Variant.of_folder(run, str(c["method"]))) for run, c in found)
     seeds = dict.fromkeys(str(config["seed"]) for _, config in found)
     return ",".join(methods), ",".join(seeds)
 

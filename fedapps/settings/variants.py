@@ -53,11 +53,6 @@ class Variant:
         return " ".join([self.method, *self.words])
 
     @property
-    def label(self) -> str:
-        """Its name in tables."""
-        return str(self)
-
-    @property
     def settings(self) -> dict[str, Value]:
         """Its settings as they are written, a method's own ones without the section."""
         return dict(map(parse_override, self.words))

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
 from fedapps.engines.jobs import Job
+from fedapps.methods import METHODS
 from fedapps.results.comparison import as_csv, compare
-from fedapps.results.formats import TextTable, as_latex, as_markdown, as_rich
+from fedapps.results.formats import TextTable, as_latex, as_markdown, as_rich, displayed
 from fedapps.results.progress import Display
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
@@ -120,3 +121,9 @@ def test_a_damaged_run_is_left_out_and_the_rest_is_shown(tmp_path, file, place, 
     why = "metrics.jsonl is damaged or cut short: 1 of 2 rounds" if kept else "(damaged|no run of)"
     assert re.match(f"fedavg-seed1: {why}", problem)
     write_report(runs, tmp_path, problems)
+
+
+def test_every_method_has_a_name_for_texts():
+    """As ``PeFLL`` and ``FedTTA++``; none is the lower-case name of the table."""
+    assert not [name for name in METHODS if displayed(name) == name]
+    assert displayed("pefll lr=0.1") == "PeFLL lr=0.1"

@@ -118,7 +118,6 @@ def test_terms_go_on_with_the_model(known, tmp_path):
         ledger = folders[0] / "privacy.json"
         got = json.loads(ledger.read_text())
         ledger.write_text(json.dumps({key: got[key] for key in ("mode", "spent")}))
-        (folders[0] / "config.toml").unlink()  # which has the terms of an earlier release
     for before, folder in pairwise(folders):
         federate(**own | {"from-dir": str(before), "output-dir": str(folder)})
         got = summary(folder)["privacy"]
@@ -128,17 +127,6 @@ def test_terms_go_on_with_the_model(known, tmp_path):
         assert "TEST SETTING" in got["terms"]
     shown = CliRunner().invoke(cli, ["show", str(folders[1])], env={"COLUMNS": "400"}).output
     assert "TEST SETTING" in " ".join(shown.split())
-
-
-def test_a_ledger_of_an_earlier_release_keeps_the_terms_of_its_configuration(tmp_path):
-    own = PRIVATE | ALL | {"rounds": 1}
-    federate(**own | {"output-dir": str(tmp_path / "first")})
-    ledger = tmp_path / "first" / "privacy.json"
-    ledger.write_text(json.dumps({"mode": "central", "spent": {"1.5 1.0": 1}}))
-    later = tmp_path / "later"
-    federate(**own | {"from-dir": str(ledger.parent), "output-dir": str(later)})
-    got = summary(later)["privacy"]
-    assert got["generator"] == "system" and "not covered" not in got["terms"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from pandas import DataFrame
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -10,7 +11,7 @@ from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.plot import save
 from fedapps.serverapp import run
-from fedapps.service.figures import Trace, draw_traces, trace, trace_lines, traces
+from fedapps.service.figures import TRACED, draw_traces, trace, trace_lines, traces
 from partitions import federation
 
 
@@ -33,25 +34,26 @@ def test_a_trace_agrees_with_the_reported_evaluation(finished):
     config, folder = finished
     report = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["evaluation"]
     found = traces(folder, None, 50)
-    assert [t.client for t in found] == np.flatnonzero(federation(config).novel).tolist()
-    assert np.mean([t.accuracy[0] for t in found]) == pytest.approx(report["novel-base-accuracy"])
+    assert list(found) == np.flatnonzero(federation(config).novel).tolist()
+    first = np.mean([t.loc[0] for t in found.values()], axis=0)
+    assert first[0] == pytest.approx(report["novel-base-accuracy"])
+    assert first[2] == pytest.approx(report["novel-entropy-before"])
+    entropies = [t.entropy.tolist() for t in found.values()]
     least = [  # with patience 1
-        next((a for a, b in pairwise(t.entropy[1:]) if b >= a), t.entropy[-1]) for t in found
+        next((a for a, b in pairwise(e[1:]) if b >= a), e[-1]) for e in entropies
     ]
     assert np.mean(least) == pytest.approx(report["novel-entropy"])
-    assert np.mean([t.entropy[0] for t in found]) == pytest.approx(report["novel-entropy-before"])
-    for one in found:
-        assert one.accuracy.shape == one.personalization.shape == one.entropy.shape == (51,)
+    assert {t.shape for t in found.values()} == {(51, 3)}
 
 
 def test_the_figure_is_drawn_for_one_client(finished, tmp_path):
     config, folder = finished
     client = int(np.flatnonzero(federation(config).novel)[0])
     one = traces(folder, client, 3)
-    assert len(one) == 1 and one[0].client == client
-    figure = draw_traces(one)
-    assert figure.axes[0].lines[0].get_ydata().tolist() == one[0].accuracy.tolist()
-    assert list(trace_lines(one))[1].startswith(f"step   1  accuracy {one[0].accuracy[1]:.4f}")
+    assert list(one) == [client]
+    figure, accuracy = draw_traces(one), one[client].accuracy
+    assert figure.axes[0].lines[0].get_ydata().tolist() == accuracy.tolist()
+    assert list(trace_lines(one))[1].startswith(f"step   1  accuracy {accuracy[1]:.4f}")
     save(figure, tmp_path / "traces.pdf")
     assert (tmp_path / "traces.pdf").read_bytes().startswith(b"%PDF")
 
@@ -73,16 +75,16 @@ def test_training_clients_and_other_methods_are_refused(finished):
         traces(folder, client, 3)
     arrays = load_file(folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"'fedavg'.*fedtta"):
-        trace(config | {"method": "fedavg"}, arrays, 0, 3)
+        trace(config | {"method": "fedavg"}, arrays, 0, 3, 1)
 
 
 def test_means_over_clients_and_the_step_of_least_entropy():
     """Entropies 0.1 0.9 0.6 and 0.3 0.7 0.2: means 0.2, 0.8 and 0.4. That of the
     un-adapted model is the least and does not count: step 2."""
-    found = [
-        Trace(3, np.array([0.1, 0.2, 0.6]), np.array([5.0, 4, 1]), np.array([0.1, 0.9, 0.6])),
-        Trace(8, np.array([0.3, 0.6, 0.8]), np.array([7.0, 2, 2]), np.array([0.3, 0.7, 0.2])),
-    ]
+    found = {
+        3: DataFrame([[0.1, 5, 0.1], [0.2, 4, 0.9], [0.6, 1, 0.6]], columns=TRACED),
+        8: DataFrame([[0.3, 7, 0.3], [0.6, 2, 0.7], [0.8, 2, 0.2]], columns=TRACED),
+    }
     figure = draw_traces(found)
     curves = [axis.lines[0].get_ydata() for axis in figure.axes]
     for curve, expected in zip(
