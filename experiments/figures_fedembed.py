@@ -15,7 +15,8 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from experiments.analysis import client_of, read, save
+from experiments.figures_hypernetworks import client_of, save
+from fedapps.files import read_json
 from fedapps.settings.config import Config, defaults, override
 from fedapps.settings.experiments import read_arguments
 
@@ -43,7 +44,9 @@ def voices(out: Path, shown: int = 6) -> None:
 def prevalence(run: Path) -> None:
     """F1 by the sub-populations' share of the users."""
     table = Table("share of users", "sub-populations", "mean F1", "deviation")
-    for share, scores in sorted(by_prevalence(read(run)).items(), reverse=True):
+    for share, scores in sorted(
+        by_prevalence(read_json(run / "summary.json")).items(), reverse=True
+    ):
         cells = (f"{np.mean(scores):.3f}", f"{np.std(scores):.3f}")
         table.add_row(f"{100 * share:.0f} %", str(len(scores)), *cells)
     Console().print(table)

@@ -11,21 +11,30 @@ RUN is the folder of one method's finished run.
 ``fedapps plot RUN embeddings`` draws maps of embeddings."""
 
 import logging
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import matplotlib
 import numpy as np
 import typer
+from flwr.app import Message
 from matplotlib import pyplot as plt
 from scipy import stats
 
 import partitions
-from experiments.analysis import later, mix_and_match, read, save
+from clients.arrays import Arrays, from_record
+from clients.base import Client
+from fedapps.clientapp import app, make_client
+from fedapps.engines.grid import InProcessGrid
+from fedapps.files import read_json
 from fedapps.node.building import with_public
-from fedapps.settings.config import defaults, override, run_configuration
+from fedapps.serverapp import run, run_in_process
+from fedapps.settings.config import Config, defaults, override, run_configuration
 from fedapps.settings.experiments import read_arguments
 from partitions import inspect
 
+matplotlib.use("Agg")
 cli = typer.Typer(help="Hypernetworks' figures.", no_args_is_help=True, add_completion=False)
 TOTAL_VARIATION, DIVERGENCE = 0, 1  # of what `inspect.distances` returns
 Keys = Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")]
@@ -51,7 +60,7 @@ def gap(out: Path, runs: list[Path]) -> None:
     of a novel client to the nearest training client; one line per method, one run per point."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
-        summary = read(folder)
+        summary = read_json(folder / "summary.json")
         ((method, clients),) = by_distance([folder], TOTAL_VARIATION).items()
         difference = summary["novel"]["accuracy"] - summary["train"]["accuracy"]
         distance = float(np.mean([far for far, _ in clients]))
@@ -117,7 +126,7 @@ def corruption(
 @cli.command()
 def privacy(
     out: Path,
-    run: Path,
+    folder: Annotated[Path, typer.Argument(metavar="RUN")],
     counts: str = "10,30,100,300,700",
     epsilons: str = "0.1,0.3,1,0",
     delta: float = 0.01,
@@ -129,7 +138,9 @@ def privacy(
         for count in map(int, counts.split(",")):
             private = {"descriptor-epsilon": epsilon, "descriptor-delta": delta}
             keys = {"encode-samples": count} | private
-            score = later(run, **{f"odpfl-hn.{key}": value for key, value in keys.items()})["novel"]
+            score = later(folder, **{f"odpfl-hn.{key}": value for key, value in keys.items()})[
+                "novel"
+            ]
             points.append((count, 100 * score["accuracy"], 100 * score["sem"]))
             print(f"ε {epsilon or np.inf}: {count} samples, {points[-1][1]:.2f} %")
         x, y, error = zip(*points, strict=True)
@@ -144,13 +155,62 @@ def by_distance(runs: list[Path], kind: int) -> dict[str, list[tuple[float, floa
     accuracy in %."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
-        summary, config = read(folder), run_configuration(folder)
+        summary, config = read_json(folder / "summary.json"), run_configuration(folder)
         federation = partitions.federation(with_public(config, str(config["method"])))
         distances = inspect.distances(inspect.class_counts(federation), federation.novel)[kind]
         for client, far in zip(np.flatnonzero(federation.novel), distances, strict=True):
             accuracy = summary["per_client"][str(client)]["accuracy"]
             points.setdefault(str(config["method"]), []).append((float(far), 100 * accuracy))
     return points
+
+
+class EvaluationGrid(InProcessGrid):
+    """Keeps the arrays with which every node is evaluated, by node id."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sent: dict[int, Arrays] = {}
+
+    def _deliver(self, message: Message) -> Message:
+        if message.metadata.message_type == "evaluate":
+            record = message.content.array_records["arrays"]
+            self.sent[message.metadata.dst_node_id] = from_record(record)
+        return super()._deliver(message)
+
+
+def mix_and_match(config: Config) -> np.ndarray:
+    """Validation accuracy (clients, clients): row i, ω_i on client i's data; column j, θ_j."""
+    grid = EvaluationGrid.simulation(app, config, int(config["num-clients"]))
+    run(grid, config, "in-process")
+    sent, rows = grid.sent, []
+    for node in sorted(sent):
+        client = client_of(grid.contexts[node], "pfedhn-pc")
+        rows.append([client.score(sent[other], {})[2]["accuracy"] for other in sorted(sent)])
+    return np.array(rows)
+
+
+def client_of(context: Any, method: str) -> Client:
+    """A simulated client with the state that it has kept, which only a simulation can read."""
+    client = make_client(context, method)
+    for record in context.state.array_records.values():
+        client.state = from_record(record)
+    return client
+
+
+def later(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The summary of a run of no rounds from a saved model, with `changes`."""
+    config = override(run_configuration(folder), changes)
+    with tempfile.TemporaryDirectory() as output:
+        own: Config = {"rounds": 0, "from-dir": str(folder.resolve()), "output-dir": output}
+        run_in_process(config | own)
+        return read_json(Path(output) / "summary.json")
+
+
+def save(figure: Any, out: Path, dpi: int = 90) -> None:
+    """Write the figure and close it."""
+    figure.tight_layout()
+    figure.savefig(out, dpi=dpi, pil_kwargs={"optimize": True})
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,6 @@ def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
 
 
 def _finished(study: "Study") -> "list[FrozenTrial]":
-    """Completed and failed trials."""
     return [trial for trial in study.trials if trial.state.is_finished()]
 
 

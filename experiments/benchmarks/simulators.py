@@ -60,11 +60,6 @@ def network(work: Work) -> nn.Module:
     return build_model(work[0], (1, 28, 28), 10, 0)
 
 
-def between(starts: list[float]) -> list[float]:
-    """Seconds from each moment to the next."""
-    return np.diff(starts).tolist()
-
-
 def loop(work: Work, shares: Shares) -> list[float]:
     """FedAvg by hand."""
     clock = [time.perf_counter()]
@@ -76,7 +71,7 @@ def loop(work: Work, shares: Shares) -> list[float]:
         ROUNDS[work[0]],
     ):
         clock.append(time.perf_counter())
-    return between(clock)
+    return np.diff(clock).tolist()
 
 
 def fedapps(engine: str) -> Callable[[Work, Shares], list[float]]:
@@ -129,7 +124,7 @@ def flower(work: Work, shares: Shares) -> list[float]:
         num_supernodes=CLIENTS,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
-    return between(clock)
+    return np.diff(clock).tolist()
 
 
 def fluke(work: Work, shares: Shares) -> list[float]:
@@ -186,7 +181,7 @@ def fedlab(work: Work, shares: Shares) -> list[float]:
     trainer.setup_optim(1, work[1], LR)
     clock.append(time.perf_counter())
     Timed(FedAvgServerHandler(network(work), ROUNDS[work[0]], SAMPLED / CLIENTS), trainer).main()
-    return between(clock)
+    return np.diff(clock).tolist()
 
 
 def pfl(work: Work, shares: Shares) -> list[float]:
@@ -240,7 +235,7 @@ def pfl(work: Work, shares: Shares) -> list[float]:
         NNTrainHyperParams(local_batch_size=work[1], local_num_epochs=1, local_learning_rate=LR),
         callbacks=[Clock()],
     )
-    return between(clock)
+    return np.diff(clock).tolist()
 
 
 SIMULATORS: dict[str, Callable[[Work, Shares], list[float]]] = {

@@ -42,9 +42,12 @@ def data(
     handler = RichHandler(console=make_console(stderr=True))
     logging.basicConfig(handlers=[handler], format="%(message)s")
     with refusals(ImportError):
-        from partitions import datasets
+        from fedapps.settings.config import defaults, override, parse_override
+        from partitions import datasets, trust
 
-        config = configuration(arguments, {"dataset": name})
+        overrides = {"dataset": name} | dict(map(parse_override, arguments or []))
+        trust.allow(*trust.named(overrides))
+        config = override(defaults() | {"dataset": name}, overrides)
         entry, (_, data_dir, options) = datasets.described(config), datasets.named(config)
         console.print(f"{name}: {entry.line}; {entry.num_classes} classes, inputs {entry.shape}")
         say(console, f"from: {datasets.source(name, data_dir)}")
@@ -124,13 +127,3 @@ def requested(arguments: list[str]) -> "Config":
     labels = experiment.methods.split(",")
     check_shadowed(config, experiment.settings, labels, experiment.from_file)
     return config
-
-
-def configuration(arguments: list[str] | None, changes: "Config") -> "Config":
-    """The defaults with `changes` and key=value arguments; references in them are allowed."""
-    from fedapps.settings.config import defaults, override, parse_override
-    from partitions import trust
-
-    overrides = changes | dict(map(parse_override, arguments or []))
-    trust.allow(*trust.named(overrides))
-    return override(defaults() | changes, overrides)

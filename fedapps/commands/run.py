@@ -146,9 +146,12 @@ def plan(
     experiment: "Experiment", output: Path, from_: Path | None, bound: bool, fresh: bool
 ) -> "list[Job]":
     """The runs of an experiment, checked. Raises ValueError for bad input."""
+    from clients.models import MODELS
     from fedapps.settings.config import defaults, override, run_folders, saved_configuration
     from fedapps.settings.experiments import parse_seeds, split_names
     from fedapps.settings.variants import Variant, check_shadowed, combinations
+    from partitions import task
+    from partitions.registry import PARTITIONS
 
     changes = experiment.settings | ({"bound": True} if bound else {})
     base = defaults() if from_ is None else saved_configuration(run_folders(from_)[0])
@@ -161,8 +164,11 @@ def plan(
     for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
         say(make_console(stderr=True), note)
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
-    for label in labels:
-        check_names(Variant.parse(label).apply(config))
+    for label in labels:  # before torch is loaded
+        named = Variant.parse(label).apply(config)
+        task(named)
+        PARTITIONS.check(str(named["partition"]))
+        MODELS.check(str(named["model"]))
 
     from fedapps.engines.jobs import make_jobs
     from fedapps.files import opening
@@ -178,17 +184,6 @@ def plan(
     if experiment.published:
         Published.read(experiment.settings, experiment.published)
     return jobs
-
-
-def check_names(config: "Config") -> None:
-    """Raise ValueError for an unknown dataset, partition or model; loads no torch."""
-    from clients.models import MODELS
-    from partitions import task
-    from partitions.registry import PARTITIONS
-
-    task(config)
-    PARTITIONS.check(str(config["partition"]))
-    MODELS.check(str(config["model"]))
 
 
 def start_from(

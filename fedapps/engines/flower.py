@@ -255,7 +255,6 @@ def flower_runs(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _submit(link: SuperLink, group: list[Job], gpus: float) -> int:
-    """Submit a group of jobs as one run; returns its id."""
     first = group[0]
     methods = ",".join(str(job.config["method"]) for job in group)
     folder = first.folder if len(group) == 1 else first.folder.parent

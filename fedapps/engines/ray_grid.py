@@ -230,7 +230,6 @@ class RayGrid(LocalGrid):
             self._replace(actor)
 
     def _replace(self, dead: Any) -> None:
-        """Start a new actor in place of a dead one."""
         self._machines.pop(dead, None)
         new = self._actors.replace(dead)
         self._starting[new.begin.remote(*self._configs)] = new

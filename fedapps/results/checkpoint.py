@@ -23,11 +23,6 @@ KEPT = 2  # if the newest is damaged, the one before it is used
 State = dict[str, Any]
 
 
-def checkpoint_bytes(config: Config, state: Mapping[str, Any]) -> bytes:
-    """A checkpoint of the `state` of a run with this configuration."""
-    return state_bytes({"config": config, "state": state})
-
-
 def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
     """Write the checkpoint of a round to the folder `run`; of older ones only one stays."""
     write_bytes(_file(run, round_), content)
@@ -113,7 +108,6 @@ def _pack(value: Any, name: str, arrays: Arrays) -> Any:
 
 
 def _unpack(value: Any, arrays: Arrays) -> Any:
-    """The counterpart of `_pack`."""
     if isinstance(value, list):
         return [_unpack(item, arrays) for item in value]
     if not isinstance(value, dict):

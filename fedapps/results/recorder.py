@@ -138,7 +138,8 @@ class Recorder:
         except RuntimeError as error:
             log.warning("round %s: no checkpoint is written: %s", number, error)
             return
-        content = checkpoint.checkpoint_bytes(self.config, state | {"recorder": recorder})
+        state |= {"recorder": recorder}
+        content = checkpoint.state_bytes({"config": self.config, "state": state})
         self._writer.write(
             CHECKPOINTS, lambda: checkpoint.write_checkpoint(folder, number, content)
         )

@@ -165,7 +165,6 @@ def _settings(runs: "DataFrame") -> TextTable:
 
 
 def _versions(folder: Path) -> str:
-    """The libraries that a run was made with."""
     file = folder / "config.toml"
     config = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
     return ", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items())

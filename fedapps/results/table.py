@@ -89,7 +89,6 @@ def lost_replies(runs: "DataFrame") -> list[str]:
 
 
 def _cells(runs: "DataFrame") -> dict[str, str]:
-    """The cells of one method by column."""
     return {
         "training clients": _accuracy(runs, "train"),
         "novel clients": _accuracy(runs, "novel")

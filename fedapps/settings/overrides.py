@@ -44,16 +44,13 @@ def _heirs(
 ) -> Iterator[str]:
     """The keys of the methods that inherit the `value` of a method's key."""
     section, _, name = key.rpartition(".")
-    for heir in _extending(section) if section else ():
+    for heir, method in METHODS.known().items():  # those of other people once they are loaded
         inherited = f"{heir}.{name}"
+        if not section or method.extends != section:
+            continue
         if inherited not in changes and inherited in config and config[inherited] == value:
             yield inherited
             yield from _heirs(inherited, value, config, changes)
-
-
-def _extending(section: str) -> list[str]:
-    """The methods that extend the method `section`; those of other people once they are loaded."""
-    return [name for name, method in METHODS.known().items() if method.extends == section]
 
 
 def _with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:

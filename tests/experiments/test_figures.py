@@ -5,7 +5,7 @@ import pytest
 from tiny import federate
 
 import partitions
-from experiments import analysis, figures_fedembed, figures_hypernetworks
+from experiments import figures_fedembed, figures_hypernetworks
 from fedapps.files import read_arrays
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import descriptors
@@ -49,7 +49,7 @@ def test_each_novel_client_has_its_distance_and_its_accuracy(saved):
 
 
 def test_a_saved_run_that_is_evaluated_again_has_the_same_results(saved):
-    before, after = summary(saved["odpfl-hn"]), analysis.later(saved["odpfl-hn"])
+    before, after = summary(saved["odpfl-hn"]), figures_hypernetworks.later(saved["odpfl-hn"])
     assert [after[key] for key in ("novel", "per_client")] == [
         before[key] for key in ("novel", "per_client")
     ]
@@ -64,7 +64,7 @@ def test_every_client_has_a_descriptor(saved, method):
 
 def test_the_diagonal_of_mix_and_match_is_the_runs_own_accuracy():
     keys = TINY | {"method": "pfedhn-pc", "train-fraction": 1.0, "evaluate-every": 2}
-    matrix = analysis.mix_and_match(defaults() | keys)
+    matrix = figures_hypernetworks.mix_and_match(defaults() | keys)
     metrics = federate(**keys)[0].evaluate_metrics_clientapp[2]
     assert matrix.shape == (6, 6)
     assert matrix.diagonal().mean() == pytest.approx(metrics["train-accuracy"])

@@ -11,11 +11,7 @@ import partitions
 from fedapps import files
 from fedapps.files import CHECKPOINTS, spill, write_files
 from fedapps.results import folder as folders
-from fedapps.results.checkpoint import (
-    checkpoint_bytes,
-    newest_checkpoint,
-    write_checkpoint,
-)
+from fedapps.results.checkpoint import newest_checkpoint, state_bytes, write_checkpoint
 from fedapps.results.folder import (
     check_former,
     check_unseen,
@@ -205,7 +201,7 @@ def test_users_and_other_datasets_samples_are_not_those_that_were_trained_on(tmp
 
 def test_the_latest_two_checkpoints_up_to_the_round_at_hand_are_kept(tmp_path):
     """Rounds 2, 4 and 6 of a run; one that went on from 4 writes 5, and leaves 6 alone."""
-    content = checkpoint_bytes(SAVED, {"round": 1})
+    content = state_bytes({"config": SAVED, "state": {"round": 1}})
 
     def kept():
         return [int(file.stem[6:]) for file in sorted((tmp_path / CHECKPOINTS).iterdir())]
@@ -214,5 +210,6 @@ def test_the_latest_two_checkpoints_up_to_the_round_at_hand_are_kept(tmp_path):
         write_checkpoint(tmp_path, round_, content)
         assert kept() == expected
     for round_ in (9, 10):
-        write_checkpoint(tmp_path, round_, checkpoint_bytes(SAVED, {"round": round_}))
+        content = state_bytes({"config": SAVED, "state": {"round": round_}})
+        write_checkpoint(tmp_path, round_, content)
     assert newest_checkpoint(tmp_path, SAVED) == ({"round": 10}, [])
