@@ -6,7 +6,7 @@ A page holds, for each table, the command that makes it:
     the table, which is replaced
     <!-- end -->
 
-The command runs in FOLDER, which holds the folders of runs, by default the present one."""
+The command runs in FOLDER, which holds the folders of runs, by default the current one."""
 
 import contextlib
 import re

@@ -21,7 +21,7 @@ from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, check_method, completed
 from partitions import trust
 from partitions.base import Federation, novel_shots
-from partitions.datasets import DATASETS, Info
+from partitions.datasets import DATASETS
 from partitions.references import is_reference
 from partitions.seeds import seed_of
 from partitions.shares import Share
@@ -81,6 +81,7 @@ def _federation(config: Config, method: str) -> tuple[Federation, Builder]:
     return federation, builder
 
 
+_load_share = lru_cache(maxsize=8)(Share.load)
 _federations: deque[tuple[Config, str, Federation, Builder]] = deque(maxlen=8)
 
 
@@ -101,11 +102,6 @@ def in_data_folder(config: Config) -> Config:
             )
         paths[key] = str(place)
     return paths
-
-
-@lru_cache(maxsize=8)
-def _load_share(path: str) -> tuple[Share, Info]:
-    return Share.load(path)
 
 
 class App(ClientApp):

@@ -50,7 +50,7 @@ def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
 
 def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
     """Seconds of a run on one core, and bytes of its process. What was `measured` for equal
-    settings is used again."""
+    settings is reused."""
     config = job.config
     common = ((key, effective(config, key)) for key in config if "." not in key)
     plain = {key: value for key, value in common if value is not None}

@@ -49,7 +49,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise BlockingIOError(
-            f"another process is at the run in {folder}: wait for it, or choose another folder"
+            f"another process uses the run in {folder}: wait for it, or choose another folder"
         ) from error
     except (OSError, NotImplementedError) as error:  # some network disks have no locks
         log(WARNING, "%s cannot be locked: %s", folder, error)
@@ -62,13 +62,9 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
             lock.release()
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path`; a reader sees the old file or the new one, never a part."""
-    write_files({path: data})
-
-
 def write_files(contents: Mapping[Path, bytes]) -> None:
-    """`write_bytes` for files that belong together: all are replaced, or none is."""
+    """Write files that belong together: all are replaced, or none is. A reader sees an old file or
+    the new one, never a part."""
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
     try:
         for path, data in contents.items():
@@ -134,8 +130,8 @@ def check_writable(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of a text in UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+    """Write a text in UTF-8; a reader sees the old file or the new one."""
+    write_files({path: text.encode("utf-8")})
 
 
 def write_configuration(folder: Path, config: Mapping[str, Any]) -> None:
@@ -152,7 +148,7 @@ def _versions() -> dict[str, str]:
 
 def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
     """Write named arrays as safetensors."""
-    write_bytes(path, array_bytes(arrays, metadata))
+    write_files({path: array_bytes(arrays, metadata)})
 
 
 def array_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:

@@ -192,11 +192,13 @@ def start_from(
     """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
     from fedapps.engines.jobs import make_jobs
     from fedapps.results.folder import check_former, check_unseen
-    from fedapps.settings.config import override, run_folder, saved_configuration
+    from fedapps.settings.config import override, saved_configuration
     from fedapps.settings.variants import Variant
 
     for job in jobs:
-        folder = run_folder(saved, Variant.parse(job.method).former(saved, job.seed))
+        folder = saved.resolve()
+        if not (folder / "config.toml").is_file():  # it holds several runs
+            folder /= Variant.parse(job.method).former(saved, job.seed)
         check_former(folder, job.method.split()[0])
         before = saved_configuration(folder)
         config = override(before, changes | {"from-dir": str(folder), "resume": not fresh})

@@ -143,7 +143,7 @@ class HostingApp(ClientApp):
         for client, records in zip(header["clients"], contents, strict=True):
             assert not isinstance(records, str)
             if not _hosts(place, client):
-                replies.append(f"no client {client!r} lives with this node")
+                replies.append(f"this node hosts no client {client!r}")
                 continue
             node_config = context.node_config | dict(
                 zip(PARTITION, (client, header["of"]), strict=True)

@@ -93,23 +93,18 @@ def make_jobs(
     config: Mapping[str, Value], methods: Sequence[str], seeds: Sequence[int], output: Path
 ) -> list[Job]:
     """One job for each seed of each method; a method may include settings."""
-    jobs = []
+    data_dir, changes, jobs = str(config["data-dir"]), dict[str, Value](), []
+    if data_dir:  # absolute paths, since engines run in other working directories
+        changes["data-dir"] = str(Path(data_dir).resolve())
+    if path := own_path(str(config["dataset"]), data_dir):
+        changes["dataset"] = str(path.resolve())
     for method in methods:
         variant = Variant.parse(method)
         for seed in seeds:
             folder = output.resolve() / variant.folder(seed)
-            changes = {"seed": seed, "output-dir": str(folder), **_absolute_paths(config)}
+            changes |= {"seed": seed, "output-dir": str(folder)}
             jobs.append(Job(method, seed, variant.apply(config) | changes, folder))
     return jobs
-
-
-def _absolute_paths(config: Mapping[str, Value]) -> Config:
-    """The data's folders as absolute paths: engines run in other working directories."""
-    folder, dataset = str(config["data-dir"]), str(config["dataset"])
-    paths: Config = {"data-dir": str(Path(folder).resolve())} if folder else {}
-    if path := own_path(dataset, folder):
-        paths["dataset"] = str(path.resolve())
-    return paths
 
 
 def choose_engine(runs: int, parallel: int | None, *, ray: bool) -> tuple[str, int]:

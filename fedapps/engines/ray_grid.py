@@ -191,7 +191,7 @@ class RayGrid(LocalGrid):
         return [self._seconds.get(kind, mean) for kind in kinds]
 
     def _weight(self, tasks: list[Task]) -> int:
-        """As how many batches one counts: no other waits behind an answer that may never come."""
+        """The batches that these count as: nothing waits behind an answer that may never come."""
         return AHEAD if any(task.node in self._late for task in tasks) else 1
 
     def _replace_late(self, running: dict[ray.ObjectRef, Batch], timeout: float) -> None:

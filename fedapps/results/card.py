@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapte
 from pydantic.dataclasses import dataclass
 
 import partitions
-from fedapps.files import MODEL, read_json, write_text
+from fedapps.files import MODEL, read_json
 from fedapps.results.schema import Count, mismatch
 from fedapps.settings.config import Config
 from partitions.datasets import Info, Moment
@@ -106,11 +106,6 @@ def make_card(config: Config) -> Card:
         num_types=info.num_types,
         label=str(config["label"]),
     )
-
-
-def write_card(folder: Path, card: Card) -> None:
-    """Write the card to a run's folder."""
-    write_text(folder / FILE, card.text())
 
 
 def read_card(folder: Path) -> Card:

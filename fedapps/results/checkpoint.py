@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from clients.arrays import Arrays
-from fedapps.files import CHECKPOINTS, write_bytes
+from fedapps.files import CHECKPOINTS, write_files
 from fedapps.settings.config import Config, differences
 
 FORMAT = "1"
@@ -25,7 +25,7 @@ State = dict[str, Any]
 
 def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
     """Write the checkpoint of a round to the folder `run`; of older ones only one stays."""
-    write_bytes(_file(run, round_), content)
+    write_files({_file(run, round_): content})
     names = [f.stem.removeprefix("round-") for f in (run / CHECKPOINTS).glob("round-*.safetensors")]
     rounds = sorted(int(name) for name in names if name.isdecimal())
     for old in [r for r in rounds if r <= round_][:-KEPT]:

@@ -27,7 +27,8 @@ from fedapps.files import (
 from fedapps.methods import METHODS
 from fedapps.results import checkpoint
 from fedapps.results import folder as folders
-from fedapps.results.card import make_card, write_card
+from fedapps.results.card import FILE as CARD
+from fedapps.results.card import make_card
 from fedapps.results.checkpoint import State
 from fedapps.results.progress import shown
 from fedapps.settings.config import Config
@@ -84,7 +85,7 @@ class Recorder:
                 (folder / PRIVACY).unlink(missing_ok=True)
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         write_configuration(folder, self.config)
-        write_card(folder, make_card(self.config))
+        write_text(folder / CARD, make_card(self.config).text())
         if resumed:
             folders.clear(folder)
             self._changed = True
@@ -145,8 +146,8 @@ class Recorder:
         )
 
     def _is_best(self, role: str, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
-        """Whether a group of clients reports this evaluation so far: by the trimmed mean of the
-        training clients' scores, of equal ones by the mean."""
+        """Whether this evaluation is the best so far for a group of clients, by the trimmed mean of
+        the training clients' scores; the mean breaks ties."""
         best, select = self._best.get(role), str(self.config["select"])
         if best is None or strategy.reports_last:
             return True

@@ -54,7 +54,7 @@ def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", li
 
 
 def runs_of(jobs: Iterable["Job"]) -> "DataFrame":
-    """The same of jobs that this process has run."""
+    """The same for jobs that this process has run."""
     return _frame([_of_job(job) for job in jobs])
 
 
@@ -65,7 +65,7 @@ def _of_job(job: "Job") -> dict[str, Any]:
 
 
 def run_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> "DataFrame":
-    """The same of one run's configuration and its summary."""
+    """The same for one run, from its configuration and its summary."""
     result = SummaryFile.validate_python(summary)
     return _frame([_row(str(config["method"]), config, Path(), "", result)])
 
@@ -135,7 +135,7 @@ def federation_of(runs: "DataFrame") -> str:
 
 
 def differing(runs: "DataFrame") -> list[str]:
-    """The common settings that the labels say since the runs differ in them."""
+    """The common settings that labels name because the runs differ in them."""
     return list(
         dict.fromkeys(
             key

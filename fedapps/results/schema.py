@@ -29,7 +29,7 @@ GroupResult = Annotated[Rates, AfterValidator(_with_accuracy)]
 
 
 class Model(BaseModel):
-    """No conversions but whole numbers to floats."""
+    """Strict types; only whole numbers become floats."""
 
     model_config = ConfigDict(strict=True)
 

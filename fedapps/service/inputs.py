@@ -93,11 +93,8 @@ def unlabeled(
     none = torch.full((len(x),), UNLABELED)
     samples = Samples(x, none, torch.arange(len(x)), scale, card.mean, card.std)
     labels = none if labels is None else labels
-    return Inputs(names or _numbers(x), _novel(samples), labels, torch.ones(len(x)).bool())
-
-
-def _numbers(x: Tensor) -> list[str]:
-    return [str(row) for row in range(len(x))]
+    names = names or list(map(str, range(len(x))))
+    return Inputs(names, _novel(samples), labels, torch.ones(len(x)).bool())
 
 
 def _novel(samples: Samples, public: Samples | None = None) -> Share:
@@ -124,7 +121,7 @@ def _exported(path: Path, card: Card) -> Inputs:
         share = _novel(hidden, share.public)
     else:
         scored[share.train.index] = False
-    return Inputs(_numbers(labels), share, labels, scored)
+    return Inputs(list(map(str, range(len(x)))), share, labels, scored)
 
 
 def _check_finite(x: Tensor, where: str) -> None:

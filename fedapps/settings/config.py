@@ -33,9 +33,9 @@ def project_dir() -> Path:
 
 
 def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Config:
-    """A run's configuration with the defaults of what its app does not declare; errors as
-    `override`. What a `trusted` one names is allowed. Asked for every message, so the last ones
-    are kept: equal run configurations give one object, which nobody may change."""
+    """A run's configuration, with defaults for the keys that its app does not declare; errors as
+    `override`. References in a `trusted` one are allowed. It is called for every message, so the
+    last results are cached: equal run configurations give one object, which nobody may change."""
     for asked, found in [*_completed]:
         if asked == run_config:
             return found
@@ -47,12 +47,6 @@ def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Conf
 
 
 _completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations, and completed ones
-
-
-def run_folder(folder: Path, name: str) -> Path:
-    """The folder of the run `name` (that of `Variant.folder`): `folder` itself, or in it."""
-    folder = folder.resolve()
-    return folder if (folder / "config.toml").is_file() else folder / name
 
 
 def saved_runs(folder: Path) -> tuple[str, str]:
@@ -103,7 +97,7 @@ def saved_configuration(run: Path) -> Config:
     return run_configuration(run) | {"output-dir": "", "from-dir": ""}
 
 
-# Where a run is, how it is begun and looked after, not what it computes.
+# Where and how a run is carried out; these settings do not change what it computes.
 CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every", "round-timeout", "start-timeout")
 
 

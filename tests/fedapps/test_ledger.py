@@ -276,7 +276,7 @@ def test_one_users_data_are_not_asked_under_many_numbers(places, tmp_path):
     packed = pack([content] * 2, {"clients": [0, 1], "of": 4})
     (reply,) = grid.send_and_receive([Message(packed, 1, "train")])
     table = json.loads(reply.content[TABLE]["json"])[1]
-    assert table == [f"no client {i} lives with this node" for i in (0, 1)]
+    assert table == [f"this node hosts no client {i}" for i in (0, 1)]
     grid = InProcessGrid(host, SMALL, [{"partition-id": 1, "num-partitions": 2}])
     packed = pack([RecordDict()] * 4, {"clients": [0, 1, -1, True], "of": 4})
     (reply,) = grid.send_and_receive([Message(packed, 1, "query")])

@@ -88,9 +88,9 @@ def test_nobody_else_writes_to_a_run_that_goes_on(tmp_path):
             time.sleep(0.01)
         (folder / "metrics.jsonl").write_text(line)
         got = fedapps(*RUN, "rounds=1", "--output", tmp_path, code=1)
-        assert "another process is at the run in" in got
+        assert "another process uses the run in" in got
         assert (folder / "metrics.jsonl").read_text() == line
-        with pytest.raises(OSError, match="another process is at the run"):
+        with pytest.raises(OSError, match="another process uses the run"):
             federate(**{"output-dir": str(folder)})
     finally:
         os.kill(child, signal.SIGKILL)
