@@ -13,11 +13,17 @@ from rich.console import Console
 from fedapps.commands import options
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 from fedapps.engines import check_address, check_engine_name
+from fedapps.settings.experiments import (
+    Experiment,
+    parse_seeds,
+    parts,
+    read_arguments,
+    split_names,
+)
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
     from fedapps.settings.config import Config
-    from fedapps.settings.experiments import Experiment
 
 MAX_JOBS = 1024
 
@@ -48,20 +54,14 @@ def run(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop cleanly, as on Ctrl-C
     with refusals():
-        check_options(arguments or [], methods, seeds, engine, jobs, gpus_per_client, ray_address)
-        if debug and (engine not in ("", "in-process") or ray_address or gpus_per_client):
-            raise ValueError("--debug raises errors in this process: it takes no other engine")
+        check_options(
+            arguments or [], methods, seeds, engine, jobs, gpus_per_client, ray_address, debug
+        )
         engine = "in-process" if debug else engine
         if resume is not None:
-            if any((arguments, methods, seeds, from_, bound, fresh)):
-                raise ValueError("--resume continues runs as they are; it takes no settings")
-            from fedapps.results.sweep import begun_jobs
-
-            work = begun_jobs(resume)
+            work = resumed(resume, any((arguments, methods, seeds, from_, bound, fresh)))
             planned = [(work, work[0].folder.parent, "")]
         else:
-            from fedapps.settings.experiments import parts
-
             experiment = read_request(arguments or [], methods, seeds, from_)
             planned = [
                 (plan(part, place, from_, bound, fresh), place, part.source)
@@ -90,13 +90,24 @@ def run(
         raise typer.Exit(1)
 
 
+def resumed(folder: Path, more: bool) -> "list[Job]":
+    """The unfinished runs in a folder. Raises ValueError if `more` is asked for."""
+    if more:
+        raise ValueError("--resume continues runs as they are; it takes no settings")
+    from fedapps.results.sweep import begun_jobs
+
+    return begun_jobs(folder)
+
+
 def check_options(
     arguments: list[str], methods: str, seeds: str, engine: str, jobs: int | None,
-    gpus_per_client: float, ray_address: str,
+    gpus_per_client: float, ray_address: str, debug: bool = False,
 ) -> None:  # fmt: skip
     """Raise ValueError for options that are out of range or that exclude each other."""
     if engine:
         check_engine_name(engine)
+    if debug and (engine not in ("", "in-process") or ray_address or gpus_per_client):
+        raise ValueError("--debug raises errors in this process: it takes no other engine")
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:
         raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MAX_JOBS}]")
     if ray_address and engine not in ("", "ray"):
@@ -120,16 +131,13 @@ def check_options(
             )
 
 
-def read_request(
-    arguments: list[str], methods: str, seeds: str, from_: Path | None
-) -> "Experiment":
+def read_request(arguments: list[str], methods: str, seeds: str, from_: Path | None) -> Experiment:
     """The experiment that arguments and options describe together.
 
     References that they name are allowed. Methods and seeds default to those of the runs in the
     folder `from_`. Raises ValueError for two experiments, and for one that includes others if all
     would start from one folder of runs."""
     from fedapps.settings.config import saved_runs
-    from fedapps.settings.experiments import Experiment, read_arguments
 
     experiment = read_arguments(arguments, main=from_ is None)
     experiment |= Experiment(methods=methods, seeds=seeds)
@@ -143,12 +151,11 @@ def read_request(
 
 
 def plan(
-    experiment: "Experiment", output: Path, from_: Path | None, bound: bool, fresh: bool
+    experiment: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
 ) -> "list[Job]":
     """The runs of an experiment, checked. Raises ValueError for bad input."""
     from clients.models import MODELS
     from fedapps.settings.config import defaults, override, run_folders, saved_configuration
-    from fedapps.settings.experiments import parse_seeds, split_names
     from fedapps.settings.variants import Variant, check_shadowed, combinations
     from partitions import task
     from partitions.registry import PARTITIONS

@@ -8,6 +8,8 @@ import typer
 from fedapps.console import make_console, say, say_error
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from fedapps.results.formats import TextTable
     from fedapps.results.published import Published
 
@@ -47,18 +49,14 @@ def table(
         if format_ not in FORMATS:
             raise ValueError(f"unknown format {format_!r}; known: {', '.join(FORMATS)}")
 
-        from fedapps.results.comparison import SHOTS, compare, several, swept
+        from fedapps.results.comparison import compare
         from fedapps.results.runs import read_runs
 
         if asked := listed(scores):
             show_scores(folder, asked, round_, against, format_)
             return
         runs, problems = read_runs(folder)
-        keys = listed(by)
-        if not across and SHOTS not in keys and several(runs, SHOTS):
-            across = SHOTS
-        if across:
-            keys = [*(keys or ["method", *swept(runs)]), across]
+        keys, across = lines_of(runs, listed(by), across)
         if format_ == "latex":
             from fedapps.results.formats import displayed
 
@@ -83,6 +81,15 @@ def table(
 def listed(text: str) -> list[str]:
     """The words of a text with commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def lines_of(runs: "DataFrame", by: list[str], across: str) -> tuple[list[str], str]:
+    """What makes a line of the comparison, and the setting whose values stand side by side."""
+    from fedapps.results.comparison import SHOTS, several, swept
+
+    if not across and SHOTS not in by and several(runs, SHOTS):
+        across = SHOTS
+    return ([*(by or ["method", *swept(runs)]), across] if across else by), across
 
 
 def show_scores(folder: Path, asked: list[str], round_: str, against: str, format_: str) -> None:
