@@ -36,7 +36,8 @@ class Evaluation:
         strategy = self._strategy
         self._warn(updates)
         key = strategy.weighted_by_key
-        foreign = strategy.evaluate_metrics_aggr_fn(records(updates, key), key)
+        mean = strategy.evaluate_metrics_aggr_fn or foreign_means
+        foreign = mean(records(updates, key), key)
         own = means(updates, strategy.mean_over, strategy.select)
         numbers = {**foreign, **own, **f1_scores(updates)}
         if strategy.bound and (distance := self._mean_half_distance()) is not None:
