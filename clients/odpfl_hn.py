@@ -56,6 +56,7 @@ class ODPFLHNClient(Client):
     )  # a novel client's budget is one for all runs
     needs_state = StateUse.TRAINING  # a private novel client's answers, and what they spent
     rates = ("lr", "encoder_local_lr")
+    model: Described  # by `build`
 
     encoder: Any = setting("ds", "set encoder; private: ds-sphere", tuple(ENCODERS))
     descriptor_dim = setting(
@@ -74,7 +75,6 @@ class ODPFLHNClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        assert isinstance(self.model, Described)
         self.target, self.encoder = self.model.target, self.model.encoder
         if self.descriptor_epsilon:
             self.encoder.sensitivity(1)  # raises ValueError where it has no bound
