@@ -18,8 +18,8 @@ from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed
 from clients.cohort import run_sgd
 from clients.compat import NumPyClient
 from clients.domain import domain_gradient
-from clients.messages import Config, Metrics, NDArrays, names_metric, with_names
-from clients.protocol import LR_FACTOR, UNLABELED, FewShot, StateUse
+from clients.messages import Config, Metrics, NDArrays, with_names
+from clients.protocol import LR_FACTOR, NAMES, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
 from partitions.datasets import Info
@@ -270,13 +270,8 @@ class Client(Configured, NumPyClient):
         generator = torch.Generator().manual_seed(
             seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
         )
-        return batches(
-            len(self.share.train),
-            self.batch_size,
-            generator=generator,
-            short=self.short_batches,
-            **count,
-        )
+        n, size, short = len(self.share.train), self.batch_size, self.short_batches
+        return batches(n, size, generator=generator, short=short, **count)
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
@@ -321,7 +316,9 @@ class Client(Configured, NumPyClient):
         self.begin("train", config)
         arrays = with_names(parameters, config, self.sent())
         reply, n, metrics = self.train(arrays, config)
-        return list(reply.values()), n, metrics | names_metric(reply, config)
+        if NAMES in config:
+            metrics = metrics | {NAMES: "\n".join(reply)}
+        return list(reply.values()), n, metrics
 
     def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
         """`score` of named arrays."""
@@ -334,5 +331,4 @@ class Client(Configured, NumPyClient):
         self._given_rates = self._given_rates or {n: getattr(self, n) for n in self.rates}
         for name, rate in self._given_rates.items():
             setattr(self, name, float(config.get(LR_FACTOR, 1.0)) * rate)
-        seed = seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
-        seed_torch(seed)
+        seed_torch(seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client))

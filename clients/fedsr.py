@@ -111,11 +111,9 @@ class FedSRClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
-        return (
-            by_parts(self._mean_probabilities, self.parts(x))
-            if self.test_samples
-            else super().predict(x)
-        )
+        if not self.test_samples:
+            return super().predict(x)
+        return by_parts(self._mean_probabilities, self.parts(x))
 
     def _mean_probabilities(self, x: Tensor) -> Tensor:
         mean, scale = self.model.distribution(x)

@@ -129,7 +129,9 @@ class HyperFedZeroClient(Client):
 
     def update(self, x: Tensor) -> Tensor:
         """Logits (n, C); a client's classifier is that of the mean e over the stream's inputs."""
-        features, e = self._embedded(x)
+        features = by_parts(self.model.body, self.parts(x))
+        with torch.no_grad():
+            e = self.model.embedding(features).exp()
         self.adapted = {"embedding-variance": float(e.var(0, unbiased=False).sum())}
         network, shared = self.model, self.model.shared(e)
         if network.for_client:
@@ -151,9 +153,3 @@ class HyperFedZeroClient(Client):
         network.body.head = nn.Linear(width - 1, classes, device=head.device)
         network.body.head.load_state_dict({"weight": head[:, :-1], "bias": head[:, -1]})
         return network.body
-
-    def _embedded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, d) and embeddings e (n, E) of x."""
-        features = by_parts(self.model.body, self.parts(x))
-        with torch.no_grad():
-            return features, self.model.embedding(features).exp()

@@ -33,11 +33,6 @@ def with_names(parameters: NDArrays, config: Config, default: list[str]) -> Arra
     return dict(zip(names, parameters, strict=True))
 
 
-def names_metric(arrays: Arrays, config: Config) -> Metrics:
-    """The arrays' names as a metric, if the message named its arrays as well."""
-    return {NAMES: "\n".join(arrays)} if NAMES in config else {}
-
-
 def answer_exchange(
     client: Client, action: str, arrays: Arrays, config: Config
 ) -> tuple[Arrays, Metrics]:

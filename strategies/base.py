@@ -210,7 +210,9 @@ class PersonalizedStrategy(Hooks):
         """Aggregate the valid replies."""
         now = self.now
         clients = max(len(now.sent), 1)
-        updates = self.messenger.receive(now.sent, replies, self._expected(), train=True)
+        expected = {node: self.expected(sent) for node, sent in now.payloads.items()}
+        like = {node: arrays for node, arrays in expected.items() if arrays is not None}
+        updates = self.messenger.receive(now.sent, replies, like, train=True)
         now.end_phase("clients")
         self._stop_on_failure()
         self._stop_on_few(updates)
@@ -230,11 +232,6 @@ class PersonalizedStrategy(Hooks):
         now.end_phase("aggregate")
         self.messenger.record = None if self.keeps_arrays else to_record(self.arrays)
         return self.messenger.record, self._train_metrics(foreign)
-
-    def _expected(self) -> dict[Node, Arrays]:
-        """What each node's train reply must be like; nodes with any reply left out."""
-        like = {node: self.expected(sent) for node, sent in self.now.payloads.items()}
-        return {node: arrays for node, arrays in like.items() if arrays is not None}
 
     def _train_report(self, updates: list[Update], clients: int) -> dict[str, Any]:
         """What a round's report says of the replies."""

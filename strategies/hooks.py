@@ -142,11 +142,7 @@ class Hooks(Configured, Strategy):
     @property
     def decay(self) -> float:
         """The factor of the learning rates in the present round."""
-        return self._decay(0)
-
-    def _decay(self, later: int) -> float:
-        past = self.saved_rounds + self.round + later
-        return lr_factor(self.lr_decay, self.lr_decay_rounds, past)
+        return lr_factor(self.lr_decay, self.lr_decay_rounds, self.saved_rounds + self.round)
 
     # What a method overrides
 
@@ -187,10 +183,10 @@ class Hooks(Configured, Strategy):
         """The arrays of each node's train message."""
         return self.personalize(arrays, nodes)
 
-    def message_config(self, later: int = 0) -> dict[str, Any]:
-        """Entries of every message's config in a round, `later` rounds after the present one."""
-        slowed = {LR_FACTOR: self._decay(later)} if self.lr_decay < 1 else {}
-        return {"server-round": self.round + later, RUN_TOKEN: self.token} | slowed
+    def message_config(self) -> dict[str, Any]:
+        """Entries of every message's config in a round."""
+        slowed = {LR_FACTOR: self.decay} if self.lr_decay < 1 else {}
+        return {"server-round": self.round, RUN_TOKEN: self.token} | slowed
 
     def expected(self, sent: Arrays) -> Arrays | None:
         """Arrays with the names, shapes and dtypes that a train reply must have; None: any."""
@@ -281,11 +277,8 @@ class Hooks(Configured, Strategy):
         nodes = [node for node in self.nodes if not node.novel]
         return [node for node in nodes if self.trains_unlabeled or not node.unlabeled]
 
-    def draw(
-        self, purpose: str, nodes: Sequence[Node], fraction: float, later: int = 0
-    ) -> list[Node]:
-        """A share of the nodes, by client id, from the generator of (seed, purpose, round);
-        `later`: that of a round so many after the present one."""
+    def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
+        """A share of the nodes, by client id, from the generator of (seed, purpose, round)."""
         count = max(1, self.min_nodes[purpose], round(fraction * len(nodes)))
-        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round + later))
+        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]

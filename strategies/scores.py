@@ -53,11 +53,8 @@ class Evaluation:
             log(WARNING, "no client reports %s (select): the last round counts as the best", select)
             self._warned = True
         least = min((u.num_examples for u in updates if u.node.novel), default=FEW_SAMPLES)
-        if (
-            least < FEW_SAMPLES
-            and not self._warned
-            and not self._strategy.messenger.hides_participants
-        ):
+        secret = self._strategy.messenger.hides_participants
+        if least < FEW_SAMPLES and not self._warned and not secret:
             words = "a novel client is scored on %g labeled samples; fewer novel-shots leave more"
             log(WARNING, words, least)
             self._warned = True
