@@ -103,7 +103,10 @@ class Adapting:
                 psi, x, differentiate=number < count, batch_size=batch_size
             )
             yield Step(number, psi, z, ell, float(entropy(z)))
-            clip = self._clip_factor(gradient)
+            clip = 1.0  # the factor that makes the gradient's norm at most `adapt_clip_norm`
+            if self.adapt_clip_norm:
+                norm = float(nn.utils.get_total_norm(gradient.values()))
+                clip = min(1.0, self.adapt_clip_norm / (norm + 1e-6))
             with torch.no_grad():
                 psi = {
                     name: p - self.inner_lr * (clip * gradient[name] + self.weight_decay * p)
@@ -152,10 +155,3 @@ class Adapting:
         if self.inner_loss == "whole":
             return g.square().sum()
         return torch.stack([torch.linalg.vector_norm(b) for b in g.split(size)]).sum()
-
-    def _clip_factor(self, gradient: Parameters) -> float:
-        """The factor that makes a gradient's norm at most `adapt_clip_norm`."""
-        if not self.adapt_clip_norm:
-            return 1.0
-        norm = float(nn.utils.get_total_norm(gradient.values()))
-        return min(1.0, self.adapt_clip_norm / (norm + 1e-6))

@@ -4,7 +4,7 @@ Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -124,32 +124,7 @@ def to_tensors(arrays: Arrays, device: str | torch.device = "cpu") -> dict[str, 
 def model_arrays(model: nn.Module, without: Collection[str] = ()) -> Arrays:
     """Parameters and buffers of a model under the names of its ``state_dict``, but for the names
     in `without`."""
-    return to_numpy({n: t for n, t in model_tensors(model).items() if n not in without})
-
-
-def model_tensors(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of ``model.state_dict()`` in its order, in a twentieth of the time: without
-    hooks that no module has, and not detached."""
-    kind: type = type(model)
-    if not _is_plain(kind) or model._state_dict_hooks or model._state_dict_pre_hooks:
-        return dict(model.state_dict(prefix=prefix))
-    tensors: dict[str, Tensor] = {
-        prefix + name: p for name, p in model._parameters.items() if p is not None
-    }
-    for name, buffer in model._buffers.items():
-        if buffer is not None and name not in model._non_persistent_buffers_set:
-            tensors[prefix + name] = buffer
-    for name, module in model._modules.items():
-        if module is not None:
-            tensors |= model_tensors(module, f"{prefix}{name}.")
-    return tensors
-
-
-@cache
-def _is_plain(kind: Any) -> bool:
-    """Whether modules of this class have only parameters and buffers in their ``state_dict``."""
-    methods = ("state_dict", "_save_to_state_dict", "get_extra_state")
-    return all(getattr(kind, name) is getattr(nn.Module, name) for name in methods)
+    return to_numpy({n: t for n, t in model.state_dict().items() if n not in without})
 
 
 def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
@@ -157,7 +132,7 @@ def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
 
     Of a tied parameter's names the first one counts. Raises ValueError for an array that the model
     lacks, for one that is missing and for one of another shape."""
-    target = model_tensors(model)
+    target = model.state_dict()
     if unknown := arrays.keys() - target.keys():
         raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {list(target)}")
     places: set[int] = set()

@@ -172,7 +172,6 @@ class Cohort:
         return results
 
     def _work(self, waiting: Sequence[Member]) -> None:
-        """Do the members' work, that of equal kind at once."""
         kinds: dict[tuple[object, ...], list[Member]] = {}
         for member in waiting:
             assert member.work is not None
@@ -270,7 +269,7 @@ def train_together(works: Sequence[Work]) -> list[float]:
         leaves = {name: stack[:live].requires_grad_() for name, stack in trained.items()}
         optimizer = SGD(leaves.values(), *first.rates)
         for leaf, state in zip(leaves.values(), buffers, strict=True):
-            optimizer.set_state(leaf, {name: b[:live] for name, b in state.items()})
+            optimizer.kept[leaf] = {name: b[:live] for name, b in state.items()}
         for step in range(start, end):
             sizes: dict[int, list[int]] = {}
             for i in range(live):
@@ -295,7 +294,7 @@ def train_together(works: Sequence[Work]) -> list[float]:
                 if leaf.grad is not None:
                     leaf.grad += correction[:live]
             optimizer.step()
-        buffers = [optimizer.state_of(leaf) for leaf in leaves.values()]
+        buffers = [optimizer.kept.get(leaf, {}) for leaf in leaves.values()]
     with torch.no_grad():
         for i, work in enumerate(ranked):
             for name, parameter in work.trained.items():

@@ -86,7 +86,6 @@ def bounded(text: str) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The error in one line."""
     try:
         message = " ".join(str(error).split())
     except Exception:  # of a foreign class

@@ -6,20 +6,67 @@ aggregated; the discriminator D stays on the client. Departs from the authors' c
 features without a random projection; no local epochs without alignment come first; no label
 smoothing. Novel clients get the global model."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
-from clients.models.fedadg import Aligned
+from clients.models.head import HeadedNetwork, take_head
 from clients.optimizers import SGD
 from clients.protocol import StateUse
 from clients.sgd import mini_batches
 from partitions.datasets import Info
 from partitions.settings import RATE, WIDTH, setting
+
+
+class Generator(nn.Module):
+    """Distribution generator: noise (n, m) and one-hot labels (n, C) → features (n, d) ≥ 0."""
+
+    def __init__(self, noise_dim: int, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(noise_dim + num_classes, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, noise: Tensor, onehot: Tensor) -> Tensor:
+        """Reference features (n, d) of the labels' classes."""
+        hidden = F.leaky_relu(self.hidden(torch.cat([noise, onehot], 1)))
+        return F.relu(self.output(hidden))
+
+
+class Discriminator(nn.Module):
+    """Features (n, d) and one-hot labels (n, C) → probability (n,) that they are reference."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width + num_classes, width)
+        self.output = nn.Linear(width, 1)
+
+    def forward(self, features: Tensor, onehot: Tensor) -> Tensor:
+        """D(h | y) in (0, 1)."""
+        hidden = F.leaky_relu(self.hidden(torch.cat([features, onehot], 1)))
+        return self.output(hidden).sigmoid().squeeze(1)
+
+
+class Aligned(HeadedNetwork):
+    """The target network with a feature layer of `width`, a generator and a discriminator."""
+
+    def __init__(self, model: nn.Module, num_classes: int, width: int, noise_dim: int) -> None:
+        super().__init__()
+        self.feature = nn.Linear(take_head(model).in_features, width)
+        self.head = nn.Linear(width, num_classes)
+        self.body = model
+        self.generator = Generator(noise_dim, num_classes, width)
+        self.discriminator = Discriminator(num_classes, width)
+        self.noise_dim, self.num_classes = noise_dim, num_classes
+
+    def features(self, x: Tensor) -> Tensor:
+        """h = F(x), (n, d) ≥ 0."""
+        return F.relu(self.feature(self.body(x)))
+
+    def predictor(self) -> list[nn.Parameter]:
+        """The parameters of feature extractor and classifier."""
+        return [p for part in (self.body, self.feature, self.head) for p in part.parameters()]
 
 
 class FedADGClient(Client):
@@ -31,15 +78,12 @@ class FedADGClient(Client):
     rates = ("lr", "adversarial_lr")
     needs_state = StateUse.TRAINING
 
+    model: Aligned  # by `build`
+
     alignment = setting(0.15, "weight of the adversarial loss beside the cross entropy", "[0, 1)")
     adversarial_lr = setting(0.01, "learning rate of discriminator and generator", RATE)
     feature_dim = setting(128, "width of the aligned features; 512 beyond MNIST", WIDTH)
     noise_dim = setting(10, "entries of the generator's noise", WIDTH)
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        assert isinstance(self.model, Aligned)  # by `build`
-        self.network = self.model
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, feature_dim: int, noise_dim: int) -> nn.Module:
@@ -49,9 +93,9 @@ class FedADGClient(Client):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Adversarial local training; ``loss`` is the mean of the predictor's."""
         self.load(arrays)
-        self.network.train()
-        discriminator, generator = self.network.discriminator, self.network.generator
-        predict = SGD(self.network.predictor(), self.lr, self.momentum, self.weight_decay)
+        self.model.train()
+        discriminator, generator = self.model.discriminator, self.model.generator
+        predict = SGD(self.model.predictor(), self.lr, self.momentum, self.weight_decay)
         discriminate = SGD(discriminator.parameters(), self.adversarial_lr)
         generate = SGD(generator.parameters(), self.adversarial_lr)
         samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
@@ -64,24 +108,24 @@ class FedADGClient(Client):
 
     def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and the one-hot labels."""
-        onehot = F.one_hot(y, self.network.num_classes).to(x.dtype)
-        noise = torch.rand(len(y), self.network.noise_dim, device=x.device, dtype=x.dtype)
-        return self.network.features(x), self.network.generator(noise, onehot), onehot
+        onehot = F.one_hot(y, self.model.num_classes).to(x.dtype)
+        noise = torch.rand(len(y), self.model.noise_dim, device=x.device, dtype=x.dtype)
+        return self.model.features(x), self.model.generator(noise, onehot), onehot
 
     def discriminator_loss(self, h: Tensor, reference: Tensor, onehot: Tensor) -> Tensor:
         """E[(1 − D(h'|y))² + D(h|y)²]: D separates the reference from the features."""
-        d = self.network.discriminator
+        d = self.model.discriminator
         return ((1 - d(reference, onehot)).square() + d(h, onehot).square()).mean()
 
     def predictor_loss(self, h: Tensor, y: Tensor, onehot: Tensor) -> Tensor:
         """λ E[(1 − D(h|y))²] + (1 − λ) CE: features like the reference, which classify."""
-        adversarial = (1 - self.network.discriminator(h, onehot)).square().mean()
-        task = self.criterion(self.network.head(h), y)
+        adversarial = (1 - self.model.discriminator(h, onehot)).square().mean()
+        task = self.criterion(self.model.head(h), y)
         return self.alignment * adversarial + (1 - self.alignment) * task
 
     def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:
         """E[D(h'|y)²]: a reference like the features."""
-        return self.network.discriminator(reference, onehot).square().mean()
+        return self.model.discriminator(reference, onehot).square().mean()
 
 
 def _step(optimizer: SGD, loss: Tensor) -> float:

@@ -65,7 +65,6 @@ class FedBNClient(Client):
         """Estimate running statistics on all inputs, then train on the few labeled samples."""
         parts = (self.share.train, self.share.everything)
         x = torch.cat([part.to(self.device)[:][0] for part in parts])
-        self.model.load_state_dict(
-            with_statistics(deepcopy(self.model), *self.parts(x)).state_dict()
-        )
+        model = with_statistics(deepcopy(self.model), *self.parts(x))
+        self.model.load_state_dict(model.state_dict())
         super().tune(config)

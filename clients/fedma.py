@@ -4,7 +4,6 @@ from torch import nn
 
 from clients.arrays import Arrays, group
 from clients.base import Client, Config, Metrics
-from clients.models.resize import resize
 from clients.models.roles import roles_of
 from clients.sgd import train_only
 from partitions.datasets import Info
@@ -43,3 +42,28 @@ class FedMAClient(Client):
             loss = self.fit_locally(config, rows=rows, parameters=trained)
         reply = self.arrays()
         return {name: reply[name] for name in upper}, {"loss": loss}
+
+
+def resize(model: nn.Module, arrays: Arrays) -> None:
+    """Give the parameters of linear and convolutional layers the shapes of the arrays with their
+    names; the entries of changed parameters are undefined.
+
+    Raises ValueError where the number of dimensions or a convolution's kernel differs."""
+    for prefix, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Conv2d):
+            continue
+        for part, parameter in list(module.named_parameters(recurse=False)):
+            array = arrays.get(f"{prefix}.{part}")
+            if array is None or array.shape == tuple(parameter.shape):
+                continue
+            if array.ndim != parameter.ndim or array.shape[2:] != tuple(parameter.shape[2:]):
+                raise ValueError(
+                    f"array '{prefix}.{part}' has shape {array.shape}, the model "
+                    f"{tuple(parameter.shape)}"
+                )
+            setattr(module, part, nn.Parameter(parameter.data.new_empty(array.shape)))
+        outputs, inputs = module.weight.shape[:2]
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = outputs, inputs
+        else:
+            module.out_channels, module.in_channels = outputs, inputs

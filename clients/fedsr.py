@@ -7,16 +7,71 @@ With `representation` = "widened" the network is that of FedTTA's comparison (Ye
 784-200-400-10."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clients.base import Client
-from clients.models.fedsr import Stochastic
+from clients.models.head import HeadedNetwork, take_head
 from clients.scoring import by_parts
 from partitions.datasets import Info
 from partitions.settings import WEIGHT, setting
+
+
+def widen(model: nn.Module, width: int) -> None:
+    """Replace the last linear layer of `model`, which gives `width` features, by one of twice as
+    many. Raises ValueError if it has none of that width."""
+    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not linear or linear[-1][1].out_features != width:
+        raise ValueError(f"{type(model).__name__} has no last hidden layer of {width} units")
+    name, last = linear[-1]
+    model.set_submodule(name, nn.Linear(last.in_features, 2 * width))
+
+
+class Stochastic(HeadedNetwork):
+    """z ~ N(m(x), s(x)²) on top of the target network's features, then its head.
+
+    Mean and deviation come from a linear layer on the features ("added") or are the features
+    themselves, of a last hidden layer that is twice as wide ("widened": with its ReLU neither a
+    mean falls below 0 nor a deviation below softplus(0) = ln 2).
+
+    Sampled in training mode, the mean in evaluation mode. `reference_mean` and `reference_scale`
+    (C, d) make r(z|y), a trained Gaussian per class, σ = softplus(reference_scale)."""
+
+    def __init__(self, model: nn.Module, num_classes: int, layer: str = "added") -> None:
+        super().__init__()
+        self.head = take_head(model)
+        self.body = model
+        width = self.head.in_features
+        self.representation: nn.Module = nn.Identity()
+        if layer == "added":
+            self.representation = nn.Linear(width, 2 * width)
+        else:
+            widen(model, width)
+        self.reference_mean = nn.Parameter(torch.zeros(num_classes, width))
+        self.reference_scale = nn.Parameter(torch.ones(num_classes, width))
+
+    def distribution(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """m(x) and s(x) > 0, each (n, d)."""
+        mean, scale = self.representation(self.body(x)).chunk(2, dim=1)
+        return mean, F.softplus(scale)
+
+    def reference(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation (n, d) of r(z|y) for the labels y (n,)."""
+        return self.reference_mean[y], F.softplus(self.reference_scale)[y]
+
+    def draw(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """z (n, d), drawn from N(m, s²)."""
+        return mean + scale * torch.randn_like(scale)
+
+    def sample(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """z (n, d): drawn in training mode, the mean in evaluation mode."""
+        return self.draw(mean, scale) if self.training else mean
+
+    def features(self, x: Tensor) -> Tensor:
+        """z (n, d) for the inputs x (n, *shape)."""
+        return self.sample(*self.distribution(x))
 
 
 def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
@@ -30,6 +85,7 @@ class FedSRClient(Client):
     mean probabilities of so many draws (authors' code: 20). A served network uses z's mean."""
 
     needs_head = True
+    model: Stochastic  # by `build`
 
     l2r = setting(0.01, "weight of the squared norm of the representation", WEIGHT)
     cmi = setting(0.0005, "weight of the conditional mutual information's bound", WEIGHT)
@@ -40,11 +96,6 @@ class FedSRClient(Client):
         0, "draws of the representation whose probabilities are averaged; 0: its mean", "[0, 10000]"
     )
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        assert isinstance(self.model, Stochastic)  # by `build`
-        self.network = self.model
-
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, representation: str) -> nn.Module:
         """The target network with a Gaussian representation before its head."""
@@ -52,22 +103,20 @@ class FedSRClient(Client):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y))."""
-        mean, scale = self.network.distribution(x)
-        z = self.network.sample(mean, scale)
+        mean, scale = self.model.distribution(x)
+        z = self.model.sample(mean, scale)
         l2r = z.square().sum(1).mean()
-        cmi = kl(mean, scale, *self.network.reference(y)).mean()
-        return self.criterion(self.network.head(z), y) + self.l2r * l2r + self.cmi * cmi
+        cmi = kl(mean, scale, *self.model.reference(y)).mean()
+        return self.criterion(self.model.head(z), y) + self.l2r * l2r + self.cmi * cmi
 
     def predict(self, x: Tensor) -> Tensor:
         """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
-        return (
-            by_parts(self._mean_probabilities, self.parts(x))
-            if self.test_samples
-            else super().predict(x)
-        )
+        if not self.test_samples:
+            return super().predict(x)
+        return by_parts(self._mean_probabilities, self.parts(x))
 
     def _mean_probabilities(self, x: Tensor) -> Tensor:
-        mean, scale = self.network.distribution(x)
-        draws = [self.network.draw(mean, scale) for _ in range(self.test_samples)]
-        logs = torch.stack([self.network.head(z).log_softmax(1) for z in draws])
+        mean, scale = self.model.distribution(x)
+        draws = [self.model.draw(mean, scale) for _ in range(self.test_samples)]
+        logs = torch.stack([self.model.head(z).log_softmax(1) for z in draws])
         return logs.logsumexp(0) - math.log(self.test_samples)

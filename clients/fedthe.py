@@ -79,9 +79,8 @@ class FedTHEClient(TwoHeadsClient):
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Train the head, then the global model on the balanced softmax."""
-        counts = self.share.train.to(self.device)[:][1].bincount(
-            minlength=head_of(self.model).out_features
-        )
+        _, y = self.share.train.to(self.device)[:]
+        counts = y.bincount(minlength=head_of(self.model).out_features)
         self.log_counts = [(counts + 1.0).log()]
         return super().train(arrays, config)
 

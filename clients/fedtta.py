@@ -37,6 +37,7 @@ class FedTTAClient(Adapting, Client):
 
     offers = ("adaptation",)
     rates = ("lr", "inner_lr", "adapt_lr")
+    model: Adaptable  # by `build`
 
     inner_lr = setting(0.5, "η_inner, learning rate of the adaptation step", RATE)
     adapt_lr = setting(0.01, "η_adapt, learning rate of the adaptation model", RATE)
@@ -61,7 +62,6 @@ class FedTTAClient(Adapting, Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        assert isinstance(self.model, Adaptable)  # by `build`
         self.base, self.adaptation = self.model.base, self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
         self._best: Step  # of the last adaptation

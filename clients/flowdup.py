@@ -90,6 +90,7 @@ class FLowDUPClient(Client):
     ‖ψ_r‖²/(2 α_r); the α are `alpha_theta`, `alpha_h` and `alpha_r`."""
 
     goes_on = True
+    model: LowDimensional  # by `build`
 
     dimension = setting(10_000, "k, entries of v; at most the network's trained weights", SOME)
     penalty = setting(0.0001, "λ, weight of Ω", WEIGHT)
@@ -99,8 +100,6 @@ class FLowDUPClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        assert isinstance(self.model, LowDimensional)  # by `build`
-        self.network = self.model
         self.unlabeled = self.share.unlabeled
 
     @classmethod
@@ -110,8 +109,8 @@ class FLowDUPClient(Client):
 
     def regularizer(self, v: Tensor) -> Tensor:
         """Ω_i for the client's v (k,)."""
-        center = self.network.center
-        h = sum(p.square().sum() for p in self.network.encoder.parameters())
+        center = self.model.center
+        h = sum(p.square().sum() for p in self.model.encoder.parameters())
         omega: Tensor = (
             (v - center).square().sum() / (2 * self.alpha_theta)
             + h / (2 * self.alpha_h)
@@ -123,11 +122,11 @@ class FLowDUPClient(Client):
         """CE + λ Ω; v is that of the first half of the mini-batch, CE of the other one. A client
         without labels has λ Ω alone."""
         half = len(x) // 2
-        v = self.network.encoder(x[:half] if half else x)
+        v = self.model.encoder(x[:half] if half else x)
         loss = self.penalty * self.regularizer(v)
         if self.unlabeled:
             return loss
-        logits = self.network.apply_with(self.network.generated(v), x[half:])
+        logits = self.model.apply_with(self.model.generated(v), x[half:])
         return loss + self.criterion(logits, y[half:])
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
@@ -137,7 +136,7 @@ class FLowDUPClient(Client):
 
     def v(self, x: Tensor) -> Tensor:
         """v (k,) of the inputs x, whatever their order; duplicating all of them changes nothing."""
-        means = [self.network.encoder(part) * (len(part) / len(x)) for part in self.parts(x)]
+        means = [self.model.encoder(part) * (len(part) / len(x)) for part in self.parts(x)]
         return torch.stack(means).sum(0)
 
     def predict(self, x: Tensor) -> Tensor:
@@ -150,14 +149,14 @@ class FLowDUPClient(Client):
         with torch.no_grad():
             self.mean_so_far({"v": self.v(x)}, len(x))
         theta = self._theta()
-        return by_parts(lambda part: self.network.apply_with(theta, part), self.parts(x))
+        return by_parts(lambda part: self.model.apply_with(theta, part), self.parts(x))
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The target network with the last generated weights."""
-        network = deepcopy(self.network.target).eval()
+        network = deepcopy(self.model.target).eval()
         parameters: dict[str, nn.Parameter] = {}
         for name, tensor in self._theta().items():
-            first = self.network.source[name]
+            first = self.model.source[name]
             parameter = parameters.setdefault(first, nn.Parameter(tensor))
             owner, leaf = _place(network, name)
             delattr(owner, leaf)
@@ -166,4 +165,4 @@ class FLowDUPClient(Client):
 
     def _theta(self) -> dict[str, Tensor]:
         with torch.no_grad():
-            return self.network.generated(self.stream["v"])
+            return self.model.generated(self.stream["v"])

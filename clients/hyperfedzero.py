@@ -11,7 +11,6 @@ inputs, from their mean e (`granularity`)."""
 
 import math
 from copy import deepcopy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +84,7 @@ class HyperFedZeroClient(Client):
     the noise do not cause it: docs/results/unseen.md."""
 
     needs_head = True
+    model: GeneratedHead  # by `build`
     goes_on = property(lambda self: self.granularity == "client")
 
     balance = setting(0.01, "α, weight of the equal use of the embedding's entries", WEIGHT)
@@ -96,11 +96,6 @@ class HyperFedZeroClient(Client):
     chunk_size = setting(128, "weights of a chunk of the classifier", SOME)
     chunk_dim = setting(16, "entries of the embedding of a chunk", WIDTH)
     hidden_dim = setting(64, "width of the hypernetwork's hidden layer", WIDTH)
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        assert isinstance(self.model, GeneratedHead)  # by `build`
-        self.network = self.model
 
     @classmethod
     def build(
@@ -120,11 +115,11 @@ class HyperFedZeroClient(Client):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """CE + α var(s)/mean(s) + β mean_i H(e_i)."""
-        features = self.network.body(x)
-        log_e = self.network.embedding(features)
+        features = self.model.body(x)
+        log_e = self.model.embedding(features)
         e = log_e.exp()
         h = -(e * log_e).sum(1).mean()
-        loss = self.criterion(self.network.classify(features, self.network.shared(e)), y)
+        loss = self.criterion(self.model.classify(features, self.model.shared(e)), y)
         return loss + self.balance * imbalance(e) + self.entropy * h
 
     def predict(self, x: Tensor) -> Tensor:
@@ -134,9 +129,11 @@ class HyperFedZeroClient(Client):
 
     def update(self, x: Tensor) -> Tensor:
         """Logits (n, C); a client's classifier is that of the mean e over the stream's inputs."""
-        features, e = self._embedded(x)
+        features = by_parts(self.model.body, self.parts(x))
+        with torch.no_grad():
+            e = self.model.embedding(features).exp()
         self.adapted = {"embedding-variance": float(e.var(0, unbiased=False).sum())}
-        network, shared = self.network, self.network.shared(e)
+        network, shared = self.model, self.model.shared(e)
         if network.for_client:
             with torch.no_grad():
                 return network.classify(features, self.mean_so_far({"e": shared}, len(x))["e"])
@@ -147,7 +144,7 @@ class HyperFedZeroClient(Client):
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network that generates a head for each input or, for a client, the target network
         with the last head."""
-        network = deepcopy(self.network).eval()
+        network = deepcopy(self.model).eval()
         if not network.for_client:
             return network
         with torch.no_grad():
@@ -156,9 +153,3 @@ class HyperFedZeroClient(Client):
         network.body.head = nn.Linear(width - 1, classes, device=head.device)
         network.body.head.load_state_dict({"weight": head[:, :-1], "bias": head[:, -1]})
         return network.body
-
-    def _embedded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, d) and embeddings e (n, E) of x."""
-        features = by_parts(self.network.body, self.parts(x))
-        with torch.no_grad():
-            return features, self.network.embedding(features).exp()

@@ -1,6 +1,6 @@
 """Between Flower's messages and a client's methods: lists of arrays get their names back."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -10,15 +10,6 @@ from clients.protocol import NAMES, RESTORE_STATE, SAVE_STATE
 Config = dict[str, Any]
 Metrics = dict[str, Any]
 NDArrays = list[np.ndarray]
-
-
-class Client(Protocol):
-    """What an exchange needs of `clients.base.Client`."""
-
-    state: Arrays
-
-    def begin(self, purpose: str, config: Config) -> None:
-        """Prepare for the message."""
 
 
 def with_names(parameters: NDArrays, config: Config, default: list[str]) -> Arrays:
@@ -33,15 +24,10 @@ def with_names(parameters: NDArrays, config: Config, default: list[str]) -> Arra
     return dict(zip(names, parameters, strict=True))
 
 
-def names_metric(arrays: Arrays, config: Config) -> Metrics:
-    """The arrays' names as a metric, if the message named its arrays as well."""
-    return {NAMES: "\n".join(arrays)} if NAMES in config else {}
-
-
 def answer_exchange(
-    client: Client, action: str, arrays: Arrays, config: Config
+    client: Any, action: str, arrays: Arrays, config: Config
 ) -> tuple[Arrays, Metrics]:
-    """The client's answer to a message beside "query", "train" and "evaluate".
+    """The answer of a `clients.base.Client` to a message beside "query", "train" and "evaluate".
 
     The method that the message's type names gives it: `encode` answers ``query.encode``."""
     client.begin(action, config)

@@ -49,13 +49,10 @@ class ODPFLHNClient(Client):
 
     exchanges = ("query.encode", "train.backprop")
     saves_state_after: tuple[str, ...] = ("query.encode",)
-    state_across_runs = (
-        "answer/",
-        "sigma/",
-        "spent",
-    )  # a novel client's budget is one for all runs
+    state_across_runs = ("answer/", "sigma/", "spent")  # a novel client has one budget for all
     needs_state = StateUse.TRAINING  # a private novel client's answers, and what they spent
     rates = ("lr", "encoder_local_lr")
+    model: Described  # by `build`
 
     encoder: Any = setting("ds", "set encoder; private: ds-sphere", tuple(ENCODERS))
     descriptor_dim = setting(
@@ -74,7 +71,6 @@ class ODPFLHNClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        assert isinstance(self.model, Described)
         self.target, self.encoder = self.model.target, self.model.encoder
         if self.descriptor_epsilon:
             self.encoder.sensitivity(1)  # raises ValueError where it has no bound
@@ -132,7 +128,10 @@ class ODPFLHNClient(Client):
         """e_i = g({x}; γ); a private novel client adds noise and reports its σ.
 
         Raises ValueError if that client's budget does not cover another γ."""
-        key = digest(arrays | self._inputs()) if self.private else ""
+        key = ""
+        if self.private:
+            samples = self.share.everything
+            key = digest(arrays | {"inputs": samples.x[samples.index].numpy()})
         if f"answer/{key}" not in self.state:
             self.load(arrays)
             with torch.no_grad():
@@ -146,11 +145,6 @@ class ODPFLHNClient(Client):
             self.state |= {f"answer/{key}": noisy, f"sigma/{key}": np.array(sigma)}
         metrics = {"dp-sigma": float(self.state[f"sigma/{key}"])}
         return {DESCRIPTOR: self.state[f"answer/{key}"]}, metrics
-
-    def _inputs(self) -> Arrays:
-        """The inputs behind a private descriptor."""
-        samples = self.share.everything
-        return {"inputs": samples.x[samples.index].numpy()}
 
     def _spend(self, sensitivity: float) -> float:
         """σ of one more answer, whose (Δ/σ)² is taken from the budget.

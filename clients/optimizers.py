@@ -14,7 +14,7 @@ from torch.optim.sgd import sgd
 
 from clients.arrays import to_tensors
 
-MOMENTS = ("first", "second", "steps")
+MOMENTS = ("first", "second", "steps")  # what Adam keeps
 
 
 class Optimizer:
@@ -30,6 +30,7 @@ class Optimizer:
         weight_decay: float = 0.0,
     ) -> None:
         self.lr, self.weight_decay = lr, weight_decay
+        self.kept: dict[Tensor, dict[str, Tensor]] = {}  # by parameter, from its first step on
         self.groups: list[tuple[list[Tensor], float]] = []
         plain: list[Tensor] = []
         for item in parameters:
@@ -45,22 +46,14 @@ class Optimizer:
 
     def state(self) -> list[dict[str, np.ndarray]]:
         """The state of each parameter, in the order of the groups; memory is shared."""
-        states = [self.state_of(p) for parameters, _ in self.groups for p in parameters]
+        states = [self.kept.get(p, {}) for parameters, _ in self.groups for p in parameters]
         return [{name: t.cpu().numpy() for name, t in state.items()} for state in states]
 
     def load_state(self, state: Sequence[dict[str, np.ndarray]]) -> None:
         """Set what `state` gave, for the same parameters in the same order."""
         parameters = [p for parameters, _ in self.groups for p in parameters]
         for parameter, arrays in zip(parameters, state, strict=True):
-            self.set_state(parameter, to_tensors(arrays, parameter.device))
-
-    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The tensors kept for a parameter; {} before its first step."""
-        raise NotImplementedError
-
-    def set_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
-        """Set what `state_of` gave."""
-        raise NotImplementedError
+            self.kept[parameter] = to_tensors(arrays, parameter.device)
 
     def zero_grad(self) -> None:
         """Delete the gradients."""
@@ -91,7 +84,6 @@ class SGD(Optimizer):
     ) -> None:
         self.momentum = momentum
         self._momenta: dict[Tensor, float] = {}  # of groups with their own momentum
-        self._buffers: dict[Tensor, Tensor | None] = {}
         super().__init__(parameters, lr, weight_decay)
 
     def add(
@@ -103,22 +95,13 @@ class SGD(Optimizer):
         if momentum is not None:
             self._momenta |= dict.fromkeys(params, momentum)
 
-    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """b."""
-        b = self._buffers.get(parameter)
-        return {} if b is None else {"momentum": b}
-
-    def set_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
-        """b."""
-        self._buffers[parameter] = state.get("momentum")
-
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
         momentum = self._momenta.get(parameters[0], self.momentum)
         if not momentum and not self.weight_decay:
             torch._foreach_add_(parameters, gradients, alpha=-lr)  # in half of the time
             return
-        buffers = [self._buffers.get(p) for p in parameters]
+        buffers = [self.kept.get(p, {}).get("momentum") for p in parameters]  # b
         sgd(
             parameters,
             gradients,
@@ -130,33 +113,20 @@ class SGD(Optimizer):
             nesterov=False,
             maximize=False,
         )
-        self._buffers |= zip(parameters, buffers, strict=True)
+        pairs = zip(parameters, buffers, strict=True)
+        self.kept |= {p: {"momentum": b} for p, b in pairs if b is not None}
 
 
 class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015) with torch.optim.Adam's defaults: betas 0.9 and 0.999, ε 1e-8."""
 
-    def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__(parameters, lr, weight_decay)
-        self._moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
-
-    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """First and second moment, and the number of steps."""
-        return dict(zip(MOMENTS, self._moments.get(parameter, ()), strict=False))
-
-    def set_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
-        """The moments and the number of steps."""
-        if state:
-            first, second, steps = (state[name] for name in MOMENTS)
-            self._moments[parameter] = (first, second, steps)
-
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
         for p in parameters:
-            if p not in self._moments:
-                count = torch.zeros((), device=p.device)
-                self._moments[p] = (torch.zeros_like(p), torch.zeros_like(p), count)
-        first, second, steps = map(list, zip(*(self._moments[p] for p in parameters), strict=True))
+            if not self.kept.get(p):
+                start = (torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device=p.device))
+                self.kept[p] = dict(zip(MOMENTS, start, strict=True))
+        first, second, steps = ([self.kept[p][name] for p in parameters] for name in MOMENTS)
         adam(
             parameters,
             gradients,

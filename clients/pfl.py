@@ -3,6 +3,7 @@
 A training client trains as pFedHN's or FedPer's does; the server hands its personal model to novel
 clients. These baselines therefore send FedPer's head, which FedPer itself never does."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch.nn import functional as F
 
 from clients.arrays import Arrays, model_arrays, prefixed
 from clients.base import Client, Config, Metrics
-from clients.models.ensemble import Ensemble
 from clients.protocol import FewShot, StateUse
 from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
@@ -20,6 +20,18 @@ from partitions.settings import setting
 
 BASE = setting("fedper", "whose personal models novel clients get", ("fedper", "pfedhn"))
 HEAD = "head."
+
+
+class Ensemble(nn.Module):
+    """The mean logits of its `members`."""
+
+    def __init__(self, members: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mean logits (n, C)."""
+        return torch.stack([member(x) for member in self.members]).mean(0)
 
 
 class PFLClient(Client):

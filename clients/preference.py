@@ -68,13 +68,9 @@ class GlobalClient(Client):
         return {"head": F.cross_entropy(self.model(x, self.k), y)}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Adam on the sum of the losses; unused heads come back unchanged."""
+        """A step of Adam on the sum of the losses for each mini-batch; unused heads come back
+        unchanged. ``loss`` is the mean of the user's head."""
         self.load(arrays)
-        loss = self.adam(config)
-        return self.arrays(), len(self.share.train), {"loss": loss}
-
-    def adam(self, config: Config) -> float:
-        """One Adam step per mini-batch of this round; returns the mean loss of the user's head."""
         self.model.train()
         optimizer = Adam(self.groups(), self.lr, self.weight_decay)
         samples, total, rows = self.typed(self.share.train).converted(), 0.0, self.rows(config)
@@ -85,7 +81,7 @@ class GlobalClient(Client):
             torch.stack(list(losses.values())).sum().backward()
             optimizer.step()
             total += float(losses["head"].detach())
-        return total / max(len(rows), 1)
+        return self.arrays(), len(self.share.train), {"loss": total / max(len(rows), 1)}
 
     def groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups."""

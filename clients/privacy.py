@@ -161,9 +161,7 @@ def _protect(
     sent: Arrays = {}
     for record in message.content.array_records.values():
         sent |= from_record(record)
-    ((key, record),) = (
-        reply.content.array_records.items()
-    )  # two records would be clipped separately
+    ((key, record),) = reply.content.array_records.items()  # two would be clipped separately
     trained = from_record(record)
     if trained.keys() != sent.keys():
         raise Refusal(f"a private reply must have the names {sorted(sent)}")

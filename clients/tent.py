@@ -141,10 +141,7 @@ class TENTClient(Client):
 
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that are adapted."""
-        affine = [
-            parameter
-            for module in normalisation(self.model)
-            for parameter in module.parameters(recurse=False)
-            if parameter.requires_grad
-        ]
+        layers = normalisation(self.model)
+        parameters = [p for layer in layers for p in layer.parameters(recurse=False)]
+        affine = [p for p in parameters if p.requires_grad]
         return affine if affine and self.parameters == "auto" else list(self.model.parameters())

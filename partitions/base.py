@@ -9,17 +9,12 @@ from partitions import references
 from partitions.assignments import TEST, TRAIN, VALIDATION, Assignment, cached_assignment
 from partitions.datasets import DATASETS, Dataset, Info, Moment, configured
 from partitions.readers.raw import UNLABELED
-from partitions.registry import Config, Partition, changes, partition
+from partitions.registry import PARTITIONS, Config, Partition, changes
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
 
 DEFAULT_PUBLIC = -1  # of public samples: 5000, at most a sixth of the data
-PARTITION_KEYS = (
-    "partition",
-    "num-clients",
-    "train-fraction",
-    "seed",
-)  # keys that decide who holds what
+PARTITION_KEYS = ("partition", "num-clients", "train-fraction", "seed")  # decide who holds what
 SHARES_KEPT = 1000  # clients whose shares stay in memory; those of others are cut again
 STANDARDIZE = ("none", "channels", "training-clients")
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
@@ -41,7 +36,7 @@ class Federation:
         self._shots = novel_shots(config)
         self.novel = self._roles(float(config["train-fraction"]))
         self.unlabeled = self._unlabeled(float(config["partition.labeled-clients"]))
-        entry = partition(str(config["partition"]))
+        entry = PARTITIONS[str(config["partition"])]
         self._changes = changes(config, self.novel)
         hidden = int(config["partition.public-samples"])
         if hidden < DEFAULT_PUBLIC:
@@ -70,11 +65,8 @@ class Federation:
         assigned = cached_assignment(
             self.dataset.key, relevant, lambda: self._assign(entry, config, hidden)
         )
-        self._pooled, self._rows, self._attributes = (
-            assigned.pooled,
-            assigned.rows,
-            assigned.attributes,
-        )
+        self._pooled, self._attributes = assigned.pooled, assigned.attributes
+        self._rows = assigned.rows
         for change in self._changes:
             self._rows = [change.rows(i, rows) for i, rows in enumerate(self._rows)]
         self._check_sizes(str(config["partition"]), entry.sparse)

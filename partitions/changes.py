@@ -89,12 +89,12 @@ class Rotation(Change):
 
 
 class Corruption(Change):
-    """Novel clients' inputs are blurred (`width` in pixels), then rotated (`degrees`)."""
+    """Novel clients' inputs are blurred (`blur` in pixels), then rotated (`rotation`, degrees)."""
 
-    def __init__(self, novel: np.ndarray, width: float, degrees: float) -> None:
-        if width < 0:
-            raise ValueError(f"partition.blur is {width}; it must be at least 0")
-        self._novel, self._width, self._degrees = novel, width, degrees
+    def __init__(self, novel: np.ndarray, blur: float, rotation: float) -> None:
+        if blur < 0:
+            raise ValueError(f"partition.blur is {blur}; it must be at least 0")
+        self._novel, self._width, self._degrees = novel, blur, rotation
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Corrupted if the client is novel."""
@@ -110,12 +110,12 @@ class Corruption(Change):
 
 
 class Subsampling(Change):
-    """Novel clients keep a random `fraction` of their samples; smaller sets are parts of larger."""
+    """Novel clients keep a random share of their samples; smaller sets are parts of larger."""
 
-    def __init__(self, novel: np.ndarray, fraction: float, seed: int) -> None:
-        if not 0 < fraction <= 1:
-            raise ValueError(f"partition.keep-fraction is {fraction}; it must lie in (0, 1]")
-        self._novel, self._fraction, self._seed = novel, fraction, seed
+    def __init__(self, novel: np.ndarray, keep_fraction: float, seed: int) -> None:
+        if not 0 < keep_fraction <= 1:
+            raise ValueError(f"partition.keep-fraction is {keep_fraction}; it must lie in (0, 1]")
+        self._novel, self._fraction, self._seed = novel, keep_fraction, seed
 
     def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
         """The first rows of a random order that does not depend on the fraction."""

@@ -147,15 +147,8 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         )
     count = len(raw.classes) or int(raw.y.max()) + 1
     scale = 255.0 if raw.x.dtype == np.uint8 else 1.0
-    entry = Info(
-        name,
-        raw.x.shape[1:],
-        count,
-        "own data",
-        scale=scale,
-        classes=raw.classes,
-        columns=tuple(raw.columns),
-    )
+    shape, columns = raw.x.shape[1:], tuple(raw.columns)
+    entry = Info(name, shape, count, "own data", scale=scale, classes=raw.classes, columns=columns)
     return _checked(entry, raw, name, key)
 
 

@@ -1,13 +1,17 @@
-"""Dirichlet partition (Hsu et al., 2019): client i's class proportions are q_i ~ Dir(α).
+"""Dirichlet partitions, whose training and novel clients may have different concentrations.
 
-Training and novel clients may have different concentrations. Clients hold equally many samples;
-when a class runs out, a client draws from its other classes by its proportions."""
+By class proportions (Hsu et al., 2019): client i's are q_i ~ Dir(α). Clients hold equally many
+samples; when a class runs out, a client draws from its other classes by its proportions.
+
+By shares (pFedHN, section 5.3), for distant novel clients: client i draws p_i ~ Dir(α_i) and gets
+the share p̂_ij = p_ij / Σ_k p_kj of class j's training, validation and test rows."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from partitions.partitioner import RowsPartitioner
+from partitions.partitioner import RowsPartitioner, assign_by_shares
+from partitions.seeds import seed_of
 
 
 class DirichletPartitioner(RowsPartitioner):
@@ -45,3 +49,18 @@ def _draw(q: np.ndarray, left: np.ndarray, size: int, generator: np.random.Gener
         p = p if p.sum() > 0 else open_.astype(float)  # its classes are used up: any other
         counts = np.minimum(counts + generator.multinomial(missing, p / p.sum()), left)
     return counts
+
+
+class NormalizedDirichletPartitioner(DirichletPartitioner):
+    """By shares. A client's p does not depend on the concentrations of others."""
+
+    pooled = True
+
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
+        """Rows by the shares p̂."""
+        num_classes, p = len(np.unique(labels)), []
+        for client, alpha in enumerate(self._alphas):
+            generator = np.random.default_rng(seed_of(self._seed, "shares", client))
+            p.append(generator.dirichlet(np.full(num_classes, alpha)))
+        total = np.maximum(np.sum(p, axis=0), 1e-300)
+        return assign_by_shares(labels, self.column("part"), np.stack(p) / total)

@@ -26,10 +26,8 @@ def mobilenet_v2(images: "Iterable[Image]", count: int, data_dir: Path) -> np.nd
     """float32 (count, 1280): the input of MobileNetV2's classifier, ImageNet weights."""
     from torchvision.models import MobileNet_V2_Weights
 
-    network, transform = (
-        mobilenet_network(data_dir),
-        MobileNet_V2_Weights.IMAGENET1K_V1.transforms(),
-    )
+    network = mobilenet_network(data_dir)
+    transform = MobileNet_V2_Weights.IMAGENET1K_V1.transforms()
 
     def encode(batch: "Sequence[Image]") -> Tensor:
         maps = network.features(torch.stack([transform(image) for image in batch]))

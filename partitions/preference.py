@@ -8,13 +8,12 @@ is never a validation or test row of another: each part has its own pool of rows
 from collections.abc import Sequence
 
 import numpy as np
-from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner
 
+from partitions.partitioner import RowsPartitioner
 from partitions.seeds import seed_of
 
 
-class PreferencePartitioner(Partitioner):
+class PreferencePartitioner(RowsPartitioner):
     """`samples` rows for each user, `test` of them for testing and `validation` for validation.
 
     `preferred` (num_users,) holds s(u), the users' sub-populations. A partition lists its training
@@ -24,7 +23,7 @@ class PreferencePartitioner(Partitioner):
     def __init__(
         self, preferred: Sequence[int], samples: int, validation: int, test: int, seed: int
     ) -> None:
-        super().__init__()
+        super().__init__(len(preferred))
         counts = {"train": samples - validation - test, "validation": validation, "test": test}
         self.parts = {part: n for part, n in counts.items() if n or part != "validation"}
         for part, count in self.parts.items():
@@ -37,14 +36,9 @@ class PreferencePartitioner(Partitioner):
         self.preferred, self._seed = preferred, seed
         self._pools: dict[str, list[np.ndarray]] = {}
 
-    @property
-    def num_partitions(self) -> int:
-        """Number of users."""
-        return len(self.preferred)
-
-    def load_partition(self, partition_id: int) -> Dataset:
-        """The samples of one user."""
-        return self.dataset.select(self.rows(partition_id))
+    def assign(self, labels: np.ndarray) -> list[np.ndarray]:
+        """The rows of every user."""
+        return [self.rows(user) for user in range(self.num_partitions)]
 
     def rows(self, user: int) -> np.ndarray:
         """Row numbers (samples,) of one user, part by part."""
@@ -61,7 +55,7 @@ class PreferencePartitioner(Partitioner):
     def _pool(self, part: str) -> list[np.ndarray]:
         """The rows of each type that users have in this part: pools of a proportional size."""
         if not self._pools:
-            types = np.asarray(self.dataset["label"])
+            types = self.column("label")
             generator = np.random.default_rng(self._seed)
             ends = np.cumsum(list(self.parts.values())) / sum(self.parts.values())
             self._pools = {name: [] for name in self.parts}

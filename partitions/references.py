@@ -130,17 +130,12 @@ def of_kind(annotation: Any, *kinds: type) -> bool:
     return isinstance(plain, type) and issubclass(plain, kinds)
 
 
-def check_callable(name: str, function: Any) -> None:
-    """Raise ValueError for what cannot be called."""
-    if not callable(function):
-        raise ValueError(f"{name!r} is {function!r}; it must be a function or a class")
-
-
 def called(name: str, function: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """``function(…)`` with what it takes of `given`, and with `options`.
 
     Raises ValueError for an argument that it needs and nobody gives."""
-    check_callable(name, function)
+    if not callable(function):
+        raise ValueError(f"{name!r} is {function!r}; it must be a function or a class")
     parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
         needed = parameter.default is parameter.empty and parameter.kind not in VARIADIC

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,37 +34,26 @@ class Partition:
     sparse: bool = False
 
 
-def _iid(config: Config, novel: np.ndarray) -> Any:
-    from flwr_datasets.partitioner import IidPartitioner
+def _make(place: str, config: Config, novel: np.ndarray, **more: Any) -> Any:
+    """The Partitioner ``module:NAME`` with what it takes of the options, by name."""
+    given = _given(config, novel) | references.options(config, "partition") | more
+    return references.called(place, resolve_name(place), given, {})
 
-    return IidPartitioner(len(novel))
+
+def _given(config: Config, novel: np.ndarray) -> dict[str, Any]:
+    """What every rule may take beside its options, by name."""
+    count = len(novel)
+    given = {"num_clients": count, "num_partitions": count, "partition_by": "label"}
+    return given | {"novel": novel, "seed": _seed(config)}
 
 
 def _shards(config: Config, novel: np.ndarray) -> Any:
-    from flwr_datasets.partitioner import ShardPartitioner
-
-    count = int(config["partition.shards-per-client"])
-    return ShardPartitioner(len(novel), "label", num_shards_per_partition=count, seed=_seed(config))
-
-
-def _pathological(config: Config, novel: np.ndarray) -> Any:
-    from partitions.pathological import PathologicalPartitioner
-
-    return PathologicalPartitioner(
-        len(novel),
-        _classes_per_client(config),
-        _seed(config),
-        bool(config["partition.equal-sizes"]),
-    )
+    count = config["partition.shards-per-client"]
+    place = "flwr_datasets.partitioner:ShardPartitioner"
+    return _make(place, config, novel, num_shards_per_partition=count)
 
 
-def _class_fraction(config: Config, novel: np.ndarray) -> Any:
-    from partitions.class_fraction import ClassFractionPartitioner
-
-    return ClassFractionPartitioner(len(novel), _classes_per_client(config), _seed(config))
-
-
-def _classes_per_client(config: Config) -> int:
+def _by_classes(place: str, config: Config, novel: np.ndarray) -> Any:
     from partitions.datasets import described
 
     known, count = described(config), int(config["partition.classes-per-client"])
@@ -71,68 +62,24 @@ def _classes_per_client(config: Config) -> int:
             f"partition.classes-per-client is {count}, but {known.name} has only "
             f"{known.num_classes} classes"
         )
-    return count
+    return _make(place, config, novel)
 
 
-def _dirichlet(config: Config, novel: np.ndarray) -> Any:
-    from partitions.dirichlet import DirichletPartitioner
-
-    return DirichletPartitioner(_alphas(config, novel), _seed(config))
-
-
-def _dirichlet_novel(config: Config, novel: np.ndarray) -> Any:
-    from partitions.dirichlet_novel import NormalizedDirichletPartitioner
-
-    return NormalizedDirichletPartitioner(_alphas(config, novel), _seed(config))
-
-
-def _dirichlet_split(config: Config, novel: np.ndarray) -> Any:
-    from partitions.dirichlet_split import SplitDirichletPartitioner
-
-    return SplitDirichletPartitioner(novel, *_two_alphas(config), _seed(config))
-
-
-def _alphas(config: Config, novel: np.ndarray) -> list[float]:
-    return [_two_alphas(config)[int(one)] for one in novel]
-
-
-def _two_alphas(config: Config) -> tuple[float, float]:
-    """The concentrations of training and of novel clients."""
-    alpha = float(config["partition.alpha"])
-    return alpha, float(config["partition.novel-alpha"]) or alpha
-
-
-def _step(config: Config, novel: np.ndarray) -> Any:
-    from partitions.step import StepPartitioner
-
-    major, ratio, samples = (config[f"partition.{key}"] for key in _STEP)
-    return StepPartitioner(len(novel), int(major), float(ratio), int(samples), _seed(config))
-
-
-def _coarse(config: Config, novel: np.ndarray) -> Any:
-    from partitions.coarse import CoarsePartitioner
-
-    return CoarsePartitioner(len(novel))
+def _by_alphas(place: str, config: Config, novel: np.ndarray) -> Any:
+    alpha = config["partition.alpha"]
+    other = config["partition.novel-alpha"] or alpha
+    alphas = [other if one else alpha for one in novel]
+    return _make(place, config, novel, alphas=alphas, novel_alpha=other)
 
 
 def _natural(config: Config, novel: np.ndarray) -> Any:
     from partitions.datasets import described
-    from partitions.natural import NaturalPartitioner
 
     known = described(config)
     column = str(config["partition.column"]) or next(iter(known.columns), "")
     if not column:
         raise ValueError(f"{known.name} has no natural column to divide it by")
-    return NaturalPartitioner(
-        len(novel), column, int(config["partition.min-samples"]), _seed(config)
-    )
-
-
-def _some(config: Config, novel: np.ndarray) -> Any:
-    from partitions.iid import SomePartitioner
-
-    samples, shards = (int(config[f"partition.{key}"]) for key in ("samples", "class-shards"))
-    return SomePartitioner(len(novel), samples, shards, _seed(config))
+    return _make("partitions.natural:NaturalPartitioner", config, novel, column=column)
 
 
 def _base(config: Config, novel: np.ndarray) -> Any:
@@ -157,22 +104,15 @@ def _angles(config: Config, key: str) -> list[float]:
     return angles
 
 
-def _corruption(config: Config, novel: np.ndarray) -> "Change":
-    from partitions.changes import Corruption
-
-    width, degrees = float(config["partition.blur"]), float(config["partition.rotation"])
-    return Corruption(novel, width, degrees)
-
-
-def _subsampling(config: Config, novel: np.ndarray) -> "Change":
-    from partitions.changes import Subsampling
-
-    return Subsampling(novel, float(config["partition.keep-fraction"]), int(config["seed"]))
+def _change(place: str, config: Config, novel: np.ndarray) -> "Change":
+    given = {"novel": novel, "seed": config["seed"]} | references.options(config, "partition")
+    change: Change = references.called(place, resolve_name(place), given, {})
+    return change
 
 
 def changes(config: Config, novel: np.ndarray) -> "list[Change]":
     """What is done to the clients of any rule: the rule's change, corruptions, permuted labels."""
-    rule, seed = partition(str(config["partition"])), int(config["seed"])
+    rule, seed = PARTITIONS[str(config["partition"])], int(config["seed"])
     made = [rule.change(config, novel)] if rule.change else []
     training, others = (_listed(str(config[f"partition.{key}"])) for key in CORRUPTED)
     lists = (training, others)
@@ -215,43 +155,54 @@ def _seed(config: Config) -> int:
     return seed_of(int(config["seed"]), "partition") % 2**32  # flwr-datasets wants 32 bits
 
 
-_STEP = ("major-classes", "ratio", "samples-per-client")
 RULES = {
-    "iid": Partition(_iid, "every client a random sample of equal size"),
+    "iid": Partition(
+        partial(_make, "flwr_datasets.partitioner:IidPartitioner"),
+        "every client a random sample of equal size",
+    ),
     "shards": Partition(
         _shards, "label-sorted shards, some per client (McMahan et al.)", ("shards-per-client",)
     ),
     "pathological": Partition(
-        _pathological,
+        partial(_by_classes, "partitions.pathological:PathologicalPartitioner"),
         "at most some classes a client, equal sizes",
         ("classes-per-client", "equal-sizes"),
     ),
     "dirichlet": Partition(
-        _dirichlet, "class proportions from a Dirichlet distribution", ("alpha", "novel-alpha")
+        partial(_by_alphas, "partitions.dirichlet:DirichletPartitioner"),
+        "class proportions from a Dirichlet distribution",
+        ("alpha", "novel-alpha"),
     ),
     "dirichlet-split": Partition(
-        _dirichlet_split,
+        partial(_by_alphas, "partitions.dirichlet_split:SplitDirichletPartitioner"),
         "Dirichlet shares of each class; novel clients hold the test split (FedTTA)",
         ("alpha", "novel-alpha"),
         sparse=True,
     ),
     "class-fraction": Partition(
-        _class_fraction,
+        partial(_by_classes, "partitions.class_fraction:ClassFractionPartitioner"),
         "some classes a client, random shares of each, test rows alike (pFedHN)",
         ("classes-per-client",),
     ),
     "dirichlet-novel": Partition(
-        _dirichlet_novel,
+        partial(_by_alphas, "partitions.dirichlet:NormalizedDirichletPartitioner"),
         "normalised Dirichlet shares of each class, test rows alike (pFedHN)",
         ("alpha", "novel-alpha"),
     ),
-    "step": Partition(_step, "a few major classes a client, the others few samples (ATP)", _STEP),
-    "coarse": Partition(_coarse, "each superclass spread evenly over as many clients (CIFAR-100)"),
+    "step": Partition(
+        partial(_make, "partitions.step:StepPartitioner"),
+        "a few major classes a client, the others few samples (ATP)",
+        ("major-classes", "ratio", "samples-per-client"),
+    ),
+    "coarse": Partition(
+        partial(_make, "partitions.coarse:CoarsePartitioner"),
+        "each superclass spread evenly over as many clients (CIFAR-100)",
+    ),
     "natural": Partition(
         _natural, "a writer, alphabet, author or place a client", ("column", "min-samples")
     ),
     "rotated": Partition(
-        _some,
+        partial(_make, "partitions.iid:SomePartitioner"),
         "few samples, equal angles within a client (FedTTA)",
         ("samples", "class-shards", "angles", "novel-angles", "interpolation"),
         _rotation,
@@ -260,13 +211,13 @@ RULES = {
         _base,
         "a base rule; novel clients blurred or rotated (ODPFL-HN)",
         ("base", "blur", "rotation"),
-        _corruption,
+        partial(_change, "partitions.changes:Corruption"),
     ),
     "subsampled": Partition(
         _base,
         "a base rule; novel clients keep a share of their samples (ODPFL-HN)",
         ("base", "keep-fraction"),
-        _subsampling,
+        partial(_change, "partitions.changes:Subsampling"),
     ),
     "cross-dataset": Partition(
         _base,
@@ -371,11 +322,6 @@ def options_of(config: Config) -> set[str]:
     return {*EVERY, *rule.options, *(base.options if base else ())}
 
 
-def partition(name: str) -> Partition:
-    """The entry of `name`; ValueError with the choices if there is none."""
-    return PARTITIONS[name]
-
-
 def _adopted(name: str, rule: Any) -> Partition:
     """``module:NAME``: a `Partition`, or what makes a Partitioner, such as flwr-datasets' own."""
     if isinstance(rule, Partition):
@@ -389,9 +335,7 @@ def _adopted(name: str, rule: Any) -> Partition:
         )
 
     def make(config: Config, novel: np.ndarray) -> Any:
-        count = len(novel)
-        given = {"num_clients": count, "num_partitions": count, "partition_by": "label"}
-        given |= {"novel": novel, "seed": _seed(config)}
+        given = _given(config, novel)
         return references.called(name, rule, given, references.options(config, name))
 
     return Partition(make, f"{rule.__doc__ or name}".partition("\n")[0])

@@ -13,15 +13,21 @@ from partitions.partitioner import RowsPartitioner
 
 
 class StepPartitioner(RowsPartitioner):
-    """`samples` rows for each client, 0: the most for which no row is needed twice.
+    """`samples_per_client` rows, 0: the most for which no row is needed twice.
 
     Raises ValueError if the data cannot give every client that many rows."""
 
     def __init__(
-        self, num_partitions: int, major_classes: int, ratio: float, samples: int, seed: int
+        self,
+        num_partitions: int,
+        major_classes: int,
+        ratio: float,
+        samples_per_client: int,
+        seed: int,
     ) -> None:
         super().__init__(num_partitions)
-        self._major, self._ratio, self._samples, self._seed = major_classes, ratio, samples, seed
+        self._major, self._ratio, self._seed = major_classes, ratio, seed
+        self._samples = samples_per_client
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """The next rows of each class, as many as `counts` says."""

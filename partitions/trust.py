@@ -58,9 +58,8 @@ def check(reference: str) -> None:
 
 def user_file() -> Path:
     """The user's own configuration."""
-    return (
-        Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "fedapps/config.toml"
-    )
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    return folder / "fedapps/config.toml"
 
 
 @cache

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from partitions.base import Federation, novel_shots
 from partitions.datasets import Dataset, Info, configured, preference_info
-from partitions.registry import Config, changes, partition
+from partitions.registry import PARTITIONS, Config, changes
 from partitions.shares import SUB_POPULATION, PreferredSamples, Share
 
 RANK = "rank"  # attribute of a share: position in its sub-population, from 0, novel users last
@@ -36,7 +36,7 @@ class PreferenceFederation(Federation):
             raise ValueError(
                 "partition 'preference' takes neither corruptions, permuted labels nor test-shift"
             )
-        self.rule = partition("preference").make(config, self.novel)
+        self.rule = PARTITIONS["preference"].make(config, self.novel)
         self.dataset: Dataset = configured(config)
         self.info: Info = preference_info(self.dataset.info)
         types = self.dataset.y[: self.dataset.num_train].numpy()

@@ -74,9 +74,8 @@ def voices(count: int, seed: int = 0) -> list[Voice]:
 def text(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Vowel and consonant of each syllable (SYLLABLES,) of a text."""
     generator = np.random.default_rng(seed_of(seed, "text", number))
-    return generator.integers(0, len(VOWELS), SYLLABLES), generator.integers(
-        0, len(BURSTS), SYLLABLES
-    )
+    vowels = generator.integers(0, len(VOWELS), SYLLABLES)
+    return vowels, generator.integers(0, len(BURSTS), SYLLABLES)
 
 
 def spectrogram(

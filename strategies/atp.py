@@ -57,9 +57,9 @@ class ATP(FedAvg):
         """All that was sent; in the second phase only α."""
         return {RATES: sent[RATES]} if self.learns_rates else sent
 
-    def message_config(self, later: int = 0) -> dict[str, Any]:
+    def message_config(self) -> dict[str, Any]:
         """With the phase."""
-        return super().message_config(later) | {LEARN_RATES: self.learns_rates}
+        return super().message_config() | {LEARN_RATES: self.learns_rates}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """FedAvg's mean of the networks, or the plain mean of the rates."""

@@ -85,7 +85,8 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
         if self.assignment == "prototype":
             self._refresh()
             self.recent = self._round_and_volunteers(self.round)
-        return self.models(arrays | prefixed("assignment", self._assignment_arrays()), nodes)
+        known = prefixed("assignment", self._assignment_arrays())
+        return super().personalize(arrays | known, nodes)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, for the users that chose a head in this round's exchange."""
@@ -96,7 +97,7 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
             nodes = [reply.node for reply in replies]
         elif self.assignment == "som":
             nodes = self._organize(nodes)
-        return self.models(arrays, nodes)
+        return super().personalize(arrays, nodes)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """One Adam step along the mean change over all users."""

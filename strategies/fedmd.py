@@ -2,6 +2,7 @@
 
 The server holds logits and no model. HeteroFedTTA (Ye et al., UPFL, Algorithm 2) has two sets."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,8 @@ class HeteroFedTTA(FedMD):
     """The consensus of the base and of the personalized models, Algorithm 2, Aggregate."""
 
     sets = ("logits/base", "logits/personalized")
-    requires = Requirement(
-        "heterofedtta",
-        "return two sets of logits on public samples",
-        offers=("public-logits",),
-        source="fedapps.client_app('{}', public=…)",
+    requires = replace(
+        FedMD.requires,
+        method="heterofedtta",
+        behaviour="return two sets of logits on public samples",
     )

@@ -23,16 +23,13 @@ class HeldHeads(PersonalizedStrategy):
     A head's arrays have the prefix `head` on the wire. A client starts from the initial head."""
 
     head = "head."
-
     heads = HEADS
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.holds = self.heads == "server"
         self._initial_head: Arrays = {}  # by its names on the wire
-        self._wire: list[
-            str
-        ] = []  # all names on the wire, in the order that Flower's clipping needs
+        self._wire: list[str] = []  # all names there, in the order that Flower's clipping needs
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The arrays without the head."""
@@ -47,16 +44,12 @@ class HeldHeads(PersonalizedStrategy):
         rest = {name: a for name, a in saved.items() if name not in held}
         return super().restore(arrays, rest) | held
 
-    def models(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The shared arrays for every node, with its head if the server holds it."""
         if not self.holds:
             return dict.fromkeys(nodes, arrays)
         models = {node: arrays | self._head_of(arrays, node) for node in nodes}
         return {node: {n: model[n] for n in self._wire} for node, model in models.items()}
-
-    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model that each node gets."""
-        return self.models(arrays, nodes)
 
     def named(self, updates: list[Update], sent: list[Arrays]) -> tuple[list[Update], list[Arrays]]:
         """Under the server's names; the first reply also gets all heads that nobody used."""

@@ -1,10 +1,11 @@
 """What a method overrides and what it may call: the file to read before writing a method.
 
 A method overrides one or two of `initialize`, `personalize`, `broadcast` and `aggregate`. It may
-ask its clients more within a round by `exchange`. `strategies.loop` calls the hooks."""
+ask its clients more within a round by `exchange`. `strategies.base` calls the hooks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
@@ -18,7 +19,8 @@ from partitions.seeds import SEED, seed_of
 from partitions.settings import COUNT, SECONDS, SOME, WEIGHT, Configured, setting
 from strategies.messages import Messenger
 from strategies.privacy import Privacy
-from strategies.replies import Node, Requirement, Update
+from strategies.replies import EXAMPLES, Node, Requirement, Update
+from strategies.roster import Roster
 from strategies.round import Request, Round
 
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]  # as Flower's FedAvg takes it
@@ -75,28 +77,62 @@ class Hooks(Configured, Strategy):
     start_timeout = setting(3600.0, "seconds for a client's first answer, with its data", SECONDS)
     seed = SEED
 
-    privacy: Privacy | None
-    former: Mapping[str, Any] | None  # the state to start from, until it is loaded
-    saved_rounds: int  # rounds that the model to start from was trained
-    min_nodes: Mapping[str, int]  # least sizes of samples, by purpose
-    weighted_by_key: str
-    arrayrecord_key: str
-    configrecord_key: str
-    on_round: Callable[[dict[str, Any]], None] | None
-    on_failure: Callable[[str], None] | None
-    train_metrics_aggr_fn: Aggregate
-    evaluate_metrics_aggr_fn: Aggregate
-    messenger: Messenger
-    arrays: Arrays  # the server's present arrays
-    nodes: list[Node]  # those present, by client id
-    handout: Arrays  # clients' models that may be served when the clients are gone
-    evaluation: list[Update]  # replies of the last evaluation
-    now: Round  # the present round; everything else lives through the run
-    num_rounds: int
     grid: Grid
-    timeout: float
-    token: str  # the nodes know by it which of their states belong to this run
-    common_config: dict[str, Any]  # of every message
+
+    def __init__(
+        self,
+        *,
+        wait: float = 120.0,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+        former: Mapping[str, Any] | None = None,
+        client_states: Mapping[int, Arrays] | None = None,
+        only_model: str = "",
+        privacy: Privacy | None = None,
+        saved_rounds: int = 0,
+        min_train_nodes: int = 1,
+        min_evaluate_nodes: int = 1,
+        weighted_by_key: str = EXAMPLES,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: Aggregate | None = None,
+        evaluate_metrics_aggr_fn: Aggregate | None = None,
+        ask: bool = True,
+        lenient: bool = False,
+        **settings: Any,
+    ) -> None:
+        if lenient and self.requires is not None:
+            self.requires.relax(type(self).__name__)
+            self.requires = None
+        super().__init__(**settings)
+        self.privacy = privacy
+        self.former = former  # the state to start from, until it is loaded
+        self.former_clients = dict(client_states or {})  # states that are not sent back yet, by id
+        self.saved_rounds = saved_rounds  # rounds that the model to start from was trained
+        self.min_nodes = {"sample": min_train_nodes, "evaluate": min_evaluate_nodes}
+        self.weighted_by_key = weighted_by_key
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
+        self.on_round, self.on_failure = on_round, on_failure
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn  # None: `foreign_means`
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
+        self.arrays: Arrays = {}  # the server's present arrays
+        self.nodes: list[Node] = []  # those present, by client id
+        self.handout: Arrays = {}  # clients' models that may be served when the clients are gone
+        self.evaluation: list[Update] = []  # replies of the last evaluation
+        self.now = Round()  # the present round; everything else lives through the run
+        self.num_rounds, self.timeout = 0, 3600.0
+        self.token = uuid4().hex  # the nodes know by it which of their states belong to this run
+        self.common_config: dict[str, Any] = {}  # of every message
+        self.messenger = Messenger(self)
+        self.roster = Roster(
+            max(self.min_available_nodes, *self.min_nodes.values()),
+            wait,
+            only_model,
+            self.start_timeout,
+            ask=ask,
+            requires=self.requires,
+            strategy=type(self).__name__,
+        )
 
     @property
     def round(self) -> int:
@@ -106,11 +142,7 @@ class Hooks(Configured, Strategy):
     @property
     def decay(self) -> float:
         """The factor of the learning rates in the present round."""
-        return self._decay(0)
-
-    def _decay(self, later: int) -> float:
-        past = self.saved_rounds + self.round + later
-        return lr_factor(self.lr_decay, self.lr_decay_rounds, past)
+        return lr_factor(self.lr_decay, self.lr_decay_rounds, self.saved_rounds + self.round)
 
     # What a method overrides
 
@@ -151,10 +183,10 @@ class Hooks(Configured, Strategy):
         """The arrays of each node's train message."""
         return self.personalize(arrays, nodes)
 
-    def message_config(self, later: int = 0) -> dict[str, Any]:
-        """Entries of every message's config in a round, `later` rounds after the present one."""
-        slowed = {LR_FACTOR: self._decay(later)} if self.lr_decay < 1 else {}
-        return {"server-round": self.round + later, RUN_TOKEN: self.token} | slowed
+    def message_config(self) -> dict[str, Any]:
+        """Entries of every message's config in a round."""
+        slowed = {LR_FACTOR: self.decay} if self.lr_decay < 1 else {}
+        return {"server-round": self.round, RUN_TOKEN: self.token} | slowed
 
     def expected(self, sent: Arrays) -> Arrays | None:
         """Arrays with the names, shapes and dtypes that a train reply must have; None: any."""
@@ -245,11 +277,8 @@ class Hooks(Configured, Strategy):
         nodes = [node for node in self.nodes if not node.novel]
         return [node for node in nodes if self.trains_unlabeled or not node.unlabeled]
 
-    def draw(
-        self, purpose: str, nodes: Sequence[Node], fraction: float, later: int = 0
-    ) -> list[Node]:
-        """A share of the nodes, by client id, from the generator of (seed, purpose, round);
-        `later`: that of a round so many after the present one."""
+    def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
+        """A share of the nodes, by client id, from the generator of (seed, purpose, round)."""
         count = max(1, self.min_nodes[purpose], round(fraction * len(nodes)))
-        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round + later))
+        generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]

@@ -41,7 +41,7 @@ class PriorEM(FedAvg):
     source_prior = SOURCE_PRIOR
 
     def __init__(self, **settings: Any) -> None:
-        if settings.get("source_prior") == "training":
+        if self.requires is None and settings.get("source_prior") == "training":
             self.requires = LABELS
         super().__init__(**settings)
         self.source: Arrays = {}
@@ -63,7 +63,8 @@ class PriorEM(FedAvg):
         """π, if it is asked for."""
         if self.source_prior == "uniform":
             return {}
-        counts = self._sum("labels", training, {}, classes(arrays)[:1])
+        shape = arrays["head.weight"].shape[:1]  # (C,)
+        counts = self._sum("labels", training, {}, shape)
         return {} if counts is None else {"prior": prior(counts)}
 
     def _sum(
@@ -88,15 +89,11 @@ class BBSE(PriorEM):
 
     def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
         """K, and π if it is asked for."""
-        counts = self._sum("confusion", training, arrays, classes(arrays))
+        shape = 2 * arrays["head.weight"].shape[:1]  # (C, C)
+        counts = self._sum("confusion", training, arrays, shape)
         if counts is None:
             return {}
         known = {"confusion": conditional(counts)}
         if self.source_prior == "training":
             known["prior"] = prior(counts.sum(0))
         return known
-
-
-def classes(arrays: Arrays) -> tuple[int, int]:
-    """(C, C), by the head of the network."""
-    return arrays["head.weight"].shape[0], arrays["head.weight"].shape[0]

@@ -64,9 +64,9 @@ class LGFedAvg(FedAvg):
             return sent
         return {name: a for name, a in sent.items() if name.startswith(HEAD)}
 
-    def message_config(self, later: int = 0) -> dict[str, Any]:
+    def message_config(self) -> dict[str, Any]:
         """With the phase."""
-        return super().message_config(later) | {OWN_BODIES: self.own_bodies}
+        return super().message_config() | {OWN_BODIES: self.own_bodies}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The weighted mean of what the clients share."""

@@ -77,21 +77,17 @@ def bound_numbers(updates: Sequence[Update]) -> list[Update]:
     return result
 
 
-def group_of(name: str, array: np.ndarray, parts: Iterable[str]) -> str:
+@lru_cache(maxsize=4096)
+def group_of(name: str, statistic: bool, parts: tuple[str, ...]) -> str:
     """The group of an array: its kind of running statistic, its prefix before "/", or the one of
     `parts` that its name starts with."""
-    return _group(name, is_statistic(name, array), tuple(parts))
-
-
-@lru_cache(maxsize=4096)
-def _group(name: str, statistic: bool, parts: tuple[str, ...]) -> str:
     if statistic:
         return name.rpartition(".")[2]
     prefix, slash, _ = name.partition("/")
     return prefix if slash else next((part for part in parts if name.startswith(part)), "")
 
 
-def group_norms(arrays: Arrays, start: Arrays, parts: Iterable[str] = ()) -> Norms:
+def group_norms(arrays: Arrays, start: Arrays, parts: tuple[str, ...] = ()) -> Norms:
     """‖y − x‖ by group of the arrays y; x is 0 where `start` lacks one of the same shape."""
     squares: Norms = {}
     with np.errstate(over="ignore", invalid="ignore"):  # infinity is a valid distance
@@ -99,17 +95,17 @@ def group_norms(arrays: Arrays, start: Arrays, parts: Iterable[str] = ()) -> Nor
             wide = y if y.dtype in (np.float32, np.float64) else y.astype(np.float64)
             x = start.get(name)
             change = wide if x is None or x.shape != y.shape else wide - x
-            group = group_of(name, y, parts)
+            group = group_of(name, is_statistic(name, y), parts)
             squares[group] = squares.get(group, 0.0) + float(np.vdot(change, change))
     return {group: math.sqrt(square) for group, square in squares.items()}
 
 
-def scaled(arrays: Arrays, start: Arrays, factors: Norms, parts: Iterable[str] = ()) -> Arrays:
+def scaled(arrays: Arrays, start: Arrays, factors: Norms, parts: tuple[str, ...] = ()) -> Arrays:
     """x + factor (y − x) with the x of `group_norms` and the factor of each array's group, in the
     dtypes of y; arrays of other groups do not change."""
     result = dict(arrays)
     for name, y in arrays.items():
-        group = group_of(name, y, parts)
+        group = group_of(name, is_statistic(name, y), parts)
         if group in factors:
             x = start.get(name)
             x = np.zeros_like(y) if x is None or x.shape != y.shape else x

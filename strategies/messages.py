@@ -69,11 +69,9 @@ class Messenger:
             self.messages(r.action, r.payloads, ConfigRecord({**config, **r.config}), records)
             for r in requests
         ]
-        messages = [message for pairs in sent for message, _ in pairs]
-        received = (
-            sender.grid.send_and_receive(messages, timeout=sender.timeout) if messages else []
-        )
-        replies = list(received)
+        replies: list[Message] = []
+        if messages := [message for pairs in sent for message, _ in pairs]:
+            replies += sender.grid.send_and_receive(messages, timeout=sender.timeout)
         return [
             partial(self.receive, pairs, replies, r.like)
             for r, pairs in zip(requests, sent, strict=True)

@@ -5,12 +5,11 @@ A client gets three messages in a round: it encodes its inputs to e_i, trains w_
 backpropagates g_e to the encoder's γ. A novel client, which has no labels, encodes and gets its
 model. Departs from the paper: a round has any number of clients, whose gradients are averaged; the
 last message carries γ again, so clients need not store it; buffers are averaged on the server (see
-`strategies.targets`). An evaluation's encoding also asks the next round's nodes, as γ is the same,
-which saves an exchange. Every answer of a private novel client spends ε, so it is asked once, in
+`strategies.targets`). Every answer of a private novel client spends ε, so it is asked once, in
 the last round, which is then the reported one. The default limits of replies do not protect it
 from one liar of ten (docs/reference/failures.md)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from clients.arrays import Arrays, group, num_bytes, prefixed, to_numpy, to_tensors
+from clients.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.odpfl_hn import DESCRIPTOR_DELTA, DESCRIPTOR_EPSILON
 from clients.optimizers import Optimizer
 from clients.privacy import DP_GENERATOR
@@ -29,7 +28,6 @@ from strategies.moments import Moments
 from strategies.pfedhn import DESCRIPTOR, PFedHN
 from strategies.privacy import TEST_SETTING
 from strategies.replies import Node, Requirement, Update
-from strategies.round import Request
 
 TARGET, ENCODER = "target.", "encoder."
 TERMS = (
@@ -99,8 +97,6 @@ class ODPFLHN(PFedHN):
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
         self.sigmas: list[float] = []
-        # the next round's nodes that were already asked to encode, and what reads their replies
-        self._ahead: tuple[set[Node], Callable[[], list[Update]]] = (set(), list)
 
     # Hooks
 
@@ -198,10 +194,8 @@ class ODPFLHN(PFedHN):
     @property
     def free(self) -> bool:
         """Whether training clients have free embeddings: phase one of two-phase training."""
-        return self._free(self.round)
-
-    def _free(self, round_: int) -> bool:
-        return self.training == "two-phase" and round_ <= self.num_rounds - self.fine_tune_rounds
+        last = self.num_rounds - self.fine_tune_rounds
+        return self.training == "two-phase" and self.round <= last
 
     @property
     def may_stop(self) -> bool:
@@ -212,42 +206,17 @@ class ODPFLHN(PFedHN):
         """Let the nodes encode; returns those that did, and those with free embeddings."""
         with_free = [node for node in nodes if self.free and not node.novel]
         self.descriptors = {}
-        for update in self._encoded([node for node in nodes if node not in with_free]):
+        gamma, encoding = self._gamma(), [node for node in nodes if node not in with_free]
+        like = {DESCRIPTOR: np.zeros(self.embedding_dim, gamma[OUTPUT].dtype)}
+        for update in self.exchange(
+            "query.encode", dict.fromkeys(encoding, gamma), like=dict.fromkeys(encoding, like)
+        ):
             e = torch.from_numpy(update.arrays[DESCRIPTOR].copy())
             self.descriptors[update.node.client] = e.requires_grad_(self.training == "end-to-end")
             if "dp-sigma" in update.metrics:
                 self.sigmas.append(update.metrics["dp-sigma"])
         met = {node.client for node in super().meet(with_free)} | self.descriptors.keys()
         return [node for node in nodes if node.client in met]
-
-    def _encoded(self, nodes: Sequence[Node]) -> list[Update]:
-        """The nodes' replies; an evaluation also asks the next round's nodes."""
-        gamma = self._gamma()
-        (asked, read_ahead), self._ahead = self._ahead, (set(), list)
-        early = [update for update in read_ahead() if update.node in nodes]
-        self.now.bytes["down"] += len(asked) * num_bytes(gamma.values())
-        upcoming = self.upcoming() if self.now.evaluated else []
-        read, read_ahead = self.exchanges(
-            self._encode([node for node in nodes if node not in asked], gamma),
-            self._encode(upcoming, gamma, self.message_config(later=1)),
-        )
-        self._ahead = set(upcoming), read_ahead
-        self.now.bytes["down"] -= len(upcoming) * num_bytes(gamma.values())  # of the next round
-        return sorted([*early, *read()], key=lambda update: update.node)
-
-    def _encode(
-        self, nodes: Sequence[Node], gamma: Arrays, config: Mapping[str, Any] | None = None
-    ) -> Request:
-        like = {DESCRIPTOR: np.zeros(self.embedding_dim, gamma[OUTPUT].dtype)}
-        payloads = dict.fromkeys(nodes, gamma)
-        return Request("query.encode", payloads, config or {}, dict.fromkeys(nodes, like))
-
-    def upcoming(self) -> list[Node]:
-        """The nodes that will encode in the next round, as far as that is known."""
-        following = self.round + 1
-        if following > self.num_rounds or self._free(following) or self.privacy is not None:
-            return []
-        return self.draw("sample", self.training_nodes(), self.fraction_train, later=1)
 
     def embedding(self, client: int) -> Tensor:
         """The client's descriptor, centred and scaled, or its free embedding."""

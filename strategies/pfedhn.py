@@ -63,9 +63,7 @@ class PFedHN(PersonalizedStrategy):
     )
     spectral_norm = setting(False, "spectral normalisation of the hypernetwork")
     descriptor = setting(
-        "learnt",
-        "embeddings: learnt, or reported by clients",
-        ("learnt", "class-proportions"),
+        "learnt", "embeddings: learnt, or reported by clients", ("learnt", "class-proportions")
     )
     server_optimizer = setting("sgd", "of hypernetwork, embeddings and encoder", ("sgd", "adam"))
     server_lr = setting(0.01, "learning rate of the hypernetwork", RATE)
@@ -110,7 +108,11 @@ class PFedHN(PersonalizedStrategy):
 
         Learnt ones start at N(0, I), and are kept when a client leaves. Fixed ones are asked for
         once; their size is the most common one."""
-        nodes = [node for node in nodes if self._knows(node)]
+        for node in nodes:
+            if not self.targets.has(node):
+                detail = f"its network {node.properties.get('model')!r} is not known"
+                self.messenger.drop(node, "model", detail)
+        nodes = [node for node in nodes if self.targets.has(node)]
         new = [node for node in nodes if node.client not in self.embeddings]
         if self.descriptor == "learnt":
             for node in new:
@@ -130,14 +132,6 @@ class PFedHN(PersonalizedStrategy):
                 else:
                     self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
         return [node for node in nodes if node.client in self.embeddings]
-
-    def _knows(self, node: Node) -> bool:
-        """Whether the node's target network is known; its reply counts as dropped if not."""
-        known = self.targets.has(node)
-        if not known:
-            detail = f"its network {node.properties.get('model')!r} is not known"
-            self.messenger.drop(node, "model", detail)
-        return known
 
     def observe(self, nodes: Sequence[Node]) -> None:
         """Called with a training round's nodes before their models are generated."""
@@ -178,7 +172,7 @@ class PFedHN(PersonalizedStrategy):
                 f"the hypernetwork has {phi / 1e6:.3g} million weights for the network's "
                 f"{weights / 1e6:.3g} million; its training takes {needed / 1e9:.3g} GB, and "
                 f"{free / 1e9:.3g} GB are free. Set chunk-size, as to {chunk}, a smaller "
-                f" hidden-dim (now {self.hidden_dim}) or a smaller network"
+                f"hidden-dim (now {self.hidden_dim}) or a smaller network"
             )
 
     def forget(self) -> None:

@@ -1,7 +1,6 @@
 """State that lives through a run: of the server before a round, and of a simulation's clients."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from logging import WARNING
 from typing import Any
@@ -55,15 +54,6 @@ class FlowerArrays:
         self._strategy = strategy
         self._taken: ArrayRecord | None = None  # the record that was taken over last
 
-    @contextmanager
-    def leading(self) -> Iterator[None]:
-        """Inside, the strategy runs its own rounds; also a run that fails ends that."""
-        self._strategy.leads = True
-        try:
-            yield
-        finally:
-            self._strategy.leads = False
-
     def check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
         """Raise ValueError unless a wrapper can protect the strategy: clients must get and return
         the arrays of the wrapper's `record`, by whose positions it clips replies and adds noise."""
@@ -82,10 +72,6 @@ class FlowerArrays:
             f"{name} cannot run inside another strategy, such as Flower's privacy wrappers: {why}. "
             f"Call {name}.start itself; for its own privacy see docs/concepts/privacy.md"
         )
-
-    def begin_wrapped_run(self) -> None:
-        """Initialise again at the next `take`."""
-        self._taken = None
 
     def take(self, record: ArrayRecord) -> None:
         """Take over Flower's arrays, unless the strategy gave them itself.

@@ -36,7 +36,8 @@ class Evaluation:
         strategy = self._strategy
         self._warn(updates)
         key = strategy.weighted_by_key
-        foreign = strategy.evaluate_metrics_aggr_fn(records(updates, key), key)
+        mean = strategy.evaluate_metrics_aggr_fn or foreign_means
+        foreign = mean(records(updates, key), key)
         own = means(updates, strategy.mean_over, strategy.select)
         numbers = {**foreign, **own, **f1_scores(updates)}
         if strategy.bound and (distance := self._mean_half_distance()) is not None:
@@ -52,11 +53,8 @@ class Evaluation:
             log(WARNING, "no client reports %s (select): the last round counts as the best", select)
             self._warned = True
         least = min((u.num_examples for u in updates if u.node.novel), default=FEW_SAMPLES)
-        if (
-            least < FEW_SAMPLES
-            and not self._warned
-            and not self._strategy.messenger.hides_participants
-        ):
+        secret = self._strategy.messenger.hides_participants
+        if least < FEW_SAMPLES and not self._warned and not secret:
             words = "a novel client is scored on %g labeled samples; fewer novel-shots leave more"
             log(WARNING, words, least)
             self._warned = True

@@ -99,22 +99,14 @@ class SetTransformer(Encoder):
     """`st` (Lee et al., 2019): features of each sample, two induced self-attention blocks,
     pooling by multi-head attention, a linear layer."""
 
-    def __init__(
-        self,
-        target: nn.Module,
-        shape: Shape,
-        dim: int,
-        *,
-        width: int = 128,
-        heads: int = 4,
-        inducing: int = 16,
-    ) -> None:
+    def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
         super().__init__()
+        width, heads = 128, 4
         self.convolutions = _convolutions(target, shape)
         self.embed = nn.Linear(_sizes(self.convolutions, shape)[-1], width)
         self.points = nn.ParameterList(
             nn.Parameter(nn.init.xavier_uniform_(torch.empty(count, width)))
-            for count in (inducing, inducing, 1)
+            for count in (16, 16, 1)  # inducing points of both blocks, the seed
         )
         self.blocks = nn.ModuleList(AttentionBlock(width, heads) for _ in range(5))
         self.out = nn.Linear(width, dim)

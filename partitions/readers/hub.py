@@ -1,6 +1,5 @@
 """Datasets in the `datasets` library's form: a local folder, or the Hugging Face hub."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,16 +59,6 @@ def unpacked(folder: Path) -> int:
     groups = [meta.row_group(i) for meta in metas for i in range(meta.num_row_groups)]
     columns = [group.column(j) for group in groups for j in range(group.num_columns)]
     return sum(max(c.total_uncompressed_size, 4 * c.num_values) for c in columns)
-
-
-def is_picture(feature: Any) -> bool:
-    """Whether a column holds images."""
-    return type(feature).__name__ == "Image"
-
-
-def content(file: dict[str, Any] | None) -> io.BytesIO:
-    """The bytes of an undecoded image; its path, which may be a URL, is not opened."""
-    return io.BytesIO((file or {}).get("bytes") or b"")
 
 
 def _open_folder(folder: Path) -> Any:

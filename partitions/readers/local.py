@@ -209,8 +209,9 @@ def _inputs(
         return inputs_of(table.to_numpy(), source, whole), numbers, False
     inputs = hub.column(split, known, source)
     rows = split.select_columns([inputs])
-    if hub.is_picture(split.features[inputs]):
-        files = [(f"{source}, row {i}", hub.content(r[inputs])) for i, r in enumerate(rows)]
+    if type(split.features[inputs]).__name__ == "Image":  # its path, maybe a URL, is not opened
+        data = [(row[inputs] or {}).get("bytes") or b"" for row in rows]
+        files = [(f"{source}, row {i}", io.BytesIO(file)) for i, file in enumerate(data)]
         return _images(files, size), [inputs], True
     check_size(rows.data.nbytes, source)
     x = np.asarray(rows.with_format("numpy")[inputs][:])

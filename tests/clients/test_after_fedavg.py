@@ -175,6 +175,12 @@ def test_soft_predictions_full_mixing_and_a_prior():
     torch.testing.assert_close(client.predict(Z), expected)
 
 
+def test_bbse_takes_the_training_prior_from_its_confusion_matrix():
+    """It needs no label counts beside it."""
+    result, _ = federate(method="bbse", rounds=1, **{"bbse.source-prior": "training"})
+    assert "novel-accuracy" in result.evaluate_metrics_clientapp[1]
+
+
 def test_a_class_that_no_sample_has_and_one_that_nobody_predicts():
     """Counts by predicted class and label: label 2 has no sample and counts as recognised; class 1
     is never predicted, so K is singular, and q is finite all the same."""

@@ -4,12 +4,9 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord
-from torch import nn
-from torch.nn.utils.parametrizations import spectral_norm
 
-from clients.arrays import from_record, model_tensors, read_array, to_record, to_tensors
+from clients.arrays import from_record, read_array, to_record, to_tensors
 
 WHOLE = np.arange(24.0).reshape(2, 3, 4)
 
@@ -43,40 +40,6 @@ def test_objects_are_refused_each_time():
     for _ in range(2):
         with pytest.raises(ValueError, match="plain numbers"):
             to_record({"a": np.array([None, "text"])})
-
-
-class Counting(nn.Module):
-    """Has a buffer that is saved, one that is not, and an empty one."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("kept", torch.tensor(3))
-        self.register_buffer("passing", torch.zeros(2), persistent=False)
-        self.register_buffer("empty", None)
-
-
-class Stating(Counting):
-    """Saves a number as well."""
-
-    def get_extra_state(self):
-        return torch.tensor([7.0])
-
-    def set_extra_state(self, state):
-        pass
-
-
-def test_a_models_tensors_are_those_of_its_state_dict():
-    first, tied = nn.Linear(2, 2), nn.Linear(2, 2)
-    tied.weight = first.weight
-    hooked = nn.Linear(2, 1)
-    hooked.register_state_dict_pre_hook(lambda module, *_: setattr(module, "bias", None))
-    layers = [first, nn.BatchNorm1d(2), tied, Counting(), Stating(), hooked]
-    model = nn.Sequential(*layers, nn.Sequential(spectral_norm(nn.Linear(2, 2)), nn.Dropout()))
-    tensors, state = model_tensors(model), model.state_dict()
-    assert list(tensors) == list(state)
-    pairs = [(tensors[name], state[name]) for name in state if "extra" not in name]
-    assert all(one.data_ptr() == other.data_ptr() for one, other in pairs)
-    assert "4._extra_state" in tensors and "5.bias" not in tensors
 
 
 def test_arrays_that_are_not_copied_are_read_only_but_tensors_of_them_are_not():

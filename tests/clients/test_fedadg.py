@@ -41,9 +41,9 @@ def test_losses_where_features_and_reference_differ():
     L_G = mean(0.9², 0.4²) = 0.485, adversarial mean(0.8², 0.4²) = 0.4, with a head of zeros
     0.3·0.4 + 0.7·ln 2."""
     client, _, _ = make(alignment=0.3)
-    client.network.discriminator = FirstFeature()
-    torch.nn.init.zeros_(client.network.head.weight)
-    torch.nn.init.zeros_(client.network.head.bias)
+    client.model.discriminator = FirstFeature()
+    torch.nn.init.zeros_(client.model.head.weight)
+    torch.nn.init.zeros_(client.model.head.bias)
     h, reference = torch.zeros(2, 6), torch.zeros(2, 6)
     h[:, 0], reference[:, 0] = torch.tensor([0.2, 0.6]), torch.tensor([0.9, 0.4])
     y, onehot = torch.tensor([0, 1]), torch.eye(2)
@@ -58,7 +58,7 @@ def test_a_step_written_out():
     the one that D was trained on. One batch of all samples, the noise drawn again."""
     client, x, y = make(adversarial_lr=0.2, lr=0.3, alignment=0.4)
     client.local_steps, client.batch_size = 1, len(y)
-    net = copy.deepcopy(client.network)
+    net = copy.deepcopy(client.model)
     order = client.rows({"server-round": 1})[0]
     torch.manual_seed(5)
     noise = torch.rand(8, 3)

@@ -20,10 +20,10 @@ def make(**settings):
 
 def zeros(client):
     """Its network, the representation and the head being zero."""
-    for layer in (client.network.representation, client.network.head):
+    for layer in (client.model.representation, client.model.head):
         torch.nn.init.zeros_(layer.weight)
         torch.nn.init.zeros_(layer.bias)
-    return client.network
+    return client.model
 
 
 def test_loss_where_the_two_gaussians_differ():
@@ -54,7 +54,7 @@ def test_the_norm_is_that_of_the_sample():
 
 def test_samples_in_training_and_the_mean_in_evaluation():
     client, x, _ = make()
-    net = client.network
+    net = client.model
     net.train()
     draws = torch.stack([net.features(x) for _ in range(4000)])
     mean, scale = net.distribution(x)

@@ -82,7 +82,7 @@ def test_without_a_projection_all_clients_have_the_first_network():
     plain = build_model("mlp-small", INFO.shape, 3, 0).eval()
     client.receive(client.initial, {})
     assert not torch.allclose(client.predict(x), plain(x))
-    client.network.entry.zero_()
+    client.model.entry.zero_()
     assert torch.equal(client.predict(x), plain(x))
     assert torch.equal(client.predict(x + 1), plain(x + 1))
 
@@ -92,10 +92,10 @@ def test_an_encoder_that_sees_nothing_gives_all_clients_one_model():
     client, x, _ = make()
     client.receive(client.initial, {})
     with torch.no_grad():
-        client.network.encoder.out.weight.zero_()
+        client.model.encoder.out.weight.zero_()
     one, two = served(client, x).state_dict(), served(client, x + 1).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    torch.testing.assert_close(client.v(x), client.network.encoder.out.bias)
+    torch.testing.assert_close(client.v(x), client.model.encoder.out.bias)
 
 
 def test_v_ignores_order_duplicates_and_parts():
@@ -114,7 +114,7 @@ def test_omega_by_hand():
     """v = (1, 2), ψ_r = (3, −1): ‖v − ψ_r‖² = 4 + 9 = 13 and ‖ψ_r‖² = 10. The encoder's weights are
     all ½, m of them: Ω = 13/(2·0.5) + (m/4)/(2·3) + 10/(2·4)."""
     client, _, _ = make(dimension=2, alpha_theta=0.5, alpha_h=3.0, alpha_r=4.0)
-    net, m = client.network, 0
+    net, m = client.model, 0
     with torch.no_grad():
         net.center.copy_(torch.tensor([3.0, -1.0]))
         for parameter in net.encoder.parameters():
@@ -127,7 +127,7 @@ def test_omega_by_hand():
 def test_the_loss_of_one_half_with_the_v_of_the_other():
     """Five samples: v of the first two, CE of the last three."""
     client, x, y = make(n=5, penalty=0.25)
-    net = client.network
+    net = client.model
     v = net.encoder(x[:2])
     expected = F.cross_entropy(served(client, x[:2])(x[2:]), y[2:]) + 0.25 * client.regularizer(v)
     torch.testing.assert_close(client.loss(x, y), expected)
@@ -145,7 +145,7 @@ def test_a_client_without_labels_has_omega_alone():
     client, x, y = make(labels=hidden, penalty=0.25)
     assert client.get_properties({})["unlabeled"] is True
     assert "unlabeled" not in make()[0].get_properties({})
-    v = client.network.encoder(x[:3])
+    v = client.model.encoder(x[:3])
     torch.testing.assert_close(client.loss(x, y), 0.25 * client.regularizer(v))
     settings = {"local_steps": 2, "lr": 0.5}
     for penalty in (0.0, 0.25):

@@ -65,7 +65,7 @@ def test_chunks_by_hand_with_a_surplus():
 @pytest.mark.parametrize("granularity", ["sample", "client"])
 def test_a_hypernetwork_that_ignores_the_embedding_gives_one_classifier(granularity):
     client, x, _ = make(granularity)
-    net = client.network.eval()
+    net = client.model.eval()
     e = net.embedding(net.body(x)).exp()
     assert not torch.allclose(net.heads(e)[0], net.heads(e)[1])
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_a_hypernetwork_that_ignores_the_embedding_gives_one_classifier(granular
 
 def test_without_penalty_and_noise_it_is_a_conditional_network():
     client, x, y = make(balance=0.0, entropy=0.0)
-    net = client.network.eval()
+    net = client.model.eval()
     expected = written_out(net, x)
     torch.testing.assert_close(client.predict(x), expected)
     torch.testing.assert_close(client.loss(x, y), F.cross_entropy(expected, y))
@@ -89,7 +89,7 @@ def test_noise_in_training_alone():
     """z = A f(x) + ζ softplus(B f(x)): over draws, log-odds of e have means of A f(x) and, as ζ are
     independent, variances σ_0² + σ_1²."""
     client, x, _ = make()
-    net = client.network
+    net = client.model
     features = net.body(x[:1]).detach()
     net.train()
     draws = net.embedding(features.expand(20000, -1)).detach()
@@ -98,7 +98,7 @@ def test_noise_in_training_alone():
     sigma = F.softplus(net.noisy(features))[0].detach()
     assert float(odds.mean()) == pytest.approx(float(z[0] - z[1]), abs=0.03)
     assert float(odds.var()) == pytest.approx(float(sigma[0] ** 2 + sigma[1] ** 2), rel=0.05)
-    assert torch.equal(client.network.eval()(x), client.network(x))
+    assert torch.equal(client.model.eval()(x), client.model(x))
 
 
 def test_penalty_by_hand():
@@ -108,7 +108,7 @@ def test_penalty_by_hand():
     assert float(imbalance(e)) == pytest.approx(0.125)
     assert float(imbalance(torch.cat([e, e]))) == pytest.approx(0.25)
     client, x, y = make(balance=0.3, entropy=0.7)
-    net = client.network.eval()
+    net = client.model.eval()
     net.embedding = lambda features: torch.cat([e, e, e[:1]]).log()
     net.classify = lambda features, e: torch.zeros(5, 3)
     s = torch.tensor([3.25, 1.75])
@@ -119,7 +119,7 @@ def test_penalty_by_hand():
 
 def test_the_gradient_of_the_loss_agrees_with_finite_differences():
     client, x, y = make(balance=0.5, entropy=2.0)
-    net = client.network.double().eval()
+    net = client.model.double().eval()
     x = x.double()
     torch.manual_seed(3)
     direction = {n: torch.randn_like(p) for n, p in net.named_parameters()}
@@ -143,11 +143,11 @@ def test_the_variance_of_the_embedding_shows_a_collapse():
     client, x, _ = make()
     client.receive(client.initial, {})
     client.predict(x)
-    e = client.network.embedding(client.network.body(x)).exp()
+    e = client.model.embedding(client.model.body(x)).exp()
     expected = float(((e - e.mean(0)) ** 2).mean(0).sum())
     assert client.adapted["embedding-variance"] == pytest.approx(expected) and expected > 1e-5
     with torch.no_grad():
-        client.network.embed.weight.zero_()
+        client.model.embed.weight.zero_()
     client.predict(x)
     assert client.adapted["embedding-variance"] == pytest.approx(0, abs=1e-12)
 
@@ -164,7 +164,7 @@ def test_a_clients_network_predicts_as_the_client_did_however_it_is_split(granul
         assert list(served.state_dict()) == list(
             build_model("mlp-small", (1, 2, 2), 3, 0).state_dict()
         )
-        net = client.network
+        net = client.model
         head = net.heads(net.embedding(net.body(x)).exp().mean(0, keepdim=True))[0]
         torch.testing.assert_close(served.head.weight, head[:, :-1])
     else:

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from clients.fedma import resize
 from clients.models import build_model
 from clients.models.adaptable import Adaptation
-from clients.models.ensemble import Ensemble
 from clients.models.networks import MLP, convolved
 from clients.models.registry import sized
-from clients.models.resize import resize
+from clients.pfl import Ensemble
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 

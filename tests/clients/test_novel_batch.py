@@ -9,7 +9,7 @@ import torch
 from tiny import federate, share, update
 
 from clients.scoring import score_samples
-from strategies.loop import Loop
+from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 from strategies.round import Round
 
@@ -69,12 +69,11 @@ def test_what_a_novel_client_costs():
     nodes = [Node(1, 51, novel=True), Node(2, 52, novel=True), Node(3, 53, novel=True)]
     sent = {nodes[0]: {"w": torch.zeros(3).numpy()}, nodes[1]: {"w": torch.zeros(5).numpy()}}
     now = Round(payloads=sent, personalized=(2.0, 8.0, 3.0))
-    loop = SimpleNamespace(strategy=SimpleNamespace(now=now))
     updates = [
         replace(update(i, {}, seconds=s), node=nodes[i - 1]) for i, s in ((1, 1.0), (2, 4.0))
     ]
     updates += [update(9, {}, seconds=100.0), replace(update(3, {}), node=nodes[2])]
-    Loop._report_serving(loop, updates)
+    PersonalizedStrategy._report_serving(SimpleNamespace(now=now), updates)
     assert now.phases == {"novel-client": 4.5}
     assert now.report == {"novel-megabytes": {"down": 24e-6, "up": 3e-6}}
 

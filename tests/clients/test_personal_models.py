@@ -11,10 +11,9 @@ from torch import nn
 
 from clients.apfl import APFLClient
 from clients.ditto import DittoClient
-from clients.fedala import FedALAClient
+from clients.fedala import FedALAClient, one_pass, top_layers, train_weights
 from clients.fedbabu import FedBABUClient
 from clients.fedbn import FedBNClient
-from clients.mixing import one_pass, top_layers, train_weights
 from clients.models import build_model
 
 
@@ -221,7 +220,7 @@ def test_fedala_leaves_out_a_mini_batch_of_one_sample():
 def test_fedala_looks_at_the_last_ten_losses_alone(monkeypatch):
     """100, then 0 for ever: eleven passes, whose first one is forgotten."""
     losses = iter([100.0] + [0.0] * 60)
-    monkeypatch.setattr("clients.mixing.one_pass", lambda *given: (given[2], next(losses)))
+    monkeypatch.setattr("clients.fedala.one_pass", lambda *given: (given[2], next(losses)))
     train_weights(nn.Linear(1, 2), {}, {}, [], 0.0, 50)
     assert len(list(losses)) == 61 - 11
 

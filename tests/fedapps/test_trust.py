@@ -33,7 +33,7 @@ from fedapps.service.delivery import Served
 from fedapps.settings.config import defaults, override
 from partitions import federation, trust
 from partitions.datasets import load
-from partitions.registry import partition
+from partitions.registry import PARTITIONS
 
 COMMAND = Path(sys.executable).parent / "fedapps"
 HELPER = """
@@ -227,7 +227,7 @@ def network(num_classes: int) -> nn.Sequential:
     [
         lambda name: build_model(name, (4,), 3, 0),
         load,
-        lambda name: partition(name).make(defaults() | {"partition": name}, np.zeros(3, bool)),
+        lambda name: PARTITIONS[name].make(defaults() | {"partition": name}, np.zeros(3, bool)),
         lambda name: make_callbacks(defaults() | {"callbacks": name}),
     ],
     ids=["model", "dataset", "partition", "callback"],

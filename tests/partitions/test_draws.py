@@ -12,8 +12,7 @@ from fedapps.settings.config import defaults
 from partitions import task
 from partitions.class_fraction import ClassFractionPartitioner
 from partitions.coarse import CoarsePartitioner
-from partitions.dirichlet import DirichletPartitioner, _draw
-from partitions.dirichlet_novel import NormalizedDirichletPartitioner
+from partitions.dirichlet import DirichletPartitioner, NormalizedDirichletPartitioner, _draw
 from partitions.dirichlet_split import SplitDirichletPartitioner
 from partitions.iid import SomePartitioner
 from partitions.natural import NaturalPartitioner

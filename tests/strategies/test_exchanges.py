@@ -4,15 +4,13 @@ an exchange costs seconds."""
 from itertools import groupby
 
 import numpy as np
-import pytest
-from tiny import TASTES, federate, left
+from tiny import TASTES, federate
 
 from clients.arrays import from_record
 from clients.protocol import SAVE_STATE
 from fedapps.engines.grid import InProcessGrid
 from strategies.base import PersonalizedStrategy
 from strategies.fedembed import FedEmbed
-from strategies.odpfl_hn import ODPFLHN
 
 
 class Counted(InProcessGrid):
@@ -33,23 +31,6 @@ def same(one, other):
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
     assert one.evaluate_metrics_clientapp == other.evaluate_metrics_clientapp
-
-
-@pytest.mark.parametrize("method", ["odpfl-hn", "pefll"])
-def test_an_evaluations_encoding_takes_the_next_rounds_along(method, monkeypatch, tmp_path):
-    """Two of four training clients in a round, each described by three of its samples, which every
-    round draws anew. Rounds 2 and 4 of four evaluate, so that round 3 asks nobody to encode."""
-    settings = {"method": method, "num-clients": 8, "fraction-train": 0.5, "rounds": 4}
-    settings |= {"evaluate-every": 2, "novel-shots": 2 * (method == "pefll")}
-    settings |= {f"{method}.encode-samples": 3, f"{method}.descriptor-rate": 0.0}
-    one, grid = federate(Counted, **settings, **{"output-dir": str(tmp_path / "one")})
-    train, score = ["query.encode", "train", "train.backprop"], ["query.encode", "evaluate"]
-    assert grid.asked == ["query", *train, *train, *score, *train[1:], *train, *score]
-    monkeypatch.setattr(ODPFLHN, "upcoming", lambda self: [])
-    other, grid = federate(Counted, **settings, **{"output-dir": str(tmp_path / "other")})
-    assert grid.asked == ["query", *train, *train, *score, *train, *train, *score]
-    same(one, other)
-    assert left(tmp_path / "one") == left(tmp_path / "other")
 
 
 def test_volunteers_are_not_asked_twice_between_two_trainings(monkeypatch):

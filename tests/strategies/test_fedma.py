@@ -9,9 +9,8 @@ from tiny import SMALL, federate, share, update
 from torch import nn
 
 from clients.arrays import from_record, model_arrays, prefixed
-from clients.fedma import FedMAClient
+from clients.fedma import FedMAClient, resize
 from clients.models import build_model
-from clients.models.resize import resize
 from fedapps.clientapp import make_client
 from fedapps.engines.grid import InProcessGrid
 from fedapps.node.bridge import answer

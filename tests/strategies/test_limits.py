@@ -49,7 +49,7 @@ def test_norms_by_hand():
     expected = {"": math.hypot(5, 7), "control": 3.0, "running_mean": 2.0, "n": 12.0}
     assert group_norms(y, arrays(w=[1, 2])) == pytest.approx(expected)
     apart = {"": 5.0, "base.": 7.0, "control": 3.0, "running_mean": 2.0, "n": 12.0}
-    assert group_norms(y, arrays(w=[1, 2]), ["base."]) == apart
+    assert group_norms(y, arrays(w=[1, 2]), ("base.",)) == apart
     assert group_norms({"w": np.full(2, 3e38, np.float32)}, {}) == {"": np.inf}
     assert group_norms({"n": np.array([2**62, 2**62])}, {})["n"] == np.sqrt(2) * 2.0**62
     assert group_norms({"w": np.ones(4, np.float16)}, {"w": np.ones(3, np.float16)}) == {"": 2.0}
