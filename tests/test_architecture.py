@@ -1,6 +1,7 @@
 """A folder imports only from those to its left, and no modules import each other in a circle."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def imports(file: Path) -> set[str]:
     return found
 
 
+@cache
 def modules() -> dict[str, set[str]]:
     result = {}
     for folder in ROW:

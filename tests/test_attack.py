@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from hostile import MALFORMED, OPENINGS, due_cause
-from tiny import NEEDS, answering
+from tiny import NEEDS, WEE, answering
 
 from clients.arrays import from_record
 from fedapps.clientapp import app, make_client
@@ -82,7 +82,7 @@ def finish(grid, config, folder):
 def attack(method, rounds, folder):
     """A run with hostile clients, who start with another malformation for each method."""
     client_app, spoilt = attacked(method, list(METHODS).index(method) * 5, rounds)
-    changes = SMALL | {"method": method, "rounds": rounds} | NEEDS.get(method, {})
+    changes = WEE | SMALL | {"method": method, "rounds": rounds} | NEEDS.get(method, {})
     grid, config = simulation(InProcessGrid, client_app, folder, **changes)
     result, causes = finish(grid, config, folder)
     # A client whose reply to an exchange before training is always refused is not asked to train.

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import tomli_w
 from flwr.common.config import flatten_dict
-from typer.testing import CliRunner
+from tiny import fedapps
 
-from fedapps.commands.main import cli
 from fedapps.methods import METHODS
 from fedapps.settings import declarations, schema
 from fedapps.settings.config import (
@@ -210,10 +209,8 @@ def test_a_typed_setting_is_not_silently_that_of_a_file():
 
 
 def test_the_command_refuses_a_change_without_effect(tmp_path):
-    done = CliRunner().invoke(
-        cli, ["run", "lr=0.1", "--methods", "pfedhn", "--output", str(tmp_path / "out")]
-    )
-    assert done.exit_code == 2 and "pfedhn.lr=0.1" in done.output
+    words = ("run", "lr=0.1", "--methods", "pfedhn", "--output", tmp_path / "out")
+    assert "pfedhn.lr=0.1" in fedapps(*words, code=2)
     assert not (tmp_path / "out").exists()
 
 
@@ -232,25 +229,19 @@ def test_a_run_of_an_earlier_release_can_be_used(tmp_path):
     small = ["num-clients=4", "rounds=1", "local-steps=1", "fedtta++.max-steps=1"]
     options = ["--engine", "in-process", "--output"]
     first, run = str(tmp_path / "first"), tmp_path / "first" / "fedtta++-seed0"
-    say(["run", *small, "--methods", "fedtta++", *options, first])
+    fedapps("run", *small, "--methods", "fedtta++", *options, first)
     config = tomllib.loads((run / "config.toml").read_text("utf-8"))
     for key in SINCE:
         del config[key]
     config["fedtta++.clip-norm"] = 5.0
     (run / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
-    assert "fedtta++" in say(["table", first])
-    say(["run", "--resume", first, *options[:2]])
-    say(["run", "--from", first, *options, str(tmp_path / "second")])
+    assert "fedtta++" in fedapps("table", first)
+    fedapps("run", "--resume", first, *options[:2])
+    fedapps("run", "--from", first, *options, str(tmp_path / "second"))
     again = tomllib.loads((tmp_path / "second" / run.name / "config.toml").read_text("utf-8"))
     assert (again["fedtta++.clip-norm"], again["fedtta++.max-steps"]) == (5.0, 1)
     np.savez(tmp_path / "x.npz", x=np.zeros((3, 1, 8, 8), np.float32))
-    say(["personalize", str(run), str(tmp_path / "x.npz"), "--output", str(tmp_path / "mine")])
-
-
-def say(arguments):
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 0, done.output
-    return done.output
+    fedapps("personalize", str(run), str(tmp_path / "x.npz"), "--output", str(tmp_path / "mine"))
 
 
 def test_settings_start_without_torch():
@@ -268,11 +259,9 @@ def test_settings_start_without_torch():
         (["settings", "--schema"], ['"exclusiveMinimum"', "fedtta++"]),
     ],
 )
-def test_the_command_shows_settings(arguments, words, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    said = CliRunner().invoke(cli, arguments)
-    assert said.exit_code == 0, said.output
-    assert all(word in said.output for word in words)
+def test_the_command_shows_settings(arguments, words):
+    said = fedapps(*arguments)
+    assert all(word in said for word in words)
 
 
 def test_every_common_key_is_read():

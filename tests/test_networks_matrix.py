@@ -1,7 +1,7 @@
 """Every method on every kind of network: a run with checkpoints, a resumed run, and serving.
 
-A method that cannot use a kind says so before the first round. On Ray, all runs end with the same
-bits: pytest -n0 -m slow tests/test_networks_matrix.py"""
+A method that cannot use a kind says so before the first round. All pairs, and on Ray, where all
+runs end with the same bits: pytest -n0 -m slow tests/test_networks_matrix.py"""
 
 import os
 import shutil
@@ -40,6 +40,15 @@ REFUSED = {(m, kind): f"{m} needs .*{kind}" for m in NORMED for kind in KINDS[1:
     ("fedma", "Buffers"): "fedma matches .*'gain'",
     ("fedma", "Everything"): "fedma permutes .*'third.weight'",
 }
+# Each part alone with a few methods, all parts together with every method that takes them.
+ALONE = ("fedavg", "pfedhn", "fedtta++")
+QUICK = REFUSED.keys() | {(m, kind) for m in ALONE for kind in KINDS} | {("fedma", "Dropout")}
+QUICK |= {(method, "Everything") for method in METHODS}
+PAIRS = [
+    pytest.param(method, kind, marks=() if (method, kind) in QUICK else pytest.mark.slow)
+    for method in METHODS
+    for kind in KINDS
+]
 TIED_HEADS = ("fedper", "fedrep", "fedbabu", "lg-fedavg", "shot")  # refused by these
 
 
@@ -61,8 +70,7 @@ def go(config, folder, **changes):
     return run(grid, config), grid
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "kind"), PAIRS)
 def test_a_run_resumes_and_serves(method, kind, tmp_path, monkeypatch):
     config, whole, cut = configuration(method, kind), tmp_path / "whole", tmp_path / "cut"
     begin = PersonalizedStrategy.configure_train

@@ -13,9 +13,11 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 from clients.arrays import Arrays, from_record
 from fedapps.clientapp import app
+from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.results.recorder import Recorder
@@ -33,6 +35,7 @@ WEE = {
     **{f"{method}.novel-digest-epochs": 2 for method in ("fedmd", "heterotent", "heterofedtta")},
     "fedthe+.views": 2,
     "fedthe+.adapt-steps": 1,
+    "memo.views": 2,
 }
 
 # Six clients of the embedded digits, two rounds, each evaluated.
@@ -112,6 +115,19 @@ def federate(grid=InProcessGrid, **changes):
     config = SMALL | changes
     grid = grid.simulation(app, config, int(config["num-clients"]))
     return run(grid, config, "in-process"), grid
+
+
+def invoke(*words, code=0, columns=300, **options):
+    """The result of the command `fedapps` with these words; it ends with this code."""
+    environment = {"COLUMNS": str(columns)}
+    done = CliRunner().invoke(cli, [str(word) for word in words], env=environment, **options)
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def fedapps(*words, **options):
+    """What the command prints, with one space in place of each line break and indentation."""
+    return " ".join(invoke(*words, **options).output.split())
 
 
 def states(grid, method):

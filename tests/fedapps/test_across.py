@@ -1,9 +1,8 @@
 """Values of a setting side by side: novel clients by the labels that they show."""
 
 from left import leave
-from typer.testing import CliRunner
+from tiny import invoke
 
-from fedapps.commands.main import cli
 from fedapps.results.comparison import SHOTS, compare, several, side_by_side
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
@@ -38,11 +37,11 @@ def test_columns_are_the_values_in_order_and_cells_the_means(tmp_path):
         ["novel clients", "tent", "48.50 ± 14.14", "35.00 (42.00)", "35.00 ± 14.14"],
     ]
     assert "↑" not in shown.caption  # of two seeds
-    page = CliRunner().invoke(cli, ["table", str(tmp_path), "--format", "latex"])
+    page = invoke("table", tmp_path, "--format", "latex")
     best = r"\textbf{48.50 $\pm$ 14.14} & 35.00 & 35.00"  # by column, of several
     assert rf"novel clients & TENT & {best}" in page.stdout
     assert r"FedAvg & 45.00 $\pm$ 14.14 & \textbf{45.00 $\pm$ 14.14} & \textbf{45.00" in page.stdout
-    rows = CliRunner().invoke(cli, ["table", str(tmp_path), "--by", "method,novel-shots"])
+    rows = invoke("table", tmp_path, "--by", "method,novel-shots")
     assert "novel-shots 20" not in rows.stdout
 
 
@@ -65,7 +64,7 @@ def test_any_setting_can_stand_side_by_side(tmp_path):
     assert several(runs, "partition.alpha") and not several(runs, SHOTS)
     assert not several(runs.assign(error=["lost", ""]), "partition.alpha")
     options = ["--across", "partition.alpha", "--format", "markdown"]
-    lines = CliRunner().invoke(cli, ["table", str(tmp_path), *options]).stdout.splitlines()
+    lines = invoke("table", tmp_path, *options).stdout.splitlines()
     assert "| score | method | partition.alpha 0.5 | partition.alpha 10.0 |" in lines
     assert "| novel clients | fedavg | 2.50 | 50.00 |" in lines
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import fedapps
-from fedapps.settings.overrides import defaults
 
 SMALL = {"num_clients": 4, "rounds": 2, "evaluate_every": 1, "local_steps": 1, "jobs": 1}
 QUIET = {"engine": "in-process", "progress": False}
@@ -82,7 +81,3 @@ def test_a_failed_run_raises_and_the_others_stay(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="tent-seed0: "):
         fedapps.run(["fedavg", "tent"], 0, output=tmp_path, **SMALL, **QUIET)
     assert fedapps.read(tmp_path).names[0] == "fedavg-seed0"
-
-
-def test_keywords_are_the_commands_settings():
-    assert {key.replace("_", "-") for key in SMALL} - {"jobs"} <= defaults().keys()

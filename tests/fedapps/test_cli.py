@@ -6,6 +6,7 @@ import sys
 import tomllib
 
 import pytest
+from tiny import fedapps
 from typer.testing import CliRunner
 
 from fedapps.commands.list import LISTS
@@ -18,12 +19,6 @@ SUMMARY_KEYS = {
     "novel", "last", "per_client", "megabytes_per_client_round", "seconds", "dropped_replies",
 }  # fmt: skip
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
-
-
-def fedapps(*arguments, code=0):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

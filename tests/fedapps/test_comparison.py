@@ -7,9 +7,8 @@ import math
 
 import pytest
 from left import leave
-from typer.testing import CliRunner
+from tiny import invoke
 
-from fedapps.commands.main import cli
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
@@ -27,9 +26,7 @@ def lines(folder, **options):
 
 
 def table(folder, *options, code=0):
-    done = CliRunner().invoke(cli, ["table", str(folder), *options], env={"COLUMNS": "250"})
-    assert done.exit_code == code, done.output
-    return done
+    return invoke("table", folder, *options, code=code)
 
 
 def test_mean_and_deviation_over_seeds_and_over_clients(tmp_path):
@@ -227,9 +224,7 @@ def test_damaged_runs_are_told_and_the_rest_is_as_table(tmp_path):
     (tmp_path / "theirs" / "config.toml").write_text('model = "gpt"')
     drawn = tmp_path / "curves.svg"
     for command, *options in (["table"], ["report"], ["plot", "curves", "--output", str(drawn)]):
-        done = CliRunner().invoke(cli, [command, str(tmp_path), *options], env={"COLUMNS": "250"})
-        assert done.exit_code == 0, done.output
-        said = done.output
+        said = invoke(command, tmp_path, *options).output
         assert "local-seed0: no summary.json" in said
         assert "afl-seed0: damaged" in said
         assert "tent-seed1: metrics.jsonl is damaged or cut short: 2 of 3 rounds" in said

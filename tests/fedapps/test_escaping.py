@@ -8,14 +8,12 @@ import re
 import pytest
 from left import leave
 from rich.console import Console
-from test_architecture import ROOT
-from typer.testing import CliRunner
+from tiny import invoke
 
-from fedapps.commands.main import cli
 from fedapps.engines.jobs import Job
 from fedapps.methods import METHODS
 from fedapps.results.comparison import as_csv, compare
-from fedapps.results.formats import TextTable, as_latex, as_markdown, as_rich, displayed
+from fedapps.results.formats import TextTable, as_rich, displayed
 from fedapps.results.progress import Display
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs
@@ -40,37 +38,9 @@ def test_markup_is_text_in_a_terminal(tmp_path, mark):
     leave(tmp_path, "fedavg", 0, [0.5])
     bad = leave(tmp_path, "tent", 0, [0.5]) / "summary.json"
     bad.write_text(json.dumps({"error": f"ValueError: {mark}"}))
-    done = CliRunner().invoke(cli, ["table", str(tmp_path)], env={"COLUMNS": "250"})
-    assert done.exit_code == 0, done.output
+    done = invoke("table", tmp_path)
     assert f"ValueError: {shown}" in done.stderr
     assert "\x1b" not in done.output
-
-
-def test_every_console_of_the_package_knows_no_markup():
-    for file in (ROOT / "fedapps").rglob("*.py"):
-        made = re.findall(r"\bConsole\(", file.read_text("utf-8"))
-        assert len(made) == (file.name == "console.py"), file
-
-
-def test_markup_is_text_in_latex():
-    r"""By hand: \ { } & % $ # _ ~ ^ are signs of TeX, and [ after \\. Blocks have rules between."""
-    rows = [["[2em] \\input{x}", "a"], ["50% & $x$ #1 ~^", "1 ± −2"]]
-    text = as_latex(TextTable("a_b", ["method", "x_1"], rows, "p < 0.1"))
-    assert r"{[}2em{]} \textbackslash{}input\{x\} & a \\" in text
-    last = r"50\% \& \$x\$ \#1 \textasciitilde{}\textasciicircum{} & 1 $\pm$ $-$2 \\"
-    assert f"\\midrule\n{last}\n\\bottomrule" in text
-    assert r"\caption{a\_b.}" in text and r"method & x\_1 \\" in text
-    assert (
-        r"\label{tab:a-b}" in text
-        and r"\end{tabular}" "\n" r"\par\smallskip\footnotesize p $<$" in text
-    )
-
-
-def test_markup_is_text_in_markdown():
-    table = TextTable("*a*", ["method"], [["<b>|`x`|[y](z)\n| c"]], "_c_")
-    title, _, head, rule, row, _, caption, _ = as_markdown(table).split("\n")
-    assert (title, head, rule, caption) == (r"**\*a\***", "| method |", "| --- |", r"*\_c\_*")
-    assert row == r"| \<b\>\|\`x\`\|\[y\](z)\\n\| c |"
 
 
 def test_names_are_text_in_csv(tmp_path):

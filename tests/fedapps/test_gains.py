@@ -4,9 +4,8 @@ import json
 
 import pytest
 from left import leave
-from typer.testing import CliRunner
+from tiny import invoke
 
-from fedapps.commands.main import cli
 from fedapps.results.gains import novel_scores
 from fedapps.results.plot import gain
 from fedapps.results.runs import read_runs
@@ -31,11 +30,10 @@ def test_gains_by_client_and_seed(tmp_path):
     assert found.loc["tent-seed0"].tolist() == pytest.approx(expected)
     assert found.loc["tent-seed1", ["gain", "harmed"]].tolist() == pytest.approx([4, 0])
     assert found.loc["fedavg-seed0", "gain"] == 0
-    args = ["table", str(tmp_path), "--scores", "gain,harmed", "--format", "markdown"]
-    done = CliRunner().invoke(cli, args)
-    assert done.exit_code == 0, done.output
+    args = ["table", tmp_path, "--scores", "gain,harmed", "--format", "markdown"]
+    done = invoke(*args)
     assert "| tent | -0.08 ± 5.77 | 16.67 ± 23.57 | 2 |" in done.output
-    assert CliRunner().invoke(cli, [*args[:3], "luck"]).exit_code == 2
+    invoke(*args[:3], "luck", code=2)
 
 
 def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
@@ -46,15 +44,13 @@ def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
         leave(tmp_path / "shift", "tent", seed, [0.5 + points / 100, 0.6 + points / 100])
     leave(tmp_path / "iid", "fedavg", 0, [0.5, 0.6])
     leave(tmp_path / "iid", "shot", 0, [0.4, 0.3])
-    args = ["table", str(tmp_path), "--scores", "gain,harmed", "--format", "markdown"]
-    done = CliRunner().invoke(cli, args)
-    assert done.exit_code == 0, done.output
+    args = ["table", tmp_path, "--scores", "gain,harmed", "--format", "markdown"]
+    done = invoke(*args)
     assert "| method | iid | shift |" in done.output
     assert "| tent | – | 4.00 ± 2.92 (p 0.037) |" in done.output
     assert "| shot | -20.00 | – |" in done.output and "| shot | 100.00 | – |" in done.output
     (tmp_path / "none").mkdir()
-    wrong = CliRunner().invoke(cli, ["table", str(tmp_path / "none"), "--scores", "gain"])
-    assert wrong.exit_code == 2 and "holds runs" in wrong.output
+    assert "holds runs" in invoke("table", tmp_path / "none", "--scores", "gain", code=2).output
 
 
 def test_a_column_for_each_swept_value_and_rows_that_say_what_tells_runs_apart(tmp_path):
@@ -67,9 +63,8 @@ def test_a_column_for_each_swept_value_and_rows_that_say_what_tells_runs_apart(t
         other = {**options, "rounds": 0, "partition.samples": 77}
         leave(folder, f"tent partition.alpha={alpha}", 0, [0.5 + points / 100], **other)
         leave(folder, f"tent partition.alpha={alpha} adapt-steps=3", 0, [0.4], **other)
-    args = ["table", str(tmp_path), "--scores", "gain", "--format", "markdown"]
-    done = CliRunner().invoke(cli, args)
-    assert done.exit_code == 0, done.output
+    args = ["table", tmp_path, "--scores", "gain", "--format", "markdown"]
+    done = invoke(*args)
     lines = [line for line in done.output.splitlines() if line.startswith("| ")]
     assert lines[0] == "| method | dirichlet partition.alpha=0.1 | dirichlet partition.alpha=1.0 |"
     assert lines[2:] == [
@@ -94,5 +89,5 @@ def test_gains_as_a_figure(tmp_path):
     low, high = bars["tent"][2][0].get_segments()[1][:, 1]
     assert (high - low) / 2 == pytest.approx(8**0.5)
     assert bars["fedavg"][0].get_xydata()[:, 1].tolist() == [0, 0]
-    args = ["plot", str(tmp_path), "gain", "--output", str(tmp_path / "gain.png")]
-    assert CliRunner().invoke(cli, args).exit_code == 0 and (tmp_path / "gain.png").is_file()
+    invoke("plot", tmp_path, "gain", "--output", tmp_path / "gain.png")
+    assert (tmp_path / "gain.png").is_file()

@@ -3,9 +3,8 @@
 import tomllib
 
 import pytest
-from typer.testing import CliRunner
+from tiny import invoke
 
-from fedapps.commands.main import cli
 from fedapps.results.runs import read_runs
 from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment
 from fedapps.settings.variants import combinations
@@ -17,8 +16,7 @@ def test_every_combination_is_a_run_that_is_configured_as_its_name_says(tmp_path
     """pfedhn has a learning rate of its own and fedavg the common one; clip-norm is pfedhn's."""
     swept = ["lr=0.05,0.2", "partition.classes-per-client=2,3", "pfedhn.clip-norm=7.5,9"]
     arguments = [*SMALL, *swept, "--methods", "fedavg,pfedhn", "--seeds", "1,2"]
-    done = CliRunner().invoke(cli, ["run", *arguments, "--output", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    invoke("run", *arguments, "--output", tmp_path)
     fedavg = tmp_path / "fedavg,lr=0.2,partition.classes-per-client=3-seed2"
     config = tomllib.loads((fedavg / "config.toml").read_text())
     assert (config["lr"], config["partition.classes-per-client"], config["seed"]) == (0.2, 3, 2)
@@ -68,7 +66,6 @@ def test_a_grid_that_cannot_be_is_refused(methods, grid, words):
 
 @pytest.mark.parametrize("argument", ["rates=1,2", "rounds=1,2.5", "lr=0.1,fast"])
 def test_unknown_keys_and_wrong_types_are_refused_before_a_run(argument, tmp_path):
-    done = CliRunner().invoke(cli, ["run", *SMALL, argument, "--output", str(tmp_path / "out")])
-    assert done.exit_code == 2
+    done = invoke("run", *SMALL, argument, "--output", tmp_path / "out", code=2)
     assert argument.partition("=")[0] in done.output
     assert not (tmp_path / "out").exists()

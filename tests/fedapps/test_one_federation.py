@@ -5,24 +5,17 @@ import re
 
 import pytest
 from left import leave
-from typer.testing import CliRunner
+from tiny import invoke
 
-from fedapps.commands.main import cli
 from fedapps.commands.run import plan, read_request
 from fedapps.results.comparison import as_table, compare
-from fedapps.results.plot import COLOURS, MARKERS, curves
+from fedapps.results.plot import curves
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
 from fedapps.settings.experiments import main_job
 
 SMALL = ["num-clients=4", "rounds=2", "local-steps=1", "evaluate-every=1", "--engine", "in-process"]
 OLD = {"num-clients": 20, "rounds": 30}
-
-
-def fedapps(*arguments, code=0):
-    done = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "300"})
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 def jobs(folder, *arguments, methods=""):
@@ -52,14 +45,14 @@ def test_an_experiment_changes_the_main_job_if_it_names_no_methods(tmp_path):
 
 def test_the_federation_is_printed_before_a_run_and_a_dry_run_writes_nothing(tmp_path):
     """FedAvg is finished; of TENT an estimate is printed, and neither begins."""
-    said = fedapps(*["run", *SMALL, "--methods", "fedavg", "--output", tmp_path])
+    said = invoke("run", *SMALL, "--methods", "fedavg", "--output", tmp_path).output
     line = "dataset=digits partition=pathological num-clients=4 train-fraction=0.5 rounds=2"
     assert said.index(line) < said.index("fedavg-seed0")
     news = r"fedavg-seed0  round (\d)/2  loss \d\.\d{3}  training [\d.]+ %  novel [\d.]+ %\n"
     assert re.findall(news, said) == ["1", "2"]
     before = sorted(tmp_path.rglob("*"))
     more = ["--methods", "fedavg,tent", "--dry-run", "--output", tmp_path]
-    said = fedapps("run", *SMALL, "lr=0.3", *more)
+    said = invoke("run", *SMALL, "lr=0.3", *more).output
     assert re.search(r"fedavg-seed0 │ +finished │ +2 │ +– │", said)
     assert re.search(r"tent-seed0 │ +new │ +2 │ 0:00:\d\d │ +\d\.\d GiB", said)
     assert "rounds=2" in said and "factor of 2" in said
@@ -106,19 +99,13 @@ def test_seeds_under_other_settings_are_not_averaged(tmp_path):
 
 def test_rows_keep_the_order_that_was_asked_for_and_the_report_has_all_runs(tmp_path):
     """Two commands; the reference is the first run of the first one."""
-    fedapps("run", *SMALL, "--methods", "tent,local", "--output", tmp_path)
-    said = fedapps("run", *SMALL, "--methods", "fedavg", "--output", tmp_path)
+    invoke("run", *SMALL, "--methods", "tent,local", "--output", tmp_path)
+    said = invoke("run", *SMALL, "--methods", "fedavg", "--output", tmp_path).output
     assert "report of all 3 runs" in said and "│ local │" not in said
     page = (tmp_path / "report.html").read_text("utf-8")
     table = page[page.index('<section id="results">') :].partition("</table>")[0]
     assert re.findall(r"<tr><td>(.*?)</td>", table) == ["tent", "local", "fedavg"]
-    assert "less tent" in fedapps("table", tmp_path, "--format", "markdown")
+    assert "less tent" in invoke("table", tmp_path, "--format", "markdown").output
     # a run that failed without any file is named as well
     (tmp_path / "local-seed0" / "summary.json").write_text(json.dumps({"finished": False}))
     assert list(read_runs(tmp_path)[0].method) == ["tent", "fedavg"]
-
-
-def test_lines_of_a_figure_differ_by_more_than_dashes():
-    """Any two of 60 differ in colour or marker."""
-    pairs = {(i % len(COLOURS), i % len(MARKERS)) for i in range(60)}
-    assert len(pairs) == 60

@@ -11,13 +11,11 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
-from tiny import SMALL, Watched, federate, share, update
-from typer.testing import CliRunner
+from tiny import SMALL, Watched, federate, invoke, share, update
 
 from clients.failures import MAX_LINE, MAX_LINES, bounded, brief, described
 from fedapps.callbacks import Callback
 from fedapps.clientapp import app, host
-from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.plugin import client_app
 from fedapps.results.runs import read_runs
@@ -27,7 +25,7 @@ from partitions import trust
 
 CODE = Path(own.__file__).read_text("utf-8").splitlines()
 WORDS = {"LOSS": "in loss of", "PREDICT": "in predict of {", "AGGREGATE": "h is {"}
-TINY = ("num-clients=4", "rounds=1", "local-steps=1")
+TINY = ("run", "num-clients=4", "rounds=1", "local-steps=1")
 
 
 def place(words):
@@ -36,17 +34,11 @@ def place(words):
     return f'File "{own.__file__}", line {number}, in '
 
 
-def fedapps(*arguments, code=0):
-    done = CliRunner().invoke(cli, ["run", *map(str, arguments)], env={"COLUMNS": "300"})
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
-
-
 def fails(engine, output):
     """A run of each failing method: the terminal shows file and line, each cause is written once,
     and the error names the place."""
     methods = ",".join(f"own:{name}" for name in WORDS)
-    printed = fedapps(
+    printed = invoke(
         *TINY, "--methods", methods, "--engine", engine, "--jobs", 1, "--output", output, code=1
     ).output
     for name, words in WORDS.items():
@@ -76,9 +68,10 @@ def test_other_engines_show_the_same(engine, tmp_path, monkeypatch):
 )
 def test_debug_raises_the_error_itself(name, error, tmp_path):
     options = ["--methods", f"own:{name}", "--output", tmp_path]
-    done = fedapps(*TINY, *options, "--debug", code=1)
+    done = invoke(*TINY, *options, "--debug", code=1)
     assert type(done.exception) is error
-    assert "takes no other engine" in fedapps(*options, "--debug", "--engine", "ray", code=2).output
+    refused = invoke("run", *options, "--debug", "--engine", "ray", code=2)
+    assert "takes no other engine" in refused.output
 
 
 def go(method, folder, grid=InProcessGrid, cohort=1, **changes):
@@ -254,10 +247,10 @@ def test_its_name_stands_in_tables_unless_two_methods_have_it(tmp_path):
     """Saved runs show it, and nothing is imported for that."""
     methods = "own:FEDDYN,own:FEDDYN lr=0.1,fedavg"
     engine = ("--engine", "in-process", "--jobs", 1, "--output", tmp_path)
-    printed = fedapps(*TINY, "--methods", methods, *engine).output
+    printed = invoke(*TINY, "--methods", methods, *engine).output
     assert "│ FedDyn lr=0.1 │" in printed and "│ own:" not in printed
     assert set(read_runs(tmp_path)[0].method) == {"FedDyn", "FedDyn lr=0.1", "fedavg"}
-    fedapps(*TINY, "--methods", "own:SAME_NAME", *engine)
+    invoke(*TINY, "--methods", "own:SAME_NAME", *engine)
     left = set(read_runs(tmp_path)[0].method)
     assert left == {"own:FEDDYN", "own:FEDDYN lr=0.1", "own:SAME_NAME", "fedavg"}
 

@@ -19,7 +19,7 @@ def without_posix(name, globals=None, *rest, **named):
         raise ModuleNotFoundError(f"no module named {name!r} on Windows")
     return imported(name, globals, *rest, **named)
 
-import torch, torchvision, flwr.client, flwr.clientapp, flwr.serverapp, flwr.superlink.grid, ray
+import torch, flwr.client, flwr.clientapp, flwr.serverapp, flwr.superlink.grid, ray
 import matplotlib.pyplot, multiprocessing, pandas, sklearn.metrics  # they may use what is removed
 builtins.__import__ = without_posix
 for module, names in (
@@ -55,24 +55,15 @@ fedapps(f"personalize {folder}/runs/tent-seed0 {folder}/x.npy --output {folder}/
 """
 
 
-def on_windows(code, *arguments):
+def test_modules_and_runs_in_process_need_no_posix(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((9, 1, 8, 8), np.uint8))
     done = subprocess.run(
-        [sys.executable, "-c", POSIX + code, *map(str, arguments)],
+        [sys.executable, "-c", POSIX + MODULES + COMMANDS, str(tmp_path)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_every_module_is_imported_without_posix():
-    on_windows(MODULES)
-
-
-def test_runs_in_process_need_no_posix(tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros((9, 1, 8, 8), np.uint8))
-    shown = on_windows(COMMANDS, tmp_path)
-    assert "tent" in shown and "fedtta++" in shown
+    assert "tent" in done.stdout and "fedtta++" in done.stdout
     assert (tmp_path / "mine" / "predictions.csv").is_file()

@@ -9,22 +9,15 @@ import tomli_w
 from left import leave
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
+from tiny import fedapps
 
 import partitions
-from fedapps.commands.main import cli
 from fedapps.files import write_arrays
 from fedapps.results.plot import clients, curves, matrix, save, swept
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import confusion, embeddings, predictions
 from fedapps.settings.config import defaults, saved_configuration
-
-
-def fedapps(*arguments, code=0):
-    done = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
-    assert done.exit_code == code, (done.output, done.exception)
-    return " ".join(done.output.split())
 
 
 def test_curves_are_means_over_seeds_within_their_range(tmp_path):

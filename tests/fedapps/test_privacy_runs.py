@@ -4,10 +4,8 @@ import json
 from itertools import pairwise
 
 import pytest
-from tiny import dying_in, federate
-from typer.testing import CliRunner
+from tiny import dying_in, fedapps, federate
 
-from fedapps.commands.main import cli
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
@@ -125,8 +123,7 @@ def test_terms_go_on_with_the_model(known, tmp_path):
         assert got["generator"] == "seeded" and f"not covered: {exclusion}" in got["terms"]
         assert "goes on from a saved run: what else goes on from that one" in got["terms"]
         assert "TEST SETTING" in got["terms"]
-    shown = CliRunner().invoke(cli, ["show", str(folders[1])], env={"COLUMNS": "400"}).output
-    assert "TEST SETTING" in " ".join(shown.split())
+    assert "TEST SETTING" in fedapps("show", folders[1])
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 import pytest
 import tomli_w
 from left import leave
-from typer.testing import CliRunner
+from tiny import invoke
 
-from fedapps.commands.main import cli
 from fedapps.results.report import NAME, client_rows, content, costs, f1_by_type, write_report
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
@@ -113,13 +112,12 @@ def test_a_private_run_hides_its_costs(tmp_path):
 
 
 def test_the_command_writes_it(tmp_path):
-    assert "holds no runs" in CliRunner().invoke(cli, ["report", str(tmp_path)]).output
+    assert "holds no runs" in invoke("report", tmp_path, code=2).output
     small = ["num-clients=6", "rounds=1", "local-steps=1", "--engine", "in-process"]
-    said = CliRunner().invoke(cli, ["run", *small, "--methods", "local", "--output", str(tmp_path)])
-    assert said.exit_code == 0, said.output
+    invoke("run", *small, "--methods", "local", "--output", tmp_path)
     first = (tmp_path / NAME).read_text("utf-8")
     (tmp_path / NAME).unlink()
-    assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
+    invoke("report", tmp_path)
     assert (tmp_path / NAME).read_text("utf-8").startswith(first[: first.index("</table>")])
 
 

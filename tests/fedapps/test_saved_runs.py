@@ -4,18 +4,9 @@ import json
 import shutil
 
 from safetensors.numpy import load_file
-
-from fedapps.commands.main import cli
-
-from typer.testing import CliRunner  # isort: skip
+from tiny import fedapps
 
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
-
-
-def fedapps(*arguments, code=0):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
 
 
 def test_novel_labeled_clients_join_a_saved_model(tmp_path):

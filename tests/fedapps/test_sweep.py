@@ -4,10 +4,8 @@ import json
 import threading
 
 import pytest
-from tiny import SMALL
-from typer.testing import CliRunner
+from tiny import SMALL, fedapps
 
-from fedapps.commands.main import cli
 from fedapps.engines.jobs import Job, make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.results.progress import seconds_left
@@ -17,12 +15,6 @@ from fedapps.settings.config import differences
 from strategies.fedavg import FedAvg
 
 RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
-
-
-def fedapps(*arguments, code=0, answer=""):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments], answer, env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
 
 
 def written(folder):
@@ -61,9 +53,9 @@ def test_a_finished_run_of_another_configuration_is_not_lost(tmp_path):
     said = fedapps(*other, code=2)
     assert "lr is 0.3 there, 0.2 here" in said
     assert "--fresh" in said
-    assert "fedavg-seed0" in fedapps(*other, "--fresh", answer="n\n", code=1)
+    assert "fedavg-seed0" in fedapps(*other, "--fresh", input="n\n", code=1)
     assert written(tmp_path) == before
-    fedapps(*other, "--fresh", answer="y\n")
+    fedapps(*other, "--fresh", input="y\n")
     assert (again := written(tmp_path)) != before
     fedapps(*other, "--fresh", "--yes")
     assert written(tmp_path) != again

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from pandas import DataFrame
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
+from tiny import invoke
 
 from fedapps.clientapp import app
-from fedapps.commands.main import cli
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.plot import save
 from fedapps.serverapp import run
@@ -61,9 +60,7 @@ def test_the_figure_is_drawn_for_one_client(finished, tmp_path):
 def test_the_command_tells_what_it_draws(finished, tmp_path):
     """The means of all novel clients at a few steps, and the figure."""
     output = tmp_path / "traces.svg"
-    words = ["plot", str(finished[1]), "traces", "--steps", "2", "--output", str(output)]
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 0, done.output
+    done = invoke("plot", finished[1], "traces", "--steps", 2, "--output", output)
     assert done.output.splitlines()[:3] == list(trace_lines(traces(finished[1], None, 2)))
     assert output.read_bytes().startswith(b"<?xml")
 

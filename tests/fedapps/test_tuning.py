@@ -7,10 +7,9 @@ import tomllib
 import numpy as np
 import pytest
 import tomli_w
-from typer.testing import CliRunner
+from tiny import fedapps
 
 from clients.base import Client
-from fedapps.commands.main import cli
 from fedapps.engines import run as engines
 from fedapps.files import FORMAT
 from fedapps.settings.config import defaults
@@ -39,12 +38,6 @@ def experiment(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(EXPERIMENT)
     return file
-
-
-def fedapps(*arguments, code=0):
-    done = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "200"})
-    assert done.exit_code == code, (done.output, done.exception)
-    return " ".join(done.output.split())
 
 
 def trials(folder):

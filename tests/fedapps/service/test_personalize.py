@@ -9,13 +9,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tiny import NEEDS
-from typer.testing import CliRunner
+from tiny import NEEDS, invoke
 
 import fedapps
 import partitions
 from clients.models import build_model
-from fedapps.commands.main import cli
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
 from fedapps.service.inputs import read_inputs
@@ -51,9 +49,7 @@ def novel():
 
 
 def command(*arguments, code=0):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments], env={"COLUMNS": "300"})
-    assert result.exit_code == code, result.output
-    return result.output
+    return invoke(*arguments, code=code).output
 
 
 @pytest.mark.parametrize("method", ABLE)

@@ -15,13 +15,11 @@ import pytest
 import torch
 from flwr.common.constant import PUBLIC_KEY_ALREADY_IN_USE_MESSAGE as KNOWN
 from safetensors.numpy import load_file, save_file
-from tiny import wait
-from typer.testing import CliRunner
+from tiny import invoke, wait
 
 import fedapps
 import partitions
 from fedapps.clientapp import app
-from fedapps.commands.main import cli
 from fedapps.engines.flower import Flwr
 from fedapps.engines.grid import InProcessGrid
 from fedapps.results.card import LONGEST, Card
@@ -234,20 +232,12 @@ def test_processes_are_started_and_stopped(tmp_path, monkeypatch):
         (child,) = children()
         boot = psutil.boot_time()
         monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot + 2)
-        result = CliRunner().invoke(cli, ["deploy", str(folder), "--status"])
-        assert result.output.split() == [
-            "superlink:",
-            "down",
-            "node-0:",
-            "alive",
-            "node-1:",
-            "alive",
-        ]
+        shown = invoke("deploy", folder, "--status").output.split()
+        assert " ".join(shown) == "superlink: down node-0: alive node-1: alive"
         deployment.stop(["node-0"])
         assert not child.is_running() and not deployment.alive("node-0")
         assert deployment.alive("node-1")
-        result = CliRunner().invoke(cli, ["deploy", str(folder), "--nodes", "3"])
-        assert result.exit_code == 2 and "may be running" in " ".join(result.output.split())
+        assert "may be running" in invoke("deploy", folder, "--nodes", 3, code=2).output
     finally:
         deployment.stop(deployment.nodes)
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tiny import SMALL
+from tiny import SMALL, invoke
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 import fedapps
 import partitions
-from fedapps.commands.main import cli
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
 from partitions.inspect import export
@@ -150,10 +148,7 @@ def test_the_command_goes_on_in_the_folder(run, novel, tmp_path):
     finished, mine = run("tent"), tmp_path / "mine"
 
     def command(*words, code=0):
-        words = ["personalize", *map(str, words)]
-        result = CliRunner().invoke(cli, words, env={"COLUMNS": "300"})
-        assert result.exit_code == code, result.output
-        return result.output
+        return invoke("personalize", *words, code=code).output
 
     command(finished.folder, tmp_path / "a.npy", "--output", mine, "--round", "last")
     got = command(mine, tmp_path / "b.npy", "--update", "--output", tmp_path / "next")
