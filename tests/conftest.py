@@ -11,6 +11,9 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # workers use this environmen
 os.environ.setdefault("RAY_worker_niceness", "0")  # else other processes starve them
 
 WAITING = {"test_engines.py", "test_jobs.py", "test_ray_grid.py", "test_report_browser.py"}
+LONG = {"test_attack.py", "test_cli.py", "test_contract.py", "test_ledger.py", "test_plugin.py",
+        "test_limited_liars.py", "test_networks_matrix.py", "test_pages.py", "test_personalize.py",
+        "test_shots.py", "test_strangers.py"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,8 +44,9 @@ def alone():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Whatever the order, files that wait for processes begin first; slow tests have an hour."""
-    items.sort(key=lambda item: item.path.name not in WAITING)
+    """Whatever the order, files that wait for processes begin first, then those that take longest,
+    so that no worker is left with one at the end; slow tests have an hour."""
+    items.sort(key=lambda item: (item.path.name not in WAITING, item.path.name not in LONG))
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))

@@ -1,12 +1,9 @@
 """What papers leave to their code: a decaying learning rate, one split for several seeds, means
-over samples, and that labels of novel clients choose nothing."""
-
-import json
+over samples."""
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import MetricRecord
 from tiny import SMALL, federate, share, update
 
 import partitions
@@ -201,56 +198,3 @@ def test_one_split_for_several_seeds():
         for seed in (0, 1)
     ]
     assert not np.array_equal(weights[0]["head.weight"], weights[1]["head.weight"])
-
-
-# Labels of novel clients
-
-
-@pytest.mark.parametrize("method", ["tent", "fedtta", "fedtta++", "heterotent", "heterofedtta"])
-def test_permuted_novel_labels_change_nothing_but_novel_accuracy(method, tmp_path, monkeypatch):
-    """Not the predictions, not the entropies, not the steps taken, not the chosen round."""
-    from clients import scoring
-
-    predictions: list[torch.Tensor] = []
-    score = scoring.score_samples
-
-    def kept(client, *arguments):
-        predict = client.predict
-        client.predict = lambda x: predictions.append(predict(x)) or predictions[-1]
-        return score(client, *arguments)
-
-    monkeypatch.setattr(scoring, "score_samples", kept)
-    config = SMALL | {"method": method, "rounds": 3, "partition": "iid", "lr": 0.1}
-    config |= {"heterotent.novel-digest-epochs": 1, "heterofedtta.novel-digest-epochs": 1}
-    seen = []
-    for name in ("true", "permuted"):
-        fed = partitions.federation(
-            config | ({"partition.public-samples": -1} if "hetero" in method else {})
-        )
-        labels = fed.dataset.y
-        truth = labels.clone()
-        if name == "permuted":
-            held = torch.cat(
-                [fed.share(int(i)).everything.index for i in np.flatnonzero(fed.novel)]
-            )
-            order = torch.randperm(len(held), generator=torch.Generator().manual_seed(0))
-            labels[held] = truth[held[order]]
-        predictions.clear()
-        try:
-            result, _ = federate(**config | {"output-dir": str(tmp_path / name)})
-        finally:
-            labels.copy_(truth)
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
-        seen.append((list(predictions), result.evaluate_metrics_clientapp, summary["best_round"]))
-    (one, rounds, best), (two, others, chosen) = seen
-    assert best == chosen
-    assert len(one) == len(two) > 0 and all(map(torch.equal, one, two))
-    labeled = {"novel-accuracy", "novel-loss", "novel-sem", "novel-base-accuracy",
-               "novel-one-step-accuracy"}  # fmt: skip
-    for a, b in zip(rounds.values(), others.values(), strict=True):
-        assert isinstance(a, MetricRecord) and a.keys() == b.keys()
-        assert {k: v for k, v in a.items() if k not in labeled} == {
-            k: v for k, v in b.items() if k not in labeled
-        }
-    assert any(a["novel-accuracy"] != b["novel-accuracy"]
-               for a, b in zip(rounds.values(), others.values(), strict=True))  # fmt: skip

@@ -83,15 +83,6 @@ cli("run --methods fedtta {SMALL} --output {tmp_path}/results".split())
     assert (tmp_path / "results" / "fedtta-seed0" / "model.safetensors").is_file()
 
 
-def test_a_checkout_offers_the_same_names():
-    from fedapps.clients import Client
-    from fedapps.partitions import setting
-    from fedapps.strategies import PFedHN
-
-    modules = [found.__module__ for found in (Client, setting, PFedHN)]
-    assert modules == ["clients.base", "partitions.settings", "strategies.pfedhn"]
-
-
 @pytest.mark.slow
 def test_every_method_keeps_its_contract_in_an_installed_package(installed, tmp_path):
     shutil.copytree(ROOT / "tests", tmp_path / "tests")

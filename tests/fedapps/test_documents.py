@@ -76,7 +76,7 @@ def test_pages_have_ranges_choices_measurements_and_logged_keys(pages):
         {"method": "pfedhn"},
         {
             "method": "fedavg", "dp": "central", "dp-noise-multiplier": 1.0,
-            "dp-generator": "seeded", "fraction-train": 0.5,
+            "dp-generator": "seeded",
         },
         {
             "method": "fedembed", "partition": "preference", "num-clients": 20,

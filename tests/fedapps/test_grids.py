@@ -15,8 +15,8 @@ SMALL = ["num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
 def test_every_combination_is_a_run_that_is_configured_as_its_name_says(tmp_path):
     """pfedhn has a learning rate of its own and fedavg the common one; clip-norm is pfedhn's."""
     swept = ["lr=0.05,0.2", "partition.classes-per-client=2,3", "pfedhn.clip-norm=7.5,9"]
-    arguments = [*SMALL, *swept, "--methods", "fedavg,pfedhn", "--seeds", "1,2"]
-    invoke("run", *arguments, "--output", tmp_path)
+    swept += ["pfedhn.hidden-dim=8", "--methods", "fedavg,pfedhn", "--seeds", "1,2"]
+    invoke("run", *SMALL, *swept, "--output", tmp_path)
     fedavg = tmp_path / "fedavg,lr=0.2,partition.classes-per-client=3-seed2"
     config = tomllib.loads((fedavg / "config.toml").read_text())
     assert (config["lr"], config["partition.classes-per-client"], config["seed"]) == (0.2, 3, 2)

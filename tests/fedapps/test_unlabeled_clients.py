@@ -1,18 +1,13 @@
 """Runs in which some training clients have no labels."""
 
-import shutil
-
 import numpy as np
 import pytest
-from tiny import SMALL, Watched, bits, federate, left
+from tiny import SMALL, Watched, bits, federate
 from torch.nn import functional as F
 
 import partitions
 from clients.arrays import from_record
-from fedapps.clientapp import app
 from fedapps.methods import METHODS
-from fedapps.serverapp import run
-from strategies.base import PersonalizedStrategy
 
 HALF = {"partition.labeled-clients": 0.5, "num-clients": 8, "rounds": 3, "local-steps": 2}
 UNLABELED = set(np.flatnonzero(partitions.federation(SMALL | HALF).unlabeled).tolist())
@@ -86,25 +81,6 @@ def test_small_changes_of_clients_without_labels_do_not_limit_the_others():
     assert {m["valid-replies"] for m in one.train_metrics_clientapp.values()} == {10}
     assert from_record(one.arrays).keys() == from_record(two.arrays).keys()
     assert bits(one)[0] == bits(two)[0]
-
-
-def test_a_run_with_half_of_the_clients_unlabeled_resumes(tmp_path, monkeypatch):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    begin = PersonalizedStrategy.configure_train
-
-    def configure_train(self, server_round, *args):
-        if server_round == 3 and not cut.exists():
-            shutil.copytree(whole, cut)
-        return begin(self, server_round, *args)
-
-    monkeypatch.setattr(PersonalizedStrategy, "configure_train", configure_train)
-    results = []
-    for folder, resume in ((whole, False), (cut, True)):
-        config = SMALL | HALF | {"method": "flowdup", "checkpoint-every": 1}
-        config |= {"output-dir": str(folder), "resume": resume}
-        results.append(run(Watched.simulation(app, config, 8), config))
-    assert left(whole) == left(cut)
-    assert bits(results[0])[0] == bits(results[1])[0]
 
 
 def test_noise_for_a_mean_over_all_is_refused_where_some_have_no_labels():

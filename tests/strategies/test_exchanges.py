@@ -34,7 +34,7 @@ def same(one, other):
 
 
 def test_volunteers_are_not_asked_twice_between_two_trainings(monkeypatch):
-    settings = TASTES | {"method": "fedembed", "num-clients": 30, "rounds": 4, "evaluate-every": 2}
+    settings = TASTES | {"method": "fedembed", "num-clients": 20, "rounds": 4, "evaluate-every": 2}
     one, grid = federate(Counted, **settings)
     train = ["query.prototype", "train.assign", "train"]
     score = ["query.prototype", "evaluate"]
@@ -48,7 +48,7 @@ def test_volunteers_are_not_asked_twice_between_two_trainings(monkeypatch):
 
 def test_volunteers_are_asked_again_after_a_lost_round(monkeypatch):
     """Round 3, before which an evaluation asked them, is undone; but they have trained in it."""
-    settings = TASTES | {"method": "fedembed", "num-clients": 30, "rounds": 4, "evaluate-every": 2}
+    settings = TASTES | {"method": "fedembed", "num-clients": 20, "rounds": 4, "evaluate-every": 2}
     whole = FedEmbed.aggregate
 
     def spoilt(self, arrays, updates):

@@ -15,7 +15,7 @@ from strategies.scores import f1_scores, macro_f1
 
 SMALL = defaults() | {
     "partition": "preference",
-    "num-clients": 20,
+    "num-clients": 10,
     "train-fraction": 1.0,
     "fraction-train": 0.5,
     "rounds": 2,
@@ -149,13 +149,13 @@ def test_f1_is_pooled_within_sub_populations_and_then_averaged_twice():
 @pytest.mark.parametrize("assignment", ["prototype", "som", "personal", "type"])
 def test_no_message_holds_an_embedding_but_a_volunteers(assignment):
     config = SMALL | {"method": "fedembed", "fedembed.assignment": assignment}
-    grid = Watched.simulation(app, config, 20)
+    grid = Watched.simulation(app, config, 10)
     result = run(grid, config, "in-process")
     embeddings = []
     for context in grid.contexts.values():
         for record in context.state.array_records.values():
             embeddings.append(from_record(record)["personal/embedding"])
-    assert len(embeddings) >= 10
+    assert len(embeddings) >= 5
     volunteered = 0
     for message in grid.seen:
         assert not message.has_error()
@@ -178,7 +178,7 @@ PRIVATE = {"dp-noise-multiplier": 1.0, "dp-clip": 0.01, "dp-generator": "seeded"
 def test_private_runs_keep_their_clip_and_ask_nothing_else(method, mode):
     own = {"method": method, "model": "preference-net", "fedembed.assignment": "type", "dp": mode}
     config = SMALL | PRIVATE | own
-    grid = Watched.simulation(app, config, 20)
+    grid = Watched.simulation(app, config, 10)
     if (method, mode) == ("pfedkm", "central"):
         with pytest.raises(ValueError, match="pfedkm cannot keep dp 'central'; able: fedavg"):
             run(grid, config, "in-process")
@@ -187,7 +187,7 @@ def test_private_runs_keep_their_clip_and_ask_nothing_else(method, mode):
     assert {m.metadata.message_type for m in grid.seen} == {"query", "train"}
     trained = [m for m in grid.seen if m.metadata.message_type == "train" and m.has_content()]
     replies = {m.metadata.reply_to_message_id: m for m in trained if m.metadata.reply_to_message_id}
-    assert len(replies) >= 8
+    assert len(replies) >= 3
     for sent in trained:
         reply = replies.get(sent.metadata.message_id)
         if reply is None:
@@ -209,9 +209,9 @@ def test_an_assignment_that_noise_does_not_cover_must_be_said_and_is_named(
     own = {"method": "fedembed", "fedembed.assignment": assignment, "dp": "central"}
     config = SMALL | PRIVATE | own | {"output-dir": str(tmp_path), "train-fraction": 1.0}
     with pytest.raises(ValueError, match=f"{named}.* would leave the clients without noise"):
-        run(Watched.simulation(app, config, 20), config, "in-process")
+        run(Watched.simulation(app, config, 10), config, "in-process")
     config |= {"dp-covers": "model-updates"}
-    run(Watched.simulation(app, config, 20), config, "in-process")
+    run(Watched.simulation(app, config, 10), config, "in-process")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert f"not covered: {named}" in summary["privacy"]["terms"]
     assert "scores of evaluations" in summary["privacy"]["terms"]

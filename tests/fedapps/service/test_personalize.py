@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tiny import NEEDS, invoke
+from tiny import NEEDS, WEE, invoke
 
 import fedapps
 import partitions
@@ -20,7 +20,7 @@ from fedapps.service.inputs import read_inputs
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 
-SMALL = defaults() | {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
+SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 ABLE = [name for name, method in METHODS.items() if method.novel and name != "pfl-nearest"]
 
 
@@ -76,7 +76,7 @@ def test_the_last_rounds_model_is_served_if_asked(method, run, tmp_path):
     models has the accuracy that its round's evaluation found."""
     name = f"{method}-of-four"
     changes = {f"{method}.lr" if f"{method}.lr" in SMALL else "lr": 1.5, "rounds": 4}
-    changes |= {"odpfl-hn.hidden-dim": 8, "pfl-ensemble.hidden-dim": 8, "select": "loss"}
+    changes |= {"select": "loss"}
     folder = run(name, **changes | {"method": method})
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["novel_round"] < summary["last_round"] == 4

@@ -18,7 +18,7 @@ from fedapps.serverapp import run_in_process
 from partitions.inspect import export
 
 # One novel client. Settings that are no defaults, so that a lost one shows.
-COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "convnet-bn", "rounds": 2}
+COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "mlp-small", "rounds": 2}
 COMMON |= {
     "novel-batch": 120,
     "novel-stream": True,
@@ -26,16 +26,17 @@ COMMON |= {
     "lr-decay-rounds": 1,
     "lr": 0.1,
 }
+NORMED = {"model": "convnet-bn"}
 SETTINGS = {
-    "atp": {"atp.fedavg-rounds": 1},
+    "atp": NORMED | {"atp.fedavg-rounds": 1},
     "bbse": {"bbse.predictions": "soft"},
-    "bn-adapt": {"bn-adapt.prior-samples": 100.0},
+    "bn-adapt": NORMED | {"bn-adapt.prior-samples": 100.0},
     "flowdup": {"flowdup.dimension": 50},
     "hyperfedzero": {"hyperfedzero.granularity": "client", "hyperfedzero.chunk-size": 100},
     "prior-em": {"prior-em.source-prior": "training"},
     "shot": {"shot.diversity": 0.3},
     "t3a": {"t3a.supports": 3},
-    "tent": {"tent.adapt-steps": 3, "tent.parameters": "all"},
+    "tent": NORMED | {"tent.adapt-steps": 3, "tent.parameters": "all"},
 }
 each = pytest.mark.parametrize("method", SETTINGS)
 
