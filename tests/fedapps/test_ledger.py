@@ -178,7 +178,7 @@ def test_no_answer_leaves_before_it_is_written(places, tmp_path, monkeypatch):
         raise OSError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedapps.files.write_bytes", full)
+        patch.setattr("fedapps.files.write_files", full)
         assert "OSError" in ask(node(places[0], tmp_path)).error.reason
     assert answer_of(ask(node(places[0], tmp_path)))
     (file,) = tmp_path.glob("privacy*")
