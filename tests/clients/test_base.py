@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 from torch import nn
 
@@ -18,8 +16,6 @@ from clients.fedper import FedPerClient
 from clients.fedprox import FedProxClient
 from clients.protocol import NAMES, FewShot, lr_factor
 from clients.scoring import macro_f1
-from clients.sgd import batches, mini_batches
-from partitions.items import from_items
 from partitions.readers.raw import UNLABELED
 from partitions.seeds import seed_of
 from partitions.shares import Samples, Share
@@ -314,79 +310,6 @@ def test_rounds_and_clients_draw_other_batches_and_repeat_exactly():
     assert not torch.cat(one.rows({})).equal(torch.cat(one.rows({}, "own")))
     counts = ({}, {"epochs": 3}, {"steps": 5})
     assert [sum(map(len, one.rows({}, **count))) for count in counts] == [100, 150, 40]
-
-
-@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 9), st.integers(0, 3))
-def test_batches_pass_over_all_samples(n, batch_size, steps, epochs):
-    generator = torch.Generator().manual_seed(0)
-    rows = batches(n, batch_size, steps=steps, epochs=epochs, generator=generator)
-    drawn = torch.cat(list(rows)) if len(rows) else torch.empty(0)
-    counts = np.bincount(drawn.int().numpy(), minlength=n)
-    if epochs:
-        assert (counts == epochs).all()
-        assert all(len(r) <= batch_size for r in rows)
-    else:
-        assert [len(r) for r in rows] == [min(batch_size, n)] * steps
-        assert counts.max() - counts.min() <= 1
-
-
-def drawn(n, batch_size, **options):
-    generator = torch.Generator().manual_seed(0)
-    return batches(n, batch_size, generator=generator, **{"steps": 0, "epochs": 0} | options)
-
-
-@pytest.mark.parametrize("options", [{"epochs": 2}, {"steps": 2}, {"steps": 2, "short": True}])
-def test_every_pass_is_shuffled_anew(options):
-    one, two = drawn(20, 20, **options)
-    assert sorted(one.tolist()) == sorted(two.tolist()) == list(range(20))
-    assert one.tolist() != two.tolist() != list(range(20))
-
-
-@pytest.mark.parametrize("passes", [0, 0.7, 1, 3])
-def test_mini_batches_are_their_rows_be_they_gathered_at_once_or_not(passes):
-    """A stored 10·i over 4, less ½, over ¼: 10·i − 2. Batches of 3, 3 and 1 of seven samples."""
-    x = torch.arange(0, 100, 10, dtype=torch.uint8).reshape(10, 1)
-    samples = Samples(x, torch.arange(10), torch.arange(9, 2, -1), 4.0, 0.5, 0.25)  # 9 … 3
-    rows = [r for one in ([6, 0, 2, 4, 1, 5, 3], [0, 1, 2, 3, 4, 5, 6]) * 2 for r in
-            torch.tensor(one).split(3)][: round(3 * passes)]  # fmt: skip
-    found = list(mini_batches(samples, rows))
-    assert [y.tolist() for _, y in found] == [[9 - int(i) for i in r] for r in rows]
-    assert [x.flatten().tolist() for x, _ in found] == [
-        [10 * (9 - int(i)) - 2 for i in r] for r in rows
-    ]
-
-
-def test_samples_that_are_drawn_at_each_access_are_asked_for_at_each():
-    """Each access of an item gives the number of accesses before."""
-
-    class Counting:
-        seen = 0
-
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, row):
-            self.seen += 1
-            return torch.full((1,), float(self.seen)), row
-
-    items = Counting()
-    samples = from_items(items)
-    before = items.seen
-    found = list(mini_batches(samples, [torch.tensor([1, 0])] * 3))
-    assert [(x - before).flatten().tolist() for x, _ in found] == [[1, 2], [3, 4], [5, 6]]
-    assert [y.tolist() for _, y in found] == [[1, 0]] * 3
-
-
-def test_batches_of_seven_samples_in_threes():
-    """Passes of 3, 3 and what remains; unless they are short, or epochs, the next pass fills."""
-    for options, expected in (
-        ({"epochs": 2}, [3, 3, 1, 3, 3, 1]),
-        ({"steps": 5}, [3, 3, 3, 3, 3]),
-        ({"steps": 5, "short": True}, [3, 3, 1, 3, 3]),
-        ({"steps": 2, "short": True}, [3, 3]),
-    ):
-        assert [len(rows) for rows in drawn(7, 3, **options)] == expected
-    assert [len(rows) for rows in drawn(2, 3, steps=2)] == [2, 2]
 
 
 def test_the_loss_that_is_told_is_the_mean_over_the_steps():

@@ -25,7 +25,6 @@ from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.hosting import TABLE, pack
 from fedapps.node import ledger
 from fedapps.node.building import shared_arrays
-from fedapps.node.ledger import policy_of
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.inspect import export
@@ -241,24 +240,6 @@ def test_the_smaller_clip_holds(places, own, of_run, norm, tmp_path, monkeypatch
     square = sum(((a - START[name].astype(float)) ** 2).sum() for name, a in trained.items())
     assert square**0.5 == pytest.approx(norm, rel=1e-3)
     assert counted(tmp_path) == pytest.approx((2 * norm / 4) ** 2)
-
-
-@pytest.mark.parametrize(
-    ("own", "why"),
-    [
-        ({"dp-epsilom": 1.0}, "has 'dp-epsilom'; known: dp, dp-covers, dp-epsilon"),
-        ({"dp": "central"}, "the node's dp is 'central'; it must be 'local'"),
-        ({"dp": "none", "dp-clip": 1.0}, "the node's dp is 'none'"),
-        ({"dp-epsilon": 0.0, "state-dir": "x"}, "the node's dp-epsilon is 0.0; it must be pos"),
-        ({"dp-delta": 1.0}, "the node's dp-delta is 1.0"),
-        ({"dp-clip": math.nan}, "the node's dp-clip is nan"),
-        ({"dp-covers": "nothing"}, "the node's dp-covers is 'nothing'; known: everything"),
-        ({"dp-epsilon": 1.0}, "its configuration names no state-dir"),
-    ],
-)
-def test_a_bad_policy_is_named(own, why):
-    with pytest.raises(ValueError, match=why):
-        policy_of(own)
 
 
 def test_a_policy_holds_in_an_app_of_ones_own(places):

@@ -1,11 +1,13 @@
 """Privacy from a run's settings to what its folder and its table say."""
 
 import json
+import math
 from itertools import pairwise
 
 import pytest
 from tiny import dying_in, fedapps, federate
 
+from fedapps.node.ledger import policy_of
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
@@ -154,3 +156,21 @@ def test_how_long_a_central_run_took_is_not_reported(tmp_path):
     shown = results(read_runs(tmp_path)[0])
     central, plain = (row[shown.columns.index("seconds")] for row in shown.rows)
     assert central == "–" and plain.isdecimal()
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"dp-epsilom": 1.0}, "has 'dp-epsilom'; known: dp, dp-covers, dp-epsilon"),
+        ({"dp": "central"}, "the node's dp is 'central'; it must be 'local'"),
+        ({"dp": "none", "dp-clip": 1.0}, "the node's dp is 'none'"),
+        ({"dp-epsilon": 0.0, "state-dir": "x"}, "the node's dp-epsilon is 0.0; it must be pos"),
+        ({"dp-delta": 1.0}, "the node's dp-delta is 1.0"),
+        ({"dp-clip": math.nan}, "the node's dp-clip is nan"),
+        ({"dp-covers": "nothing"}, "the node's dp-covers is 'nothing'; known: everything"),
+        ({"dp-epsilon": 1.0}, "its configuration names no state-dir"),
+    ],
+)
+def test_a_nodes_bad_policy_is_named(own, why):
+    with pytest.raises(ValueError, match=why):
+        policy_of(own)
