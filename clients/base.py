@@ -5,8 +5,7 @@ Beside it stand local SGD (`clients.sgd`), scoring (`clients.scoring`) and the m
 NumPyClient (`clients.messages`)."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from clients.messages import Config, Metrics, NDArrays, with_names
 from clients.protocol import LR_FACTOR, NAMES, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
 from clients.sgd import batches, train_only
+from clients.streaming import Streaming
 from partitions.datasets import Info
 from partitions.limits import PASS_MEGABYTES, num_parts
 from partitions.seeds import SEED, seed_of, seed_torch
@@ -32,7 +32,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 has_cuda = cache(torch.cuda.is_available)  # slow, and asked for every message
 
 
-class Client(Configured, NumPyClient):
+class Client(Streaming, Configured, NumPyClient):
     """One client with its model and its share of the data.
 
     `client` is its id, `initial` the arrays that the model starts from (default: its present ones),
@@ -53,9 +53,6 @@ class Client(Configured, NumPyClient):
     has_global = False
     needs_head = False  # the network's last linear layer must be named `head`
     batchwise = False  # `predict` itself splits inputs into batches of `novel_batch`
-    # Whether an update of a stream starts from the former ones. A method that decides it by a
-    # setting overrides it by a property.
-    goes_on = False
     needs_public = False  # learns from public samples, which belong to no client
     # Further messages, e.g. ("query.encode",), and what else strategies may require of it.
     exchanges: tuple[str, ...] = ()
@@ -116,7 +113,7 @@ class Client(Configured, NumPyClient):
         self.frozen = frozenset(n for n, p in parameters.items() if not p.requires_grad)
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}  # kept between rounds
-        self.stream: dict[str, Tensor] = {}  # what the updates so far leave to the next one
+        self.stream = {}
         self.adapted: Metrics = {}  # metrics of the last prediction's adaptation
         self.stages: dict[str, Tensor] = {}  # its logits (n, C) at earlier stages, by name
         self._given_rates: dict[str, float] = {}  # learning rates before decay
@@ -183,16 +180,6 @@ class Client(Configured, NumPyClient):
         """Logits (n, classes) for the inputs x (n, *shape), after adaptation to them if any."""
         return by_parts(self.model, self.parts(x))
 
-    def update(self, x: Tensor) -> Tensor:
-        """Logits (n, C) of further inputs x (n, *shape) after adaptation to them; if the method
-        `goes_on`, also to all inputs before them. The size of `stream` stays the same."""
-        return self.predict(x)
-
-    def personal_model(self, x: Tensor) -> nn.Module:
-        """A copy of the target network that made the last prediction, which was of x, in evaluation
-        mode."""
-        return deepcopy(self.model).eval()
-
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """x in parts of at most about `pass_megabytes`, to bound memory."""
         return x.tensor_split(num_parts(x.shape, self.pass_megabytes))
@@ -213,14 +200,6 @@ class Client(Configured, NumPyClient):
             )
             metrics |= scores | ({"global-loss": other} if select == "loss" and count else {})
         return loss, labeled, metrics
-
-    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
-        """The personal network, and its logits (n, C) for all the client's inputs."""
-        self.begin("evaluate", config)
-        self.receive(arrays, config)
-        x, _ = self.share.everything.to(self.device)[:]
-        logits = self.update(x)
-        return self.personal_model(x), logits
 
     def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """Its part in training domain classifiers ``weights``, under the label ``side``."""
@@ -248,17 +227,6 @@ class Client(Configured, NumPyClient):
         personal = {n: a for n, a in arrays.items() if self.is_personal(n)}
         self.state |= prefixed("personal", personal)
         return {n: a for n, a in arrays.items() if n not in personal}
-
-    def mean_so_far(self, new: Mapping[str, Tensor], count: int = 1) -> dict[str, Tensor]:
-        """The means over the stream, which now has `count` more terms of means `new`."""
-        before = int(self.stream.get("count", 0))
-        n = before + count
-        mean = dict(new)
-        if before:
-            old = {name: self.stream[name] for name in new}
-            mean = {name: old[name] + (t - old[name]) * count / n for name, t in new.items()}
-        self.stream = mean | {"count": torch.tensor(n)}
-        return mean
 
     def rows(self, config: Config, purpose: str = "batches", **count: int) -> Sequence[Tensor]:
         """The mini-batches of this round, by a generator of (seed, purpose, round, client).

@@ -67,6 +67,22 @@ def test_every_module_of_fedapps_has_a_room():
     assert not {name for name in named if room(name) is None}
 
 
+def test_files_classes_and_functions_stay_short():
+    """A file has 400 lines at most, but for the table of methods; a class 25 methods, a function
+    60 lines."""
+    long = []
+    for file in (f for folder in ROW for f in (ROOT / folder).rglob("*.py")):
+        text = file.read_text("utf-8")
+        if text.count("\n") > 400 and file.name != "methods.py":
+            long.append(file.name)
+        for node in ast.walk(ast.parse(text)):
+            body = node.body if isinstance(node, ast.ClassDef) else []
+            lines = node.end_lineno - node.lineno + 1 if isinstance(node, ast.FunctionDef) else 0
+            if lines > 60 or sum(isinstance(part, ast.FunctionDef) for part in body) > 25:
+                long.append(f"{file.name}: {node.name}")
+    assert not long
+
+
 def test_flowers_older_api_is_imported_in_one_module():
     """Of `flwr.common` only the submodules of its log and its constants are used elsewhere."""
     older = ("flwr.client", "flwr.compat", "flwr.server", "flwr.simulation", "flwr.common")
