@@ -62,6 +62,7 @@ def personalize(
             model.update(data)
         else:
             loaded = Run(run, round_)
+            loaded.check_novel()  # before the data are read
             model = loaded.serve(loaded.inputs(data), epsilon).module()
         model.save(output)
         if onnx:

@@ -186,7 +186,7 @@ def test_a_training_client_is_scored_on_what_it_did_not_learn_from(run, tmp_path
         ("fedavg", "nothing", None, "there is no"),
         ("fedavg", "other.npy", None, "(3, 1, 5, 5); the run takes (n, *(1, 8, 8))"),
         ("fedavg", "x.npy", 1, "epsilon is 1, but fedavg's clients send no descriptor"),
-        ("pfedhn", "x.npy", None, "pfedhn cannot serve clients without labels; those that can: "),
+        ("pfedhn", "nothing", None, "pfedhn cannot serve clients without labels; those that can: "),
         ("pfl-nearest", "x.npy", None, "asks the training clients how near they are"),
         ("odpfl-hn", "x.npy", -1, "odpfl-hn.descriptor-epsilon is -1"),
         ("odpfl-hn", "x.npy", "nan", "odpfl-hn.descriptor-epsilon is nan"),
