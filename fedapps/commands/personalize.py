@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -67,7 +67,12 @@ def personalize(
         model.save(output)
         if onnx:
             exporter.export(model, model.card.shape, output)
-    console, report = make_console(), model.report
+    _summarise(model.report, output)
+
+
+def _summarise(report: dict[str, Any], output: Path) -> None:
+    """Print what the model did with the client's inputs, and the files that hold it."""
+    console = make_console()
     if "accuracy" in report:
         console.print(f"labels: {report['labels']}; accuracy {100 * report['accuracy']:.2f} %")
     values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
