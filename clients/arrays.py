@@ -148,7 +148,8 @@ def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
                 raise ValueError(
                     f"array {name!r} has shape {source.shape}, the model {tuple(tensor.shape)}"
                 )
-            tensor.copy_(torch.from_numpy(np.asarray(source)))
+            array = np.asarray(source)  # torch warns of a read-only one
+            tensor.copy_(torch.from_numpy(array if array.flags.writeable else array.copy()))
 
 
 def is_statistic(name: str, array: np.ndarray) -> bool:

@@ -1,12 +1,22 @@
 """Flower's records of arrays, written without numpy's file."""
 
+import warnings
 from io import BytesIO
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord
+from torch import nn
 
-from clients.arrays import from_record, read_array, to_record, to_tensors
+from clients.arrays import (
+    from_record,
+    load_arrays,
+    model_arrays,
+    read_array,
+    to_record,
+    to_tensors,
+)
 
 WHOLE = np.arange(24.0).reshape(2, 3, 4)
 
@@ -59,3 +69,16 @@ def test_arrays_that_are_not_copied_are_read_only_but_tensors_of_them_are_not():
     shifted = Array("float32", (2,), "numpy.ndarray", bytes(data))
     assert read_array(shifted, copy=False).flags.aligned
     assert read_array(shifted, copy=False).tolist() == [1, 2]
+
+
+def test_a_model_takes_read_only_arrays_without_a_warning():
+    model = nn.Linear(3, 2)
+    arrays = from_record(to_record(model_arrays(nn.Linear(3, 2))), copy=False)
+    torch.set_warn_always(True)  # else once in a process
+    try:
+        with warnings.catch_warnings(action="error"):
+            load_arrays(model, arrays, {})
+    finally:
+        torch.set_warn_always(False)
+    for name, array in model_arrays(model).items():
+        assert np.array_equal(array, arrays[name])
