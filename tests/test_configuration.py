@@ -275,6 +275,7 @@ def test_every_common_key_is_read():
         ({"nonsense": 1}, ["'nonsense'", "num-clients"]),
         ({"lr": "fast"}, ["lr", "'fast'", "a number"]),
         ({"rounds": 1.5}, ["rounds", "1.5", "a whole number"]),
+        ({"fedrep.lr": 0.1}, ["'fedrep.lr'", "the common 'lr'", '"fedrep lr=…"']),
     ],
 )
 def test_a_bad_override_names_value_and_choices(changes, words):

@@ -113,7 +113,12 @@ def own_settings(reference: str) -> Config:
 
 def _unknown(key: str, config: Config) -> str:
     """What to say of a key that `config` lacks: the nearest, those beside it, or all sections."""
-    section = key.rpartition(".")[0]
+    section, _, name = key.rpartition(".")
+    if name in config and section in METHODS.known():
+        return (
+            f"unknown key {key!r}: {section} reads the common {name!r}; set it for all methods, "
+            f'or run the variant "{section} {name}=…"'
+        )
     known = sorted(k for k in config if k.rpartition(".")[0] == section)
     near = get_close_matches(key, config, n=1, cutoff=0.8)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
