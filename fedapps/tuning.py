@@ -187,9 +187,14 @@ class Tuning:
         return study
 
     def _space(self, method: str) -> "dict[str, BaseDistribution]":
-        """What is searched for the method."""
-        sections, search = ("", "partition", method.split(maxsplit=1)[0]), self.search.items()
-        return {k: distribution(v) for k, v in search if k.rpartition(".")[0] in sections}
+        """What is searched for the method: its section's key replaces the common one."""
+        name, search = method.split(maxsplit=1)[0], self.search.items()
+        sections = ("", "partition", name)
+        return {
+            key: distribution(values)
+            for key, values in search
+            if key.rpartition(".")[0] in sections and f"{name}.{key}" not in self.search
+        }
 
     def _run_batch(self, study: "Study", method: str, count: int) -> list[str]:
         """Run `count` trials at once; interrupted ones come first, without new ones. Returns the

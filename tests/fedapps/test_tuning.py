@@ -75,6 +75,15 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
     assert (output / "trials.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_methods_own_search_of_a_key_replaces_the_common_one(experiment, tmp_path):
+    text = experiment.read_text().replace('"tent"]', '"fedprox"]', 1)
+    text = text[: text.index("[search.tent]")]
+    experiment.write_text(text + "[search.fedprox]\nlr = [0.3]\n")
+    fedapps("tune", experiment, "--output", tmp_path / "tuning")
+    got = [(row["method"], row["settings"]) for row in trials(tmp_path / "tuning")]
+    assert sorted(got) == [("fedavg", "lr=0.0"), ("fedavg", "lr=0.5"), ("fedprox", "lr=0.3")]
+
+
 def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatch):
     """Killed in its first trial, which does not count; then two trials, then six in all: the four
     points that are left."""
