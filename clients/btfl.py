@@ -30,6 +30,7 @@ from clients.two_heads import TwoHeads, TwoHeadsClient
 from partitions.settings import SOME, WEIGHT, setting
 
 GRID = torch.linspace(0.01, 0.99, 100)  # of the integral over m
+SMALLEST = 1e-12  # of H̄_l, which underflows to 0 for a client of one class
 
 
 def levels(f: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ class Weighing:
             h_g, h_l = map(entropies, batch[:2])
             s_g, s_l = (evidence(batch[2], share) for share in self.shares)
             tempered_g = s_g * (h_g / math.log(100) - 1).exp()
-            tempered_l = s_l * (h_l / self.means[1] - 1).exp()
+            tempered_l = s_l * (h_l / self.means[1].clamp(min=SMALLEST) - 1).exp()
             rho = ((tempered_l - tempered_g) / f.shape[1]).exp()
             weights.append(expected_weight(odds(rho), a, b))
             sure_g, sure_l = h_g < self.means[0], h_l < self.means[1]
@@ -130,7 +131,8 @@ class BTFLClient(TwoHeadsClient):
     def weighing(self, f: Tensor, y: Tensor) -> Weighing:
         """The weights by all clients' shares and the client's."""
         assert self.personal_head is not None
-        g, p = head_of(self.model)(f), f @ self.personal_head.T
+        with torch.no_grad():
+            g, p = head_of(self.model)(f), f @ self.personal_head.T
         means = tuple(entropies(z.log_softmax(1)).mean() for z in (g, p))
         # the server's mean, perhaps noisy
         shares = self.received_summary.clamp(0, 1), self.summary(f)

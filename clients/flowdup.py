@@ -119,9 +119,9 @@ class FLowDUPClient(Client):
         return omega
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """CE + λ Ω; v is that of the first half of the mini-batch, CE of the other one. A client
-        without labels has λ Ω alone."""
-        half = len(x) // 2
+        """CE + λ Ω; v is that of the first half of the mini-batch, CE of the other one; of one or
+        two samples both are all. A client without labels has λ Ω alone."""
+        half = len(x) // 2 if len(x) > 2 else 0  # batch normalisation needs two samples
         v = self.model.encoder(x[:half] if half else x)
         loss = self.penalty * self.regularizer(v)
         if self.unlabeled:

@@ -20,14 +20,17 @@ class LGFedAvgClient(Client):
     needs_head = True
     separate = (HEAD,)
 
-    def receive(self, arrays: Arrays, config: Config) -> None:
-        """The server's head on the personal body, if there is one."""
-        if group(self.state, "personal"):
-            arrays = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
-        super().receive(arrays, config)
+    def load(self, arrays: Arrays) -> None:
+        """The sent head on the personal body; without one all that was sent. Raises ValueError if
+        there is no body."""
+        head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
+        personal = group(self.state, "personal")
+        if not personal and len(head) == len(arrays):
+            raise ValueError("the body, which the server sent once, is not in the state")
+        super().load(head if personal else arrays)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local training of body and head; without a sent body the state's."""
+        """Local training of body and head."""
         reply, n, metrics = super().train(arrays, config)
         if not config.get(OWN_BODIES):
             return reply, n, metrics

@@ -18,7 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from clients.arrays import Arrays, as_type, from_record, to_record
 from clients.failures import Refusal
-from clients.protocol import OFFERS
+from clients.protocol import OFFERS, UNLABELED
 from partitions.seeds import seed_of
 from partitions.settings import setting
 
@@ -32,7 +32,7 @@ EVERYTHING = "everything"
 ROUNDING = 1 - 1e-6  # tolerance for a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
 # Properties that reveal nothing of the samples.
-PUBLIC = {OFFERS, "client", "novel", "model", "input-size"}
+PUBLIC = {OFFERS, "client", "novel", UNLABELED, "model", "input-size"}
 VOLUNTEERED = {"prototype"}  # reveals a sub-population; see `FedEmbedClient`
 
 

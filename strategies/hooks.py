@@ -273,9 +273,9 @@ class Hooks(Configured, Strategy):
 
     def training_nodes(self) -> list[Node]:
         """The training nodes that are present, by client id; those without labels only if the
-        method `trains_unlabeled` ones."""
-        nodes = [node for node in self.nodes if not node.novel]
-        return [node for node in nodes if self.trains_unlabeled or not node.unlabeled]
+        method `trains_unlabeled` ones and keeps no privacy, whose noise is that of one mean."""
+        unlabeled = self.trains_unlabeled and self.privacy is None
+        return [n for n in self.nodes if not n.novel and (unlabeled or not n.unlabeled)]
 
     def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
         """A share of the nodes, by client id, from the generator of (seed, purpose, round)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from clients.base import Client
-from clients.protocol import RUN_TOKEN
+from clients.protocol import RUN_TOKEN, StateUse
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
 from fedapps.service.delivery import REPORT, Served
@@ -71,7 +71,9 @@ def served_by(message: Message, context: Context, make: Make, card: Card, inputs
     method = str(config["method"])
     client = make(context, method)
     client.state = load_state(context, method, client, str(config.get(RUN_TOKEN, "")))
-    if client.personal and not client.share.novel and not client.state:
+    trained = not client.share.novel and not client.share.unlabeled
+    kept = client.needs_state == StateUse.PREDICTIONS and (client.personal or client.has_global)
+    if trained and kept and not client.state:
         raise ValueError(
             f"the personal part of training client {client.client} is not on this node; a node "
             "keeps it in the state-dir that it trained with, until another run trains it"

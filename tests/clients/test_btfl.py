@@ -56,6 +56,15 @@ def test_a_batchs_evidence_reaches_the_next_batch_alone():
     assert swapped[3, 0] < replace(weigh, shares=shares[::-1], batch_size=4)(p, g, f)[3, 0]
 
 
+def test_a_personal_head_without_entropy_in_training_gives_finite_weights():
+    """It is sure of its one class, in training and of these inputs: H̄_l = H_l = 0."""
+    shares = torch.full((2, 4), 0.5), torch.full((2, 4), 0.5)
+    sure = torch.tensor([[200.0, 0, 0]] * 3).log_softmax(1)
+    means = torch.tensor(0.1), torch.tensor(0.0)
+    e = btfl.Weighing(shares, means, 32)(sure, sure, torch.rand(3, 4))
+    assert e.isfinite().all() and ((e > 0) & (e < 1)).all()
+
+
 def test_the_prior_counts_inputs_that_shares_and_both_entropies_decide():
     """H̄_g = 0.5, H̄_l = 0.4; entropies 0.325, 0.423, 0.611 and 0.693. Three of eight inputs speak
     for the global head, and one for the personal head: a = 4, b = 2 for the ninth."""

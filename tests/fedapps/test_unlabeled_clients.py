@@ -8,6 +8,9 @@ from torch.nn import functional as F
 import partitions
 from clients.arrays import from_record
 from fedapps.methods import METHODS
+from strategies.flowdup import FLowDUP
+from strategies.privacy import Privacy
+from strategies.replies import Node
 
 HALF = {"partition.labeled-clients": 0.5, "num-clients": 8, "rounds": 3, "local-steps": 2}
 UNLABELED = set(np.flatnonzero(partitions.federation(SMALL | HALF).unlabeled).tolist())
@@ -35,6 +38,14 @@ def test_methods_that_need_labels_ask_only_clients_that_have_some(method):
     assert all(not asked & UNLABELED for asked in clients.values())
     assert {m["valid-replies"] for m in result.train_metrics_clientapp.values()} == {2}
     assert result.evaluate_metrics_clientapp[3]["train-clients"] == 2
+
+
+def test_under_privacy_flowdup_trains_on_labels_alone():
+    """The noise is that of one mean; clients without labels would be another."""
+    server = FLowDUP(privacy=Privacy(dp="central", dp_noise_multiplier=1.0))
+    server.nodes = nodes = [Node(0, 50), Node(1, 51, properties={"unlabeled": True})]
+    assert server.training_nodes() == nodes[:1]
+    assert FLowDUP.trains_unlabeled
 
 
 def test_flowdup_learns_from_all_and_is_chosen_by_those_with_labels(monkeypatch):

@@ -22,7 +22,8 @@ from strategies.replies import Node, Update
 
 CENTRAL = {"dp": "central", "dp_noise_multiplier": 1.0}
 METRICS = {"num-examples": 20, "loss": 0.7}
-PROPERTIES = {"client": 4, "novel": False, "num-examples": 20, "prototype": 3, "model": "mlp"}
+ROLE = {"client": 4, "novel": False, "unlabeled": True, "model": "mlp"}
+PROPERTIES = ROLE | {"num-examples": 20, "prototype": 3}
 
 
 def replied(action, change, asked, dp, client=4, **options):
@@ -136,7 +137,7 @@ def test_metrics_and_properties_that_tell_of_samples_stay():
     none = {"a": np.zeros(2)}
     assert dict(replied("train", none, {}, "central")["metrics"]) == {"num-examples": 1}
     got = dict(replied("query", none, {}, "local")["properties"])
-    assert got == {"client": 4, "novel": False, "model": "mlp"}
+    assert got == ROLE
     assert dict(replied("query", none, {}, "none")["properties"]) == PROPERTIES
 
 

@@ -147,13 +147,20 @@ def test_a_node_that_fails_is_told_and_the_others_are_served(folders, tmp_path):
     assert serve_once(strategy, run) == {0: "has its model now (training)"}
 
 
-def test_a_personal_head_must_be_on_its_node(folders, tmp_path):
-    """FedPer's training node has its model only where its state-dir holds the head; a novel one
-    has none at all."""
-    run = trained("fedper", tmp_path / "run")
+@pytest.mark.parametrize(
+    ("method", "novel"),
+    [
+        ("fedper", "fedper has no model without labels"),
+        ("ditto", "has its model now (novel)"),
+        ("fedthe", "has its model now (novel)"),
+    ],
+)
+def test_a_personal_part_must_be_on_its_node(method, novel, folders, tmp_path):
+    """A training node has its model only where its state-dir holds its part; a novel one has the
+    global model, if there is one."""
+    run = trained(method, tmp_path / "run")
     strategy = opened(run, Nodes(run, places([folders[0], folders[3]], tmp_path)))
-    got = serve_once(strategy, run)
-    assert got == {0: "it failed; see the log", 1: "fedper has no model without labels"}
+    assert serve_once(strategy, run) == {0: "it failed; see the log", 1: novel}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""Two phases in one run: FedAvg of all arrays, then of some of them alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from clients.arrays import Arrays
+from partitions.settings import ROUNDS, setting
+from strategies.fedavg import FedAvg
+from strategies.replies import Node, Update
+
+
+class TwoPhases(FedAvg):
+    """Up to round `fedavg_rounds` every name travels both ways; then those that `travels` names,
+    and the rest once to each client that may lack it. Of the rest the server keeps FedAvg's last.
+
+    Every message holds the phase under `phase_key`. The reported round is one of the second phase.
+    A client is sent the rest again after a message that it did not answer."""
+
+    kept: tuple[str, ...] = ("in_second", "started")
+    phase_key = ""
+
+    fedavg_rounds = setting(20, "rounds of FedAvg before the second phase", ROUNDS)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.in_second = False
+        self.started: set[int] = set()  # clients that have the rest
+
+    @classmethod
+    def travels(cls, name: str) -> bool:
+        """Whether the array `name` travels in the second phase."""
+        raise NotImplementedError
+
+    @property
+    def second(self) -> bool:
+        """Whether the second phase has begun."""
+        return self.in_second or bool(self.started) or self.round > self.fedavg_rounds
+
+    @property
+    def may_stop(self) -> bool:
+        """Not in the first phase."""
+        return self.second
+
+    def part(self, arrays: Arrays) -> Arrays:
+        """What travels in the second phase."""
+        return {name: a for name, a in arrays.items() if self.travels(name)}
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The part that travels for clients that have the rest, else all; notes the phase."""
+        self.in_second = self.second
+        self.phase, part = int(self.in_second), self.part(arrays)
+        sent = {node: part if node.client in self.started else arrays for node in nodes}
+        self.started -= {node.client for node in nodes}  # until they reply
+        return sent
+
+    def expected(self, sent: Arrays) -> Arrays:
+        """All that was sent; in the second phase only the part that travels."""
+        return self.part(sent) if self.second else sent
+
+    def message_config(self) -> dict[str, Any]:
+        """With the phase."""
+        return super().message_config() | {self.phase_key: self.second}
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The mean of what the clients sent; they have the rest."""
+        if self.second:
+            self.started |= {update.node.client for update in updates}
+        return arrays | super().aggregate(arrays, updates)
