@@ -217,6 +217,11 @@ class Client(Streaming, Configured, NumPyClient):
         personal = group(self.state, "personal")
         load_arrays(self.model, arrays, self.initial | personal if personal else self.initial)
 
+    def lacks_state(self, arrays: Arrays) -> bool:
+        """Whether a training client has neither kept its personal part nor got it in `arrays`."""
+        needs = self.needs_state == StateUse.PREDICTIONS and not self.share.unlabeled
+        return needs and not self.state and not any(map(self.is_personal, arrays))
+
     def sent(self) -> list[str]:
         """The names of what is sent: all but personal and frozen arrays."""
         return [n for n in self.initial if not self.is_personal(n) and n not in self.frozen]

@@ -67,6 +67,10 @@ class PFedMeClient(Client):
             optimizer.step()
         return float(loss.detach())
 
+    def lacks_state(self, arrays: Arrays) -> bool:
+        """Not if the server holds personal parts."""
+        return super().lacks_state(arrays) and not group(arrays, PERSONAL)
+
     def receive(self, arrays: Arrays, config: Config) -> None:
         """θ_i, or w with the personal head; before any training the server's model."""
         w = {name: a for name, a in arrays.items() if not name.startswith(f"{PERSONAL}/")}

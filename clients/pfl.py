@@ -50,6 +50,10 @@ class PFLClient(Client):
         super().__init__(*args, **settings)
         self.others: list[Arrays] = []  # the models of a novel client
 
+    def lacks_state(self, arrays: Arrays) -> bool:
+        """Not if the server generates all models."""
+        return self.base != "pfedhn" and super().lacks_state(arrays)
+
     def arrays(self) -> Arrays:
         """The shared arrays; FedPer's head goes to the state."""
         arrays = super().arrays()

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from clients.base import Client
-from clients.protocol import RUN_TOKEN, StateUse
+from clients.protocol import RUN_TOKEN
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
 from fedapps.service.delivery import REPORT, Served
@@ -71,9 +71,7 @@ def served_by(message: Message, context: Context, make: Make, card: Card, inputs
     method = str(config["method"])
     client = make(context, method)
     client.state = load_state(context, method, client, str(config.get(RUN_TOKEN, "")))
-    trained = not client.share.novel and not client.share.unlabeled
-    kept = client.needs_state == StateUse.PREDICTIONS and (client.personal or client.has_global)
-    if trained and kept and not client.state:
+    if not client.share.novel and client.lacks_state(arrays):
         raise ValueError(
             f"the personal part of training client {client.client} is not on this node; a node "
             "keeps it in the state-dir that it trained with, until another run trains it"

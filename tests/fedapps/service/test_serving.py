@@ -147,20 +147,48 @@ def test_a_node_that_fails_is_told_and_the_others_are_served(folders, tmp_path):
     assert serve_once(strategy, run) == {0: "has its model now (training)"}
 
 
+FAILED, SERVED = "it failed; see the log", "has its model now ({})"
+
+
 @pytest.mark.parametrize(
-    ("method", "novel"),
+    ("settings", "training", "novel"),
     [
-        ("fedper", "fedper has no model without labels"),
-        ("ditto", "has its model now (novel)"),
-        ("fedthe", "has its model now (novel)"),
+        ({"method": "fedper"}, FAILED, "fedper has no model without labels"),
+        ({"method": "ditto"}, FAILED, SERVED.format("novel")),
+        ({"method": "fedthe"}, FAILED, SERVED.format("novel")),
+        ({"method": "pfedme"}, FAILED, "pfedme has no model without labels"),
+        ({"method": "pfl-nearest"}, FAILED, SERVED.format("novel")),
+        (
+            {"method": "pfl-nearest", "pfl-nearest.base": "pfedhn"},
+            SERVED.format("training"),
+            SERVED.format("novel"),
+        ),
+        (
+            {"method": "fedrep", "fedrep.heads": "server"},
+            SERVED.format("training"),
+            "fedrep has no model without labels",
+        ),
+        (
+            {"method": "pfedme", "pfedme.heads": "server"},
+            SERVED.format("training"),
+            "pfedme has no model without labels",
+        ),
+        (
+            {"method": "lg-fedavg", "lg-fedavg.fedavg-rounds": 1},
+            FAILED,
+            "lg-fedavg has no model without labels",
+        ),
     ],
 )
-def test_a_personal_part_must_be_on_its_node(method, novel, folders, tmp_path):
-    """A training node has its model only where its state-dir holds its part; a novel one has the
-    global model, if there is one."""
-    run = trained(method, tmp_path / "run")
+def test_a_personal_part_must_be_on_its_node_or_arrive(
+    settings, training, novel, folders, tmp_path
+):
+    """A training node has its model only where its state-dir holds its part, or the server does; a
+    novel one has the global model, if there is one."""
+    run_in_process(SMALL | settings | {"output-dir": str(tmp_path / "run")})
+    run = fedapps.load(tmp_path / "run")
     strategy = opened(run, Nodes(run, places([folders[0], folders[3]], tmp_path)))
-    assert serve_once(strategy, run) == {0: "it failed; see the log", 1: novel}
+    assert serve_once(strategy, run) == {0: training, 1: novel}
 
 
 @pytest.mark.parametrize(
