@@ -326,7 +326,7 @@ def _result(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str,
             str(update.node.client): {
                 "role": "novel" if update.node.novel else "train",
                 "accuracy": update.metrics.get("accuracy"),
-                "examples": update.num_examples,
+                "examples": round(update.num_examples),  # a limited count, a foreign weight
             }
             | {
                 key.replace("-", "_"): update.metrics[key]

@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tiny import federate, update
 
 from fedapps.files import MODEL
 from fedapps.results.recorder import Recorder
+from fedapps.results.runs import read_runs
 from fedapps.settings.config import defaults
 from strategies.replies import Node, Update
 from strategies.scores import means
@@ -187,3 +189,20 @@ def test_a_private_novel_client_is_in_the_summary(tmp_path):
     got = summary(tmp_path, method="odpfl-hn", rounds=4, **private | {"local-steps": 0})
     assert got["best_round"] == 4
     assert got["novel"]["clients"] == 3
+
+
+@pytest.mark.parametrize("over", ["clients", "samples"])
+def test_a_client_with_many_samples_is_reported(over, tmp_path):
+    """One of eight has 400 samples, the others 20. Its count is limited only where it weighs."""
+    rng = np.random.default_rng(0)
+    device = np.repeat(np.arange(8), [400, *[20] * 7])
+    x, y = rng.random((len(device), 4), np.float32), rng.integers(0, 2, len(device))
+    np.savez(tmp_path / "data.npz", x=x, y=y, device=device)
+    natural = {"partition": "natural", "partition.column": "device", "mean-over": over}
+    data = {"dataset": str(tmp_path / "data.npz"), "num-clients": 8, "model": "mlp-small"}
+    federate(**natural, **data, **{"output-dir": str(tmp_path / "run"), "seed": 1})
+    clients = json.loads((tmp_path / "run" / "summary.json").read_text())["per_client"].values()
+    assert all(isinstance(client["examples"], int) for client in clients)
+    assert not read_runs(tmp_path)[1]
+    novel = {client["examples"] for client in clients if client["role"] == "novel"}
+    assert (400 in novel) == (over == "clients") and max(novel) > 20
