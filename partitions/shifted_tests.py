@@ -59,8 +59,8 @@ class ShiftedTests:
                 new = self._of_others(client, len(some), source)
             else:
                 new = self._with_labels(y[some], source)
-            x = x.to(new[0].dtype).clone()
-            x[some], y[some] = new
+            x = x.to(torch.promote_types(x.dtype, new[0].dtype)).clone()
+            x[some], y[some] = new[0].to(x.dtype), new[1]
         return x, y
 
     def _corrupted(self, x: Tensor, source: np.random.Generator) -> Tensor:

@@ -14,6 +14,7 @@ from clients.prior_em import SOURCE, SOURCE_PRIOR
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Requirement
 
+HEAD = "head.weight"
 LABELS = Requirement(
     "prior-em", "answer `query.labels`, their label counts", offers=("query.labels",)
 )
@@ -48,6 +49,15 @@ class PriorEM(FedAvg):
         if self.privacy is not None and self.requires is not None:
             self.privacy.admit("label counts")
 
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The initial model. Raises ValueError if it has no head to count the classes by."""
+        if self.requires is not None and HEAD not in arrays:
+            raise ValueError(
+                f"{self.requires.method} counts the classes by {HEAD!r}, which the clients do not "
+                "send; leave the head's weights unfrozen"
+            )
+        return arrays
+
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, and what is known of the training clients' labels."""
         if training := self.training_nodes():
@@ -63,7 +73,7 @@ class PriorEM(FedAvg):
         """π, if it is asked for."""
         if self.source_prior == "uniform":
             return {}
-        shape = arrays["head.weight"].shape[:1]  # (C,)
+        shape = arrays[HEAD].shape[:1]  # (C,)
         counts = self._sum("labels", training, {}, shape)
         return {} if counts is None else {"prior": prior(counts)}
 
@@ -89,7 +99,7 @@ class BBSE(PriorEM):
 
     def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
         """K, and π if it is asked for."""
-        shape = 2 * arrays["head.weight"].shape[:1]  # (C, C)
+        shape = 2 * arrays[HEAD].shape[:1]  # (C, C)
         counts = self._sum("confusion", training, arrays, shape)
         if counts is None:
             return {}

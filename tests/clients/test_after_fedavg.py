@@ -19,7 +19,7 @@ from clients.memo import MEMOClient, MEMONetwork, marginal_entropy, mirrored
 from clients.models import build_model
 from clients.prior_em import PriorEMClient
 from partitions.datasets import described
-from strategies.label_shift import PriorEM, conditional, prior
+from strategies.label_shift import BBSE, PriorEM, conditional, prior
 
 
 class Logits(nn.Module):
@@ -191,6 +191,15 @@ def test_a_class_that_no_sample_has_and_one_that_nobody_predicts():
     assert client.predict(Z[:1]).isfinite().all()
     with pytest.raises(ValueError, match="no confusion: no training client"):
         over(BBSEClient, Logits(3), Z).predict(Z)
+
+
+def test_a_frozen_head_that_is_never_sent_is_refused():
+    """The server counts the classes by its rows."""
+    arrays = {"layers.0.weight": np.zeros((3, 4), np.float32)}
+    assert PriorEM().initialize(arrays) == arrays
+    for strategy in (PriorEM(source_prior="training"), BBSE()):
+        with pytest.raises(ValueError, match="leave the head's weights unfrozen"):
+            strategy.initialize(arrays)
 
 
 def test_a_client_counts_its_held_out_samples():

@@ -140,6 +140,15 @@ def test_a_mixture_has_equal_parts(divide, with_natural):
     assert len(orders) > 1
 
 
+def test_a_mixture_does_not_round_corrupted_images(divide):
+    """Digits are whole numbers up to 16; corrupted ones lie between."""
+    fed = divide(partition_test_shift="mixture", **HOW)
+    for client in np.flatnonzero(~fed.novel).tolist():
+        test = fed.share(client).test
+        whole = (test.x[test.index] % 1 == 0).flatten(1).all(1)
+        assert 0 < int((~whole).sum()) <= -(-len(whole) // 3) and whole.any()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
