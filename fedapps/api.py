@@ -85,9 +85,11 @@ def run(
             work, engine, APPS, parallel=parallel, gpus_per_client=gpus_per_client,
             ray_address=ray_address, follow=display.follow,
         )  # fmt: skip
-    frame, problems = read_runs(output)
-    write_report(frame, output, problems)
-    if failed := [f"{job.name}: {job.error}" for job in work if job.error]:
+    failed = [f"{job.name}: {job.error}" for job in work if job.error]
+    if len(failed) < len(work):
+        frame, problems = read_runs(output)
+        write_report(frame, output, problems)
+    if failed:
         raise RuntimeError("; ".join(failed))
     names_of_work = [job.name for job in work]
     return Runs(frame[frame.name.isin(names_of_work)].reset_index(drop=True), problems)

@@ -3,6 +3,7 @@
 import inspect
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import strategies
 from fedapps.commands.main import cli
 from fedapps.settings.config import defaults
 from fedapps.settings.experiments import main_job
+from fedapps.tuning import read_search
 from partitions import datasets, federation
 
 MAIN_JOB, MAIN_METHODS = main_job().settings, main_job().methods
@@ -133,6 +135,14 @@ def test_the_readmes_own_strategy_and_app_can_be_made(monkeypatch):
     made: dict = {"Net": lambda: torch.nn.Linear(2, 3), "load_data": lambda context: None}
     exec(client, made)
     assert isinstance(made["app"], ClientApp)
+
+
+def test_the_searches_of_the_tuning_page_are_read():
+    """But for that of a method of one's own, which is not there."""
+    (text,) = blocks(PAGES["docs/how-to/tuning.md"], "toml")
+    search = tomllib.loads(text)["search"]
+    assert search.pop("my_lab.ditto:METHOD")
+    assert read_search(search, defaults()).keys() > {"lr", "tent.adapt-steps"}
 
 
 def test_links_lead_somewhere():

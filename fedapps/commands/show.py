@@ -1,6 +1,7 @@
 """`fedapps show`: what a finished run is."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -38,6 +39,8 @@ def show(
         typer.echo(model_card(loaded))
         return
     console = make_console()
-    rows["serve it"] = f"fedapps personalize {run} DATA" if loaded.novel else "fedapps serve"
+    rows["serve it"] = (
+        f"fedapps personalize {quote(str(run))} DATA" if loaded.novel else "fedapps serve"
+    )
     for name, value in rows.items():
         say(console, f"{name + ':':21}{value}")

@@ -76,6 +76,18 @@ def test_errors_are_exceptions(tmp_path):
         fedapps.read(tmp_path)
 
 
+def test_a_run_that_never_began_raises_with_its_reason(tmp_path, monkeypatch):
+    """Then the folder holds no run."""
+
+    def broken(jobs, *args, **options):
+        for job in jobs:
+            job.error = "its process ended"
+
+    monkeypatch.setattr("fedapps.api.engines.run_jobs", broken)
+    with pytest.raises(RuntimeError, match="fedavg-seed0: its process ended"):
+        fedapps.run(["fedavg"], 0, output=tmp_path, **SMALL, **QUIET)
+
+
 def test_a_failed_run_raises_and_the_others_stay(tmp_path, monkeypatch):
     monkeypatch.setattr("clients.tent.TENTClient.loss", None)
     with pytest.raises(RuntimeError, match="tent-seed0: "):
