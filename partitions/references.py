@@ -45,8 +45,8 @@ def _imported(reference: str) -> Any:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{reference!r}: {error}; modules are looked for on PYTHONPATH ({sys.path[0] or '.'}, "
-            f"…) and in the environment"
+            f"{reference!r}: {error}; modules are looked for on PYTHONPATH, in the environment, and "
+            f"in the folder of the call, {Path.cwd()}"
         ) from error
     if not hasattr(found, name):
         own = [n for n, v in vars(found).items() if getattr(v, "__module__", "") == module]
