@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from partitions.readers.raw import Raw
 
-VERSION = 2  # of the format and of the readers' results
+VERSION = 3  # of the format and of the readers' results
 DATA, META = "data.safetensors", "meta.json"
 
 

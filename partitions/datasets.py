@@ -7,6 +7,7 @@ Datasets come from ``data-dir`` (or $FEDAPPS_DATA_DIR) in their official files o
 `datasets` library's form, else from the Hugging Face hub. They are converted once and
 memory-mapped from a cache folder, so that all processes of a machine share one copy."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "info", "load"]
 
 Result = TypeVar("Result")
+
+MAX_EMPTY = (10, 100)  # classes of numbered labels: at most 10 for each label that occurs, and 100
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,10 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         from partitions.readers.local import read_local
 
         key = f"own-{fingerprint(path)}-{size}" + f"-{label.encode().hex()}" * bool(label)
-        raw = cached(key, lambda: read_local(path, size, label=label))
+        raw = cached(key, lambda: _numbered(read_local(path, size, label=label), name))
     elif references.is_reference(name):
         key = f"{name}-{references.source_code(name)}-" + ",".join(f"{k}={v}" for k, v in options)
-        raw = cached(key, lambda: _made(name, given))
+        raw = cached(key, lambda: _numbered(_made(name, given), name))
     else:
         raise ValueError(
             f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
@@ -150,6 +153,25 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     shape, columns = raw.x.shape[1:], tuple(raw.columns)
     entry = Info(name, shape, count, "own data", scale=scale, classes=raw.classes, columns=columns)
     return _checked(entry, raw, name, key)
+
+
+def _numbered(raw: Raw, name: str) -> Raw:
+    """The data. ValueError if labels without names leave most of the classes 0, 1, … empty; a
+    warning if they begin above 0."""
+    labels = np.unique(raw.y)
+    if raw.classes or not len(labels):
+        return raw
+    low, high = int(labels[0]), int(labels[-1])
+    if high >= MAX_EMPTY[0] * len(labels) + MAX_EMPTY[1]:
+        raise ValueError(
+            f"{name}: labels go up to {high}, but only {len(labels)} different ones occur; number "
+            "the classes from 0, or give the labels as texts"
+        )
+    if low > 0:
+        logging.getLogger(__name__).warning(
+            "%s: labels begin at %d; class 0 has no sample, and counts as a class", name, low
+        )
+    return raw
 
 
 def _made(name: str, options: dict[str, Any]) -> Raw:
@@ -256,7 +278,8 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
         )
     if not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
         raise ValueError(
-            f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}"
+            f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}; "
+            f"every label must be a whole number from 0 to {entry.num_classes - 1}"
         )
     import torch
 

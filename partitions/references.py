@@ -45,7 +45,7 @@ def _imported(reference: str) -> Any:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{reference!r}: {error}; modules are looked for on PYTHONPATH, in the environment, and "
+            f"{reference!r}: {error}; modules are looked for on PYTHONPATH, in the environment and "
             f"in the folder of the call, {Path.cwd()}"
         ) from error
     if not hasattr(found, name):

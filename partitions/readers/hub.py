@@ -1,6 +1,6 @@
 """Datasets in the `datasets` library's form: a local folder, or the Hugging Face hub."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def _split(
                  source.parent)  # fmt: skip
     else:
         images = split.select_columns([name := column(split, IMAGES, source)])
-        pictures = (row[name] for row in images)
+        pictures = _pictures(images, name, source)
         if shape == (1280,):
             rgb = (picture.convert("RGB") for picture in pictures)
             x = mobilenet_v2(rgb, len(split), source.parent)
@@ -122,6 +122,21 @@ def _split(
     }
     y = np.asarray(split[column(split, LABELS, source)][:])
     return Raw(x, y, len(y) if train else 0, natural)
+
+
+def _pictures(images: Any, name: str, source: Path) -> Iterator[Any]:
+    """The pictures, or nested lists, of a column; ValueError with the row of a damaged one."""
+    rows = iter(images)
+    for number in range(len(images)):
+        try:
+            picture = next(rows)[name]
+        except Exception as error:  # whatever damaged bytes raise in Pillow
+            raise ValueError(
+                f"{source}, row {number} is no whole image ({type(error).__name__})"
+            ) from error
+        if picture is None:
+            raise ValueError(f"{source}, row {number} holds no image; leave such rows out")
+        yield picture
 
 
 def column(split: Any, names: Sequence[str], source: Path) -> str:

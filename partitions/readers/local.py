@@ -5,6 +5,8 @@ of the `datasets` library.
 Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3."""
 
 import io
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +20,21 @@ from partitions.readers import hub
 from partitions.readers.raw import UNLABELED, Raw, concatenate
 
 FORMATS = ("PNG", "JPEG", "PPM", "BMP", "TIFF", "WEBP", "GIF")  # Pillow reads EPS by Ghostscript
-GREY = ("1", "L", "LA", "I;16")
+GREY = ("1", "L", "LA")
 CSV_GROWTH = 4  # bytes in memory of a byte of CSV, at most: "1," becomes a number of 8 bytes
 FEATURES = ("x", "features", "embedding", "input")  # names of a column of numbers
 NATURAL = ("string", "large_string", "int64")  # types of natural columns
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders, or ends of names
+SPLITS = tuple(f"{name}_{split}" for split in ("train", "test") for name in "xy")  # in a .npz
+MAX_FLOAT = 10.0  # larger floats in images are hardly scaled or standardized
+
+logger = logging.getLogger(__name__)
 
 
 def read_local(path: Path, size: int = 0, whole: bool = False, label: str = "") -> Raw:
     """The samples at `path`, training ones first; images cropped and resized to `size`×`size`
-    (0: as they are, which must be equal sizes); `whole` numbers stay whole, as in `inputs_of`.
+    (0: as they are, which must be equal sizes). For a later client, `whole` numbers stay whole, as
+    in `inputs_of`, and a table may lack the column `label`.
 
     A folder may hold ``train`` and ``test`` folders of class folders; what has no class folder, no
     ``y`` and no column of labels has label −1. A table has them in the column `label`, "": the
@@ -43,7 +50,7 @@ def read_local(path: Path, size: int = 0, whole: bool = False, label: str = "") 
         )
     if path.suffix == ".csv":
         check_size(CSV_GROWTH * path.stat().st_size, path)
-        return _table(_csv(path), path, size, whole, label)
+        return _table(_csv(path, label), path, size, whole, label)
     with _readable(path):
         unpacked = hub.unpacked(path)
     check_size(unpacked, path)
@@ -52,15 +59,30 @@ def read_local(path: Path, size: int = 0, whole: bool = False, label: str = "") 
     return _folder(path, size) if loaded is None else _table(loaded, path, size, whole, label)
 
 
-def _csv(path: Path) -> Any:
-    """A CSV file with a header as a table of the `datasets` library."""
+def _csv(path: Path, label: str) -> Any:
+    """A CSV file with a header as a table of the `datasets` library. A warning names the columns of
+    numbers, but for labels, that some other cells make texts."""
     import datasets
     import pandas
 
     try:
-        return datasets.Dataset.from_pandas(pandas.read_csv(path), preserve_index=False)
+        frame = pandas.read_csv(path)
+        table = datasets.Dataset.from_pandas(frame, preserve_index=False)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is no CSV file with a header ({error})") from error
+    if not len(frame):
+        raise ValueError(f"{path} has a header and no rows; add a row for each sample")
+    labels, mixed = [label] if label else hub.LABELS, []
+    for name, cells in frame.select_dtypes(exclude="number").items():
+        texts = cells[pandas.to_numeric(cells, errors="coerce").isna() & cells.notna()]
+        if name not in labels and 0 < 2 * len(texts) <= cells.count():
+            mixed.append(f"{name} ({len(texts)} cells such as {texts.iloc[0]!r:.50})")
+    if mixed:
+        logger.warning(
+            "%s: columns are no inputs because some cells are not numbers: %s",
+            path, ", ".join(mixed),
+        )  # fmt: skip
+    return table
 
 
 def _folder(folder: Path, size: int) -> Raw:
@@ -70,22 +92,27 @@ def _folder(folder: Path, size: int) -> Raw:
     parts = [_class_folders(train[0], size, True)]
     parts += [_class_folders(place, size, False) for place in test[:1]]
     if len({part.classes for part in parts}) > 1:
-        raise ValueError(f"{train[0]} and {test[0]} hold different class folders")
+        differing = sorted(set(parts[0].classes) ^ set(parts[1].classes))
+        raise ValueError(
+            f"{train[0]} and {test[0]} hold different class folders; only one of them has "
+            f"{', '.join(differing)}; give both the same folders, which may be empty"
+        )
     return joined(parts, folder)
 
 
 def _class_folders(folder: Path, size: int, train: bool) -> Raw:
     """ImageFolder's rule: a class is a folder, in alphabetical order, and holds images at any
-    depth."""
-    from torchvision.datasets import ImageFolder
+    depth. Links as in `_is_new`."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    if any(path.is_dir() for path in folder.iterdir()):
-        found = ImageFolder(str(folder), allow_empty=True)
-        files, classes = found.samples, tuple(found.classes)
+    root, visited = folder.resolve(), set[Path]()
+    folders = [f for f in sorted(folder.iterdir()) if f.is_dir() and _is_new(f, root, visited)]
+    classes = tuple(f.name for f in folders)
+    if folders:
+        files = [(f, i) for i, at in enumerate(folders) for f in _walk(at, root, visited)]
     else:
-        names = sorted(f for f in folder.iterdir() if f.suffix.lower() in IMG_EXTENSIONS)
-        files, classes = [(str(name), UNLABELED) for name in names], ()
+        files = [(str(f), UNLABELED) for f in sorted(folder.iterdir())]
+    files = [(name, label) for name, label in files if name.lower().endswith(IMG_EXTENSIONS)]
     if not files:
         raise ValueError(
             f"{folder} holds no images; it may hold one folder of images for each class, or be a "
@@ -97,13 +124,39 @@ def _class_folders(folder: Path, size: int, train: bool) -> Raw:
     return Raw(x, labels, len(x) * train, {}, classes, samples)
 
 
+def _walk(folder: Path, root: Path, visited: set[Path]) -> list[str]:
+    """The files at any depth below `folder`, in ImageFolder's order."""
+    found = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [f for f in sorted(folders) if _is_new(Path(place, f), root, visited)]
+        found.append((place, sorted(names)))
+    return [os.path.join(place, name) for place, names in sorted(found) for name in names]
+
+
+def _is_new(folder: Path, root: Path, visited: set[Path]) -> bool:
+    """Whether `folder` is to be read: it is not `visited` yet, and is no link into the data at
+    `root`, which are read anyway, or to a folder that contains them."""
+    target = folder.resolve()
+    inside = target.is_relative_to(root) or root.is_relative_to(target)
+    if target in visited or (folder.is_symlink() and inside):
+        return False
+    visited.add(target)
+    return True
+
+
 def _open(name: str, file: str | io.BytesIO) -> Image.Image:
     try:
         with Image.open(file, formats=FORMATS) as picture:
             picture.load()
-            return picture
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} is no whole image ({error})") from error
+    except Exception as error:  # whatever damaged bytes raise in Pillow
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = f"it is empty, damaged or none of {', '.join(FORMATS)}" if unknown else error
+        raise ValueError(f"{name} is no whole image ({reason})") from error
+    if picture.mode.startswith(("I", "F")):  # Pillow would clip them at 255
+        raise ValueError(
+            f"{name} has pixels of more than 8 bits (mode {picture.mode}); save it with 8 bits"
+        )
+    return picture
 
 
 def _images(files: Sequence[tuple[str, str | io.BytesIO]], size: int) -> np.ndarray:
@@ -133,8 +186,10 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever damaged bytes raise in zipfile and numpy
+        pickled = "allow_pickle" in str(error)  # numpy says so of any bytes that it does not know
+        reason = "it is damaged, or holds Python objects" if pickled else error
         raise ValueError(
-            f"{path} is no whole {path.suffix or 'folder'} of plain data ({error})"
+            f"{path} is no whole {path.suffix or 'folder'} of plain data ({reason})"
         ) from error
 
 
@@ -150,8 +205,13 @@ def _arrays(path: Path, whole: bool) -> Raw:
             check_size(sum(entry.file_size for entry in file.zip.infolist()), path)
             with _readable(path):
                 arrays = {name: file[name] for name in file.files}
+    if not arrays.keys().isdisjoint(("x", "y")) and not arrays.keys().isdisjoint(SPLITS):
+        raise ValueError(
+            f"{path} holds {', '.join(sorted(arrays))}; it must hold either x and y, or "
+            "x_train, y_train, x_test and y_test"
+        )
     parts = []
-    for ending in ("", *(f"_{name}" for name in (TRAIN[0], TEST[0]))):
+    for ending in ("", "_train", "_test"):
         if f"x{ending}" in arrays:
             x, y = arrays[f"x{ending}"], arrays.get(f"y{ending}")
             if x.ndim == 0 or (y is not None and not y.size):
@@ -180,6 +240,11 @@ def _table(loaded: Any, source: Path, size: int, whole: bool, label: str) -> Raw
         split = splits[name]
         labels = [label] if label else hub.LABELS
         labelled = next((name for name in labels if name in split.column_names), "")
+        if label and not labelled and not whole:
+            raise ValueError(
+                f"{source} has no column {label!r} of labels; label=NAME must be one of "
+                f"{', '.join(split.column_names)}"
+            )
         x, inputs, pictures = _inputs(split, source, size, whole, (label, labelled))
         samples = tuple(map(str, range(len(x)))) if pictures else ()
         columns = {
@@ -234,20 +299,49 @@ def _stored(feature: Any) -> str:
 
 def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndarray:
     """Inputs as uint8 (0 … 255) or float32, other whole numbers as int64 if `whole`; images
-    (n, H, W) and (n, H, W, C) with the channels first."""
+    (n, H, W) and (n, H, W, C) with the channels first. Unless `whole`, whole numbers in images are
+    bytes: ValueError for others than 0 … 255."""
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
     converted = np.int64 if whole and x.dtype.kind in "ui" else np.float32
-    dtype = np.dtype(np.uint8 if x.dtype == np.uint8 else converted)
+    pixels = x.dtype == np.uint8 or (not whole and _are_bytes(x, source))
+    dtype = np.dtype(np.uint8 if pixels else converted)
     check_size(dtype.itemsize * x.size, source)
     if x.ndim == 3:
         x = x[:, None]
-    elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+    elif x.ndim == 4 and (
+        (x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)) or (x.shape[3] == 4 < x.shape[1])
+    ):
         x = x.transpose(0, 3, 1, 2)
     x = x.astype(dtype, copy=False)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError(f"{source}: inputs hold NaN or infinity")
     return x
+
+
+def _are_bytes(x: np.ndarray, source: Path | str) -> bool:
+    """Whether x is an array of images of whole numbers, which must be 0 … 255. A warning for large
+    floats, and for whole numbers that are no uint8."""
+    if x.ndim < 3 or not x.size or x.dtype == np.uint8:
+        return False
+    low, high = x.min(), x.max()
+    if x.dtype.kind == "f":
+        if max(-low, high) > MAX_FLOAT:
+            logger.warning(
+                "%s: images hold floats from %g to %g; only bytes (whole numbers from 0 to 255) "
+                "are divided by 255", source, low, high,
+            )  # fmt: skip
+        return False
+    if low < 0 or high > 255:
+        raise ValueError(
+            f"{source}: images hold whole numbers from {low} to {high}; give bytes from 0 to 255, "
+            "or scale them to [0, 1] and store them as float32"
+        )
+    logger.warning(
+        "%s: %s images hold whole numbers up to %d; they are divided by 255, as bytes are",
+        source, x.dtype, high,
+    )  # fmt: skip
+    return True
 
 
 def joined(parts: list[Raw], source: Path | str) -> Raw:
@@ -257,6 +351,11 @@ def joined(parts: list[Raw], source: Path | str) -> Raw:
             raise ValueError(f"{source}: {len(part.x)} inputs, but {part.y.size} labels")
         if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
             raise ValueError(f"{source}: training and test inputs differ in shape or type")
+        if missing := sorted(parts[0].columns.keys() - part.columns.keys()):
+            raise ValueError(
+                f"{source}: the training samples have columns that the test samples lack: "
+                f"{', '.join(missing)}; both need them"
+            )
     raw = concatenate(parts)
     if raw.y.dtype.kind in "iu":
         return raw
