@@ -37,6 +37,7 @@ class Sender(Protocol):
     max_update_norm: float
     max_update_ratio: float
     max_examples_ratio: float
+    mean_over: str
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
