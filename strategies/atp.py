@@ -2,10 +2,11 @@
 
 A run that starts from another method's model has FedAvg behind it. Names on the wire: up to round
 `fedavg_rounds` every name both ways; then `adaptation_rates` α both ways, and the network once to
-each client, again if the run goes on from a saved state. α ← the plain mean of the replies.
-Evaluated clients, novel ones included, get the network and α."""
+each client, again if the run goes on without the clients' states. α ← the plain mean of the
+replies. Evaluated clients, novel ones included, get the network and α."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from clients.arrays import Arrays
 from clients.atp import LEARN_RATES, RATES
@@ -16,7 +17,6 @@ from strategies.two_phases import TwoPhases
 class ATP(TwoPhases):
     """`fedavg_rounds` rounds of FedAvg, then the rates alone; the server keeps the network."""
 
-    kept = ("in_second",)  # clients may have lost the network since
     phase_key = LEARN_RATES
     requires = Requirement(
         "atp", "learn rates of adaptation for a fixed network", offers=("adaptation-rates",)
@@ -33,6 +33,11 @@ class ATP(TwoPhases):
             self.in_second = True
             saved = {**saved, RATES: arrays[RATES]}
         return super().restore(arrays, saved)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Clients whose states do not come with it may have lost the network since."""
+        super().load_state(state)
+        self.started &= self.former_clients.keys()
 
     def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
         """FedAvg's mean of the networks, or the plain mean of the rates."""

@@ -54,7 +54,7 @@ class PriorEM(FedAvg):
         if self.requires is not None and HEAD not in arrays:
             raise ValueError(
                 f"{self.requires.method} counts the classes by {HEAD!r}, which the clients do not "
-                "send; leave the head's weights unfrozen"
+                f"send; leave the head's weights unfrozen, and use `{self.requires.usage}`"
             )
         return arrays
 
