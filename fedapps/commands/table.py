@@ -50,7 +50,7 @@ def table(
             raise ValueError(f"unknown format {format_!r}; known: {', '.join(FORMATS)}")
 
         from fedapps.results.comparison import compare
-        from fedapps.results.runs import read_runs
+        from fedapps.results.runs import failures, read_runs
 
         if asked := listed(scores):
             show_scores(folder, asked, round_, against, format_)
@@ -68,8 +68,7 @@ def table(
         raise typer.Exit(2) from error
     from fedapps.results.comparison import as_csv, as_table, side_by_side
 
-    failed = runs[runs.error != ""].itertuples()
-    for problem in [*problems, *(f"{run.name} failed: {run.error}" for run in failed)]:
+    for problem in [*problems, *failures(runs)]:
         say(warnings, problem)
     if format_ == "csv":  # a line for each number, also with --across
         typer.echo(as_csv(comparison), nl=False)
@@ -94,14 +93,22 @@ def lines_of(runs: "DataFrame", by: list[str], across: str) -> tuple[list[str], 
 
 def show_scores(folder: Path, asked: list[str], round_: str, against: str, format_: str) -> None:
     """Print the `asked` scores of novel clients; with runs in subfolders a table for each score."""
-    from fedapps.results.gains import gains_table, scenarios_table
-    from fedapps.results.runs import read_runs
+    from fedapps.results.gains import gains_table, read_scenarios, scenarios_table
+    from fedapps.results.runs import failures, read_runs
 
-    if any(folder.glob("*/summary.json")):
-        show(gains_table(read_runs(folder)[0], asked, round_, against), format_)
+    warnings, single = make_console(stderr=True), any(folder.glob("*/summary.json"))
+    if single:
+        runs, problems = read_runs(folder)
+        problems += failures(runs)
+    else:
+        found, problems = read_scenarios(folder)
+    for problem in problems:
+        say(warnings, problem)
+    if single:
+        show(gains_table(runs, asked, round_, against), format_)
         return
     for score in asked:
-        show(scenarios_table(folder, score, round_, against), format_)
+        show(scenarios_table(found, score, round_, against), format_)
 
 
 def show(shown: "TextTable", format_: str) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedapps.console import spreadsheet_cell
+from fedapps.methods import METHODS
 from fedapps.results.formats import TextTable
 from fedapps.results.published import Published
 from fedapps.results.runs import (
     F1,
-    ROUNDS,
     SCORES,
+    check_round,
     clients_of,
     differing,
     federation_of,
@@ -24,12 +25,14 @@ from fedapps.results.runs import (
     own_settings,
 )
 from fedapps.results.table import epsilon, lost_replies, terms_of_privacy
-from fedapps.settings.config import effective
+from fedapps.settings.config import defaults, effective
+from partitions import RUN_SEED
 from partitions.registry import options_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+DISTILLS = "fedmd"  # it and its variants deal public samples, even if none are asked for
 MIN_SEEDS = 5  # with fewer pairs no test is made: it could not decide anything
 LEVEL = 0.05
 TEST = f"Student's paired t test over {MIN_SEEDS} seeds or more, two-sided"
@@ -76,8 +79,7 @@ def compare(
     for settings that no run has, and if a group would average over anything but seeds."""
     import pandas
 
-    if round_ not in ROUNDS:
-        raise ValueError(f"unknown round {round_!r}; known: {', '.join(ROUNDS)}")
+    check_round(round_)
     runs = runs[runs.error == ""]
     by = list(dict.fromkeys(by or ["method", *swept(runs)]))
     values = [[_value(run.method, run.config, key, by) for key in by] for run in runs.itertuples()]
@@ -233,9 +235,14 @@ def _check_groups(runs: "DataFrame", groups: "DataFrame") -> None:
 
 
 def split_of(config: Mapping[str, Any]) -> str:
-    """What two runs must share to have the same clients."""
+    """What two runs must share to have the same clients, and the seed."""
+    config, method = defaults() | dict(config), str(config["method"])
+    if method in METHODS.known() and DISTILLS in (method, METHODS[method].extends):
+        config["partition.public-samples"] = config["partition.public-samples"] or "default"
     keys = {*FEDERATION, *(f"partition.{name}" for name in options_of(config))}
     shared = {key: value for key, value in config.items() if key in keys}
+    data_seed = config["data-seed"]
+    shared["data-seed"] = config["seed"] if data_seed == RUN_SEED else data_seed
     return repr(sorted(shared.items()))
 
 

@@ -1,20 +1,25 @@
 """What novel clients gain: client by client, against a reference on the same split."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fedapps.results.comparison import LEVEL, TEST, chance, split_of, spreads
 from fedapps.results.formats import TextTable
 from fedapps.results.runs import (
+    check_round,
     clients_of,
+    failures,
     federation_of,
     label_without,
     own_settings,
     read_rounds,
     read_runs,
 )
+from fedapps.settings.config import effective
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -27,23 +32,35 @@ NOVEL_SCORES = {
     "milliseconds": "median over evaluations, for a client",
     "kilobytes": "arrays to and from a client",
 }
-HARM = -1.0  # points
+HARM = -1.0 - 1e-4  # points; a loss of exactly one is no harm, however its decimals are rounded
 
 
 def novel_scores(runs: "DataFrame", round_: str = "best", against: str = "fedavg") -> "DataFrame":
-    """`NOVEL_SCORES` of each run, NaN where unknown; the reference is `against` on the run's split
-    with equal settings in the label if it has several. Raises ValueError if no run is called
-    `against`."""
+    """`NOVEL_SCORES` of each run, NaN where unknown; the reference is `against` on the run's split,
+    of several the one with the run's settings. Raises ValueError if no run is called `against`."""
+    _check_reference([runs], against)
+    return _scores(runs, round_, against)
+
+
+def _scores(runs: "DataFrame", round_: str, against: str) -> "DataFrame":
+    """The same; without a run called `against` no gain is known."""
     from pandas import DataFrame
 
-    if against not in {label.split()[0] for label in runs.method}:
-        raise ValueError(f"no run of {against!r} to compare with; there are {set(runs.method)}")
     clients = clients_of(runs, round_)
     clients = clients[clients.role == "novel"].dropna(subset="accuracy")
-    labels = [run.method.partition(" ") for run in runs.itertuples()]
-    splits = map(split_of, runs.config)
-    place = [(name, rest, split) for (name, _, rest), split in zip(labels, splits, strict=True)]
-    known = DataFrame(place, runs.index, ["name", "rest", "split"])
+    names = [label.partition(" ")[0] for label in runs.method]
+    described = [
+        own_settings(label) for label in runs.method
+    ]  # of the reference, what tells it apart
+    keys = sorted(
+        {key for name, s in zip(names, described, strict=True) if name == against for key in s}
+    )
+    rests = [
+        repr([str(effective(config, key) or words.get(key)) for key in keys])
+        for config, words in zip(runs.config, described, strict=True)
+    ]
+    place = zip(names, rests, map(split_of, runs.config), strict=True)
+    known = DataFrame(list(place), runs.index, ["name", "rest", "split"])
     clients = clients.join(known, on="run")
     reference = clients[clients.name == against]
     keys = ["split", "client", *(["rest"] if reference.rest.nunique() > 1 else [])]
@@ -72,9 +89,12 @@ def gains_table(
     runs: "DataFrame", scores: Sequence[str], round_: str = "best", against: str = ""
 ) -> TextTable:
     """A row for each method, a column for each of the scores: mean ± deviation over seeds. Raises
-    ValueError for unknown scores."""
-    _check(scores)
-    runs, against = shortened(runs[runs.error == ""]), against or "fedavg"
+    ValueError for unknown scores and rounds, and if all runs failed."""
+    _check(scores, round_)
+    runs, against = runs[runs.error == ""], against or "fedavg"
+    if runs.empty:
+        raise ValueError("all runs failed; there is nothing to show")
+    runs = shortened(runs)
     found = novel_scores(runs, round_, against)
     rows = [
         [str(method), *(_cell(found.loc[group.index, s], s) for s in scores), str(len(group))]
@@ -84,44 +104,57 @@ def gains_table(
     return TextTable(title, ["method", *scores, "seeds"], rows, _notes(scores))
 
 
-def scenarios_table(folder: Path, score: str, round_: str = "best", against: str = "") -> TextTable:
-    """A row for each method, a column for each subfolder that holds runs. Raises ValueError for an
-    unknown score, and where no subfolder holds runs."""
-    _check([score])
+def scenarios_table(
+    found: Mapping[str, "DataFrame"], score: str, round_: str = "best", against: str = ""
+) -> TextTable:
+    """A row for each method, a column for each of the `scenarios`. Raises ValueError for an unknown
+    score or round, and where no scenario has a run called `against`."""
+    _check([score], round_)
+    against = against or "fedavg"
+    _check_reference(found.values(), against)
     cells: dict[str, dict[str, str]] = {}
     columns = []
-    for scenario, runs in scenarios(folder).items():
+    for scenario, runs in found.items():
         columns.append(scenario)
-        found = novel_scores(runs, round_, against or "fedavg")
+        values = _scores(runs, round_, against)[score]
         for method, group in runs.groupby("method", sort=False):
-            cells.setdefault(str(method), {})[scenario] = _cell(
-                found.loc[group.index, score], score
-            )
+            cells.setdefault(str(method), {})[scenario] = _cell(values[group.index], score)
     rows = [[method, *(row.get(c, "–") for c in columns)] for method, row in cells.items()]
-    title = f"{score} of novel clients by scenario, against {against or 'fedavg'}"
+    title = f"{score} of novel clients by scenario, against {against}"
     return TextTable(title, ["method", *columns], rows, _notes([score]))
 
 
 def scenarios(folder: Path) -> dict[str, "DataFrame"]:
     """The finished runs in each subfolder, by its name and the swept settings that all its labels
     say. A label says only what tells its method's runs apart. Raises ValueError where no subfolder
-    holds runs."""
-    found = {}
+    holds such runs."""
+    return read_scenarios(folder)[0]
+
+
+def read_scenarios(folder: Path) -> tuple[dict[str, "DataFrame"], list[str]]:
+    """The `scenarios`, and a sentence for each run that failed, is missing or damaged, and for each
+    subfolder that is left out because no run of it is finished."""
+    found, problems, empty = {}, [], []
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         if any(inner.glob("*/summary.json")):
-            runs, _ = read_runs(inner)
-            runs = shortened(runs[runs.error == ""])
+            runs, doubts = read_runs(inner)
+            problems += [f"{inner.name}: {doubt}" for doubt in [*doubts, *failures(runs)]]
+            runs = runs[runs.error == ""]
+            if runs.empty:
+                empty.append(f"{inner.name} is left out: all its runs failed")
+                continue
+            runs = shortened(runs)
             common = set.intersection(*(set(own_settings(label)) for label in runs.method))
             words = [
                 " ".join(word for key, word in own_settings(label).items() if key in common)
                 for label in runs.method
             ]
             labels = [label_without(label, common) for label in runs.method]
-            for name, group in runs.assign(method=labels).groupby(words, sort=False):
+            for name, group in runs.assign(method=labels).groupby(np.array(words), sort=False):
                 found[f"{inner.name} {name}".strip()] = group
     if not found:
-        raise ValueError(f"{folder} has no subfolder that holds runs")
-    return found
+        raise ValueError("; ".join([f"{folder} has no subfolder that holds runs", *empty]))
+    return found, problems + empty
 
 
 def shortened(runs: "DataFrame") -> "DataFrame":
@@ -135,9 +168,18 @@ def shortened(runs: "DataFrame") -> "DataFrame":
     return runs.assign(method=labels)
 
 
-def _check(scores: Sequence[str]) -> None:
+def _check(scores: Sequence[str], round_: str) -> None:
+    check_round(round_)
     if unknown := [score for score in scores if score not in NOVEL_SCORES]:
         raise ValueError(f"unknown score {unknown[0]!r}; known: {', '.join(NOVEL_SCORES)}")
+
+
+def _check_reference(several: Iterable["DataFrame"], against: str) -> None:
+    """Raise ValueError if no run is called `against`."""
+    names = {label.partition(" ")[0] for runs in several for label in runs.method}
+    if against not in names:
+        there = ", ".join(sorted(names))
+        raise ValueError(f"no run of {against!r} to compare with; --against takes one of {there}")
 
 
 def _cell(values: "Series", score: str) -> str:

@@ -253,8 +253,13 @@ class Recorder:
 
     def _per_client(self) -> dict[str, Any]:
         """Each client's scores at the round that its group reports."""
-        train, novel = (self._best[role]["per_client"] for role in CHOICE)
-        return {c: novel[c] if novel.get(c, {}).get("role") == "novel" else train[c] for c in train}
+        found = {
+            client: scores
+            for role in CHOICE
+            for client, scores in self._best[role]["per_client"].items()
+            if scores["role"] == role
+        }
+        return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
     def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
         keys = ("method", "dataset", "partition", "model", "seed")

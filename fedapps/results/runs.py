@@ -53,6 +53,17 @@ def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", li
     return runs, problems + _missing(runs)
 
 
+def failures(runs: "DataFrame") -> list[str]:
+    """A sentence for each run that failed."""
+    return [f"{run.name} failed: {run.error}" for run in runs[runs.error != ""].itertuples()]
+
+
+def check_round(round_: str) -> None:
+    """Raise ValueError for a name that is not in `ROUNDS`."""
+    if round_ not in ROUNDS:
+        raise ValueError(f"unknown round {round_!r}; known: {', '.join(ROUNDS)}")
+
+
 def runs_of(jobs: Iterable["Job"]) -> "DataFrame":
     """The same for jobs that this process has run."""
     return _frame([_of_job(job) for job in jobs])

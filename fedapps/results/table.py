@@ -26,17 +26,17 @@ def results(runs: "DataFrame") -> TextTable:
     columns += [*["F1", "F1, users"] * scored, *["ε"] * bool(runs.epsilon.notna().any())]
     columns += ["êrr", "½ d̂", "êrr + ½ d̂"] * bool(runs.bound.notna().any())
     columns += ["rounds", "seconds", "MB down", "MB up"]
+    spread = runs.seed.nunique() > 1
     rows = []
     for label, group in runs.groupby("method", sort=False):
         config = group.config.iloc[0]
         cells = {"method": label_without(label, apart)}
         cells |= {key: str(effective(config, key)) for key in apart}
         if len(done := group[group.summary.notna()]):
-            cells |= _cells(done)
+            cells |= _cells(done, spread)
         else:
             cells[columns[len(cells)]] = FAILED
         rows.append([cells.get(column, "") for column in columns])
-    spread = runs.seed.nunique() > 1
     few = any(config.get("novel-shots") for config in runs.config)
     notes = [
         *["training clients: validation accuracy"] * validated,
@@ -88,10 +88,10 @@ def lost_replies(runs: "DataFrame") -> list[str]:
     return [f"training replies dropped: {', '.join(words)}"] if words else []
 
 
-def _cells(runs: "DataFrame") -> dict[str, str]:
+def _cells(runs: "DataFrame", spread: bool) -> dict[str, str]:
     return {
-        "training clients": _accuracy(runs, "train"),
-        "novel clients": _accuracy(runs, "novel")
+        "training clients": _accuracy(runs, "train", spread),
+        "novel clients": _accuracy(runs, "novel", spread)
         if _serves_novel(runs)
         else "cannot without labels",
         "F1": _mean(runs["best f1"], 3, spread=True),
@@ -100,7 +100,7 @@ def _cells(runs: "DataFrame") -> dict[str, str]:
         "êrr": _mean(runs.training_error, 3),
         "½ d̂": _mean(runs.half_distance, 3),
         "êrr + ½ d̂": _mean(runs.bound, 3),
-        "rounds": f"{runs.rounds.iloc[0]:.0f}",
+        "rounds": "–".join(f"{n:.0f}" for n in sorted({runs.rounds.min(), runs.rounds.max()})),
         "seconds": _mean(runs.seconds, 0),
         "MB down": _mean(runs.down, 3),
         "MB up": _mean(runs.up, 3),
@@ -115,10 +115,11 @@ def _serves_novel(runs: "DataFrame") -> bool:
     return entry is None or bool(entry.novel) or any(s.novel for s in runs.summary)
 
 
-def _accuracy(runs: "DataFrame", group: str) -> str:
-    """Mean ± standard deviation over seeds; of a single seed ± the standard error over clients."""
+def _accuracy(runs: "DataFrame", group: str, spread: bool) -> str:
+    """Mean ± standard deviation over seeds; in a table of one seed, without `spread`, ± the
+    standard error over clients."""
     values = runs[f"best {group}"].dropna()
-    if len(values) == 1:
+    if len(values) == 1 and not spread:
         sem = (getattr(runs.summary[values.index[0]], group) or {}).get("sem")
         return f"{values.iloc[0]:.2f}" + (f" ± {100 * sem:.2f}" if sem is not None else "")
     return _mean(values, 2, spread=True)

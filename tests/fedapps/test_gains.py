@@ -2,13 +2,21 @@
 
 import json
 
+import numpy as np
 import pytest
 from left import leave
 from tiny import invoke
 
+from fedapps.methods import METHODS
+from fedapps.results.comparison import DISTILLS
 from fedapps.results.gains import novel_scores
 from fedapps.results.plot import gain
 from fedapps.results.runs import read_runs
+
+
+def fail(run):
+    """Its summary becomes that of a failure."""
+    (run / "summary.json").write_text(json.dumps({"error": "boom"}))
 
 
 def test_gains_by_client_and_seed(tmp_path):
@@ -91,3 +99,57 @@ def test_gains_as_a_figure(tmp_path):
     assert bars["fedavg"][0].get_xydata()[:, 1].tolist() == [0, 0]
     invoke("plot", tmp_path, "gain", "--output", tmp_path / "gain.png")
     assert (tmp_path / "gain.png").is_file()
+
+
+def test_a_loss_of_exactly_one_point_harms_nobody(tmp_path):
+    """Accuracies of 200 samples come as float32, whose differences are off by some 1e-6."""
+    before = [float(np.float32(k / 200)) for k in range(2, 201)]
+    leave(tmp_path, "fedavg", 0, before)
+    leave(tmp_path, "tent", 0, [float(np.float32((k - 2) / 200)) for k in range(2, 201)])
+    leave(tmp_path, "shot", 0, [a - 0.0101 for a in before])
+    runs, _ = read_runs(tmp_path)
+    found = novel_scores(runs).set_index(runs.name)
+    assert found.loc["tent-seed0", "harmed"] == 0
+    assert found.loc["shot-seed0", "harmed"] == 100
+
+
+def test_clients_of_other_splits_are_no_pair(tmp_path):
+    """FedMD deals public samples where none are asked for; data-seed deals anew, unless it is the
+    run's seed."""
+    leave(tmp_path, "fedavg", 0, [0.5])
+    leave(tmp_path, "fedmd", 0, [0.6])
+    leave(tmp_path, "tent", 0, [0.7], **{"data-seed": 1})
+    leave(tmp_path, "shot", 0, [0.8], **{"data-seed": 0})
+    runs, _ = read_runs(tmp_path)
+    gains = novel_scores(runs).set_index(runs.name).gain
+    assert gains.isna().to_dict() == {
+        "fedavg-seed0": False, "fedmd-seed0": True, "tent-seed0": True, "shot-seed0": False,
+    }  # fmt: skip
+    public = {name for name, entry in METHODS.known().items() if entry.client.needs_public}
+    assert public == {n for n, e in METHODS.known().items() if DISTILLS in (n, e.extends)}
+
+
+def test_runs_that_failed_or_are_missing_are_named(tmp_path):
+    """A scenario whose runs all failed has no column; FedAvg's failure leaves gains unknown."""
+    leave(tmp_path / "good", "fedavg", 0, [0.5])
+    leave(tmp_path / "good", "tent", 0, [0.6])
+    leave(tmp_path / "lone", "tent", 0, [0.6])
+    fail(leave(tmp_path / "lone", "fedavg", 0, [0.5]))
+    fail(leave(tmp_path / "bad", "fedavg", 0, [0.5]))
+    done = invoke("table", tmp_path, "--scores", "gain", "--format", "markdown")
+    assert "| method | good | lone |" in done.output and "| tent | 10.00 | – |" in done.output
+    assert "bad is left out" in done.output and "lone: fedavg-seed0 failed" in done.output
+    assert "all runs failed" in invoke("table", tmp_path / "bad", "--scores", "gain", code=2).output
+    refused = invoke("table", tmp_path, "--scores", "gain", "--round", "latest", code=2)
+    assert "'latest'" in refused.output
+
+
+def test_only_the_references_settings_tell_pairs_apart(tmp_path):
+    """FedAvg has no adapt-steps, but alpha, as TENT has."""
+    for alpha, points in (("0.1", 1), ("1.0", 3)):
+        leave(tmp_path, f"fedavg partition.alpha={alpha}", 0, [0.5], partition="dirichlet")
+        label = f"tent partition.alpha={alpha} adapt-steps=3"
+        leave(tmp_path, label, 0, [0.5 + points / 100], partition="dirichlet")
+    runs, _ = read_runs(tmp_path)
+    gains = novel_scores(runs).gain[[name.startswith("tent") for name in runs.name]]
+    assert sorted(gains) == pytest.approx([1, 3])

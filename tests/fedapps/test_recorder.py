@@ -191,6 +191,21 @@ def test_a_private_novel_client_is_in_the_summary(tmp_path):
     assert got["novel"]["clients"] == 3
 
 
+def test_clients_of_each_groups_round_are_reported():
+    """Round 1 is the training clients', who hear 4 and 5; round 2 the novel ones', with 3 and 6."""
+    recorder, strategy = Recorder(defaults(), "", None), Reports()
+    for number, own, shared, client in ((1, 0.9, 0.2, 5), (2, 0.8, 0.3, 6)):
+        scores = {"train-accuracy": own, "train-global-accuracy": shared, "train-clients": 1}
+        novel = {"novel-accuracy": 0.5, "novel-clients": 1}
+        train = Node(4 if number == 1 else 3, 54)
+        strategy.evaluation = [
+            Update(train, {}, 7, {"accuracy": 0.1}),
+            Update(Node(client, 50 + client, novel=True), {}, 8, {"accuracy": 0.2}),
+        ]
+        recorder.record({"round": number, "evaluation": scores | novel}, strategy)
+    assert [*recorder.summary["per_client"]] == ["4", "6"]
+
+
 @pytest.mark.parametrize("over", ["clients", "samples"])
 def test_a_client_with_many_samples_is_reported(over, tmp_path):
     """One of eight has 400 samples, the others 20. Its count is limited only where it weighs."""

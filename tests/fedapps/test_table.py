@@ -143,3 +143,16 @@ def test_few_samples_to_be_scored_on_are_noted(tmp_path, examples, noted):
     one = job(tmp_path, 0, train=group, novel=group, per_client={"0": client, **few})
     words = f"a novel client has only {examples} samples to be scored on"
     assert (words in results(runs_of([one])).caption) == noted
+
+
+def test_of_several_seeds_a_single_finished_one_has_no_error_and_rounds_are_a_range(tmp_path):
+    """± is the deviation over seeds there; runs of 2 and 5 rounds show both."""
+    novel = {"accuracy": 0.25, "sem": 0.0625}
+    jobs = [
+        job(tmp_path, 0, train={"accuracy": 0.5}, novel=novel),
+        job(tmp_path, 1, train={"accuracy": 0.5}, novel=novel, rounds=5),
+        job(tmp_path, 0, "tent", train={"accuracy": 0.5}, novel=novel),
+    ]
+    shown = results(runs_of(jobs))
+    at = shown.columns.index("rounds")
+    assert [(row[2], row[at]) for row in shown.rows] == [("25.00 ± 0.00", "2–5"), ("25.00", "2")]
