@@ -84,8 +84,10 @@ def listed(text: str) -> list[str]:
 
 def lines_of(runs: "DataFrame", by: list[str], across: str) -> tuple[list[str], str]:
     """What makes a line of the comparison, and the setting whose values stand side by side."""
-    from fedapps.results.comparison import SHOTS, several, swept
+    from fedapps.results.comparison import SHOTS, check_setting, several, swept
 
+    if across:
+        check_setting(runs[runs.error == ""], across, "--across")
     if not across and SHOTS not in by and several(runs, SHOTS):
         across = SHOTS
     return ([*(by or ["method", *swept(runs)]), across] if across else by), across

@@ -6,6 +6,7 @@ difference to a reference with a paired test, and how unequal the clients are.""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,8 @@ def compare(
     check_round(round_)
     runs = runs[runs.error == ""]
     by = list(dict.fromkeys(by or ["method", *swept(runs)]))
+    for key in by:
+        check_setting(runs, key)
     values = [[_value(run.method, run.config, key, by) for key in by] for run in runs.itertuples()]
     groups = pandas.DataFrame(values, runs.index, by, dtype=object)
     _check_groups(runs, groups)
@@ -208,13 +211,22 @@ def number(line: Any, value: float, *, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
+def check_setting(runs: "DataFrame", key: str, option: str = "--by") -> None:
+    """Raise ValueError with the nearest names if `key` is neither "method" nor a setting of any of
+    the runs. `option` is where it was named."""
+    if key == "method" or any(effective(config, key) is not None for config in runs.config):
+        return
+    known = {*(name for config in runs.config for name in config), "method"}
+    near = get_close_matches(key, sorted(known), cutoff=0.5)
+    meant = f"did you mean {' or '.join(near)}?" if near else "config.toml has their names"
+    raise ValueError(f"no run has a setting {key!r}; {option} takes method and settings: {meant}")
+
+
 def _value(label: str, config: Mapping[str, Any], key: str, keys: Iterable[str]) -> str:
     """A run's value of a setting; of "method" its label without the other `keys`."""
     if key == "method":
         return label_without(label, keys)
     value = effective(config, key)
-    if value is None and "." not in key:
-        raise ValueError(f"no run has a setting {key!r}; --by takes method and settings")
     return "–" if value is None else str(value)  # a setting of another method
 
 

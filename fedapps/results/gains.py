@@ -56,7 +56,7 @@ def _scores(runs: "DataFrame", round_: str, against: str) -> "DataFrame":
         {key for name, s in zip(names, described, strict=True) if name == against for key in s}
     )
     rests = [
-        repr([str(effective(config, key) or words.get(key)) for key in keys])
+        repr([str(effective({**words, **config}, key)) for key in keys])
         for config, words in zip(runs.config, described, strict=True)
     ]
     place = zip(names, rests, map(split_of, runs.config), strict=True)

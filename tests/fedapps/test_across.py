@@ -86,3 +86,12 @@ def test_the_other_keys_stay_in_their_order(tmp_path):
     assert "in brackets: published. clients that show labels" in shown.caption
     by_rate = side_by_side(compared, "lr")
     assert "show labels" not in by_rate.caption and "↑" not in by_rate.caption
+
+
+def test_unknown_settings_are_refused_with_the_nearest(tmp_path):
+    leave(tmp_path, "fedavg partition.alpha=0.5", 0, [0.5], partition="dirichlet")
+    for option in ("--across", "--by"):
+        said = invoke("table", tmp_path, option, "partition.alfa", code=2).stderr
+        said = " ".join(said.split())
+        assert f"'partition.alfa'; {option} takes" in said and "partition.alpha" in said
+    assert "--across takes" in invoke("table", tmp_path, "--across", "foo", code=2).stderr
