@@ -78,9 +78,10 @@ def test_the_claim_survives_1000_runs():
 
 
 def test_half_the_noise_does_not(monkeypatch):
-    """p = 0.5 Φ(0.5) + 0.5 Φ(−1.5) = 0.379 and p' = 0.0668 prove up to 1.4."""
+    """p = 0.5 Φ(0.5) + 0.5 Φ(−1.5) = 0.379 and p' = 0.0668 prove up to 1.4, and 1500 runs about
+    0.93 ± 0.07 (500 runs 0.55 ± 0.15, too near to the claim)."""
     monkeypatch.setattr("strategies.privacy.noised", lambda a, s, by: noised(a, s / 2, by))
-    assert lower_bound(500, 0.75) > claimed()
+    assert lower_bound(1500, 0.75) > claimed()
 
 
 def test_a_server_that_does_not_clip_does_not(monkeypatch):
