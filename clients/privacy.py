@@ -31,7 +31,7 @@ DP_GENERATOR = setting(
 EVERYTHING = "everything"
 ROUNDING = 1 - 1e-6  # tolerance for a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
-# Properties that reveal nothing of the samples.
+# Properties that reveal nothing of the samples, but that a training client has no labels.
 PUBLIC = {OFFERS, "client", "novel", UNLABELED, "model", "input-size"}
 VOLUNTEERED = {"prototype"}  # reveals a sub-population; see `FedEmbedClient`
 

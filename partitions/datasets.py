@@ -31,8 +31,6 @@ __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "
 
 Result = TypeVar("Result")
 
-MAX_EMPTY = (10, 100)  # classes of numbered labels: at most 10 for each label that occurs, and 100
-
 
 @dataclass(frozen=True)
 class Dataset:
@@ -162,7 +160,7 @@ def _numbered(raw: Raw, name: str) -> Raw:
     if raw.classes or not len(labels):
         return raw
     low, high = int(labels[0]), int(labels[-1])
-    if high >= MAX_EMPTY[0] * len(labels) + MAX_EMPTY[1]:
+    if high >= 10 * len(labels) + 100:  # such labels are no numbers of classes
         raise ValueError(
             f"{name}: labels go up to {high}, but only {len(labels)} different ones occur; number "
             "the classes from 0, or give the labels as texts"

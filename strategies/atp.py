@@ -30,15 +30,16 @@ class ATP(TwoPhases):
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
         """As FedAvg; a model without rates begins the second phase, with rates of 0."""
         if RATES not in saved:
-            self.in_second = True
+            self.begun = True
             saved = {**saved, RATES: arrays[RATES]}
         return super().restore(arrays, saved)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Clients whose states do not come with it may have lost the network since."""
         super().load_state(state)
+        self.begun = self.in_second
         self.started &= self.former_clients.keys()
 
     def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
         """FedAvg's mean of the networks, or the plain mean of the rates."""
-        return super().mean(arrays, updates, [1.0] * len(updates) if self.second else weights)
+        return super().mean(arrays, updates, [1.0] * len(updates) if self.in_second else weights)

@@ -14,7 +14,7 @@ from clients.prior_em import SOURCE, SOURCE_PRIOR
 from strategies.fedavg import FedAvg
 from strategies.replies import Node, Requirement
 
-HEAD = "head.weight"
+HEAD_WEIGHT = "head.weight"
 LABELS = Requirement(
     "prior-em", "answer `query.labels`, their label counts", offers=("query.labels",)
 )
@@ -51,10 +51,10 @@ class PriorEM(FedAvg):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The initial model. Raises ValueError if it has no head to count the classes by."""
-        if self.requires is not None and HEAD not in arrays:
+        if self.requires is not None and HEAD_WEIGHT not in arrays:
             raise ValueError(
-                f"{self.requires.method} counts the classes by {HEAD!r}, which the clients do not "
-                f"send; leave the head's weights unfrozen, and use `{self.requires.usage}`"
+                f"{self.requires.method} counts the classes by {HEAD_WEIGHT!r}, which the clients "
+                f"do not send; leave the head's weights unfrozen, and use `{self.requires.usage}`"
             )
         return arrays
 
@@ -73,7 +73,7 @@ class PriorEM(FedAvg):
         """π, if it is asked for."""
         if self.source_prior == "uniform":
             return {}
-        shape = arrays[HEAD].shape[:1]  # (C,)
+        shape = arrays[HEAD_WEIGHT].shape[:1]  # (C,)
         counts = self._sum("labels", training, {}, shape)
         return {} if counts is None else {"prior": prior(counts)}
 
@@ -99,7 +99,7 @@ class BBSE(PriorEM):
 
     def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
         """K, and π if it is asked for."""
-        shape = 2 * arrays[HEAD].shape[:1]  # (C, C)
+        shape = 2 * arrays[HEAD_WEIGHT].shape[:1]  # (C, C)
         counts = self._sum("confusion", training, arrays, shape)
         if counts is None:
             return {}

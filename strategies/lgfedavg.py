@@ -37,5 +37,4 @@ class LGFedAvg(TwoPhases):
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The head for clients that have a body, else the whole model."""
-        head = self.part(arrays)
-        return {node: head if node.client in self.started else arrays for node in nodes}
+        return self.by_node(arrays, nodes)

@@ -147,7 +147,7 @@ class Messenger:
             return updates
         by_examples = sender.weighted_by_key == EXAMPLES
         joined = [node for node in sender.nodes if by_examples and not node.novel]
-        weighed = kind != "evaluate" or sender.mean_over == "samples"
+        weighed = kind != "evaluate" or sender.mean_over == "samples"  # else all weigh the same
         most = (weighed and sender.max_examples_ratio * usual_count(updates, joined)) or math.inf
         for change, update in zip(changes, bound_numbers(updates), strict=True):
             change.update = update

@@ -16,14 +16,14 @@ class TwoPhases(FedAvg):
     Every message holds the phase under `phase_key`. The reported round is one of the second phase.
     A client is sent the rest again after a message that it did not answer."""
 
-    kept: tuple[str, ...] = ("in_second", "started")
+    kept: tuple[str, ...] = ("begun", "started")
     phase_key = ""
 
     fedavg_rounds = setting(20, "rounds of FedAvg before the second phase", ROUNDS)
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.in_second = False
+        self.begun = False  # the second phase
         self.started: set[int] = set()  # clients that have the rest
 
     @classmethod
@@ -32,37 +32,41 @@ class TwoPhases(FedAvg):
         raise NotImplementedError
 
     @property
-    def second(self) -> bool:
-        """Whether the second phase has begun."""
-        return self.in_second or bool(self.started) or self.round > self.fedavg_rounds
+    def in_second(self) -> bool:
+        """Whether this is the second phase. Runs that were saved before hold only `started`."""
+        return self.begun or bool(self.started) or self.round > self.fedavg_rounds
 
     @property
     def may_stop(self) -> bool:
         """Not in the first phase."""
-        return self.second
+        return self.in_second
 
     def part(self, arrays: Arrays) -> Arrays:
         """What travels in the second phase."""
         return {name: a for name, a in arrays.items() if self.travels(name)}
 
+    def by_node(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The part that travels for clients that have the rest, else all."""
+        part = self.part(arrays)
+        return {node: part if node.client in self.started else arrays for node in nodes}
+
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The part that travels for clients that have the rest, else all; notes the phase."""
-        self.in_second = self.second
-        self.phase, part = int(self.in_second), self.part(arrays)
-        sent = {node: part if node.client in self.started else arrays for node in nodes}
+        """As `by_node`; notes the phase, from which the reported round is chosen."""
+        self.begun = self.in_second
+        self.phase, sent = int(self.begun), self.by_node(arrays, nodes)
         self.started -= {node.client for node in nodes}  # until they reply
         return sent
 
     def expected(self, sent: Arrays) -> Arrays:
         """All that was sent; in the second phase only the part that travels."""
-        return self.part(sent) if self.second else sent
+        return self.part(sent) if self.in_second else sent
 
     def message_config(self) -> dict[str, Any]:
         """With the phase."""
-        return super().message_config() | {self.phase_key: self.second}
+        return super().message_config() | {self.phase_key: self.in_second}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of what the clients sent; they have the rest."""
-        if self.second:
+        if self.in_second:
             self.started |= {update.node.client for update in updates}
         return arrays | super().aggregate(arrays, updates)

@@ -1,5 +1,6 @@
 """``fedapps table``: the runs of a folder as a table for a terminal, a page or a paper."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +45,6 @@ def table(
     """Compare the runs of a folder: mean over seeds, published values, paired tests, fairness.
 
     Runs that differ in novel-shots stand side by side, unless --by names it."""
-    warnings = make_console(stderr=True)
     try:
         if format_ not in FORMATS:
             raise ValueError(f"unknown format {format_!r}; known: {', '.join(FORMATS)}")
@@ -64,17 +64,23 @@ def table(
         published = published_for(folder, experiment)
         comparison = compare(runs, by=keys, round_=round_, against=against, published=published)
     except (ValueError, OSError) as error:
-        say_error(warnings, error)
+        say_error(make_console(stderr=True), error)
         raise typer.Exit(2) from error
     from fedapps.results.comparison import as_csv, as_table, side_by_side
 
-    for problem in [*problems, *failures(runs)]:
-        say(warnings, problem)
+    warn([*problems, *failures(runs)])
     if format_ == "csv":  # a line for each number, also with --across
         typer.echo(as_csv(comparison), nl=False)
         return
     shown = side_by_side(comparison, across) if across else as_table(comparison)
     show(shown, format_)
+
+
+def warn(problems: Iterable[str]) -> None:
+    """Print sentences to the standard error."""
+    console = make_console(stderr=True)
+    for problem in problems:
+        say(console, problem)
 
 
 def listed(text: str) -> list[str]:
@@ -95,20 +101,16 @@ def lines_of(runs: "DataFrame", by: list[str], across: str) -> tuple[list[str], 
 
 def show_scores(folder: Path, asked: list[str], round_: str, against: str, format_: str) -> None:
     """Print the `asked` scores of novel clients; with runs in subfolders a table for each score."""
-    from fedapps.results.gains import gains_table, read_scenarios, scenarios_table
+    from fedapps.results.gains import gains_table, scenarios, scenarios_table
     from fedapps.results.runs import failures, read_runs
 
-    warnings, single = make_console(stderr=True), any(folder.glob("*/summary.json"))
-    if single:
+    if any(folder.glob("*/summary.json")):
         runs, problems = read_runs(folder)
-        problems += failures(runs)
-    else:
-        found, problems = read_scenarios(folder)
-    for problem in problems:
-        say(warnings, problem)
-    if single:
+        warn([*problems, *failures(runs)])
         show(gains_table(runs, asked, round_, against), format_)
         return
+    found, problems = scenarios(folder)
+    warn(problems)
     for score in asked:
         show(scenarios_table(found, score, round_, against), format_)
 

@@ -37,21 +37,14 @@ HARM = -1.0 - 1e-4  # points; a loss of exactly one is no harm, however its deci
 
 def novel_scores(runs: "DataFrame", round_: str = "best", against: str = "fedavg") -> "DataFrame":
     """`NOVEL_SCORES` of each run, NaN where unknown; the reference is `against` on the run's split,
-    of several the one with the run's settings. Raises ValueError if no run is called `against`."""
-    _check_reference([runs], against)
-    return _scores(runs, round_, against)
-
-
-def _scores(runs: "DataFrame", round_: str, against: str) -> "DataFrame":
-    """The same; without a run called `against` no gain is known."""
+    of several the one with the run's settings."""
     from pandas import DataFrame
 
     clients = clients_of(runs, round_)
     clients = clients[clients.role == "novel"].dropna(subset="accuracy")
     names = [label.partition(" ")[0] for label in runs.method]
-    described = [
-        own_settings(label) for label in runs.method
-    ]  # of the reference, what tells it apart
+    described = [own_settings(label) for label in runs.method]
+    # the settings by which the reference's own runs differ
     keys = sorted(
         {key for name, s in zip(names, described, strict=True) if name == against for key in s}
     )
@@ -95,6 +88,7 @@ def gains_table(
     if runs.empty:
         raise ValueError("all runs failed; there is nothing to show")
     runs = shortened(runs)
+    check_reference([runs], against)
     found = novel_scores(runs, round_, against)
     rows = [
         [str(method), *(_cell(found.loc[group.index, s], s) for s in scores), str(len(group))]
@@ -111,12 +105,12 @@ def scenarios_table(
     score or round, and where no scenario has a run called `against`."""
     _check([score], round_)
     against = against or "fedavg"
-    _check_reference(found.values(), against)
+    check_reference(found.values(), against)
     cells: dict[str, dict[str, str]] = {}
     columns = []
     for scenario, runs in found.items():
         columns.append(scenario)
-        values = _scores(runs, round_, against)[score]
+        values = novel_scores(runs, round_, against)[score]
         for method, group in runs.groupby("method", sort=False):
             cells.setdefault(str(method), {})[scenario] = _cell(values[group.index], score)
     rows = [[method, *(row.get(c, "–") for c in columns)] for method, row in cells.items()]
@@ -124,16 +118,11 @@ def scenarios_table(
     return TextTable(title, ["method", *columns], rows, _notes([score]))
 
 
-def scenarios(folder: Path) -> dict[str, "DataFrame"]:
+def scenarios(folder: Path) -> tuple[dict[str, "DataFrame"], list[str]]:
     """The finished runs in each subfolder, by its name and the swept settings that all its labels
-    say. A label says only what tells its method's runs apart. Raises ValueError where no subfolder
-    holds such runs."""
-    return read_scenarios(folder)[0]
-
-
-def read_scenarios(folder: Path) -> tuple[dict[str, "DataFrame"], list[str]]:
-    """The `scenarios`, and a sentence for each run that failed, is missing or damaged, and for each
-    subfolder that is left out because no run of it is finished."""
+    say; and a sentence for each run that failed, is missing or damaged, and for each subfolder
+    that is left out because all its runs failed. A label says only what tells its method's runs
+    apart. Raises ValueError where no subfolder holds finished runs."""
     found, problems, empty = {}, [], []
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         if any(inner.glob("*/summary.json")):
@@ -174,7 +163,7 @@ def _check(scores: Sequence[str], round_: str) -> None:
         raise ValueError(f"unknown score {unknown[0]!r}; known: {', '.join(NOVEL_SCORES)}")
 
 
-def _check_reference(several: Iterable["DataFrame"], against: str) -> None:
+def check_reference(several: Iterable["DataFrame"], against: str) -> None:
     """Raise ValueError if no run is called `against`."""
     names = {label.partition(" ")[0] for runs in several for label in runs.method}
     if against not in names:

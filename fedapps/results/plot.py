@@ -110,11 +110,13 @@ def gain(folder: Path, against: str = "fedavg") -> "Figure":
     per method. Raises ValueError where no subfolder holds runs."""
     from matplotlib.figure import Figure
 
-    from fedapps.results.gains import novel_scores, scenarios
+    from fedapps.results.gains import check_reference, novel_scores, scenarios
 
+    found, _ = scenarios(folder)
+    check_reference(found.values(), against)
     lines: dict[str, dict[int, tuple[float, float]]] = {}
     names = []
-    for place, (name, runs) in enumerate(scenarios(folder).items()):
+    for place, (name, runs) in enumerate(found.items()):
         names.append(name)
         for method, values in novel_scores(runs, against=against).gain.groupby(runs.method):
             spread = values.std() if len(values) > 1 else 0.0

@@ -44,7 +44,7 @@ def test_a_resumed_run_from_a_fedavg_model_stays_in_the_second_phase():
     again.arrays = first.arrays
     again.load_state(first.state())
     again.now = Round(2)
-    assert not first.started and again.second
+    assert not first.started and again.in_second
 
 
 def test_atp_goes_on_without_its_clients_states(tmp_path):
