@@ -3,6 +3,7 @@
 Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
 import math
+import time
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from io import BytesIO
@@ -10,11 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 from torch import Tensor, nn
 
+from clients.layout import layout_of
+
 Arrays = dict[str, np.ndarray]
-R = TypeVar("R", ArrayRecord, RecordDict)
+R = TypeVar("R", ArrayRecord, MetricRecord, RecordDict)
 VARIANCE = "running_var"  # of a normalisation layer, the last part of its name
 NUMPY = "numpy.ndarray"  # Flower's name of a serialised .npy file
 
@@ -40,6 +43,33 @@ def filled(record: R, entries: Mapping[str, Any]) -> R:
     by one, in a tenth of a short round's time."""
     vars(record)["_data"].update(entries)
     return record
+
+
+def reply_with(content: RecordDict, message: Message) -> Message:
+    """``Message(content, reply_to=message)`` in a third of the time."""
+    metadata, reply = Metadata.__new__(Metadata), Message.__new__(Message)
+    asked, now = vars(message.metadata), time.time()
+    vars(metadata).update(
+        asked,
+        _message_id="",
+        _src_node_id=asked["_dst_node_id"],
+        _dst_node_id=asked["_src_node_id"],
+        _src_task_id=asked["_dst_task_id"],
+        _dst_task_id=asked["_src_task_id"],
+        _reply_to_message_id=asked["_message_id"],
+        _created_at=now,
+        _ttl=asked["_created_at"] + asked["_ttl"] - now,
+        _delivered_at="",
+    )
+    vars(reply).update(_metadata=metadata, _content=content, _error=None)
+    return reply
+
+
+def to_metrics(metrics: Mapping[str, Any]) -> MetricRecord:
+    """Flower's record of the metrics. Raises TypeError for a value that it cannot hold."""
+    if all(type(value) in (int, float) for value in metrics.values()):
+        return filled(MetricRecord(), metrics)
+    return MetricRecord(dict(metrics))
 
 
 def write_array(array: np.ndarray) -> Array:
@@ -122,9 +152,12 @@ def to_tensors(arrays: Arrays, device: str | torch.device = "cpu") -> dict[str, 
 
 
 def model_arrays(model: nn.Module, without: Collection[str] = ()) -> Arrays:
-    """Parameters and buffers of a model under the names of its ``state_dict``, but for the names
-    in `without`."""
-    return to_numpy({n: t for n, t in model.state_dict().items() if n not in without})
+    """Copies of parameters and buffers of a model under the names of its ``state_dict``, but for
+    the names in `without`."""
+    layout = layout_of(model)
+    if layout.views is None:
+        return to_numpy({n: t for n, t in layout.tensors.items() if n not in without})
+    return {name: view.copy() for name, view in layout.views.items() if name not in without}
 
 
 def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
@@ -132,24 +165,24 @@ def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
 
     Of a tied parameter's names the first one counts. Raises ValueError for an array that the model
     lacks, for one that is missing and for one of another shape."""
-    target = model.state_dict()
-    if unknown := arrays.keys() - target.keys():
-        raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {list(target)}")
-    places: set[int] = set()
-    with torch.no_grad():
-        for name, tensor in target.items():
-            if (place := tensor.data_ptr()) in places:
-                continue
-            places.add(place)
-            source = arrays[name] if name in arrays else fallback.get(name)
-            if source is None:
-                raise ValueError(f"no value for the model's array {name!r}")
-            if source.shape != tensor.shape:
-                raise ValueError(
-                    f"array {name!r} has shape {source.shape}, the model {tuple(tensor.shape)}"
-                )
+    layout = layout_of(model)
+    if unknown := arrays.keys() - layout.tensors.keys():
+        known = list(layout.tensors)
+        raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {known}")
+    for name in layout.first.values():
+        source = arrays[name] if name in arrays else fallback.get(name)
+        if source is None:
+            raise ValueError(f"no value for the model's array {name!r}")
+        target = layout.tensors[name] if layout.views is None else layout.views[name]
+        if source.shape != target.shape:
+            raise ValueError(
+                f"array {name!r} has shape {source.shape}, the model {tuple(target.shape)}"
+            )
+        if isinstance(target, Tensor):
             array = np.asarray(source)  # torch warns of a read-only one
-            tensor.copy_(torch.from_numpy(array if array.flags.writeable else array.copy()))
+            target.copy_(torch.from_numpy(array if array.flags.writeable else array.copy()))
+        else:
+            np.copyto(target, source, casting="unsafe")
 
 
 def is_statistic(name: str, array: np.ndarray) -> bool:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed
+from clients.arrays import Arrays, group, load_arrays, model_arrays, prefixed, to_tensors
 from clients.cohort import run_sgd
 from clients.compat import NumPyClient
 from clients.domain import domain_gradient
+from clients.layout import layout_of
 from clients.messages import Config, Metrics, NDArrays, with_names
 from clients.protocol import LR_FACTOR, NAMES, UNLABELED, FewShot, StateUse
 from clients.scoring import by_parts, score_parts, score_samples
@@ -103,14 +104,15 @@ class Client(Streaming, Configured, NumPyClient):
             self.device = "cuda" if has_cuda() else "cpu"
         if self.device == "cuda" and not has_cuda():
             raise ValueError("device is 'cuda', but no CUDA device is visible")
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        if {p.device.type for p in parameters.values()} != {self.device}:
+        layout = layout_of(model)
+        if layout.devices != {self.device}:
             model = model.to(self.device)  # slow, even where nothing moves
         self.model, self.share = model, share
         self.client, self.model_name = client, model_name
         self.initial = model_arrays(model) if initial is None else initial
         # names; made on both sides, never sent
-        self.frozen = frozenset(n for n, p in parameters.items() if not p.requires_grad)
+        parameters = layout.parameters.items()
+        self.frozen = frozenset(name for name, p in parameters if not p.requires_grad)
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}  # kept between rounds
         self.stream = {}
@@ -153,7 +155,7 @@ class Client(Streaming, Configured, NumPyClient):
         return self.criterion(self.model(x), y)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local training from `arrays`; returns the model's shared arrays."""
+        """Local training from `arrays`, which are read-only; returns the model's shared arrays."""
         self.load(arrays)
         loss = self.fit_locally(config)
         return self.arrays(), len(self.share.train), {"loss": loss}
@@ -204,7 +206,7 @@ class Client(Streaming, Configured, NumPyClient):
     def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """Its part in training domain classifiers ``weights``, under the label ``side``."""
         samples = self.share.everything if self.share.novel else self.share.train
-        weights = torch.from_numpy(arrays["weights"])
+        weights = to_tensors(arrays)["weights"]
         seed = seed_of(self.seed, "domain", self.client)
         return domain_gradient(samples.to(self.device), weights, float(config["side"]), seed), {}
 
@@ -250,11 +252,12 @@ class Client(Streaming, Configured, NumPyClient):
         """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
 
         `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
-        if not all(module.training for module in self.model.modules()):
+        layout = layout_of(self.model)
+        if not (self.model.training and all(module.training for module in layout.children)):
             self.model.train()  # slow, even where nothing changes
         few = self.share.novel and self.few_shot == FewShot.TUNED
         settings: dict[str, Any] = {
-            "parameters": self.model.parameters(),
+            "parameters": layout.distinct,
             "samples": self.share.train,
             "loss": self.loss,
             "lr": (few and self.novel_lr) or self.lr,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.arrays import Arrays, to_numpy
+from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.failures import Refusal
 from clients.models.encoders import ENCODERS, Described
@@ -183,14 +183,14 @@ class ODPFLHNClient(Client):
             loss = self.fit_locally(config, parameters=parameters)
         metrics: Metrics = {"loss": loss}
         if DESCRIPTOR in arrays:
-            metrics["encoder-loss"] = self.fit_encoder(torch.from_numpy(arrays[DESCRIPTOR]), config)
+            metrics["encoder-loss"] = self.fit_encoder(to_tensors(arrays)[DESCRIPTOR], config)
         trained = to_numpy(self.model.state_dict())
         return {name: trained[name] for name in names}, len(self.share.train), metrics
 
     def backprop(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """g_γ = (∂e_i/∂γ)ᵀ g_e, from the inputs and the γ of this round's encoding."""
         self._refuse("gradient")
-        gradient = torch.from_numpy(arrays[DESCRIPTOR]).to(self.device)
+        gradient = to_tensors(arrays, self.device)[DESCRIPTOR]
         self.load({name: a for name, a in arrays.items() if name != DESCRIPTOR})
         self.encoder.zero_grad()
         e, _ = self.descriptor(config)

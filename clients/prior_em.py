@@ -45,7 +45,7 @@ class LabelShiftClient(BatchwiseClient):
         classes = head_of(self.model).out_features
         if self.source_prior == "uniform":
             return torch.full((classes,), -math.log(classes), device=self.device)
-        return torch.from_numpy(self.known("prior")).to(self.device).log()
+        return torch.tensor(self.known("prior"), device=self.device).log()
 
     def known(self, name: str) -> np.ndarray:
         """An array of `source`. Raises ValueError if the server has none."""

@@ -72,7 +72,7 @@ def sgd(
     optimizer = SGD(trained, lr, momentum, weight_decay)
     if not any(p.requires_grad for group, _ in optimizer.groups for p in group):
         raise ValueError("all parameters that this step trains are frozen; leave some unfrozen")
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     for x, y in mini_batches(samples, rows):
         value = loss(x, y)
         optimizer.zero_grad()
@@ -83,8 +83,8 @@ def sgd(
         if adjust is not None:
             adjust()
         optimizer.step()
-        total = total + value.detach()
-    return float(total) / max(len(rows), 1)
+        total = value.detach() if total is None else total + value.detach()
+    return 0.0 if total is None else float(total) / len(rows)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ NUMBERS = {"risk": 2.0, "loss": 100.0}  # ratio of the largest value to the uppe
 SEPARATE = (DOMAIN, "query.describe", "query.export")
 
 Norms = dict[str, float]  # by group
+WIDE = {np.dtype(np.float32), np.dtype(np.float64)}  # whose squares need no wider type
 
 
 def lower(values: Collection[float], share: float = 0.5) -> float:
@@ -92,7 +93,7 @@ def group_norms(arrays: Arrays, start: Arrays, parts: tuple[str, ...] = ()) -> N
     squares: Norms = {}
     with np.errstate(over="ignore", invalid="ignore"):  # infinity is a valid distance
         for name, y in arrays.items():
-            wide = y if y.dtype in (np.float32, np.float64) else y.astype(np.float64)
+            wide = y if y.dtype in WIDE else y.astype(np.float64)
             x = start.get(name)
             change = wide if x is None or x.shape != y.shape else wide - x
             group = group_of(name, is_statistic(name, y), parts)

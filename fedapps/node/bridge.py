@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from clients.arrays import Arrays, filled, from_record, to_record
+from clients.arrays import Arrays, filled, from_record, reply_with, to_metrics, to_record
 from clients.base import Client
 from clients.failures import brief, described
 from clients.messages import answer_exchange
@@ -74,7 +74,7 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         values, num_examples, metrics = client.fit(list(arrays.values()), config)
         names = [name for name in metrics.pop(NAMES).split("\n") if name]
         reply["arrays"] = to_record(dict(zip(names, values, strict=True)))
-        reply["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
+        reply["metrics"] = to_metrics({"num-examples": num_examples, **metrics})
     elif action == "evaluate":
         started = time.monotonic()
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
@@ -89,7 +89,7 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
     if action.startswith("train") or action in client.saves_state_after:
         _store_state(context, method, client, token, must=action in client.saves_state_after)
-    return Message(filled(RecordDict(), reply), reply_to=message)
+    return reply_with(filled(RecordDict(), reply), message)
 
 
 def identity(context: Context) -> int:
@@ -113,12 +113,12 @@ def is_simulated(context: Context) -> bool:
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
-    """The message's config, with the arrays' names, and its named arrays."""
+    """The message's config, with the arrays' names, and its named arrays, which are read-only."""
     config: dict[str, Any] = {}
     arrays: Arrays = {}
     for record in content.values():
         if isinstance(record, ArrayRecord):
-            arrays |= from_record(record)
+            arrays |= from_record(record, copy=False)
         elif isinstance(record, ConfigRecord):
             config.update(record.items())
     return config | {NAMES: "\n".join(arrays)}, arrays

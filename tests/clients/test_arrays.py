@@ -6,7 +6,8 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from clients.arrays import (
@@ -14,6 +15,8 @@ from clients.arrays import (
     load_arrays,
     model_arrays,
     read_array,
+    reply_with,
+    to_metrics,
     to_record,
     to_tensors,
 )
@@ -82,3 +85,36 @@ def test_a_model_takes_read_only_arrays_without_a_warning():
         torch.set_warn_always(False)
     for name, array in model_arrays(model).items():
         assert np.array_equal(array, arrays[name])
+
+
+def test_a_reply_has_the_metadata_that_flower_gives_it(monkeypatch):
+    """The task's number is 5 and that of the node's task 9; the message came from node 0."""
+    for name, value in {"run_id": 3, "node_id": 0, "task_id": 5}.items():
+        monkeypatch.setattr(TaskIdentity, f"_{name}", value, raising=False)
+        setattr(TaskIdentity, name, value)
+    message = Message(RecordDict(), 8, "train.more", ttl=100.0, group_id="g", dst_task_id=9)
+    vars(message.metadata)["_message_id"] = "asked"
+    content = RecordDict({"metrics": MetricRecord({"loss": 0.5})})
+    expected, reply = Message(content, reply_to=message), reply_with(content, message)
+    assert reply.content is content and not reply.has_error()
+    assert vars(reply).keys() == vars(expected).keys()
+    ours, theirs = vars(reply.metadata), vars(expected.metadata)
+    times = ("_created_at", "_ttl")
+    assert {n: v for n, v in ours.items() if n not in times} == {
+        n: v for n, v in theirs.items() if n not in times
+    }
+    for name in times:
+        assert ours[name] == pytest.approx(theirs[name], abs=1.0)
+    assert ours["_created_at"] + ours["_ttl"] == message.metadata.created_at + 100
+
+
+@pytest.mark.parametrize("metrics", [{"a": 3, "b": 0.5}, {"a": [1, 2]}, {}])
+def test_metrics_are_a_record(metrics):
+    assert to_metrics(metrics) == MetricRecord(dict(metrics))
+    assert type(to_metrics(metrics)) is MetricRecord
+
+
+@pytest.mark.parametrize("value", [True, "text", np.float32(1), None])
+def test_other_values_are_no_metrics(value):
+    with pytest.raises(TypeError):
+        to_metrics({"a": 1, "b": value})
