@@ -155,6 +155,17 @@ def test_a_change_reaches_those_that_inherit_the_key(changes, reached):
             "partition.alpha=1.0 changes nothing here, since partition is pathological; it is read "
             "by dirichlet, dirichlet-split, dirichlet-novel",
         ),
+        (
+            {"image-size": 64},
+            "fedavg",
+            "image-size=64 changes nothing here, since dataset is digits; it is read with your own "
+            "images or tables",
+        ),
+        (
+            {"label": "kind", "partition": "cross-dataset", "partition.novel-dataset": "mnist"},
+            "fedavg",
+            "label=kind changes nothing here, since dataset is digits, mnist",
+        ),
     ],
 )
 def test_a_change_that_reaches_no_method_is_refused_with_the_key_that_does(changes, methods, words):
@@ -189,6 +200,21 @@ def test_a_change_that_reaches_no_method_is_refused_with_the_key_that_does(chang
             {},
             "fedavg partition=dirichlet partition.alpha=1, fedavg partition=iid partition.alpha=1",
             ["partition.alpha changes nothing where the partition is iid"],
+        ),
+        ({"image-size": 64, "dataset": "photos"}, "fedavg", []),
+        (
+            {
+                "image-size": 64,
+                "partition": "cross-dataset",
+                "partition.novel-dataset": "photos",
+            },
+            "fedavg",
+            [],
+        ),
+        (
+            {"image-size": 64},
+            "fedavg, fedavg dataset=photos",
+            ["image-size=64 changes nothing where the dataset is digits"],
         ),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedapps.methods import METHODS
 from fedapps.settings.overrides import Config, is_method, override, parse_override
+from partitions.catalog import DATASETS
 from partitions.references import Value, is_reference
 from partitions.registry import RULES, options_of
 
@@ -16,6 +17,8 @@ from partitions.registry import RULES, options_of
 EVALUATIONS = (
     "novel-shots", "novel-steps", "novel-lr", "novel-batch", "novel-stream", "partition.test-shift",
 )  # fmt: skip
+
+OF_OWN_DATA = ("image-size", "label")
 
 
 def is_of_data(key: str) -> bool:
@@ -132,6 +135,7 @@ def check_shadowed(
     run now."""
     variants = [Variant.parse(method) for method in methods]
     notes = _unread_options(config, changes, variants, from_file)
+    notes += _unread_of_data(config, changes, variants, from_file)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
         reached = [v for v in variants if section in ("", v.method, *_ancestors(v.method))]
@@ -174,6 +178,33 @@ def _unread_options(
                 f"by {able}"
             )
         notes.append(f"{said} changes nothing where the partition is {', '.join(rules)}")
+    return notes
+
+
+def _unread_of_data(
+    config: Mapping[str, Value],
+    changes: Mapping[str, Any],
+    variants: Sequence[Variant],
+    from_file: Collection[str],
+) -> list[str]:
+    """The same for settings of a user's own data, where the package's datasets run."""
+    configs = [{**config, **v.settings} for v in variants]
+    names = [{str(c["dataset"])} for c in configs]
+    for read, c in zip(names, configs, strict=True):
+        if "novel-dataset" in options_of(c):
+            read.add(str(c["partition.novel-dataset"]))
+    ours = sorted(set().union(*(n for n in names if n <= DATASETS.keys())))
+    said = [f"{key}={changes[key]}" for key in OF_OWN_DATA if key in changes]
+    notes = [
+        f"{one} changes nothing where the dataset is {', '.join(ours)}" for one in said if ours
+    ]
+    typed = [key for key in OF_OWN_DATA if key in changes and key not in from_file]
+    if typed and all(n <= DATASETS.keys() for n in names):
+        key = typed[0]
+        raise ValueError(
+            f"{key}={changes[key]} changes nothing here, since dataset is {', '.join(ours)}; it is "
+            "read with your own images or tables"
+        )
     return notes
 
 
