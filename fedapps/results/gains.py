@@ -1,5 +1,6 @@
 """What novel clients gain: client by client, against a reference on the same split."""
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ def novel_scores(runs: "DataFrame", round_: str = "best", against: str = "fedavg
     keys = ["split", "client", *(["rest"] if reference.rest.nunique() > 1 else [])]
     reference = reference[[*keys, "accuracy"]]
     clients = clients.merge(reference, "left", on=keys, suffixes=("", "_reference"))
+    _warn_of_lost(clients, reference, keys, runs, against)
     clients["gain"] = clients.accuracy - clients.accuracy_reference
     clients["harmed"] = 100.0 * (clients.gain < HARM).where(clients.gain.notna())
     found = clients.groupby("run")[["accuracy", "gain", "harmed"]].mean()
@@ -76,6 +78,21 @@ def novel_scores(runs: "DataFrame", round_: str = "best", against: str = "fedavg
         found.loc[run.Index, "milliseconds"] = 1e3 * rounds.seconds.median()
         found.loc[run.Index, "kilobytes"] = 1e3 * rounds.megabytes.median()
     return found.reindex(columns=[*NOVEL_SCORES]).astype(float)
+
+
+def _warn_of_lost(
+    clients: "DataFrame", reference: "DataFrame", keys: list[str], runs: "DataFrame", against: str
+) -> None:
+    """Warn of runs that lack clients of their reference: their scores are over the others."""
+    parts = [key for key in keys if key != "client"]
+    all_of = reference.groupby(parts).client.agg(set)
+    for (run, *part), group in clients.groupby(["run", *parts]):
+        known = all_of.get(tuple(part) if len(part) > 1 else part[0], set())
+        if lost := known - set(group.client):
+            words = "%s lacks %d of the %d novel clients of %s; its scores are over the others"
+            logging.getLogger(__name__).warning(
+                words, runs.name[run], len(lost), len(known), against
+            )
 
 
 def gains_table(

@@ -44,6 +44,20 @@ def test_gains_by_client_and_seed(tmp_path):
     invoke(*args[:3], "luck", code=2)
 
 
+def test_a_run_that_lost_clients_of_its_reference_is_named(tmp_path, caplog):
+    """TENT has two of three clients on seed 0, and all on seed 1, where its gain is 4."""
+    for seed in (0, 1):
+        leave(tmp_path, "fedavg", seed, [0.1, 0.2, 0.3])
+        leave(tmp_path, "tent", seed, [0.14, 0.24, 0.34][: seed + 2])
+        leave(tmp_path, "shot", seed, [0.14, 0.24, 0.34])
+    runs, _ = read_runs(tmp_path)
+    assert novel_scores(runs).gain.round(6).tolist().count(4) == 4
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "tent-seed0 lacks 1 of the 3 novel clients of fedavg; its scores are over the others"
+    )
+
+
 def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
     """Gains of five seeds, in points: 2, 3, 4, 2, 9: mean 4, variance 8.5, t = 4 / √(8.5 / 5) =
     3.07 with 4 degrees of freedom: p = 0.037. In the second scenario one seed: no test."""
