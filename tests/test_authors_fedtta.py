@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not FOLDER.is_dir(), reason="FEDAPPS_AUTHORS_DIR names no such folder"),
 ]
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedtta" / "table1-mnist.toml"
-ROUND = 37  # counted from 0; 36 before it lower the rates
+ROUND = 37  # counted from 0: rates × 0.99 ** 3.7
 # Imported and not needed.
 UNUSED = (
     "torchvision", "torchvision.transforms", "data", "data.cifar10", "data.cifar10.cifar10_dataset",
@@ -87,7 +87,7 @@ class Loader(list):
 
 
 def data(n, *, scale):
-    """Inputs that are large enough for gradients to be clipped."""
+    """Noisy images of ten classes; from the scale 6 on, gradients are clipped."""
     y = torch.arange(n) % 10
     centers = torch.randn(10, 1, 28, 28)
     x = scale * (centers[y] + torch.randn(n, 1, 28, 28))
@@ -193,11 +193,11 @@ def accuracy(logits, samples):
     return float((logits.argmax(1) == samples.y).double().mean())
 
 
-@pytest.mark.parametrize("head", [1.0, 30.0])
-def test_steps(authors, head):
-    """ψ and the accuracy before and after each of ten steps; with a large head they are clipped."""
-    samples = data(150, scale=0.3)
-    theirs, ours, _ = both(authors, "fedtta++", samples, head=head)
+@pytest.mark.parametrize("scale", [0.3, 6.0])
+def test_steps(authors, scale):
+    """ψ and the accuracy before and after each of ten steps; those on large inputs are clipped."""
+    samples = data(150, scale=scale)
+    theirs, ours, _ = both(authors, "fedtta++", samples, head=scale)
     loader, seen = watch(theirs, samples)
     finetune(theirs, loader, patience=9)
     assert len(seen) == 11
