@@ -9,7 +9,8 @@ diverge in the first round); ‖g‖₂ is scaled by √(batch-size / n), so a s
 that was meta-learnt; normalisation layers use the statistics of the present inputs; the un-adapted
 model is no candidate of FedTTA++, since it is often over-confident.
 
-The authors' code departs further, by the settings in experiments/fedtta/table1-mnist.toml."""
+The authors' code departs further, by the settings in experiments/fedtta/table1-mnist.toml. As it
+was released, its FedTTA++ always keeps the un-adapted model (docs/results/fedtta.md)."""
 
 from copy import deepcopy
 from typing import Any
