@@ -175,7 +175,9 @@ def apfl_client(base: Any) -> type:
                     self.optimizer_per.step()
                     if epoch == step == 0:
                         slope = alpha.grad if alpha.grad is not None else 0.0
-                        self.alpha = float((alpha - self.learning_rate * slope).clamp(0, 1))
+                        self.alpha = float(
+                            (alpha.detach() - self.learning_rate * slope).clamp(0, 1)
+                        )
                         alpha = torch.tensor(self.alpha)
 
         def test_metrics(self) -> Any:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import partitions
 from clients.models import build_model
@@ -82,3 +83,65 @@ def test_the_network_is_ours_with_its_head_last():
     ours = build_model("mlp-small", (1, 8, 8), 10, 2)
     assert torch.equal(network(x), ours(x))
     assert [name for name, _ in network.named_parameters()][-2:] == ["fc.weight", "fc.bias"]
+
+
+class Base:
+    """As much of a client of PFLlib as the corrections use; F(w) = w for its one weight."""
+
+    learning_rate, lamda, alphaK, alpha, local_epochs = 0.1, 2.0, 1.0, 0.5, 1
+
+    def __init__(self, w, other):
+        self.model, self.client_u, self.model_per = map(linear, (w, other, other))
+        self.optimizer, self.optimizer_per = (
+            torch.optim.SGD(model.parameters(), lr=0.1) for model in (self.model, self.model_per)
+        )
+
+    def load_train_data(self):
+        return [(torch.ones(1, 1), None)] * 2
+
+    def loss(self, output, y):
+        return output.mean()
+
+    def clone_model(self, model, target):
+        target.load_state_dict(model.state_dict())
+
+    def update_parameters(self, model, parameters):
+        for p, new in zip(model.parameters(), parameters, strict=True):
+            p.data = new.clone()
+
+    def train(self):
+        for x, y in self.load_train_data():
+            self.optimizer.zero_grad()
+            self.loss(self.model(x), y).backward()
+            self.optimizer.step()
+
+    def test_metrics(self):
+        return weight(self.model_per)
+
+
+def linear(value):
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, value)
+    return layer
+
+
+def weight(model):
+    return pytest.approx(model.weight.item())
+
+
+def test_corrected_fedamp_is_pulled_to_u():
+    """From u = 1, λ/α = 2: 1 − 0.1 · 1 = 0.9, then 0.9 − 0.1 (1 + 2 (0.9 − 1)) = 0.82."""
+    client = pfllib.amp_client(Base)(3.0, 1.0)
+    client.train()
+    assert weight(client.model) == 0.82
+
+
+def test_corrected_apfl_trains_the_mixture():
+    """w = 3, v = 1, α = 0.5. Step 1: w − 0.1, v − 0.1 α, α − 0.1 (v − w) = 0.7. Step 2: w = 2.8,
+    v = 0.95 − 0.1 · 0.7 = 0.88. The mixture is 0.7 · 0.88 + 0.3 · 2.8 = 1.456."""
+    client = pfllib.apfl_client(Base)(3.0, 1.0)
+    client.train()
+    assert (weight(client.model), weight(client.model_per)) == (2.8, 0.88)
+    assert client.alpha == pytest.approx(0.7)
+    assert client.test_metrics() == 1.456
+    assert weight(client.model_per) == 0.88
