@@ -169,7 +169,7 @@ def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
     if unknown := arrays.keys() - layout.tensors.keys():
         known = list(layout.tensors)
         raise ValueError(f"arrays {sorted(unknown)} are unknown to the model: {known}")
-    for name in layout.first.values():
+    for name in layout.first:
         source = arrays[name] if name in arrays else fallback.get(name)
         if source is None:
             raise ValueError(f"no value for the model's array {name!r}")

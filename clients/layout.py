@@ -21,9 +21,6 @@ class Layout:
         self.distinct = list(model.parameters())
         listed: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self.tensors = {name: t.detach() for name, t in listed.items()}
-        self.first: dict[int, str] = {}  # by address: the first name of each tensor
-        for name, tensor in listed.items():
-            self.first.setdefault(tensor.data_ptr(), name)
         self.views: dict[str, np.ndarray] | None = None
         if all(t.device.type == "cpu" for t in listed.values()):
             with suppress(TypeError, RuntimeError):
@@ -36,6 +33,10 @@ class Layout:
         self._entries = self._present()
         self._listed = list(listed.values())
         self._places = list(map(Tensor.data_ptr, self._listed))
+        first: dict[int, str] = {}
+        for place, name in zip(self._places, self.tensors, strict=True):
+            first.setdefault(place, name)
+        self.first = list(first.values())  # of the names of tied tensors
         self._computed = not {*map(id, self._listed)} <= {*map(id, self._entries)}
 
     def is_current(self) -> bool:

@@ -1,8 +1,8 @@
 """InProcessGrid: the same strategies and ClientApps in one process, without Ray or a SuperLink.
 
 This file and `clients.arrays` alone use Flower's internals: ``TaskIdentity`` and message ids as
-Flower's in-memory grid sets them, and the dict inside a record. Therefore pyproject pins flwr to
-minor releases that were tried."""
+Flower's in-memory grid sets them, and the dicts inside records, messages and their metadata.
+Therefore pyproject pins flwr to minor releases that were tried."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

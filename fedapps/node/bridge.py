@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.logger import log
@@ -80,13 +80,13 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
         loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
         metrics["seconds"] = time.monotonic() - started
         scored = {"loss": loss} if num_examples else {}  # of no labeled sample there is no loss
-        reply["metrics"] = MetricRecord({"num-examples": num_examples, **scored, **metrics})
+        reply["metrics"] = to_metrics({"num-examples": num_examples, **scored, **metrics})
     elif action not in exchanges:
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
     else:
         named, metrics = answer_exchange(client, action, arrays, config)
         reply["arrays"] = to_record(named)
-        reply["metrics"] = MetricRecord({"num-examples": len(client.share.train), **metrics})
+        reply["metrics"] = to_metrics({"num-examples": len(client.share.train), **metrics})
     if action.startswith("train") or action in client.saves_state_after:
         _store_state(context, method, client, token, must=action in client.saves_state_after)
     return reply_with(filled(RecordDict(), reply), message)

@@ -17,8 +17,7 @@ from partitions.registry import RULES, options_of
 EVALUATIONS = (
     "novel-shots", "novel-steps", "novel-lr", "novel-batch", "novel-stream", "partition.test-shift",
 )  # fmt: skip
-
-OF_OWN_DATA = ("image-size", "label")
+OF_OWN_DATA = ("image-size", "label")  # settings that the package's datasets do not read
 
 
 def is_of_data(key: str) -> bool:
@@ -135,7 +134,6 @@ def check_shadowed(
     run now."""
     variants = [Variant.parse(method) for method in methods]
     notes = _unread_options(config, changes, variants, from_file)
-    notes += _unread_of_data(config, changes, variants, from_file)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
         reached = [v for v in variants if section in ("", v.method, *_ancestors(v.method))]
@@ -160,52 +158,44 @@ def _unread_options(
     variants: Sequence[Variant],
     from_file: Collection[str],
 ) -> list[str]:
-    """The same for options of the partition, also those that the variants set."""
+    """The same for options of the partition and of a user's own data, also those that the variants
+    set."""
     notes = []
     for key in dict.fromkeys([*changes, *(key for v in variants for key in v.settings)]):
-        section, _, name = key.rpartition(".")
         configs = [
             {**config, **v.settings} for v in variants if key in changes or key in v.settings
         ]
-        rules = dict.fromkeys(str(c["partition"]) for c in configs if name not in options_of(c))
-        if section != "partition" or not rules:
+        unread = [c for c in configs if not _is_read(key, c)]
+        if not unread:
             continue
-        able = ", ".join(n for n, r in RULES.items() if name in r.options)
+        if key in OF_OWN_DATA:
+            source, readers = "dataset", "with your own images or tables"
+            names = [name for c in unread for name in _datasets(c)]
+        else:
+            able = (n for n, r in RULES.items() if key.removeprefix("partition.") in r.options)
+            source, readers = "partition", f"by {', '.join(able)}"
+            names = [str(c["partition"]) for c in unread]
+        there = ", ".join(dict.fromkeys(names))
         said = f"{key}={changes[key]}" if key in changes else key
-        if key not in from_file and all(name not in options_of(c) for c in configs):
+        if key not in from_file and len(unread) == len(configs):
             raise ValueError(
-                f"{said} changes nothing here, since partition is {', '.join(rules)}; it is read "
-                f"by {able}"
+                f"{said} changes nothing here, since {source} is {there}; it is read {readers}"
             )
-        notes.append(f"{said} changes nothing where the partition is {', '.join(rules)}")
+        notes.append(f"{said} changes nothing where the {source} is {there}")
     return notes
 
 
-def _unread_of_data(
-    config: Mapping[str, Value],
-    changes: Mapping[str, Any],
-    variants: Sequence[Variant],
-    from_file: Collection[str],
-) -> list[str]:
-    """The same for settings of a user's own data, where the package's datasets run."""
-    configs = [{**config, **v.settings} for v in variants]
-    names = [{str(c["dataset"])} for c in configs]
-    for read, c in zip(names, configs, strict=True):
-        if "novel-dataset" in options_of(c):
-            read.add(str(c["partition.novel-dataset"]))
-    ours = sorted(set().union(*(n for n in names if n <= DATASETS.keys())))
-    said = [f"{key}={changes[key]}" for key in OF_OWN_DATA if key in changes]
-    notes = [
-        f"{one} changes nothing where the dataset is {', '.join(ours)}" for one in said if ours
-    ]
-    typed = [key for key in OF_OWN_DATA if key in changes and key not in from_file]
-    if typed and all(n <= DATASETS.keys() for n in names):
-        key = typed[0]
-        raise ValueError(
-            f"{key}={changes[key]} changes nothing here, since dataset is {', '.join(ours)}; it is "
-            "read with your own images or tables"
-        )
-    return notes
+def _is_read(key: str, config: Config) -> bool:
+    """Whether the configuration's partition rule or datasets read the key; True for others."""
+    if key in OF_OWN_DATA:
+        return not DATASETS.keys() >= set(_datasets(config))
+    section, _, name = key.rpartition(".")
+    return section != "partition" or name in options_of(config)
+
+
+def _datasets(config: Config) -> list[str]:
+    keys = ["dataset", *["partition.novel-dataset"] * ("novel-dataset" in options_of(config))]
+    return [str(config[key]) for key in keys]
 
 
 def _sets(

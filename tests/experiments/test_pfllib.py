@@ -9,7 +9,7 @@ from torch import nn
 
 import partitions
 from clients.models import build_model
-from experiments import pfllib
+from experiments.benchmarks import pfllib
 from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import read_experiment
 from fedapps.settings.variants import Variant
@@ -134,14 +134,3 @@ def test_corrected_fedamp_is_pulled_to_u():
     client = pfllib.amp_client(Base)(3.0, 1.0)
     client.train()
     assert weight(client.model) == 0.82
-
-
-def test_corrected_apfl_trains_the_mixture():
-    """w = 3, v = 1, α = 0.5. Step 1: w − 0.1, v − 0.1 α, α − 0.1 (v − w) = 0.7. Step 2: w = 2.8,
-    v = 0.95 − 0.1 · 0.7 = 0.88. The mixture is 0.7 · 0.88 + 0.3 · 2.8 = 1.456."""
-    client = pfllib.apfl_client(Base)(3.0, 1.0)
-    client.train()
-    assert (weight(client.model), weight(client.model_per)) == (2.8, 0.88)
-    assert client.alpha == pytest.approx(0.7)
-    assert client.test_metrics() == 1.456
-    assert weight(client.model_per) == 0.88

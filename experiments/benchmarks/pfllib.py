@@ -1,13 +1,14 @@
-"""PFLlib's own code on the splits of finished runs: ``python -m experiments.pfllib CHECKOUT RUNS``.
+"""PFLlib's own code on the splits of finished runs:
+
+``python -m experiments.benchmarks.pfllib CHECKOUT RUNS``.
 
 CHECKOUT is a clone of github.com/TsingZ0/PFLlib, RUNS what `fedapps run` wrote. Each run's split is
 written to CHECKOUT/dataset in PFLlib's format; validation samples are its test samples. PFLlib's
 system/main.py then trains there as it is, except that the network is ours with the same initial
 weights. Prints the accuracies of both after the last round, and writes PFLlib's to OUT as JSON.
 
-With ``--corrected``, two of PFLlib's clients follow their papers instead: FedAMP and APFL."""
+With ``--corrected``, PFLlib's client of FedAMP follows its paper instead."""
 
-import copy
 import importlib
 import json
 import os
@@ -24,7 +25,6 @@ import numpy as np
 import torch
 import typer
 from torch import nn
-from torch.func import functional_call
 
 import partitions
 from clients.models import build_model
@@ -37,7 +37,9 @@ ALGORITHMS = {
     "local": "Local", "fedavg": "FedAvg", "fedper": "FedPer", "fedrep": "FedRep",
     "fedbabu": "FedBABU", "ditto": "Ditto", "apfl": "APFL", "fedala": "FedALA", "fedamp": "FedAMP",
 }  # fmt: skip
-START = "import sys; from experiments.pfllib import start; start(*map(sys.argv.pop, (1, 1)))"
+START = (
+    "import sys; from experiments.benchmarks.pfllib import start; start(*map(sys.argv.pop, (1, 1)))"
+)
 
 
 def export(federation: Federation, folder: Path) -> None:
@@ -123,11 +125,9 @@ def start(run: str, corrected: str) -> None:
 
 
 def correct() -> None:
-    """Replace two of PFLlib's clients by ones that follow their papers."""
+    """Replace PFLlib's client of FedAMP by one that follows the paper."""
     amp = importlib.import_module("flcore.clients.clientamp")
     vars(amp)["clientAMP"] = amp_client(amp.clientAMP)
-    apfl = importlib.import_module("flcore.clients.clientapfl")
-    vars(apfl)["clientAPFL"] = apfl_client(apfl.clientAPFL)
 
 
 def amp_client(base: Any) -> type:
@@ -149,48 +149,6 @@ def amp_client(base: Any) -> type:
     return AMP
 
 
-def apfl_client(base: Any) -> type:
-    """PFLlib's client of APFL with v, `model_per`, kept beside w and trained on F(v̄); the round's
-    first step trains α. The mixture v̄ is scored."""
-
-    class APFL(base):
-        alpha: Any
-        model_per: Any
-
-        def mixed(self, alpha: Any) -> dict[str, torch.Tensor]:
-            w = dict(self.model.named_parameters())
-            return {n: w[n].detach().lerp(v, alpha) for n, v in self.model_per.named_parameters()}
-
-        def train(self) -> None:
-            loader = self.load_train_data()
-            alpha = torch.tensor(float(self.alpha), requires_grad=True)
-            for epoch in range(self.local_epochs):
-                for step, (x, y) in enumerate(loader):
-                    mixture = functional_call(self.model_per, self.mixed(alpha), (x,))
-                    losses = self.loss(self.model(x), y) + self.loss(mixture, y)
-                    self.optimizer.zero_grad()
-                    self.optimizer_per.zero_grad()
-                    losses.backward()
-                    self.optimizer.step()
-                    self.optimizer_per.step()
-                    if epoch == step == 0:
-                        slope = alpha.grad if alpha.grad is not None else 0.0
-                        self.alpha = float(
-                            (alpha.detach() - self.learning_rate * slope).clamp(0, 1)
-                        )
-                        alpha = torch.tensor(self.alpha)
-
-        def test_metrics(self) -> Any:
-            v, self.model_per = self.model_per, copy.deepcopy(self.model_per)
-            with torch.no_grad():
-                self.update_parameters(self.model_per, self.mixed(self.alpha).values())
-            scores = super().test_metrics()
-            self.model_per = v
-            return scores
-
-    return APFL
-
-
 def accuracy(checkout: Path, run: Path, corrected: bool = False) -> float:
     """PFLlib's accuracy in % after the last round, on the run's split and with its settings."""
     config = saved_configuration(run)
@@ -201,7 +159,7 @@ def accuracy(checkout: Path, run: Path, corrected: bool = False) -> float:
     done = subprocess.run(
         [sys.executable, "-c", START, str(run.resolve()), "corrected" * corrected, *options],
         cwd=checkout / "system",
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,
@@ -216,7 +174,7 @@ def main(
     runs: Path,
     out: Annotated[Path, typer.Option()] = Path("pfllib.json"),
     methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = "",
-    corrected: Annotated[bool, typer.Option(help="FedAMP and APFL as their papers.")] = False,
+    corrected: Annotated[bool, typer.Option(help="FedAMP as in its paper.")] = False,
 ) -> None:
     """Both programs' accuracies in %, mean ± deviation over seeds, and their difference."""
     ours, theirs = defaultdict(list), defaultdict(list)
