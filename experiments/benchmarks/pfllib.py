@@ -188,8 +188,10 @@ def main(
     print("\n| method | fedapps | PFLlib | difference |\n|---|---|---|---|")
     for method, scores in ours.items():
         both = np.array([scores, theirs[method]])
-        mean, deviation = both.mean(1), both.std(1, ddof=1)
-        cells = [f"{m:.2f} ± {d:.2f}" for m, d in zip(mean, deviation, strict=True)]
+        mean, spread = both.mean(1), [""] * 2
+        if len(scores) > 1:
+            spread = [f" ± {deviation:.2f}" for deviation in both.std(1, ddof=1)]
+        cells = [f"{m:.2f}{s}" for m, s in zip(mean, spread, strict=True)]
         print(f"| {method} | {' | '.join(cells)} | {mean[0] - mean[1]:+.2f} |")
     out.write_text(json.dumps(theirs))
 
