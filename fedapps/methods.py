@@ -140,7 +140,7 @@ NAMED = {
         "matches the clients' neurons layer by layer, then averages",
         "global",
         strategy="strategies.fedma:FedMA",
-        effort=3.3,
+        effort=5.2,
     ),
     "fedper": _method(
         "clients.fedper:FedPerClient",
@@ -154,6 +154,7 @@ NAMED = {
         "FedPer that trains the head first, then the body",
         strategy="strategies.fedrep:FedRep",
         dp=BOTH,
+        effort=1.9,
     ),
     "lg-fedavg": _method(
         "clients.lgfedavg:LGFedAvgClient",
@@ -209,6 +210,7 @@ NAMED = {
         "Huang et al., AAAI 2021",
         "a model of its own for each client, pulled to those of similar clients",
         strategy="strategies.fedamp:FedAMP",
+        effort=2.1,
     ),
     "fedala": _method(
         "clients.fedala:FedALAClient",
@@ -236,6 +238,7 @@ NAMED = {
         "FedAvg, then predictions made sure and diverse under a fixed head",
         "adapted",
         dp=BOTH,
+        effort=1.6,
         fixed=("parameters", "bits", "adapt-clip-norm"),
     ),
     "bn-adapt": _method(
@@ -266,6 +269,7 @@ NAMED = {
         "FedAvg, then each input adapts the model by its augmented views",
         "adapted",
         dp=BOTH,
+        effort=2.9,
     ),
     "atp": _method(
         "clients.atp:ATPClient",
@@ -281,7 +285,7 @@ NAMED = {
         "global",
         strategy="strategies.fedthe:FedTHE",
         dp=BOTH,
-        effort=1.4,
+        effort=1.7,
     ),
     "fedthe+": _method(
         "clients.fedthe_plus:FedTHEPlusClient",
@@ -290,7 +294,7 @@ NAMED = {
         "adapted",
         strategy="strategies.fedthe:FedTHE",
         dp=BOTH,
-        effort=1.6,
+        effort=3.0,
         extends="fedthe",
     ),
     "btfl": _method(
@@ -300,7 +304,7 @@ NAMED = {
         "global",
         strategy="strategies.fedthe:FedTHE",
         dp=BOTH,
-        effort=1.4,
+        effort=1.6,
     ),
     "pfedhn": _method(
         "clients.pfedhn:PFedHNClient",
@@ -314,6 +318,7 @@ NAMED = {
         "Shamsian et al., ICML 2021",
         "pFedHN whose classifiers stay on the clients",
         strategy="strategies.pfedhn:PFedHN",
+        effort=2.3,
         extends="pfedhn",
     ),
     "odpfl-hn": _method(
@@ -322,6 +327,7 @@ NAMED = {
         "pFedHN whose embeddings an encoder of unlabeled inputs provides",
         "adapted",
         strategy="strategies.odpfl_hn:ODPFLHN",
+        effort=2.8,
         settings={"lr": 0.3},
         fixed=FREE_EMBEDDINGS,
     ),
@@ -330,7 +336,7 @@ NAMED = {
         "Scott et al., ICLR 2024",
         "ODPFL-HN whose encoder sees labels: a novel client needs a few, and no training",
         strategy="strategies.pefll:PeFLL",
-        effort=3.1,
+        effort=12.0,
         extends="odpfl-hn",
         fixed=(*FREE_EMBEDDINGS, *TWO_PHASES, *PRIVATE_DESCRIPTORS, "spectral-norm"),
     ),
@@ -340,7 +346,7 @@ NAMED = {
         "a hypernetwork generates the classifier from an embedding of the inputs",
         "adapted",
         dp=BOTH,
-        effort=2.5,
+        effort=3.3,
     ),
     "flowdup": _method(
         "clients.flowdup:FLowDUPClient",
@@ -349,7 +355,7 @@ NAMED = {
         "adapted",
         strategy="strategies.flowdup:FLowDUP",
         dp=BOTH,
-        effort=2.0,
+        effort=9.0,
     ),
     "pfl-sampled": _method(
         "clients.pfl:PFLSampledClient",
@@ -365,6 +371,7 @@ NAMED = {
         "the personal model of the training client with the most similar inputs",
         "adapted",
         strategy="strategies.pfl:PFLNearest",
+        effort=1.8,
         extends="pfl-ensemble",
     ),
     "pfl-ensemble": _method(
@@ -416,7 +423,7 @@ NAMED = {
         "any architectures; logits on a public set are averaged and distilled",
         "global",
         strategy="strategies.fedmd:FedMD",
-        effort=2.0,
+        effort=5.6,
     ),
     "heterotent": _method(
         "clients.fedmd:HeteroTENTClient",
@@ -424,7 +431,7 @@ NAMED = {
         "TENT inside FedMD, for any architectures",
         "adapted",
         strategy="strategies.fedmd:FedMD",
-        effort=2.0,
+        effort=5.6,
         extends="fedmd",
     ),
     "heterofedtta": _method(
