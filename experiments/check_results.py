@@ -23,6 +23,7 @@ VALUES = {  # of the placeholders in commands
     r"\bN\b": "10",
     r"\b(ALPHA|SHARE)\b": "0.1",
     r"\bS\b": "step",
+    r"\bB\b": "5",
 }
 SHORT = ("rounds", "evaluate-every")
 CLIENTS = {100: 20, 900: 90}  # of a file, and of its short run
@@ -41,7 +42,9 @@ def shortened(command: str) -> str:
         command = re.sub(placeholder, value, command)
     if not command.startswith("fedapps run"):
         return command
-    command = re.sub(r" ([^\s=,\"]+=[^\s,\"]+,[^\s,\"]+),[^\s\"]+", r" \1", command)
+    parts = re.split(r'(".*?")', command)  # in quotes stand variants, of which all run
+    parts[::2] = [re.sub(r" ([^\s=,]+=[^\s,]+,[^\s,]+),\S+", r" \1", part) for part in parts[::2]]
+    command = "".join(parts)
     command = re.sub(SET.format("novel-rounds"), r"\1=2", command)
     for name in SHORT:
         command = re.sub(SET.format(name), r"\1=2", command)

@@ -32,6 +32,11 @@ from experiments.check_results import (
             "fedapps run --from out/a-seedN novel-rounds=20 rounds=0",
             "fedapps run --from out/a-seed0 novel-rounds=2 rounds=0 --seeds 0",
         ),
+        (
+            'fedapps run --from out/B novel-batch=B --methods "bbse mixing=0.1,t3a,tent lr=0.1"',
+            'fedapps run --from out/5 novel-batch=5 --methods "bbse mixing=0.1,t3a,tent lr=0.1" '
+            "--seeds 0",
+        ),
         ("fedapps table out --across seed", "fedapps table out --across seed"),
     ],
 )
