@@ -293,7 +293,7 @@ def choose(work: "list[Job]", engine: str, jobs: int | None, *, ray: bool) -> tu
 
     parallel = jobs or 1
     if not engine:
-        engine, parallel = choose_engine(sum(not job.done for job in work), jobs, ray=ray)
+        engine, parallel = choose_engine(work, jobs, ray=ray)
     check_engine(engine, work, parallel)
     return engine, parallel
 

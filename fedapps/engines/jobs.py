@@ -107,13 +107,17 @@ def make_jobs(
     return jobs
 
 
-def choose_engine(runs: int, parallel: int | None, *, ray: bool) -> tuple[str, int]:
+def choose_engine(jobs: Sequence[Job], parallel: int | None, *, ray: bool) -> tuple[str, int]:
     """The engine, and the number of parallel runs, if the user chose no engine.
 
-    Whole runs in process if every core gets one of the `runs`, or if the user set `parallel` > 1.
-    Otherwise one run after the other on Ray, with parallel clients. `ray`: options need Ray."""
+    Whole runs in process if every core gets one of the unfinished `jobs`, if the user set
+    `parallel` > 1, or if one trains in cohorts. Otherwise one run after the other on Ray, with
+    parallel clients. `ray`: options need Ray."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if ray or parallel == 1 or (parallel is None and runs < max(2, cores or 1)):
+    waiting = [job for job in jobs if not job.done]
+    runs, cohorts = len(waiting), any(int(job.config["cohort"]) > 1 for job in waiting)
+    few = parallel == 1 or (parallel is None and runs < max(2, cores or 1))
+    if ray or (few and not cohorts):
         return "ray", parallel or 1
     return "in-process", parallel or min(runs, cores or 1, MAX_PROCESSES)
 

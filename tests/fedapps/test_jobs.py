@@ -116,19 +116,24 @@ def test_three_failed_polls_in_a_row_do_not_end_a_sweep(answers, survived, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("runs", "parallel", "ray", "cores", "expected"),
+    ("runs", "cohort", "parallel", "ray", "cores", "expected"),
     [
-        (5, None, False, 3, ("in-process", 3)),
-        (3, None, False, 3, ("in-process", 3)),
-        (2, None, False, 3, ("ray", 1)),  # a core would have nothing to do
-        (2, 2, False, 3, ("in-process", 2)),
-        (5, 1, False, 3, ("ray", 1)),
-        (5, None, True, 3, ("ray", 1)),
-        (20, None, False, 12, ("in-process", 8)),  # each process takes memory
+        (5, 1, None, False, 3, ("in-process", 3)),
+        (3, 1, None, False, 3, ("in-process", 3)),
+        (2, 1, None, False, 3, ("ray", 1)),  # a core would have nothing to do
+        (2, 1, 2, False, 3, ("in-process", 2)),
+        (5, 1, 1, False, 3, ("ray", 1)),
+        (5, 1, None, True, 3, ("ray", 1)),
+        (20, 1, None, False, 12, ("in-process", 8)),  # each process takes memory
+        (1, 4, None, False, 3, ("in-process", 1)),  # a cohort trains in one process
+        (2, 4, 1, False, 3, ("in-process", 1)),
+        (2, 4, None, True, 3, ("ray", 1)),  # is refused
     ],
 )
 def test_each_core_gets_a_run_if_there_are_enough(
-    monkeypatch, runs, parallel, ray, cores, expected
+    monkeypatch, tmp_path, runs, cohort, parallel, ray, cores, expected
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
-    assert choose_engine(runs, parallel, ray=ray) == expected
+    jobs = make_jobs(SMALL | {"cohort": cohort}, ["fedavg"], list(range(runs + 1)), tmp_path)
+    jobs[0].done = True
+    assert choose_engine(jobs, parallel, ray=ray) == expected
