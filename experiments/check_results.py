@@ -24,6 +24,7 @@ VALUES = {  # of the placeholders in commands
     r"\b(ALPHA|SHARE)\b": "0.1",
     r"\bS\b": "step",
     r"\bB\b": "5",
+    r"\bSPLIT\b": "partition=dirichlet partition.alpha=1",
 }
 SHORT = ("rounds", "evaluate-every")
 CLIENTS = {100: 20, 900: 90}  # of a file, and of its short run

@@ -49,7 +49,7 @@ def test_the_pages_commands_are_found():
     assert blocks(text) == ["D=a", "fedapps run x y=1"]
     found = [shortened(line) for page in PAGES.glob("*.md") for line in blocks(page.read_text())]
     assert len(found) >= 30
-    names = re.compile(r"\b(METHOD|SEED|ALPHA|N|S)\b")
+    names = re.compile(r"\b(METHOD|SEED|ALPHA|SPLIT|B|N|S)\b")
     assert [command for command in found if names.search(command.replace("$D", ""))] == []
 
 
