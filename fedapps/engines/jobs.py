@@ -114,20 +114,23 @@ def choose_engine(jobs: Sequence[Job], parallel: int | None, *, ray: bool) -> tu
     `parallel` > 1, or if one trains in cohorts. Otherwise one run after the other on Ray, with
     parallel clients. `ray`: options need Ray."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    waiting = [job for job in jobs if not job.done]
-    runs, cohorts = len(waiting), any(int(job.config["cohort"]) > 1 for job in waiting)
+    runs = sum(not job.done for job in jobs)
     few = parallel == 1 or (parallel is None and runs < max(2, cores or 1))
-    if ray or (few and not cohorts):
+    if ray or (few and not _any_cohort(jobs)):
         return "ray", parallel or 1
     return "in-process", parallel or min(runs, cores or 1, MAX_PROCESSES)
+
+
+def _any_cohort(jobs: Sequence[Job]) -> bool:
+    """Whether an unfinished job trains in cohorts."""
+    return any(int(job.config["cohort"]) > 1 for job in jobs if not job.done)
 
 
 def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> None:
     """Raise ValueError for an unknown engine, or one that cannot carry out the unfinished `jobs`,
     `parallel` at a time."""
     check_engine_name(engine)
-    waiting = [job for job in jobs if not job.done]
-    if engine != "in-process" and any(int(job.config["cohort"]) > 1 for job in waiting):
+    if engine != "in-process" and _any_cohort(jobs):
         raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
-    if engine == "ray" and min(parallel, len(waiting)) > 1:
+    if engine == "ray" and min(parallel, sum(not job.done for job in jobs)) > 1:
         raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")
