@@ -43,7 +43,7 @@ def shortened(command: str) -> str:
         command = re.sub(placeholder, value, command)
     if not command.startswith("fedapps run"):
         return command
-    parts = re.split(r'(".*?")', command)  # in quotes stand variants, of which all run
+    parts = re.split(r'(".*?")', command)  # the variants in quotes all run
     parts[::2] = [re.sub(r" ([^\s=,]+=[^\s,]+,[^\s,]+),\S+", r" \1", part) for part in parts[::2]]
     command = "".join(parts)
     command = re.sub(SET.format("novel-rounds"), r"\1=2", command)
