@@ -29,6 +29,7 @@ MEASUREMENTS = {
     "flower": lambda: engines.side_by_side("flower", "1.40"),
     "start": engines.start,
     "fedtta": methods.fedtta,
+    "convolution": methods.convolution,
     "pfedhn": methods.pfedhn,
     "odpfl-hn": methods.odpfl_hn,
     "fedembed": registered.fedembed,
@@ -42,7 +43,7 @@ MEASUREMENTS = {
     "peers": simulators.rows,
 }
 
-NO_MNIST = {"memory", "replies"}
+NO_MNIST = {"memory", "replies", "convolution"}
 
 
 def main(names: list[str]) -> None:

@@ -1,14 +1,16 @@
-"""Cost of FedTTA's step, of a pFedHN round, and of ODPFL-HN's three exchanges."""
+"""Cost of FedTTA's step, of a pFedHN round, and of ODPFL-HN's three exchanges; of strides."""
 
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import partitions
@@ -20,7 +22,7 @@ from experiments.benchmarks import engines, hand_written
 from experiments.benchmarks.measure import NEVER, Row, compare, seconds, time_rounds
 from fedapps.settings.config import Config, defaults, settings
 from partitions.datasets import Info
-from partitions.shares import Samples, Share
+from partitions.shares import Samples, Share, for_convolution
 from strategies.hypernetwork import Hypernetwork
 
 SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 64
@@ -71,6 +73,27 @@ def fedtta() -> list[Row]:
         Row("FedTTA step / SGD step of the same network", float(meta / sgd), "3.5", took),
         Row("the same, floating-point operations", many / few, "", counted),
     ]
+
+
+def convolution() -> list[Row]:
+    """`convnet-atp` on images of one channel with the strides that samples give them, over the same
+    with rows last: a step on 20 of them, and predictions for 700."""
+    x, y = torch.rand(700, *SHAPE), torch.arange(700) % CLASSES
+    model = build_model("convnet-atp", SHAPE, CLASSES, 0)
+
+    def predict(x: torch.Tensor) -> float:
+        with torch.no_grad():
+            return seconds(lambda: model(x)) * 1e3
+
+    def step(x: torch.Tensor) -> float:
+        return seconds(lambda: F.cross_entropy(model(x[:20]), y[:20]).backward()) * 1e3
+
+    inputs = (for_convolution(x), x)
+    return [
+        compare(f"{name}, convnet-atp: channels last / rows last", "",
+                *(partial(work, each) for each in inputs), repeats=25, unit=" ms")
+        for name, work in (("gradients of 20 images", step), ("predictions of 700", predict))
+    ]  # fmt: skip
 
 
 def pfedhn_protocol(file: Path) -> Config:

@@ -51,6 +51,13 @@ def test_mini_batches_are_their_rows_be_they_gathered_at_once_or_not(passes):
     ]
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_mini_batches_of_gray_images_have_the_strides_of_channels_last(passes):
+    samples = Samples(torch.rand(4, 1, 3, 5), torch.arange(4), torch.arange(4), scale=1.0)
+    found = list(mini_batches(samples, [torch.tensor([1, 0]), torch.tensor([2, 3])] * passes))
+    assert [x.stride() for x, _ in found] == [(15, 1, 5, 1)] * 2 * passes
+
+
 def test_samples_that_are_drawn_at_each_access_are_asked_for_at_each():
     """Each access of an item gives the number of accesses before."""
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedapps.settings.config import defaults
 from partitions.base import Federation
 from partitions.datasets import info
-from partitions.shares import Samples
+from partitions.shares import Samples, for_convolution
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
 seeds = st.integers(0, 10**6)
@@ -118,6 +118,19 @@ def test_samples_by_hand():
     images = torch.full((3, 2, 1, 2), 6, dtype=torch.uint8)
     found = Samples(images, y, rows, 4.0, (0.5, 1.0), (0.25, 2.0))[:][0]
     assert found[:, :, 0].tolist() == [[[4.0, 4.0], [0.25, 0.25]]] * 2
+
+
+def test_images_of_one_channel_have_the_strides_of_channels_last():
+    """The same memory as rows of 3×5 pixels; other inputs keep theirs."""
+    y, rows = torch.arange(4), torch.tensor([3, 1])
+    gray, rgb = torch.arange(60.0).reshape(4, 1, 3, 5), torch.arange(180.0).reshape(4, 3, 3, 5)
+    x, _ = Samples(gray, y, rows, scale=1.0)[:]
+    assert torch.equal(x, gray[rows]) and x.stride() == (15, 1, 5, 1)
+    assert for_convolution(gray).data_ptr() == gray.data_ptr()
+    assert x.view(2, 15).tolist() == x.flatten(1).tolist() == gray[rows].flatten(1).tolist()
+    assert Samples(rgb, y, rows, scale=1.0)[:][0].stride() == (45, 15, 5, 1)
+    moved = gray.transpose(2, 3)
+    assert for_convolution(moved) is moved
 
 
 def test_a_shared_tensor_is_moved_once():
