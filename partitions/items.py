@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from partitions.readers.hub import IMAGES, LABELS
 from partitions.readers.raw import UNLABELED
-from partitions.shares import Rows, Samples
+from partitions.shares import Rows, Samples, for_convolution
 
 INPUTS = ("x", "input", "inputs", *IMAGES)
 
@@ -28,7 +28,8 @@ class Items(Samples):
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         chosen = [item_of(self.items[int(row)])[0] for row in self.index[rows]]
-        return torch.stack(chosen).float().to(self.device), self.y[self.index[rows]].to(self.device)
+        x, y = torch.stack(chosen).float().to(self.device), self.y[self.index[rows]]
+        return for_convolution(x), y.to(self.device)
 
     def to(self, device: str | torch.device) -> "Items":
         """The samples on `device`, moved when they are accessed."""

@@ -205,13 +205,14 @@ def test_random_transforms_stay_random_and_mappings_are_read():
 
         def __getitem__(self, row):
             self.seen += 1
-            return {"img": torch.full((1, 2), float(self.seen)), "label": row + 4}
+            return {"img": torch.full((1, 2, 3), float(self.seen)), "label": row + 4}
 
     samples = from_items(Counting())
     first, second = (samples.converted()[torch.tensor([0, 1])] for _ in range(2))
     assert first[1].tolist() == second[1].tolist() == [4, 5]
-    assert (second[0] - first[0]).flatten().tolist() == [2.0] * 4
-    assert samples.x.shape == (2, 1, 2)
+    assert (second[0] - first[0]).flatten().tolist() == [2.0] * 12
+    assert samples.x.shape == (2, 1, 2, 3)
+    assert first[0].stride() == (6, 1, 3, 1)  # channels last, for convolutions
 
 
 def test_tensors_in_datasets_are_taken_as_they_are_and_others_item_by_item():
