@@ -8,7 +8,7 @@ samples: g_l = ∂CE(θ'; X, y)/∂θ'_l, α_l ← α_l + η ⟨g_l, h_l⟩ / �
 not depend on α, that is the exact gradient.
 
 η = 0.1 is that of the authors' scripts, for 40 held-out images a client. With about six images
-it can diverge, which the validation of training clients shows: docs/results/unseen.md.
+it can diverge, which the validation of training clients shows: docs/results/unseen-digits.md.
 
 Departs from the authors' code: a layer with one value a channel keeps its running statistics.
 Agrees with that code to 1e-5: adaptation, both predictions, learnt α (tests/test_authors.py)."""

@@ -13,7 +13,7 @@ leave theirs as they are. GroupNorm needs none.
 
 It learns more slowly than FedAvg: P Pᵀ keeps k of the d dimensions of a gradient, and half of a
 mini-batch is for v. A smaller k makes messages smaller and learns more slowly still:
-docs/results/unseen.md."""
+docs/results/unseen-digits.md."""
 
 from copy import deepcopy
 from typing import Any

@@ -81,7 +81,7 @@ class HyperFedZeroClient(Client):
     """`balance` is α, `entropy` is β. ``embedding-variance`` is the sum of the variances of e's
     entries over a client's inputs; near 0 the classifiers hardly differ. On the digits it stays
     near 0 because e starts almost uniform: the spread of A f(x) is 0.02 there. The penalties and
-    the noise do not cause it: docs/results/unseen.md."""
+    the noise do not cause it: docs/results/unseen-digits.md."""
 
     needs_head = True
     model: GeneratedHead  # by `build`
