@@ -63,7 +63,7 @@ class DeepSets(Encoder):
         """g({x}; γ)."""
         layers = [x]
         for convolution in self.convolutions:
-            layers.append(_pool(F.relu(convolution(layers[-1]))))
+            layers.append(F.relu(_pool(convolution(layers[-1]))))
         pooled = layers[1:] or layers
         h = torch.cat([pool(h) for pool, h in zip(self.pools, pooled, strict=True)])
         return self.out(self.fc(h))
@@ -90,8 +90,8 @@ class DeepSymmetricSets(Encoder):
         """g({x}; γ)."""
         x = x if self.images else x.flatten(1)
         for each, mean in zip(self.siamese, self.aggregated, strict=True):
-            x = F.relu(each(x) + mean(x.mean(0, keepdim=True)))
-            x = _pool(x) if self.images else x
+            x = each(x) + mean(x.mean(0, keepdim=True))
+            x = F.relu(_pool(x) if self.images else x)
         return self.out(self.fc(self.pool(x)))
 
 
@@ -114,7 +114,7 @@ class SetTransformer(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         """g({x}; γ)."""
         for convolution in self.convolutions:
-            x = _pool(F.relu(convolution(x)))
+            x = F.relu(_pool(convolution(x)))
         h = F.relu(self.embed(x.flatten(1)))
         first, second, seed = self.points
         h = self.blocks[1](h, self.blocks[0](first, h))  # ISAB(h) = MAB(h, MAB(I, h))
@@ -151,7 +151,7 @@ class MeanSets(Encoder):
     def each(self, x: Tensor) -> Tensor:
         """φ(x_j) (n, dim)."""
         for convolution in self.convolutions:
-            x = _pool(F.relu(convolution(x)))
+            x = F.relu(_pool(convolution(x)))
         return self.out(self.fc(x.flatten(1)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -218,7 +218,8 @@ def _convolutions(target: nn.Module, shape: Shape) -> nn.ModuleList:
 
 
 def _pool(x: Tensor) -> Tensor:
-    """Max-pooling by 2, as in the target networks, while there is room."""
+    """Max-pooling by 2, as in the target networks, while there is room. It comes before ReLU, which
+    gives the same and takes less time."""
     return F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x
 
 

@@ -130,8 +130,8 @@ class OmniglotLeNet(HeadedNetwork):
     def features(self, x: Tensor) -> Tensor:
         """Activations (n, 84)."""
         for convolution in self.convolutions:
-            x = F.relu(convolution(x))
-            x = F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x
+            x = convolution(x)
+            x = F.relu(F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x)
         return F.relu(self.fc(x.flatten(1)))
 
 
