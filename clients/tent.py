@@ -120,7 +120,8 @@ class TENTClient(Client):
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
-        logits = Client.predict(self, x)
+        with torch.no_grad():  # each part is normalised by its own statistics
+            logits = torch.cat([self.model(part) for part in self.parts(x)])
         self._adapted_weights = {name: t.clone() for name, t in self.model.state_dict().items()}
         moved = {id(parameter) for parameter in adapted}
         names = [name for name, p in self.model.named_parameters() if id(p) in moved]
