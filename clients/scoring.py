@@ -1,6 +1,6 @@
 """Loss and accuracy of a client's predictions for its samples."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -10,8 +10,6 @@ from torch.nn import functional as F
 from clients.messages import Metrics
 from partitions.readers.raw import UNLABELED
 from partitions.shares import SUB_POPULATION, Samples, Share
-
-IMAGES = 64  # of a pass without gradients on a CPU
 
 
 class Client(Protocol):
@@ -110,12 +108,6 @@ def predict_novel(client: Client, x: Tensor) -> Tensor:
 
 
 def by_parts(forward: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Tensor:
-    """`forward` of all rows of the parts, without gradients; on a CPU of few images at once."""
+    """`forward` of all rows of the parts, without gradients."""
     with torch.no_grad():
-        return torch.cat([forward(some) for part in parts for some in _cached(part)])
-
-
-def _cached(x: Tensor) -> Sequence[Tensor]:
-    """x in parts whose activations a processor's caches hold: half the time for convolutions."""
-    few = x.dim() == 4 and x.device.type == "cpu"
-    return x.split(IMAGES) if few and len(x) > IMAGES else (x,)
+        return torch.cat([forward(part) for part in parts])

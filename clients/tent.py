@@ -120,8 +120,7 @@ class TENTClient(Client):
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
-        with torch.no_grad():  # each part is normalised by its own statistics
-            logits = torch.cat([self.model(part) for part in self.parts(x)])
+        logits = Client.predict(self, x)
         self._adapted_weights = {name: t.clone() for name, t in self.model.state_dict().items()}
         moved = {id(parameter) for parameter in adapted}
         names = [name for name, p in self.model.named_parameters() if id(p) in moved]

@@ -17,7 +17,6 @@ import partitions
 from clients.base import Client
 from clients.fedtta import FedTTAClient
 from clients.models import build_model
-from clients.scoring import by_parts
 from clients.sgd import batches
 from experiments.benchmarks import engines, hand_written
 from experiments.benchmarks.measure import NEVER, Row, compare, seconds, time_rounds
@@ -77,30 +76,24 @@ def fedtta() -> list[Row]:
 
 
 def convolution() -> list[Row]:
-    """`convnet-atp` on images of one channel: a step on 20 and predictions for 700 with the strides
-    that samples give them, over the same with rows last; predictions in parts, over all at once."""
+    """`convnet-atp` on images of one channel with the strides that samples give them, over the same
+    with rows last: a step on 20 of them, and predictions for 700."""
     x, y = torch.rand(700, *SHAPE), torch.arange(700) % CLASSES
-    model, channels_last = build_model("convnet-atp", SHAPE, CLASSES, 0), for_convolution(x)
-
-    def step(x: torch.Tensor) -> float:
-        return seconds(lambda: F.cross_entropy(model(x[:20]), y[:20]).backward()) * 1e3
+    model = build_model("convnet-atp", SHAPE, CLASSES, 0)
 
     def predict(x: torch.Tensor) -> float:
         with torch.no_grad():
             return seconds(lambda: model(x)) * 1e3
 
-    def in_parts(x: torch.Tensor) -> float:
-        return seconds(lambda: by_parts(model, (x,))) * 1e3
+    def step(x: torch.Tensor) -> float:
+        return seconds(lambda: F.cross_entropy(model(x[:20]), y[:20]).backward()) * 1e3
 
-    contestants = {
-        "gradients of 20 images: channels last / rows last": (step, step, x),
-        "predictions of 700: channels last / rows last": (predict, predict, x),
-        "predictions of 700: in parts / at once": (in_parts, predict, channels_last),
-    }
+    inputs = (for_convolution(x), x)
     return [
-        compare(what, "", partial(ours, channels_last), partial(other, z), repeats=25, unit=" ms")
-        for what, (ours, other, z) in contestants.items()
-    ]
+        compare(f"{name}, convnet-atp: channels last / rows last", "",
+                *(partial(work, each) for each in inputs), repeats=25, unit=" ms")
+        for name, work in (("gradients of 20 images", step), ("predictions of 700", predict))
+    ]  # fmt: skip
 
 
 def pfedhn_protocol(file: Path) -> Config:

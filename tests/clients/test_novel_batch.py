@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import federate, share, update
 
-from clients.scoring import by_parts, score_samples
+from clients.scoring import score_samples
 from strategies.base import PersonalizedStrategy
 from strategies.replies import Node
 from strategies.round import Round
@@ -47,23 +47,6 @@ def test_each_batch_is_adapted_to_by_itself(novel):
     else:  # validation samples of a training client are predicted at once
         assert client.seen == [[1, 3, 7, 5, 2]]
         assert metrics["accuracy"] == pytest.approx(0.4)
-
-
-def test_images_are_predicted_few_at_once_and_other_inputs_are_not():
-    """130 and 3 images in parts of 64; the sum over three pixels of image i is 6i + 3 · 5 / 2."""
-    seen = []
-
-    def forward(x):
-        seen.append(len(x))
-        return x.flatten(1).sum(1, keepdim=True)
-
-    images = torch.arange(133.0)[:, None, None, None] * 2 + torch.tensor([[[0.0], [2.5], [5.0]]])
-    found = by_parts(forward, (images[:130], images[130:]))
-    assert found.flatten().tolist() == [6 * i + 7.5 for i in range(133)]
-    assert seen == [64, 64, 2, 3]
-    seen.clear()
-    assert len(by_parts(forward, (images.flatten(1),))) == 133
-    assert seen == [133]
 
 
 def test_batches_reach_a_run():
