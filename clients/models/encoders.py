@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clients.models.networks import convolved, pooled
+
 POOLED = 200  # units that are pooled after each convolution: half by mean, half by maximum
 WIDTH = 500  # of fully connected layers for features
 INNER = (120, 84)  # fully connected layers after the convolutions, as LeNet's
@@ -63,9 +65,9 @@ class DeepSets(Encoder):
         """g({x}; γ)."""
         layers = [x]
         for convolution in self.convolutions:
-            layers.append(F.relu(_pool(convolution(layers[-1]))))
-        pooled = layers[1:] or layers
-        h = torch.cat([pool(h) for pool, h in zip(self.pools, pooled, strict=True)])
+            layers.append(convolved(layers[-1], convolution))
+        units = [pool(h) for pool, h in zip(self.pools, layers[1:] or layers, strict=True)]
+        h = torch.cat(units)
         return self.out(self.fc(h))
 
 
@@ -91,7 +93,7 @@ class DeepSymmetricSets(Encoder):
         x = x if self.images else x.flatten(1)
         for each, mean in zip(self.siamese, self.aggregated, strict=True):
             x = each(x) + mean(x.mean(0, keepdim=True))
-            x = F.relu(_pool(x) if self.images else x)
+            x = F.relu(pooled(x) if self.images else x)
         return self.out(self.fc(self.pool(x)))
 
 
@@ -113,8 +115,7 @@ class SetTransformer(Encoder):
 
     def forward(self, x: Tensor) -> Tensor:
         """g({x}; γ)."""
-        for convolution in self.convolutions:
-            x = F.relu(_pool(convolution(x)))
+        x = convolved(x, *self.convolutions)
         h = F.relu(self.embed(x.flatten(1)))
         first, second, seed = self.points
         h = self.blocks[1](h, self.blocks[0](first, h))  # ISAB(h) = MAB(h, MAB(I, h))
@@ -150,8 +151,7 @@ class MeanSets(Encoder):
 
     def each(self, x: Tensor) -> Tensor:
         """φ(x_j) (n, dim)."""
-        for convolution in self.convolutions:
-            x = F.relu(_pool(convolution(x)))
+        x = convolved(x, *self.convolutions)
         return self.out(self.fc(x.flatten(1)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -217,18 +217,12 @@ def _convolutions(target: nn.Module, shape: Shape) -> nn.ModuleList:
     )
 
 
-def _pool(x: Tensor) -> Tensor:
-    """Max-pooling by 2, as in the target networks, while there is room. It comes before ReLU, which
-    gives the same and takes less time."""
-    return F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x
-
-
 def _sizes(convolutions: nn.ModuleList, shape: Shape) -> list[int]:
     """Values per sample after each pooled convolution; the input's if there is none."""
     sizes, x = [], torch.zeros(1, *shape)
     with torch.no_grad():
         for convolution in convolutions:
-            x = _pool(convolution(x))
+            x = pooled(convolution(x))
             sizes.append(x.numel())
     return sizes or [x.numel()]
 
