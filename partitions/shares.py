@@ -68,7 +68,7 @@ class Samples:
 
 def for_convolution(x: Tensor) -> Tensor:
     """x, the same entries in the same memory. Images of one channel on a CPU get the strides of
-    channels last, with which convolutions train in two thirds of the time and predict in half."""
+    channels last, with which convolutions train in 0.65 to 0.8 of the time and predict in half."""
     if x.dim() == 4 and x.shape[1] == 1 and x.device.type == "cpu" and x.is_contiguous():
         _, _, height, width = x.shape
         return x.as_strided(x.shape, (height * width, 1, width, 1))
