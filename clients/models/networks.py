@@ -151,7 +151,8 @@ class FeatureMLP(HeadedNetwork):
 def convolved(x: Tensor, *layers: nn.Module) -> Tensor:
     """ReLU(maxpool 2(layer(x))) of one convolution after the other; x itself without any.
 
-    On a CPU the channels are last in memory: lenet then takes a third less time."""
+    On a CPU the channels are last in memory: lenet then takes a third less time. Images of one
+    channel come like this from their samples (`partitions.shares.for_convolution`)."""
     if layers and x.device.type == "cpu":
         x = x.contiguous(memory_format=torch.channels_last)
     for layer in layers:
