@@ -1,7 +1,4 @@
-"""FedProx client (Li et al., MLSys 2020): local loss + (μ/2)‖w − w_server‖²."""
-
-import torch
-from torch import Tensor
+"""FedProx client (Li et al., MLSys 2020): local loss + (μ/2)‖w − w_server‖², Eq. (2)."""
 
 from clients.arrays import Arrays
 from clients.base import Client, Config, Metrics
@@ -9,21 +6,15 @@ from partitions.settings import WEIGHT, setting
 
 
 class FedProxClient(Client):
-    """FedAvg's client with a proximal term of weight `mu` >= 0."""
-
-    stacked = ("server",)
+    """FedAvg's client with a proximal term of weight `mu` >= 0. The loss that it reports is without
+    this term."""
 
     mu = setting(0.001, "μ, weight of the proximal term", WEIGHT)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local training that keeps the server's weights for the loss."""
+        """Local SGD. The proximal term's gradient is μw − μw_server: weight decay and a drift."""
         self.load(arrays)
-        self.server = [p.detach().clone() for p in self.model.parameters()]
-        loss = self.fit_locally(config)
+        drift = [-self.mu * w_server.detach() for w_server in self.model.parameters()]
+        decay = self.weight_decay + self.mu
+        loss = self.fit_locally(config, weight_decay=decay, drift=drift)
         return self.arrays(), len(self.share.train), {"loss": loss}
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """CE + (μ/2)‖w − w_server‖², Eq. (2)."""
-        pairs = zip(self.model.parameters(), self.server, strict=True)
-        distance = torch.stack([(w - w_server).square().sum() for w, w_server in pairs]).sum()
-        return super().loss(x, y) + self.mu / 2 * distance

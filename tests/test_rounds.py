@@ -128,12 +128,13 @@ def test_fedavg_with_momentum_and_weight_decay():
 
 
 def test_fedprox():
-    """∇L(y) + μ(y − w)."""
+    """∇L(y) + μ(y − w) + 0.1 y."""
     w, mu = START, 0.7
-    found = ours(FedAvg(), clients(FedProxClient, mu=mu))
+    found = ours(FedAvg(), clients(FedProxClient, mu=mu, weight_decay=0.1))
     for round_ in range(ROUNDS):
         models = [
-            descend(w, i, lambda y, w=w: {n: mu * (y[n] - w[n]) for n in y}) for i in range(3)
+            descend(w, i, lambda y, w=w: {n: mu * (y[n] - w[n]) + 0.1 * y[n] for n in y})
+            for i in range(3)
         ]
         w = average(models, SIZES)
         assert_same(found[round_], w)

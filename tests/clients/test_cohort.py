@@ -11,7 +11,6 @@ from torch import nn
 from clients import cohort
 from clients.base import Client
 from clients.cohort import Cohort
-from clients.fedprox import FedProxClient
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.jobs import make_jobs
@@ -135,14 +134,17 @@ def test_frozen_parameters_stay_and_tied_ones_are_one(method, kind, monkeypatch)
 
 
 def test_each_reads_its_own_tensors():
-    """FedProx, μ = 1, from w = 0, where the loss's gradient is −2: the server's w of 1 adds −1."""
+    """From w = 0, where the loss's gradient is −2, (w − near)²/2 with near = 1 adds −1."""
 
-    class Near(Two, FedProxClient):
-        stacked, loss = FedProxClient.stacked, FedProxClient.loss
+    class Near(Two):
+        stacked = ("near",)
 
-    clients = [Near(0.0, 1, mu=1.0), Near(0.0, 1, mu=1.0)]
-    for client, w in zip(clients, (1.0, 0.0), strict=True):
-        client.server = [torch.tensor([w]), torch.tensor([7.0])]
+        def loss(self, x, y):
+            return super().loss(x, y) + (self.model.w - self.near[0]).square().sum() / 2
+
+    clients = [Near(0.0, 1), Near(0.0, 1)]
+    for client, near in zip(clients, (1.0, 0.0), strict=True):
+        client.near = [torch.tensor([near]), torch.tensor([7.0])]
         client.share = clients[0].share
     Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients])
     assert [c.model.w.item() for c in clients] == pytest.approx([0.6, 0.4])
