@@ -53,7 +53,8 @@ class Optimizer:
         """Set what `state` gave, for the same parameters in the same order."""
         parameters = [p for parameters, _ in self.groups for p in parameters]
         for parameter, arrays in zip(parameters, state, strict=True):
-            self.kept[parameter] = to_tensors(arrays, parameter.device)
+            kept = to_tensors(arrays, parameter.device)
+            self.kept[parameter] = {name: laid_out(t, parameter) for name, t in kept.items()}
 
     def zero_grad(self) -> None:
         """Delete the gradients."""
@@ -67,7 +68,7 @@ class Optimizer:
         parameter without a gradient stays unchanged."""
         for parameters, lr in self.groups:
             moved = [p for p in parameters if p.grad is not None]
-            gradients = [g for p in parameters if (g := p.grad) is not None]
+            gradients = [laid_out(g, p) for p in parameters if (g := p.grad) is not None]
             if moved:
                 self.update(moved, gradients, factor * lr)
 
@@ -101,20 +102,22 @@ class SGD(Optimizer):
         if not momentum and not self.weight_decay:
             torch._foreach_add_(parameters, gradients, alpha=-lr)  # in half of the time
             return
-        buffers = [self.kept.get(p, {}).get("momentum") for p in parameters]  # b
+        if momentum:
+            for p in parameters:
+                if not self.kept.get(p):
+                    self.kept[p] = {"momentum": torch.zeros_like(p)}
         sgd(
             parameters,
             gradients,
-            buffers,
+            [self.kept[p]["momentum"] if momentum else None for p in parameters],  # b
             weight_decay=self.weight_decay,
             momentum=momentum,
             lr=lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
+            fused=True,  # in one pass over the memory: a half to a third of the time
         )
-        pairs = zip(parameters, buffers, strict=True)
-        self.kept |= {p: {"momentum": b} for p, b in pairs if b is not None}
 
 
 class Adam(Optimizer):
@@ -143,3 +146,11 @@ class Adam(Optimizer):
             maximize=False,
             fused=True,  # a step in one pass over the memory: an eighth of the time
         )
+
+
+def laid_out(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """`tensor` with the strides of `parameter`, if the shapes agree: torch's fused steps read both
+    in the order of their memory."""
+    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter).copy_(tensor)

@@ -158,13 +158,13 @@ class PFedHN(PersonalizedStrategy):
         return arrays
 
     def _check_memory(self) -> None:
-        """Raise ValueError if training φ takes more memory than there is: φ, its gradient and a
-        weight-decayed copy, the optimizer's moments, and both to undo a round."""
+        """Raise ValueError if training φ takes more memory than there is: φ and its gradient, the
+        optimizer's moments, and copies of φ and the moments to undo a round."""
         with torch.device("meta"):
             shapes, width = self.targets.shapes(), self.embedding_dim or 1
             phi = sum(p.numel() for p in Hypernetwork(shapes, width, **self._shape).parameters())
         moments = 2 if self.server_optimizer == "adam" else bool(self.server_momentum)
-        needed, free = (4 + 2 * moments) * phi * self.targets.dtype.itemsize, free_memory()
+        needed, free = (3 + 2 * moments) * phi * self.targets.dtype.itemsize, free_memory()
         if needed > free:
             weights = sum(torch.Size(shape).numel() for shape in shapes.values())
             chunk = max(1000, weights // 1000)
@@ -259,7 +259,7 @@ class PFedHN(PersonalizedStrategy):
                             difference[name][row] = theta[name][row].detach() - trained
             torch.autograd.backward(list(theta.values()), list(difference.values()))
         for parameter in network.parameters():
-            if parameter.grad is not None:
+            if parameter.grad is not None and len(updates) > 1:
                 parameter.grad /= len(updates)
         for nodes, _ in self._generated:  # no reply: no momentum or decay either
             for node in nodes:

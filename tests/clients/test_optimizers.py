@@ -2,18 +2,22 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from clients.optimizers import SGD, Adam
 
-FUSED = functools.partial(torch.optim.Adam, fused=True)
+FUSED_ADAM, FUSED_SGD = (
+    functools.partial(cls, fused=True) for cls in (torch.optim.Adam, torch.optim.SGD)
+)
 PAIRS = [
     (SGD, torch.optim.SGD, {}),
-    (SGD, torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
-    (Adam, FUSED, {}),
-    (Adam, FUSED, {"weight_decay": 0.01}),
+    (SGD, FUSED_SGD, {"weight_decay": 0.01}),
+    (SGD, FUSED_SGD, {"momentum": 0.9, "weight_decay": 0.01}),
+    (Adam, FUSED_ADAM, {}),
+    (Adam, FUSED_ADAM, {"weight_decay": 0.01}),
 ]
 
 
@@ -49,7 +53,7 @@ def test_the_steps_are_torch_s(ours, theirs, options):
 def test_a_group_may_have_a_momentum_of_its_own():
     own = {"momentum": 0.8}
     for options in ({}, {"momentum": 0.5, "weight_decay": 0.01}):
-        pairs = zip(trained(SGD, options, own), trained(torch.optim.SGD, options, own), strict=True)
+        pairs = zip(trained(SGD, options, own), trained(FUSED_SGD, options, own), strict=True)
         assert all(torch.equal(one, two) for one, two in pairs)
 
 
@@ -60,6 +64,37 @@ def test_a_step_may_be_shortened():
     (p.square() + q.square()).sum().backward()
     optimizer.step(0.25)
     assert (p.item(), q.item()) == (pytest.approx(0.95), pytest.approx(0.75))
+
+
+def test_an_sgd_step_by_hand():
+    """Weight decay 0.5, momentum 0.9, rate 0.1, p = 2, gradients 1 and 3: b = 1 + 0.5·2 = 2 and
+    p = 1.8; b = 0.9·2 + 3 + 0.5·1.8 = 5.7 and p = 1.23."""
+    p = nn.Parameter(torch.tensor([2.0]))
+    optimizer = SGD([p], 0.1, 0.9, 0.5)
+    for gradient in (1.0, 3.0):
+        p.grad = torch.tensor([gradient])
+        optimizer.step()
+    assert p.item() == pytest.approx(1.23)
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD([p], 0.1, 0.9, 0.1), lambda p: Adam([p], 0.1)])
+def test_strides_change_nothing(make):
+    """Of the parameter, the gradient, and a loaded state."""
+    plain, last = torch.contiguous_format, torch.channels_last
+    found = []
+    for of_p, of_g in ((plain, plain), (plain, last), (last, plain), (last, last)):
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(2, 3, 4, 5).contiguous(memory_format=of_p))
+        optimizer = make(p)
+        for _ in range(2):
+            p.grad = torch.randn(2, 3, 4, 5).contiguous(memory_format=of_g)
+            optimizer.step()
+            other = make(p)
+            arrays = [{n: np.ascontiguousarray(a) for n, a in s.items()} for s in optimizer.state()]
+            other.load_state(arrays)
+            optimizer = other
+        found.append(p.detach())
+    assert all(torch.equal(found[0], p) for p in found[1:])
 
 
 @pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, 0.9), lambda p: Adam(p, 0.1)])

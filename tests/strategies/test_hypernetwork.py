@@ -112,15 +112,15 @@ def test_chunks_are_parts_of_the_networks_in_their_order():
 
 
 def test_more_memory_than_there_is_is_refused(monkeypatch):
-    """4 bytes for each entry of φ, its gradient, its momentum, a copy with weight decay, and φ and
-    momentum to undo a round. A layer of 100 → 1000 weights has 101 000 entries."""
+    """4 bytes for each entry of φ, its gradient, its momentum, and φ and momentum to undo a round. A
+    layer of 100 → 1000 weights has 101 000 entries."""
     initial = to_record({"w": np.zeros(1000, np.float32)})
     phi = 1000 * 101 + 3 * 100 * 101 + 100 * 2
     for free, options, refused in (
-        (24 * phi - 1, {}, True),
-        (24 * phi, {}, False),
-        (24 * phi, {"server_optimizer": "adam"}, True),
-        (24 * phi, {"hidden_dim": 200}, True),
+        (20 * phi - 1, {}, True),
+        (20 * phi, {}, False),
+        (20 * phi, {"server_optimizer": "adam"}, True),
+        (20 * phi, {"hidden_dim": 200}, True),
         (9 * phi, {"chunk_size": 100}, False),
     ):
         monkeypatch.setattr(pfedhn, "free_memory", lambda free=free: free)
