@@ -112,8 +112,8 @@ def test_chunks_are_parts_of_the_networks_in_their_order():
 
 
 def test_more_memory_than_there_is_is_refused(monkeypatch):
-    """4 bytes for each entry of φ, its gradient, its momentum, and φ and momentum to undo a round. A
-    layer of 100 → 1000 weights has 101 000 entries."""
+    """4 bytes for each entry of φ, its gradient, its momentum, and φ and momentum to undo a round.
+    A layer of 100 → 1000 weights has 101 000 entries."""
     initial = to_record({"w": np.zeros(1000, np.float32)})
     phi = 1000 * 101 + 3 * 100 * 101 + 100 * 2
     for free, options, refused in (
