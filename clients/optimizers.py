@@ -149,8 +149,10 @@ class Adam(Optimizer):
 
 
 def laid_out(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """`tensor` with the strides of `parameter`, if the shapes agree: torch's fused steps read both
-    in the order of their memory."""
+    """`tensor`, dense, with the strides of `parameter` if the shapes agree: torch's fused steps
+    read both in the order of their memory."""
+    if tensor.is_sparse:
+        tensor = tensor.to_dense()
     if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
         return tensor
     return torch.empty_like(parameter).copy_(tensor)

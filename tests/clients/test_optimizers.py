@@ -97,6 +97,23 @@ def test_strides_change_nothing(make):
     assert all(torch.equal(found[0], p) for p in found[1:])
 
 
+@pytest.mark.parametrize(
+    "make", [lambda p: SGD(p, 0.1), lambda p: SGD(p, 0.1, 0.9), lambda p: Adam(p, 0.1)]
+)
+def test_sparse_gradients_are_as_dense_ones(make):
+    tables = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        layer = nn.Embedding(5, 3, sparse=sparse)
+        optimizer = make(layer.parameters())
+        for rows in ([0, 2, 2], [1, 2]):
+            optimizer.zero_grad()
+            layer(torch.tensor(rows)).square().sum().backward()
+            optimizer.step()
+        tables.append(layer.weight.detach())
+    torch.testing.assert_close(*tables)
+
+
 @pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, 0.9), lambda p: Adam(p, 0.1)])
 def test_who_takes_over_a_state_goes_on_as_the_other_did(make):
     """Momenta, moments and the number of steps: the third step of a successor is the third one."""
