@@ -26,16 +26,12 @@ class DittoClient(Client):
         return super().train(arrays, config)
 
     def tune(self, config: Config) -> None:
-        """Steps of v_i near the present w; a novel client with a few labels takes them as well."""
-        w = [p.detach().clone() for p in self.model.parameters()]
+        """Steps of v_i near the present w; a novel client with a few labels takes them as well. The
+        term's gradient is λ v_i − λ w: weight decay and a drift."""
+        pull = [-self.penalty * w.detach() for w in self.model.parameters()]
         self.load(group(self.state, "own") or model_arrays(self.model))
-
-        def pull() -> None:  # + λ (v_i − w)
-            for v, target in zip(self.model.parameters(), w, strict=True):
-                if v.grad is not None:
-                    v.grad += self.penalty * (v.detach() - target)
-
-        self.fit_locally(config, rows=self.rows(config, "own"), adjust=pull)
+        decay = self.weight_decay + self.penalty
+        self.fit_locally(config, rows=self.rows(config, "own"), weight_decay=decay, drift=pull)
         self.model.eval()
 
     def receive(self, arrays: Arrays, config: Config) -> None:

@@ -103,6 +103,7 @@ def results(method, size, **changes):
         ("odpfl-hn", True),
         ("fedsr", False),
         ("fedthe", True),
+        ("ditto", True),
     ],
 )
 def test_a_cohort_gives_what_clients_in_turn_give(method, stacks, monkeypatch):

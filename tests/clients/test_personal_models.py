@@ -44,17 +44,18 @@ def values(arrays, name="weight"):
 
 
 def test_ditto_by_hand():
-    """λ = ½, η = 0.1, w = 1, v = 2: v → 2 − 0.1·((2 − 3) + ½(2 − 1)) = 2.05
-    → 2.05 − 0.1·(−0.95 + ½·1.05) = 2.0925; w → 1 + 0.1·2 = 1.2 → 1.2 + 0.1·1.8 = 1.38."""
+    """λ = ½, η = 0.1, weight decay 0.2, w = 1, v = 2:
+    v → 2 − 0.1·((2 − 3) + ½(2 − 1) + 0.4) = 2.01 → 2.01 − 0.1·(−0.99 + ½·1.01 + 0.402) = 2.0183;
+    w → 1 − 0.1·(−2 + 0.2) = 1.18 → 1.18 − 0.1·(−1.82 + 0.236) = 1.3384."""
     model = nn.Linear(1, 1, bias=False)
     samples = share(torch.ones(2, 1), torch.full((2,), 3.0))
-    client = Squared(model, samples, penalty=0.5, lr=0.1, local_steps=2)
+    client = Squared(model, samples, penalty=0.5, lr=0.1, local_steps=2, weight_decay=0.2)
     client.state = {"own/weight": scalar(2.0)["weight"]}
     reply, _, _ = client.train(scalar(1.0), {})
-    assert values(reply) == pytest.approx([1.38])
-    assert values(client.state, "own/weight") == pytest.approx([2.0925])
+    assert values(reply) == pytest.approx([1.3384])
+    assert values(client.state, "own/weight") == pytest.approx([2.0183])
     client.receive(scalar(7.0), {})
-    assert client.model.weight.item() == pytest.approx(2.0925)
+    assert client.model.weight.item() == pytest.approx(2.0183)
 
 
 def test_ditto_is_scored_by_w_until_it_trains():
