@@ -3,14 +3,16 @@
 import pytest
 import torch
 from tiny import NEEDS, SMALL, federate
+from torch import nn
 
+from clients.optimizers import SGD, Adam
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.serverapp import run
 
 pytestmark = pytest.mark.gpu
-DEVICE_NOISE = {"fedsr"}  # its noise comes from the device's own generator
+DEVICE_NOISE = {"fedsr", "hyperfedzero"}  # their noise comes from the device's own generator
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +46,21 @@ def test_a_cohort_has_the_results_of_clients_in_turn(model):
         for cohort in (1, 10)
     )
     compare(one, many)
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD([p], 0.1, 0.9, 0.1), lambda p: Adam([p], 0.1)])
+def test_fused_steps_are_the_cpu_s_whatever_the_strides(make):
+    plain, last = torch.contiguous_format, torch.channels_last
+    found = []
+    for device, of_p, of_g in [("cpu", plain, plain)] + [
+        ("cuda", of_p, of_g) for of_p in (plain, last) for of_g in (plain, last)
+    ]:
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(2, 3, 4, 5).to(device, memory_format=of_p))
+        optimizer = make(p)
+        for _ in range(3):
+            p.grad = torch.randn(2, 3, 4, 5).to(device, memory_format=of_g)
+            optimizer.step()
+        found.append(p.detach().cpu())
+    for p in found[1:]:
+        torch.testing.assert_close(p, found[0])

@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from clients.sgd import mini_batches
 from fedapps.settings.config import defaults
 from partitions.base import Federation
 from partitions.datasets import info
-from partitions.shares import Samples, for_convolution
+from partitions.shares import PreferredSamples, Samples, for_convolution
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
 seeds = st.integers(0, 10**6)
@@ -131,6 +133,20 @@ def test_images_of_one_channel_have_the_strides_of_channels_last():
     assert Samples(rgb, y, rows, scale=1.0)[:][0].stride() == (45, 15, 5, 1)
     moved = gray.transpose(2, 3)
     assert for_convolution(moved) is moved
+
+
+def test_rows_of_the_cpu_choose_samples_of_a_gpu():
+    """Torch's stand-ins for tensors on a GPU have shapes, and devices, which they must share."""
+    with FakeTensorMode():
+        x = torch.zeros(6, 1, 4, 4, dtype=torch.uint8, device="cuda:0")
+        y = torch.zeros(6, dtype=torch.int64, device="cuda:0")
+        rows = torch.zeros(2, dtype=torch.int64)
+        for samples in (Samples(x, y, y[:4]), PreferredSamples(x, y, y[:4])):
+            for batches in ([rows], [rows] * 2, [rows] * 3):  # a pass, or more
+                for got in (samples[rows], *mini_batches(samples, batches)):
+                    assert [t.device.type for t in got] == ["cuda", "cuda"]
+                    assert [t.shape for t in got] == [(2, 1, 4, 4), (2,)]
+        assert samples.types(rows).device.type == "cuda"
 
 
 def test_a_shared_tensor_is_moved_once():
