@@ -249,10 +249,11 @@ def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
 
 def _doubts(row: dict[str, Any]) -> Iterator[str]:
     """What is wrong with a run that can be shown."""
-    if row["summary"] is not None:
-        if row["summary"].finished is False:
-            yield "did not finish"
-        expected, read = row["summary"].rounds, len(read_rounds(row["folder"]))
+    if (summary := row["summary"]) is not None:
+        expected, read = summary.rounds, len(read_rounds(row["folder"]))
+        rounds = row["config"].get("rounds", expected)
+        if summary.finished is False or (summary.finished is None and expected < rounds):
+            yield f"has not finished: {expected} of {rounds} rounds"
         if read < expected:
             yield f"metrics.jsonl is damaged or cut short: {read} of {expected} rounds"
 

@@ -237,6 +237,19 @@ def test_damaged_runs_are_told_and_the_rest_is_as_table(tmp_path):
     assert "theirs: no run of fedapps" in page
 
 
+@pytest.mark.parametrize(("finished", "rounds", "told"), [
+    (None, 5, "3 of 5"), (False, 3, "3 of 3"), (None, 3, ""), (True, 5, ""),
+])  # fmt: skip
+def test_a_run_that_has_not_finished_is_told(finished, rounds, told, tmp_path):
+    """It runs, was killed or failed. Old summaries lack `finished`; a run may end early."""
+    run = leave(tmp_path, "tent", 0, [0.5], curve=(0.1, 0.2, 0.3), rounds=rounds)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"finished": finished}))
+    said = invoke("table", tmp_path).output
+    assert (f"tent-seed0: has not finished: {told} rounds" in said) == bool(told)
+    assert ("has not finished" in said) == bool(told)
+
+
 def test_bad_options_are_refused(tmp_path):
     assert "no folder" in table(tmp_path / "none", code=2).stderr
     assert "holds no runs" in table(tmp_path, code=2).stderr
