@@ -199,14 +199,20 @@ def start_from(
     """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
     from fedapps.engines.jobs import make_jobs
     from fedapps.results.folder import check_former, check_unseen
+    from fedapps.results.sweep import unfinished
     from fedapps.settings.config import override, saved_configuration
     from fedapps.settings.variants import Variant
 
+    partial = set()
     for job in jobs:
         folder = saved.resolve()
         if not (folder / "config.toml").is_file():  # it holds several runs
             folder /= Variant.parse(job.method).former(saved, job.seed)
         check_former(folder, job.method.split()[0])
+        if folder not in partial and unfinished(folder) is not None:
+            note = f"{folder} has not finished: its best model so far is taken"
+            say(make_console(stderr=True), note)
+            partial.add(folder)
         before = saved_configuration(folder)
         config = override(before, changes | {"from-dir": str(folder), "resume": not fresh})
         job.config = make_jobs(config, [job.method], [job.seed], output)[0].config

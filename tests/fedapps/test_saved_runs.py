@@ -70,10 +70,19 @@ def test_methods_start_from_one_run_of_fedavg(tmp_path):
     assert abs(arrays["adaptation_rates"]).min() > 0
     folder = base / "bbse-seed0"
     assert load_file(folder / "strategy.safetensors")
-    fedapps("run", "--from", folder, "--methods", "prior-em", *end, tmp_path / "em")
+    got = fedapps("run", "--from", folder, "--methods", "prior-em", *end, tmp_path / "em")
+    assert "has not finished" not in got
     assert not load_file(tmp_path / "em" / "prior-em-seed0" / "strategy.safetensors")
+    killed = base / "fedavg-seed0"
+    (killed / "checkpoints").mkdir()
+    (killed / "checkpoints" / "round-00000003.safetensors").touch()
+    summary = json.loads((killed / "summary.json").read_text()) | {"finished": None}
+    (killed / "summary.json").write_text(json.dumps(summary))
     for method, words in (("ditto", "no clients/ of ditto"), ("scaffold", "saved arrays do not")):
-        assert words in fedapps("run", "--from", base, "--methods", method, *end, later, code=2)
+        methods = f"{method},{method} lr=0.2"
+        got = fedapps("run", "--from", base, "--methods", methods, *end, later, code=2)
+        assert words in got
+    assert got.count(f"{killed} has not finished: its best model so far is taken") == 1
 
 
 def test_a_method_starts_from_fedavgs_run_on_the_same_data(tmp_path):
