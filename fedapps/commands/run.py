@@ -203,20 +203,19 @@ def start_from(
     from fedapps.settings.config import override, saved_configuration
     from fedapps.settings.variants import Variant
 
-    partial = set()
     for job in jobs:
         folder = saved.resolve()
         if not (folder / "config.toml").is_file():  # it holds several runs
             folder /= Variant.parse(job.method).former(saved, job.seed)
         check_former(folder, job.method.split()[0])
-        if folder not in partial and unfinished(folder) is not None:
-            note = f"{folder} has not finished: its best model so far is taken"
-            say(make_console(stderr=True), note)
-            partial.add(folder)
         before = saved_configuration(folder)
         config = override(before, changes | {"from-dir": str(folder), "resume": not fresh})
         job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
         check_unseen(folder, before, job.config, job.method.split()[0])
+    for start in sorted({str(job.config["from-dir"]) for job in jobs}):
+        if unfinished(Path(start)) is not None:
+            note = f"{start} has not finished: its best model so far is taken"
+            say(make_console(stderr=True), note)
 
 
 def check(config: "Config") -> None:
