@@ -1,10 +1,10 @@
 """Runs the results pages' commands, cut short: ``python -m experiments.check_results [PAGE…]``.
 
 Every indented ``fedapps`` command of docs/results runs in the order of its page, in a new folder
-with a copy of the experiments: two rounds, one seed, the first two values of a grid, 20 clients
-where a file has 100 and 90 where it has 900. Prints a line a command, and the end of what a failed
-one printed; the exit code is the number of failures. MNIST and Fashion-MNIST are looked for in
-FEDAPPS_DATA_DIR; a command whose data set is missing is skipped."""
+with a copy of the experiments: two rounds, one seed, one trial, the first two values of a grid, 20
+clients where a file has 100 and 90 where it has 900. Prints a line a command, and the end of what a
+failed one printed; the exit code is the number of failures. MNIST and Fashion-MNIST are looked for
+in FEDAPPS_DATA_DIR; a command whose data set is missing is skipped."""
 
 import os
 import re
@@ -20,6 +20,7 @@ VALUES = {  # of the placeholders in commands
     r"--methods METHOD": "--methods fedavg,fedtta",
     r"\bSEED\b": "0",
     r"(?<=--seeds )[N\d][,\d]*|(?<=-seed)N\b": "0",
+    r"(?<=--trials )\d+": "1",
     r"\bN\b": "10",
     r"\b(ALPHA|SHARE)\b": "0.1",
     r"\bS\b": "step",

@@ -199,7 +199,7 @@ def start_from(
     """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
     from fedapps.engines.jobs import make_jobs
     from fedapps.results.folder import check_former, check_unseen
-    from fedapps.results.sweep import unfinished
+    from fedapps.results.sweep import finished
     from fedapps.settings.config import override, saved_configuration
     from fedapps.settings.variants import Variant
 
@@ -213,7 +213,7 @@ def start_from(
         job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
         check_unseen(folder, before, job.config, job.method.split()[0])
     for start in sorted({str(job.config["from-dir"]) for job in jobs}):
-        if unfinished(Path(start)) is not None:
+        if finished(Path(start)) is None:
             note = f"{start} has not finished: its best model so far is taken"
             say(make_console(stderr=True), note)
 

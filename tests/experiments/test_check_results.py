@@ -37,6 +37,10 @@ from experiments.check_results import (
             'fedapps run --from out/5 novel-batch=5 --methods "bbse mixing=0.1,t3a,tent lr=0.1" '
             "--seeds 0",
         ),
+        (
+            "fedapps tune a.toml --trials 6 --seeds 0,1 --output b",
+            "fedapps tune a.toml --trials 1 --seeds 0 --output b",
+        ),
         ("fedapps table out --across seed", "fedapps table out --across seed"),
     ],
 )

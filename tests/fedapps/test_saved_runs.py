@@ -74,8 +74,6 @@ def test_methods_start_from_one_run_of_fedavg(tmp_path):
     assert "has not finished" not in got
     assert not load_file(tmp_path / "em" / "prior-em-seed0" / "strategy.safetensors")
     killed = base / "fedavg-seed0"
-    (killed / "checkpoints").mkdir()
-    (killed / "checkpoints" / "round-00000003.safetensors").touch()
     summary = json.loads((killed / "summary.json").read_text()) | {"finished": None}
     (killed / "summary.json").write_text(json.dumps(summary))
     for method, words in (("ditto", "no clients/ of ditto"), ("scaffold", "saved arrays do not")):
