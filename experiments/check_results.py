@@ -42,7 +42,7 @@ def shortened(command: str) -> str:
     """A command with values for its placeholders, and little to do."""
     for placeholder, value in VALUES.items():
         command = re.sub(placeholder, value, command)
-    if not command.startswith("fedapps run"):
+    if not re.match("fedapps (run|tune) ", command):
         return command
     parts = re.split(r'(".*?")', command)  # the variants in quotes all run
     parts[::2] = [re.sub(r" ([^\s=,]+=[^\s,]+,[^\s,]+),\S+", r" \1", part) for part in parts[::2]]

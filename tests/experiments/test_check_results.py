@@ -39,7 +39,7 @@ from experiments.check_results import (
         ),
         (
             "fedapps tune a.toml --trials 6 --seeds 0,1 --output b",
-            "fedapps tune a.toml --trials 1 --seeds 0 --output b",
+            "fedapps tune a.toml --trials 1 --seeds 0 --output b rounds=2 evaluate-every=2",
         ),
         ("fedapps table out --across seed", "fedapps table out --across seed"),
     ],
