@@ -1,5 +1,6 @@
 """The in-process engine: runs in this process, one after the other, or in worker processes."""
 
+import atexit
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -40,8 +41,9 @@ def run_in_turn(
     """Carry out one job after the other in a thread of this process.
 
     `carry_out` gets a function to call between messages. After Ctrl-C it blocks until the process
-    ends: Ray and torch abort a process that ends while they work. Once `check` raises
-    RuntimeError, the remaining jobs fail with its error."""
+    ends: Ray and torch abort a process that ends while they work. If a message takes longer, the
+    process ends without their clean-up. Once `check` raises RuntimeError, the remaining jobs fail
+    with its error."""
     interrupted, paused = threading.Event(), threading.Event()
 
     def pause() -> None:
@@ -77,8 +79,17 @@ def run_in_turn(
                 return
     except KeyboardInterrupt:
         interrupted.set()
+        atexit.register(_end_at_once, paused)  # first: a second Ctrl-C ends the wait
         paused.wait(EXIT_SECONDS)
         raise
+
+
+def _end_at_once(paused: threading.Event) -> None:
+    """End this process before torch aborts it, if the thread of its run still works."""
+    if not paused.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow) -> None:

@@ -111,6 +111,23 @@ def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_pat
     until(lambda: not started())
 
 
+def test_two_ctrl_c_in_a_long_step_end_the_run_without_an_abort(tmp_path):
+    """The second one ends the wait for the client, whose thread is within torch."""
+    process = subprocess.Popen(
+        [*COMMAND, "num-clients=2", "model=mlp", "local-steps=10000", "--methods", "fedavg",
+         "--engine", "in-process", "--output", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "fedavg-seed0" / "metrics.jsonl"
+    until(lambda: metrics.is_file() or process.poll() is not None)
+    for _ in range(2):
+        time.sleep(0.3)  # the next round has begun; the first signal has been taken
+        process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert said.endswith(f"stopped; the rounds so far are in {tmp_path}\n"), said
+    assert process.returncode == 130
+
+
 def started():
     """The command lines of processes that this file's tests started and that still run, by id."""
     found = {}
