@@ -13,13 +13,13 @@ from partitions.shares import Samples
 
 def domain_gradient(samples: Samples, weights: Tensor, side: float, seed: int) -> Arrays:
     """For p classifiers of f inputs and a bias: the `gradient` (p, f + 1) of the mean logistic loss
-    on one half of the inputs, and the `error` rate (p,) on the other half.
+    on one half of the inputs, and the `error` rate (p,) on the other half; of one input on itself.
 
     `side` is the label, 0 or 1. Inputs are shifted by −1/2, which changes no distance."""
     x = samples[:][0].flatten(1) - 0.5
     x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    fit, held_out = x[order].tensor_split(2)
+    fit, held_out = x[order].tensor_split(2) if len(x) > 1 else (x, x)
     w = weights.to(x.device).requires_grad_()
     logits = fit @ w.T
     target = torch.full_like(logits, side)

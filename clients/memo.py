@@ -44,7 +44,7 @@ class MEMONetwork(nn.Module):
 
         def logits(image: Tensor, views: Tensor, *given: Tensor) -> Tensor:
             adapted = parameters
-            for some in views.unflatten(0, (steps, -1)):
+            for some in views.unflatten(0, (steps, self.settings["views"])):
                 gradient = grad(entropy)(adapted, some, *given)
                 adapted = {n: p - lr * gradient[n] for n, p in adapted.items()}
             out: Tensor = functional_call(self.network, adapted, (image[None], *given))[0]

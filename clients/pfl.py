@@ -64,9 +64,10 @@ class PFLClient(Client):
         return {name: a for name, a in arrays.items() if name not in head}
 
     def export(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """The whole personal model, but for frozen arrays."""
+        """The personal model but for frozen arrays, and whether its head is still the first one."""
         self.load(arrays)
-        return model_arrays(self.model, self.frozen), {}
+        untrained = self.base == "fedper" and not self.state
+        return model_arrays(self.model, self.frozen), {"untrained": 1.0} if untrained else {}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """A novel client receives models ``<client>/<name>``."""

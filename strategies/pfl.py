@@ -100,14 +100,17 @@ class PFL(PersonalizedStrategy):
         return dict.fromkeys(novel, self.personal_models(arrays))
 
     def personal_models(self, arrays: Arrays) -> Arrays:
-        """``<client>/<name>`` of every training client that hands out its model.
+        """``<client>/<name>`` of every training client that hands out its model; unless none has
+        trained, without those that still have the head that they started with.
 
         Where no training client is present, those that were handed out last."""
         if not self.training_nodes():
             return self.handout
         sent = self._present_trainer().personalize(arrays, self.training_nodes())
         models: Arrays = {}
-        for update in self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole)):
+        updates = self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole))
+        trained = [update for update in updates if not update.metrics.get("untrained")]
+        for update in trained or updates:
             models |= prefixed(str(update.node.client), update.arrays)
         self.handout = models
         return models
@@ -148,19 +151,20 @@ class PFLNearest(PFL):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.nearest: dict[int, int] = {}  # training client by novel client; inputs do not change
+        self.nearest: dict[int, int] = {}  # training client by novel client
 
     def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
         """The nearest training client's model, among those that handed it out."""
         models = self.personal_models(arrays)
-        new = [node for node in novel if node.client not in self.nearest]
-        if new:
-            training = self.training_nodes()
-            if not training:
-                raise ValueError(
-                    "pfl-nearest asks the training clients how near they are, so they must be "
-                    "there: serve its run to nodes, or choose pfl-ensemble"
-                )
+        owners = {int(name.partition("/")[0]) for name in models}
+        new = [node for node in novel if self.nearest.get(node.client) not in owners]
+        training = [node for node in self.training_nodes() if node.client in owners]
+        if new and not self.training_nodes():
+            raise ValueError(
+                "pfl-nearest asks the training clients how near they are, so they must be "
+                "there: serve its run to nodes, or choose pfl-ensemble"
+            )
+        if new and training:
             distances = a_distances(self.exchanges, new, training)
             for node, row in zip(new, distances, strict=True):
                 if np.isfinite(row).any():

@@ -320,11 +320,13 @@ def test_each_image_adapts_the_network_for_itself(name):
     assert all(torch.equal(t, before[n]) for n, t in client.model.state_dict().items())
 
 
-def test_no_rate_is_fedavg_and_a_served_network_adapts_as_the_client_did():
+def test_no_rate_or_step_is_fedavg_and_a_served_network_adapts_as_the_client_did():
     client, x = image_client(MEMOClient, 4, adapt_lr=0.0)
     torch.testing.assert_close(client.predict(x), client.model(x))
     assert torch.equal(client.stages["base"], client.model(x))
-    client.adapt_lr = 0.5
+    client.adapt_lr, client.adapt_steps = 0.5, 0
+    torch.testing.assert_close(client.predict(x), client.model(x))
+    client.adapt_steps = 1
     with torch.no_grad():
         assert torch.equal(client.predict(x), client.personal_model(x)(x))
     assert not torch.allclose(client.predict(x), client.model(x), atol=1e-3)

@@ -124,6 +124,24 @@ def test_a_sampled_models_score_is_the_mean_of_the_models_scores():
     assert loss == pytest.approx(np.log1p(np.exp([-4, 2, 1])).mean(), rel=1e-5)
 
 
+def test_one_input_is_both_halves():
+    """w = 3, b = 0, x − ½ = ⅕: σ(0.6)·(⅕, 1), and label 0 is missed."""
+    found = domain_gradient(samples(torch.tensor([[0.7]])), torch.tensor([[3.0, 0.0]]), 0.0, 2)
+    slope = 1 / (1 + np.exp(-0.6))
+    np.testing.assert_allclose(found["gradient"], [[slope / 5, slope]], rtol=1e-5)
+    assert found["error"].tolist() == [1.0]
+
+
+def test_a_head_that_never_trained_is_not_handed_out(monkeypatch):
+    """Of three training clients one is drawn for the only round."""
+    handed, whole = [], PFL.personal_models
+    monkeypatch.setattr(
+        PFL, "personal_models", lambda *args: handed.append(whole(*args)) or handed[0]
+    )
+    go(method="pfl-sampled", rounds=1, **{"fraction-train": 0.3, "evaluate-every": 1})
+    assert [len({name.partition("/")[0] for name in models}) for models in handed] == [1]
+
+
 def test_what_is_handed_out_is_the_body_that_was_sent_under_the_own_head():
     """Body 7 as sent; the head 5 that the client kept, or before it has trained its first, 3."""
     first = build_model("mlp-small", (1,), 2, 0)
@@ -154,14 +172,15 @@ def test_a_served_client_draws_a_model_of_its_own():
 
 def test_nearest_by_hand(monkeypatch):
     """Clients 1, 5 and 12 train. Novel 7 is nearest to 12, of those that answered; 8 to 1, whose
-    models are not those of 12. Later 9 comes and alone is measured; with nobody left to train,
-    it gets what was handed out last."""
+    models are not those of 12. Later 9 comes and alone is measured. When 12 leaves, 7 gets the
+    nearest of the others; with nobody left to train, all get what was handed out last."""
     measured = []
 
     def distances(exchange, novel, training):
         measured.append([node.client for node in novel])
         far = {7: [np.nan, 0.3, 0.1], 8: [0.2, 0.5, 0.4], 9: [0.9, 0.5, 0.6]}
-        return np.array([far[node.client] for node in novel])
+        columns = [(1, 5, 12).index(node.client) for node in training]
+        return np.array([far[node.client] for node in novel])[:, columns]
 
     def exchange(action, payloads, config=None, like=None):
         return [update(n.client, {"w": np.full(1, n.client)}) for n in payloads]
@@ -181,8 +200,10 @@ def test_nearest_by_hand(monkeypatch):
     assert offered(novel[:2]) == {7: {"12/w": 12}, 8: {"1/w": 1}}
     assert offered(novel) == {7: {"12/w": 12}, 8: {"1/w": 1}, 9: {"5/w": 5}}
     assert measured == [[7, 8], [9]]
+    strategy.nodes = training[:2] + novel
+    assert offered(novel[:2]) == {7: {"5/w": 5}, 8: {"1/w": 1}}
     strategy.nodes = novel
-    assert offered(novel[1:]) == {8: {"1/w": 1}, 9: {"5/w": 5}}
+    assert offered(novel) == {7: {"5/w": 5}, 8: {"1/w": 1}, 9: {"5/w": 5}}
 
 
 def offered_by_ensemble(seed, share):
