@@ -5,11 +5,11 @@ The client's network has the weights θ = θ₀ + P v, v = h(X; ψ_h) ∈ ℝᵏ
 ψ = (ψ_h, ψ_r) is learnt, by L + λ Ω: L is the cross entropy, with v from one half of a mini-batch
 and the loss on the other; clients without labels train on λ Ω alone. The seed decides θ₀ and P.
 
-No complete text was available, so these are ours: Ω from the Gaussian bound; h is the encoder
-`mean`, whose last layer is h₂; P has one entry ±1/√n in a row and n of them in each column. Its
-columns are orthonormal, and it takes the memory of θ at any k, where a dense P takes k times that.
-Running statistics of batch normalisation are not generated but averaged; clients without labels
-leave theirs as they are. GroupNorm needs none.
+No complete text was available, so these are ours: Ω from the Gaussian bound, all its terms on each
+client; h is the encoder `mean`, whose last layer is h₂; P has one entry ±1/√n in a row and n of
+them in each column. Its columns are orthonormal, and it takes the memory of θ at any k, where a
+dense P takes k times that. Running statistics of batch normalisation are not generated but
+averaged; clients without labels leave theirs as they are. GroupNorm needs none.
 
 It learns more slowly than FedAvg: P Pᵀ keeps k of the d dimensions of a gradient, and half of a
 mini-batch is for v. A smaller k makes messages smaller and learns more slowly still:

@@ -5,9 +5,9 @@ of the inputs, so a client that never trained gets its own classifier without la
 NoisyEmbed: e = softmax(A f(x) + ζ ⊙ softplus(B f(x))), ζ ~ N(0, I) in training alone.
 Classifier: its flat weights are chunks w_j = MLP([e, u_j]), u_j learnt; the surplus is dropped.
 Loss: CE + α var(s)/mean(s) + β mean_i H(e_i), s = Σ_i e_i over the mini-batch.
-f is the target network without its head. The sources leave open, hence ours: the linear layers A
-and B, one hidden layer in the MLP, a classifier for each sample or one for all of a client's
-inputs, from their mean e (`granularity`)."""
+f is the target network without its head, so the last layer alone is generated. The sources leave
+open, hence ours: the linear layers A and B, one hidden layer in the MLP, a classifier for each
+sample or one for all of a client's inputs, from their mean e (`granularity`)."""
 
 import math
 from copy import deepcopy

@@ -1,9 +1,10 @@
 """Per-FedAvg client (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1).
 
-w ← w − β ∇F(w), F(w) = L_D'(w − α ∇L_D(w)), with the exact second-order gradient, first order
-(FO) or a Hessian-free difference (HF). Departs from the paper: the Hessian is D's, not a third
-batch's, so the step is the gradient of one function. A training client personalizes by one step on
-all its training data; a novel client needs labels for its step."""
+w ← w − β ∇F(w), F(w) = L_D'(w − α ∇L_D(w)), with the exact second-order gradient, first order (FO)
+or a Hessian-free difference (HF). Departs from the paper: the Hessian is D's, not a third batch's,
+so the step is the gradient of one function. The server weighs by samples, where Algorithm 1 has the
+plain mean. A training client personalizes by one step on all its training data; a novel client
+needs labels for its step."""
 
 import torch
 from torch import Tensor

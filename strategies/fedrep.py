@@ -9,7 +9,9 @@ from strategies.replies import Requirement, Update
 
 
 class FedRep(HeldHeads, FedAvg):
-    """φ ← Σ_i (n_i / n) φ_i; a head that the server holds becomes its client's trained one."""
+    """φ ← Σ_i (n_i / n) φ_i, in Algorithm 1 the plain mean.
+
+    A head that the server holds becomes its client's trained one."""
 
     requires = Requirement(
         "fedrep",

@@ -1,7 +1,8 @@
 """The server of FedTHE (Jiang and Lin, ICLR 2023) and BTFL: FedAvg, and the clients' summaries.
 
 A client's `feature_summary` describes its training features under the model that it got. The server
-sends their plain mean with the next model."""
+sends their plain mean with the next model. Departs from FedTHE's code: models are weighted by
+sample counts, not equally."""
 
 from dataclasses import replace
 

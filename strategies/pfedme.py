@@ -1,9 +1,11 @@
 """pFedMe server (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
 
-w ← (1 − β) w + β mean_i w_i over the sampled clients. Running statistics are averaged. With heads
-on the server, as FedEmbed (Silva et al., 2022, section 4.1) describes it, only the heads are
-personal, "regularized to minimize parameter difference from a global model head". The default
-limits of replies do not protect it from one liar of ten (docs/reference/failures.md)."""
+w ← (1 − β) w + β mean_i w_i over the sampled clients, a plain mean as in the paper; the authors'
+code weighs by samples. Departs from the paper: only sampled clients train, while in Algorithm 1 the
+others find their θ_i too. Running statistics are averaged. With heads on the server, as FedEmbed
+(Silva et al., 2022, section 4.1) describes it, only the heads are personal, "regularized to
+minimize parameter difference from a global model head". The default limits of replies do not
+protect it from one liar of ten (docs/reference/failures.md)."""
 
 from clients.arrays import Arrays, is_statistic, prefixed
 from clients.pfedme import HEAD, PERSONAL
