@@ -156,10 +156,12 @@ def plan(
     """The runs of an experiment, checked. Raises ValueError for bad input."""
     from clients.models import MODELS
     from fedapps.settings.config import defaults, override, run_folders, saved_configuration
-    from fedapps.settings.variants import Variant, check_shadowed, combinations
+    from fedapps.settings.variants import OF_THE_APP, Variant, check_shadowed, combinations
     from partitions import task
     from partitions.registry import PARTITIONS
 
+    for key in OF_THE_APP.keys() & {*experiment.settings, *experiment.grid}:
+        raise ValueError(f"{key} is set by the command: use {OF_THE_APP[key]}")
     changes = experiment.settings | ({"bound": True} if bound else {})
     base = defaults() if from_ is None else saved_configuration(run_folders(from_)[0])
     config = override(base, changes)
@@ -179,6 +181,7 @@ def plan(
 
     from fedapps.engines.jobs import make_jobs
     from fedapps.files import opening
+    from fedapps.results.folder import check_unseen
     from fedapps.results.published import Published
 
     jobs = make_jobs(config | {"resume": not fresh}, labels, seeds, output)
@@ -188,6 +191,10 @@ def plan(
         for job in {job.method: job for job in jobs}.values():
             check(job.config)
             check_start(job.config)
+        for job in jobs:
+            former, method = Path(str(job.config["from-dir"])), str(job.config["method"])
+            if job.config["from-dir"] and (former / "config.toml").is_file():
+                check_unseen(former, saved_configuration(former), job.config, method)
     if experiment.published:
         Published.read(experiment.settings, experiment.published)
     return jobs
@@ -198,7 +205,7 @@ def start_from(
 ) -> None:
     """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
     from fedapps.engines.jobs import make_jobs
-    from fedapps.results.folder import check_former, check_unseen
+    from fedapps.results.folder import check_former
     from fedapps.results.sweep import finished
     from fedapps.settings.config import override, saved_configuration
     from fedapps.settings.variants import Variant
@@ -211,7 +218,6 @@ def start_from(
         before = saved_configuration(folder)
         config = override(before, changes | {"from-dir": str(folder), "resume": not fresh})
         job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
-        check_unseen(folder, before, job.config, job.method.split()[0])
     for start in sorted({str(job.config["from-dir"]) for job in jobs}):
         if finished(Path(start)) is None:
             note = f"{start} has not finished: its best model so far is taken"

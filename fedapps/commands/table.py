@@ -53,6 +53,9 @@ def table(
         from fedapps.results.runs import failures, read_runs
 
         if asked := listed(scores):
+            for option, value in (("by", by), ("across", across), ("experiment", experiment)):
+                if value:
+                    raise ValueError(f"--{option} does not go with --scores; remove one")
             show_scores(folder, asked, round_, against, format_)
             return
         runs, problems = read_runs(folder)

@@ -270,7 +270,7 @@ class Recorder:
             **{key: self.config[key] for key in keys},
             **self._name,
             "engine": self.engine,
-            "rounds": len(self.rounds),
+            "rounds": sum(report["round"] > 0 for report in self.rounds),
             "best_round": self._best["train"]["round"],
             "novel_round": self._best["novel"]["round"],
             "last_round": last["round"],

@@ -58,16 +58,19 @@ class Experiment:
 def parts(asked: Experiment, folder: Path) -> list[tuple[Experiment, Path]]:
     """The experiments that one consists of, each with a folder of its name in `folder`, and what
     the whole says instead; the experiment itself if it includes none. Raises ValueError for one
-    that includes itself."""
+    that includes itself, and for two of one name."""
     if not asked.include:
         return [(asked, folder)]
     found = []
-    for name in asked.include:
+    names = [name.rpartition("/")[2].removesuffix(".toml") for name in asked.include]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two included experiments would write to {folder / twice[0]}; rename one")
+    for name, own in zip(asked.include, names, strict=True):
         part = read_experiment(name)
         if part.include and (name in part.include or set(part.include) & set(asked.include)):
             raise ValueError(f"{name} includes itself")
         rest = replace(asked, include=(), source="")
-        found += parts(part | rest, folder / name.rpartition("/")[2])
+        found += parts(part | rest, folder / own)
     return found
 
 

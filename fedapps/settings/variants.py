@@ -17,6 +17,10 @@ from partitions.registry import RULES, options_of
 EVALUATIONS = (
     "novel-shots", "novel-steps", "novel-lr", "novel-batch", "novel-stream", "partition.test-shift",
 )  # fmt: skip
+# Settings of the app that the commands set, each with what to use instead.
+OF_THE_APP = {"output-dir": "--output", "resume": "--resume or --fresh"} | dict.fromkeys(
+    ("serve-dir", "serve-every", "serve-again", "serve-round", "serving"), "fedapps serve"
+)
 OF_OWN_DATA = ("image-size", "label")  # settings that the package's datasets do not read
 
 
@@ -76,10 +80,21 @@ class Variant:
 
     def apply(self, config: Mapping[str, Value]) -> Config:
         """`config` for this variant. A key is the method's where it has one of that name, a common
-        one otherwise. Raises ValueError for unknown methods and keys, and for wrong values."""
+        one otherwise. Raises ValueError for unknown methods and keys, for wrong values, and for
+        keys that are set twice or that are not the method's to set."""
         changes: dict[str, Any] = {"method": METHODS.check(self.method)}
-        config = override(config, changes)
+        config, keys = override(config, changes), [word.partition("=")[0] for word in self.words]
         for key, value in self.settings.items():
+            section = key.rpartition(".")[0]
+            if keys.count(key) > 1:
+                raise ValueError(f"{str(self)!r} sets {key} twice; leave one out")
+            if key in ("method", "seed", *OF_THE_APP):
+                raise ValueError(f"{str(self)!r}: {key} is no setting of a single method")
+            if section in METHODS.known() and section not in (
+                self.method,
+                *_ancestors(self.method),
+            ):
+                raise ValueError(f"{str(self)!r}: {self.method} does not read {key}")
             own = f"{self.method}.{key}"
             changes[key if key in config and own not in config else own] = value
         return override(config, changes)
@@ -92,6 +107,8 @@ def combinations(methods: Sequence[str], grid: Mapping[str, Sequence[Value]]) ->
     that spans nothing or that a method's label sets already, and for values that cannot stand in
     a folder's name."""
     for key, values in grid.items():
+        if not values:
+            raise ValueError(f"{key} is [], an empty list; give it at least one value")
         if bad := [value for value in values if set(_word(value)) & set(" ,/=") or value == ""]:
             raise ValueError(f"{key}={bad[0]!r} cannot name a folder; run it by itself")
     labels, spanning = [], set()

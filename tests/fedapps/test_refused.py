@@ -59,6 +59,13 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
         (["run", "--resume", "OUT"], "holds no run that could go on: no config.toml in it"),
         (["run", "a.toml", "b.toml"], "one experiment at a time, not a.toml, b.toml"),
         (["run", "--gpus-per-client", "0.5"], "is 0.5, but this machine has 0 GPUs"),
+        (["run", "output-dir=x"], "output-dir is set by the command: use --output"),
+        (["run", "--methods", "fedavg seed=5"], "seed is no setting of a single method"),
+        (["run", "--methods", "fedavg lr=0.1 lr=0.2"], "'fedavg lr=0.1 lr=0.2' sets lr twice"),
+        (["run", "--methods", "fedavg tent.adapt-steps=1"], "fedavg does not read tent.adapt-step"),
+        (["run", "OUT/empty.toml"], "lr is [], an empty list"),
+        (["run", "OUT/both.toml"], "two included experiments would write to results/empty;"),
+        (["table", "OUT", "--scores", "gain", "--by", "lr"], "--by does not go with --scores"),
         (["tune", "--engine", "spark"], "unknown engine 'spark'; known: "),
         (["tune", "--trials", "0"], "--trials is 0; it must be at least 1"),
         (["tune", "--seeds", "0,one"], "seed 'one' is not a whole number"),
@@ -76,6 +83,8 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
 def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     (tmp_path / "search.toml").write_text("methods = 'fedavg'\n[search]\nlr = [0.1, 0.2]\n")
+    (tmp_path / "empty.toml").write_text("methods = 'fedavg'\nlr = []\n")
+    (tmp_path / "both.toml").write_text(f"include = ['{tmp_path}/empty.toml', 'lab/empty']\n")
     arguments = [word.replace("OUT", str(tmp_path)) for word in arguments]
     if arguments[0] == "tune":
         arguments += [str(tmp_path / "search.toml"), "--output", str(tmp_path / "study")]

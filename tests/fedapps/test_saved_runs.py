@@ -144,6 +144,10 @@ def test_a_saved_run_is_not_scored_by_what_it_was_trained_on(tmp_path):
     got = fedapps("run", "--from", first, f"{fraction}=0.3", *end, code=2)
     assert "180 of the" in got
     assert f"where {fraction} was 0.1" in got
+    saved = f"from-dir={first / 'fedavg-seed0'}"
+    dealt = ["partition=iid", f"{fraction}=0.1", *options, later, "--seeds", "0,1"]
+    assert "where seed was 0" in fedapps("run", saved, "rounds=0", *dealt, code=2)
     fedapps("run", "partition=rotated", "partition.samples=100", *options, turned)
     fedapps("run", "--from", turned, "partition.novel-angles=90", *end)
+    assert json.loads((later / "fedavg-seed0" / "summary.json").read_text())["rounds"] == 0
     assert "were trained on" in fedapps("run", "--from", turned, "data-seed=1", *end, code=2)
