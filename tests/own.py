@@ -104,6 +104,7 @@ class Renames(Client):
 PAPER = ("Acar et al., ICLR 2021", "every client's optimum is the federation's", "global")
 FEDDYN = Method(FedDynServer, FedDynClient, *PAPER, name="FedDyn")
 SAME_NAME = Method(FedAvg, FedDynClient, *PAPER, name="FedDyn")
+SHIPPED_NAME = Method(FedAvg, FedDynClient, *PAPER, name="fedavg")
 SILENT = Method(FedDynServer, Silent, *PAPER)
 LOSS = Method(FedDynServer, FailsInLoss, *PAPER, dp=("local", "central"))
 PREDICT = Method(FedDynServer, FailsInPredict, *PAPER)

@@ -56,14 +56,14 @@ class Job:
         return int(self.config["rounds"]) + novel * int(self.config["novel-rounds"])
 
     def news(self) -> list[dict[str, Any]]:
-        """The rounds that were reported since the last call."""
+        """The rounds that were reported since the last call, without damaged lines."""
         file = self.folder / "metrics.jsonl"
         if not file.is_file():
             return []
         complete = file.read_text("utf-8").rpartition("\n")[0]
         lines = complete.split("\n") if complete else []
         new, self._lines = lines[self._lines :], len(lines)
-        reports = [json.loads(line) for line in new]
+        reports = [report for line in new if (report := _report(line))]
         self.rounds += len(reports)
         self.seconds += sum(report.get("seconds", 0.0) for report in reports)  # absent: private
         return reports
@@ -84,6 +84,14 @@ class Job:
         if not summary.get("finished"):
             self.error = str(summary.get("error", error))
         self.done = True
+
+
+def _report(line: str) -> dict[str, Any]:
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
 
 
 Follow = Callable[[list[Job]], None]  # called with the jobs a few times a second

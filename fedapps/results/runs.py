@@ -235,7 +235,8 @@ def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
     _tell_apart(rows)
     users: dict[str, set[str]] = {}  # of a name, the methods
     for row in rows:
-        users.setdefault(row["label"], set()).add(row["config"]["method"])
+        method = row["config"]["method"]
+        users.setdefault(row["label"] or method, set()).add(method)
     for row in rows:
         if row["label"] and len(users[row["label"]]) == 1:
             _, *words = row["method"].split()

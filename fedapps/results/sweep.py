@@ -23,9 +23,15 @@ def keep_finished(jobs: Sequence[Job]) -> None:
     present format of results.
 
     Raises ValueError if a folder holds a run of another configuration, finished or with a
-    checkpoint: it must not be lost by accident."""
+    checkpoint, or a finished one whose configuration cannot be read: it must not be lost by
+    accident."""
     for job in jobs:
         done = finished(job.folder)
+        if done is None and _has_finished(job.folder):
+            raise ValueError(
+                f"{job.folder} holds a finished run whose config.toml is damaged or of another "
+                "release; choose another --output, or start over with --fresh"
+            )
         for saved, what in ((done, "a finished"), (unfinished(job.folder), "an unfinished")):
             if saved is not None and (other := differences(saved, job.config)):
                 raise ValueError(
@@ -38,12 +44,15 @@ def keep_finished(jobs: Sequence[Job]) -> None:
 def finished(folder: Path) -> Config | None:
     """The configuration of the finished run in `folder`; None if it cannot be read or has another
     format of results."""
+    return _configuration(folder) if _has_finished(folder) else None
+
+
+def _has_finished(folder: Path) -> bool:
     try:
         summary = SummaryFile.validate_json((folder / "summary.json").read_bytes())
     except (OSError, ValueError):  # missing or damaged
-        return None
-    done = isinstance(summary, Summary) and summary.finished
-    return _configuration(folder) if done else None
+        return False
+    return isinstance(summary, Summary) and bool(summary.finished)
 
 
 def unfinished(folder: Path) -> Config | None:

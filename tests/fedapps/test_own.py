@@ -250,9 +250,15 @@ def test_its_name_stands_in_tables_unless_two_methods_have_it(tmp_path):
     printed = invoke(*TINY, "--methods", methods, *engine).output
     assert "│ FedDyn lr=0.1 │" in printed and "│ own:" not in printed
     assert set(read_runs(tmp_path)[0].method) == {"FedDyn", "FedDyn lr=0.1", "fedavg"}
-    invoke(*TINY, "--methods", "own:SAME_NAME", *engine)
+    invoke(*TINY, "--methods", "own:SAME_NAME,own:SHIPPED_NAME", *engine)
     left = set(read_runs(tmp_path)[0].method)
-    assert left == {"own:FEDDYN", "own:FEDDYN lr=0.1", "own:SAME_NAME", "fedavg"}
+    assert left == {
+        "own:FEDDYN",
+        "own:FEDDYN lr=0.1",
+        "own:SAME_NAME",
+        "own:SHIPPED_NAME",
+        "fedavg",
+    }
 
 
 def test_a_name_is_one_word(monkeypatch):

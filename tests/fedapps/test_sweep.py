@@ -1,6 +1,7 @@
 """Sweeps that go on: what is finished is kept, and nothing of it is lost."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -33,9 +34,28 @@ def test_what_is_finished_is_kept_and_the_rest_is_run(tmp_path):
     assert after["local-seed0"] != before["local-seed0"]
     summary = tmp_path / "fedper-seed0" / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"privacy": 3}))
-    (tmp_path / "local-seed0" / "config.toml").write_text("method = ")
-    fedapps(*RUN, "--methods", "fedper,local", "--output", tmp_path)  # both are damaged: run again
-    assert not {*written(tmp_path).items()} & {*after.items()} - {*before.items()}
+    after = written(tmp_path)
+    fedapps(*RUN, "--methods", "fedper", "--output", tmp_path)  # its summary is damaged: run again
+    assert written(tmp_path)["fedper-seed0"] != after["fedper-seed0"]
+
+
+DAMAGES = {
+    "cut short": lambda text: text[: len(text) // 2],
+    "another format": lambda text: re.sub("results = .*", 'results = "0"', text),
+    "an unknown key": lambda text: f"old-key = 1\n{text}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_finished_run_whose_configuration_cannot_be_read_is_not_lost(damage, tmp_path):
+    fedapps(*RUN, "--methods", "local", "--output", tmp_path)
+    before, file = written(tmp_path), tmp_path / "local-seed0" / "config.toml"
+    file.write_text(DAMAGES[damage](file.read_text()))
+    said = fedapps(*RUN, "--methods", "local", "--output", tmp_path, code=2)
+    assert "local-seed0 holds a finished run whose config.toml is damaged or of another" in said
+    assert written(tmp_path) == before
+    fedapps(*RUN, "--methods", "local", "--output", tmp_path, "--fresh", "--yes")
+    assert written(tmp_path) != before
 
 
 def test_a_setting_of_another_method_does_not_concern_a_finished_run(tmp_path):

@@ -92,12 +92,14 @@ def test_replies_that_were_dropped_are_told_by_method(tmp_path):
 
 
 def test_rounds_that_are_gone_of_all_jobs(tmp_path):
-    """Of 10 each: one that ended after 3 has none left, one has done 4, one reported 12."""
+    """Of 10 each: one that ended after 3 has none left, one has done 4, one reported 12. Damaged
+    lines do not count."""
     jobs = []
     for seed, (rounds, done) in enumerate(((3, True), (4, False), (12, False))):
         one = Job("fedavg", seed, defaults() | {"rounds": 10}, tmp_path / str(seed), done=done)
         one.folder.mkdir()
         lines = [json.dumps({"round": n, "seconds": 1.0}) for n in range(1, rounds + 1)]
+        lines[1:1] = ['{"round": 2, "sec', "1"]
         (one.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         jobs.append(one)
     console = Console(file=io.StringIO(), width=200)
