@@ -23,7 +23,15 @@ from fedapps.results import plot, table
 from fedapps.results.formats import as_text
 from fedapps.results.progress import Display
 from fedapps.results.report import write_report
-from fedapps.results.runs import NUMBERS, ROUNDS, SCORES, clients_of, read_runs, rounds_of
+from fedapps.results.runs import (
+    NUMBERS,
+    ROUNDS,
+    SCORES,
+    check_round,
+    clients_of,
+    read_runs,
+    rounds_of,
+)
 from fedapps.serverapp import APPS
 from fedapps.service.run import Run
 from fedapps.settings.config import Value, effective
@@ -147,7 +155,10 @@ class Runs:
         return rounds_of(self._frame, ALL_ROUNDS)
 
     def clients(self, round_: str = "best") -> "DataFrame":
-        """A row per run and client at the "best" or "last" round: role, accuracy in %, samples."""
+        """A row per run and client at the "best" or "last" round: role, accuracy in %, samples.
+
+        Raises ValueError for another round."""
+        check_round(round_)
         return clients_of(self._frame, round_).drop(columns="run")
 
     def plot(self, kind: str = "curves", by: str = "") -> "Figure":

@@ -43,6 +43,8 @@ def test_tables_and_figures(runs):
     assert {"fedavg", "tent"} <= labels
     with pytest.raises(ValueError, match="unknown figure 'pie'; known: curves, clients, swept"):
         runs.plot("pie")
+    with pytest.raises(ValueError, match="unknown round 'foo'; known: best, last"):
+        runs.clients("foo")
 
 
 def test_a_later_client_gets_its_model(runs):
