@@ -4,7 +4,9 @@ runs = fedapps.run(["fedavg", "fedtta++"], seeds=range(3), num_clients=20)
 runs.to_pandas(); runs.plot("curves"); runs["fedtta++-seed0"].personalize(x)
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +90,7 @@ def run(
     say(console, federation_line(work))
     engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
     prepare(console, work, output, asked.source)
-    with Display(work, console, parallel) as display:
+    with _quiet_flower(), Display(work, console, parallel) as display:
         engines.run_jobs(
             work, engine, APPS, parallel=parallel, gpus_per_client=gpus_per_client,
             ray_address=ray_address, follow=display.follow,
@@ -101,6 +103,18 @@ def run(
         raise RuntimeError("; ".join(failed))
     names_of_work = [job.name for job in work]
     return Runs(frame[frame.name.isin(names_of_work)].reset_index(drop=True), problems)
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Inside, Flower logs errors alone, as under `fedapps run`."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def read(folder: str | Path) -> "Runs":

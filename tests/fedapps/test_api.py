@@ -1,5 +1,6 @@
 """The Python API: runs, data frames, figures, a later client's model."""
 
+import logging
 import math
 
 import pandas
@@ -76,6 +77,14 @@ def test_errors_are_exceptions(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="holds no runs"):
         fedapps.read(tmp_path)
+
+
+def test_flowers_log_is_quiet_and_its_level_kept(tmp_path, monkeypatch, caplog):
+    log = logging.getLogger("flwr")
+    log.setLevel(logging.INFO)
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    fedapps.run("fedavg", 0, output=tmp_path, **SMALL, **QUIET)
+    assert not caplog.records and log.level == logging.INFO
 
 
 def test_a_run_that_never_began_raises_with_its_reason(tmp_path, monkeypatch):
