@@ -79,6 +79,24 @@ def test_errors_are_exceptions(tmp_path):
         fedapps.read(tmp_path)
 
 
+def trained(*_, **__):
+    raise AssertionError("something was trained")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"experiment": "unseen/digits"}, "'unseen/digits' includes others.*unseen/iid, unseen/st"),
+        ({"experiment": "unseen/digits", "methods": "fedavg"}, "'unseen/digits' includes others"),
+    ],
+)
+def test_nothing_that_was_asked_for_is_dropped(wrong, why, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.api.engines.run_jobs", trained)
+    with pytest.raises(ValueError, match=why):
+        fedapps.run(**wrong, output=tmp_path, **SMALL, **QUIET)
+    assert not list(tmp_path.iterdir())
+
+
 def test_flowers_log_is_quiet_and_its_level_kept(tmp_path, monkeypatch, caplog):
     log = logging.getLogger("flwr")
     log.setLevel(logging.INFO)
