@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ALL_ROUNDS = 10**9
+PARAMETERS = {"method": "methods", "output-dir": "output"}  # of `run`, for these settings
 
 Setting = Value | Iterable[Value]
 
@@ -76,14 +77,12 @@ def run(
     if runs failed; `read` then opens the others."""
     output, saved = Path(output), None if start_from is None else Path(start_from)
     given = {key.replace("_", "-"): value for key, value in keywords.items()} | dict(settings or {})
-    several = {k: list(v) for k, v in given.items() if not isinstance(v, Value)}
-    single = {key: value for key, value in given.items() if key not in several}
     arguments = [experiment] if experiment else []
     names = methods if isinstance(methods, str) else ",".join(methods)
-    numbers = str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds))
+    numbers = _numbers(seeds, given.pop("seed", ()))
     console = make_console(quiet=not progress)
     check_options(arguments, names, numbers, engine, jobs, gpus_per_client, ray_address)
-    asked = read_request(arguments, names, numbers, saved) | Experiment(single, several)
+    asked = read_request(arguments, names, numbers, saved) | _settings(given)
     if asked.include:
         parts = ", ".join(asked.include)
         raise ValueError(
@@ -109,6 +108,30 @@ def run(
         raise RuntimeError("; ".join(failed))
     names_of_work = [job.name for job in work]
     return Runs(frame[frame.name.isin(names_of_work)].reset_index(drop=True), problems)
+
+
+def _numbers(seeds: int | Iterable[int], seed: Setting) -> str:
+    """The seeds, which the setting `seed` may give instead. Raises ValueError if both are given."""
+    first, second = (
+        str(given) if isinstance(given, Value) else ",".join(map(str, given))
+        for given in (seeds, seed)
+    )
+    if first and second:
+        raise ValueError(f"seeds are {first}, but seed is {second} as well; remove one of the two")
+    return first or second
+
+
+def _settings(given: Mapping[str, Setting]) -> Experiment:
+    """Settings with one value and with several. Raises ValueError for one without values, and for
+    one for which `run` has a parameter."""
+    for key in PARAMETERS.keys() & given:
+        raise ValueError(
+            f"{key} is {given[key]!r}, but is no setting here; give run {PARAMETERS[key]}= instead"
+        )
+    several = {key: list(v) for key, v in given.items() if not isinstance(v, Value)}
+    if empty := [key for key, values in several.items() if not values]:
+        raise ValueError(f"{empty[0]} has no values; give at least one, or leave it out")
+    return Experiment({k: v for k, v in given.items() if isinstance(v, Value)}, several)
 
 
 @contextmanager
