@@ -49,7 +49,10 @@ class FedMDClient(Client):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if self.share.public is None or not len(self.share.public):
-            raise ValueError("the client has no public samples; set partition.public-samples")
+            raise ValueError(
+                "the client has no public samples; set partition.public-samples, or pass public= "
+                "to client_app"
+            )
         self.public_batch_size = self.public_batch_size or self.batch_size
         self.dtype = "float16" if self.float16 else "float32"
         self.public: Tensor = self.share.public[:][0]  # D_p (m, *shape)

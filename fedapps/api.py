@@ -4,7 +4,9 @@ runs = fedapps.run(["fedavg", "fedtta++"], seeds=range(3), num_clients=20)
 runs.to_pandas(); runs.plot("curves"); runs["fedtta++-seed0"].personalize(x)
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,15 @@ from fedapps.results import plot, table
 from fedapps.results.formats import as_text
 from fedapps.results.progress import Display
 from fedapps.results.report import write_report
-from fedapps.results.runs import NUMBERS, ROUNDS, SCORES, clients_of, read_runs, rounds_of
+from fedapps.results.runs import (
+    NUMBERS,
+    ROUNDS,
+    SCORES,
+    check_round,
+    clients_of,
+    read_runs,
+    rounds_of,
+)
 from fedapps.serverapp import APPS
 from fedapps.service.run import Run
 from fedapps.settings.config import Value, effective
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ALL_ROUNDS = 10**9
+PARAMETERS = {"method": "methods", "output-dir": "output"}  # of `run`, for these settings
 
 Setting = Value | Iterable[Value]
 
@@ -66,21 +77,25 @@ def run(
     if runs failed; `read` then opens the others."""
     output, saved = Path(output), None if start_from is None else Path(start_from)
     given = {key.replace("_", "-"): value for key, value in keywords.items()} | dict(settings or {})
-    several = {k: list(v) for k, v in given.items() if not isinstance(v, Value)}
-    single = {key: value for key, value in given.items() if key not in several}
     arguments = [experiment] if experiment else []
     names = methods if isinstance(methods, str) else ",".join(methods)
-    numbers = str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds))
+    numbers = _numbers(seeds, given.pop("seed", ()))
     console = make_console(quiet=not progress)
     check_options(arguments, names, numbers, engine, jobs, gpus_per_client, ray_address)
-    asked = read_request(arguments, names, numbers, saved) | Experiment(single, several)
+    asked = read_request(arguments, names, numbers, saved) | _settings(given)
+    if asked.include:
+        parts = ", ".join(asked.include)
+        raise ValueError(
+            f"{experiment!r} includes others; run one of them: {parts}; "
+            f"or all with the command: fedapps run {experiment}"
+        )
     asked.allow()
     work = plan(asked, output, saved, bound=False, fresh=fresh)
     keep_or_discard(work, output, fresh, yes=True)
     say(console, federation_line(work))
     engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
     prepare(console, work, output, asked.source)
-    with Display(work, console, parallel) as display:
+    with _quiet_flower(), Display(work, console, parallel) as display:
         engines.run_jobs(
             work, engine, APPS, parallel=parallel, gpus_per_client=gpus_per_client,
             ray_address=ray_address, follow=display.follow,
@@ -93,6 +108,42 @@ def run(
         raise RuntimeError("; ".join(failed))
     names_of_work = [job.name for job in work]
     return Runs(frame[frame.name.isin(names_of_work)].reset_index(drop=True), problems)
+
+
+def _numbers(seeds: int | Iterable[int], seed: Setting) -> str:
+    """The seeds, which the setting `seed` may give instead. Raises ValueError if both are given."""
+    first, second = (
+        str(given) if isinstance(given, Value) else ",".join(map(str, given))
+        for given in (seeds, seed)
+    )
+    if first and second:
+        raise ValueError(f"seeds are {first}, but seed is {second} as well; remove one of the two")
+    return first or second
+
+
+def _settings(given: Mapping[str, Setting]) -> Experiment:
+    """Settings with one value and with several. Raises ValueError for one without values, and for
+    one for which `run` has a parameter."""
+    for key in PARAMETERS.keys() & given:
+        raise ValueError(
+            f"{key} is {given[key]!r}, but is no setting here; give run {PARAMETERS[key]}= instead"
+        )
+    several = {key: list(v) for key, v in given.items() if not isinstance(v, Value)}
+    if empty := [key for key, values in several.items() if not values]:
+        raise ValueError(f"{empty[0]} has no values; give at least one, or leave it out")
+    return Experiment({k: v for k, v in given.items() if isinstance(v, Value)}, several)
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Inside, Flower logs errors alone, as under `fedapps run`."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def read(folder: str | Path) -> "Runs":
@@ -147,7 +198,10 @@ class Runs:
         return rounds_of(self._frame, ALL_ROUNDS)
 
     def clients(self, round_: str = "best") -> "DataFrame":
-        """A row per run and client at the "best" or "last" round: role, accuracy in %, samples."""
+        """A row per run and client at the "best" or "last" round: role, accuracy in %, samples.
+
+        Raises ValueError for another round."""
+        check_round(round_)
         return clients_of(self._frame, round_).drop(columns="run")
 
     def plot(self, kind: str = "curves", by: str = "") -> "Figure":

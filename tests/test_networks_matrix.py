@@ -16,6 +16,7 @@ from tiny import NEEDS, WEE, Watched, left, states
 import fedapps
 import partitions
 from clients.arrays import from_record
+from clients.memo import MEMOClient
 from clients.models.roles import roles_of
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid, Simulated
@@ -144,7 +145,7 @@ def test_a_personal_part_must_not_be_tied_to_the_rest(method, tmp_path):
 
 
 def test_the_page_names_the_networks_that_a_method_cannot_use():
-    """What the runs above refuse. FedBN needs batch normalisation."""
+    """What the runs above refuse, and methods that make views of images."""
     page = (Path(__file__).parents[1] / "docs/how-to/flower-components.md").read_text("utf-8")
     parts = {
         "Norm": "batch normalisation",
@@ -156,9 +157,11 @@ def test_the_page_names_the_networks_that_a_method_cannot_use():
     for normed in NORMED:
         assert {k for method, k in REFUSED if method == normed} == {*KINDS} - {"Norm", "Everything"}
     heads = ", ".join(f"`{method}`" for method in TIED_HEADS)
+    views = ", ".join(f"`{m}`" for m, it in METHODS.items() if issubclass(it.client, MEMOClient))
     rows = ["| `fedbn`, `bn-adapt` | a network without batch normalisation |",
             f"| `fedma` | {', '.join(refused)} |",
-            f"| {heads} | a head that is tied to the rest of the network |"]  # fmt: skip
+            f"| {heads} | a head that is tied to the rest of the network |",
+            f"| {views} | inputs that are no images (channels, height, width) |"]  # fmt: skip
     start = page.index("| method | cannot use |")
     assert page[start:].split("\n\n")[0].splitlines()[2:] == rows
 

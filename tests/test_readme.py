@@ -63,7 +63,7 @@ PAGES = {
 }
 COMMANDS = [(page, words) for page, text in PAGES.items() for words in commands(text)]
 OTHERS = re.compile(  # what a checkout alone lacks, and placeholders
-    r"--from|--resume|--fresh|--gpus|auto|cuda|my-|my_lab|torchvision|data/|[A-Z]{2}"
+    r"--from|--resume|--fresh|--gpus|cuda|my-|my_lab|torchvision|data/|[A-Z]{2}"
 )
 RUNS = sorted({" ".join(w[1:]): w[1:] for _, w in COMMANDS if w[0] == "run"}.items())
 RUNS = [words for text, words in RUNS if not OTHERS.search(text)]

@@ -45,7 +45,12 @@ def data(
         from fedapps.settings.config import defaults, override, parse_override
         from partitions import datasets, trust
 
-        overrides = {"dataset": name} | dict(map(parse_override, arguments or []))
+        if sum((info, check, export is not None)) > 1:
+            raise ValueError("--info, --check and --export exclude each other; give one of them")
+        overrides = dict(map(parse_override, arguments or []))
+        if "dataset" in overrides:
+            raise ValueError(f"the dataset is {name}; remove dataset={overrides['dataset']}")
+        overrides["dataset"] = name
         trust.allow(*trust.named(overrides))
         config = override(defaults() | {"dataset": name}, overrides)
         entry, (_, data_dir, options) = datasets.described(config), datasets.named(config)
@@ -119,6 +124,9 @@ def requested(arguments: list[str]) -> "Config":
     from fedapps.settings.variants import check_shadowed
 
     experiment = read_arguments(arguments)
+    if experiment.include:
+        parts = ", ".join(experiment.include)
+        raise ValueError(f"the experiment includes others; show one of them: {parts}")
     experiment.allow()
     if experiment.grid:
         raise ValueError(f"{min(experiment.grid)} has several values; show one partition at a time")

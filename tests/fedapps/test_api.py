@@ -1,5 +1,6 @@
 """The Python API: runs, data frames, figures, a later client's model."""
 
+import logging
 import math
 
 import pandas
@@ -43,6 +44,8 @@ def test_tables_and_figures(runs):
     assert {"fedavg", "tent"} <= labels
     with pytest.raises(ValueError, match="unknown figure 'pie'; known: curves, clients, swept"):
         runs.plot("pie")
+    with pytest.raises(ValueError, match="unknown round 'foo'; known: best, last"):
+        runs.clients("foo")
 
 
 def test_a_later_client_gets_its_model(runs):
@@ -74,6 +77,57 @@ def test_errors_are_exceptions(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="holds no runs"):
         fedapps.read(tmp_path)
+
+
+def trained(*_, **__):
+    raise AssertionError("something was trained")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"methods": "fedavg", "lr": []}, "lr"),
+        ({"method": "tent"}, "method is 'tent', but is no setting here; give run methods="),
+        ({"methods": "fedavg", "settings": {"method": "tent"}}, "method is 'tent', but is no"),
+        (
+            {"methods": "fedavg", "output_dir": "there"},
+            "output-dir is 'there', .* give run output=",
+        ),
+        ({"methods": "fedavg", "seeds": [0, 1], "seed": 3}, "seeds are 0,1, but seed is 3 as well"),
+        ({"experiment": "unseen/digits"}, "'unseen/digits' includes others.*unseen/iid, unseen/st"),
+        ({"experiment": "unseen/digits", "methods": "fedavg"}, "'unseen/digits' includes others"),
+    ],
+)
+def test_nothing_that_was_asked_for_is_dropped(wrong, why, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.api.engines.run_jobs", trained)
+    with pytest.raises(ValueError, match=why):
+        fedapps.run(**wrong, output=tmp_path, **SMALL, **QUIET)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_seed_is_a_keyword_as_well(tmp_path, monkeypatch):
+    """Also where an experiment names others, and for several."""
+    made = []
+    monkeypatch.setattr("fedapps.api.engines.run_jobs", lambda work, *_, **__: made.extend(work))
+    monkeypatch.setattr("fedapps.api.read_runs", lambda _: (pandas.DataFrame({"name": []}), []))
+    monkeypatch.setattr("fedapps.api.write_report", lambda *_: None)
+    file = tmp_path / "asked.toml"
+    file.write_text('methods = ["fedavg"]\nseeds = [0, 1]\n')
+    for asked in ({"methods": "tent", "seed": 3}, {"experiment": str(file), "seed": [4, 5]}):
+        fedapps.run(**asked, output=tmp_path / "out", **SMALL, **QUIET)
+    assert [(job.name, job.config["seed"]) for job in made] == [
+        ("tent-seed3", 3),
+        ("fedavg-seed4", 4),
+        ("fedavg-seed5", 5),
+    ]
+
+
+def test_flowers_log_is_quiet_and_its_level_kept(tmp_path, monkeypatch, caplog):
+    log = logging.getLogger("flwr")
+    log.setLevel(logging.INFO)
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    fedapps.run("fedavg", 0, output=tmp_path, **SMALL, **QUIET)
+    assert not caplog.records and log.level == logging.INFO
 
 
 def test_a_run_that_never_began_raises_with_its_reason(tmp_path, monkeypatch):

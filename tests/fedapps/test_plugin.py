@@ -159,6 +159,17 @@ def test_shot_finds_the_head_of_a_users_network():
         run_shot(nn.Identity())
 
 
+def test_fedmd_without_public_inputs_says_where_to_give_them():
+    with pytest.raises(RuntimeError, match=r"no public samples; .*pass public= to client_app"):
+        run_apps(
+            "fedmd",
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3)),
+            lambda _: (torch.rand(8, 1, 2, 2), torch.arange(8) % 3),
+            shape=(1, 2, 2),
+            count=2,
+        )
+
+
 @pytest.mark.parametrize("method", ["pfedhn", "odpfl-hn", "pfl-ensemble"])
 def test_a_users_network_tells_what_is_not_generated(method):
     """Frozen parameters stay as they are; the `level`, a buffer of no known name, is averaged."""

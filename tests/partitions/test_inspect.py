@@ -154,8 +154,16 @@ def test_partition_show_draws(tmp_path):
     [
         (("data", "minst"), "unknown dataset 'minst'"),
         (("data", "digits", "partition=ird", "--export", "out"), "unknown partition 'ird'"),
+        (
+            ("data", "digits", "dataset=mnist", "--info"),
+            "the dataset is digits; remove dataset=mnist",
+        ),
+        (("data", "digits", "--info", "--export", "out"), "exclude each other; give one"),
+        (("data", "digits", "--info", "--check"), "exclude each other; give one"),
+        (("data", "digits", "--check", "--export", "out"), "exclude each other; give one"),
         (("partition", "show", "partition.alpa=1"), "unknown key 'partition.alpa'"),
         (("partition", "show", "partition.alpha=1"), "since partition is pathological"),
+        (("partition", "show", "unseen/digits"), "includes others; show one of them: unseen/iid"),
         (("partition", "show", "lr=0.1,0.2"), "lr has several values"),
         (("partition", "show", "--output", "a.gif"), "a.gif must end in one of"),
         (("partition", "show", "--output", "nowhere/at/all.png"), "nowhere/at/all.png"),
