@@ -122,15 +122,13 @@ def _numbers(seeds: int | Iterable[int], seed: Setting) -> str:
 
 
 def _settings(given: Mapping[str, Setting]) -> Experiment:
-    """Settings with one value and with several. Raises ValueError for one without values, and for
-    one for which `run` has a parameter."""
+    """Settings with one value and with several. Raises ValueError for one for which `run` has a
+    parameter."""
     for key in PARAMETERS.keys() & given:
         raise ValueError(
             f"{key} is {given[key]!r}, but is no setting here; give run {PARAMETERS[key]}= instead"
         )
     several = {key: list(v) for key, v in given.items() if not isinstance(v, Value)}
-    if empty := [key for key, values in several.items() if not values]:
-        raise ValueError(f"{empty[0]} has no values; give at least one, or leave it out")
     return Experiment({k: v for k, v in given.items() if isinstance(v, Value)}, several)
 
 
