@@ -21,7 +21,7 @@ def tune(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="An experiment with a [search] table.", autocompletion=completion.arguments
+            help=r"An experiment with a \[search] table.", autocompletion=completion.arguments
         ),
     ],
     arguments: Annotated[

@@ -192,6 +192,10 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
     assert len({row["settings"] for row in trials(output)}) == 4 == len(trials(output))
 
 
+def test_the_help_names_the_search_table():
+    assert "An experiment with a [search] table." in fedapps("tune", "--help")
+
+
 def test_a_method_whose_trials_fail_has_no_best():
     got = [
         Outcome("a", 1, "a lr=1", 0.5), Outcome("a", 2, "a lr=2", 0.75),
