@@ -145,6 +145,22 @@ class Lab:
             (job.folder / "config.toml").write_text(got)
 
 
+@pytest.fixture
+def lab(monkeypatch):
+    """It simulates the command's runs."""
+    lab = Lab()
+    monkeypatch.setattr("fedapps.engines.run.run_jobs", lambda work, *_, **__: lab.run(work))
+    return lab
+
+
+@pytest.fixture
+def rates(tmp_path):
+    """An experiment that searches learning rates of which none fails."""
+    file = tmp_path / "mine.toml"
+    file.write_text('methods = ["fedavg"]\n[search]\nlr = [0.1, 0.3]\n')
+    return file
+
+
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_a_study_that_was_stopped_is_what_an_unbroken_one_is(parallel, tmp_path, monkeypatch):
     """Of 14 trials of two seeds, stopped before the first one has its settings, after 3 runs, and
@@ -190,6 +206,15 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
     assert not (output / "best.toml").exists() and "best.toml" not in printed
     fedapps(*command, code=1)
     assert len({row["settings"] for row in trials(output)}) == 4 == len(trials(output))
+
+
+def test_seeds_among_the_settings(lab, rates, tmp_path):
+    command = ["tune", rates, "--output", tmp_path / "tuning"]
+    fedapps(*command, "seeds=3,4")
+    assert read_experiment(str(tmp_path / "tuning" / "best.toml")).seeds == "3,4"
+    assert {name.rpartition("-")[2] for name in lab.ran} == {"seed3", "seed4"}
+    printed = fedapps(*command, "--seeds", "0", "seeds=3", code=2)
+    assert "--seeds is '0', but seeds=3 is given as well; remove one" in printed
 
 
 def test_the_help_names_the_search_table():
