@@ -285,7 +285,7 @@ def write_results(
     if not best(outcomes):
         return
     known = defaults() | NO_NOVEL_CLIENTS | {"method": config["method"]}
-    changed = {k: v for k, v in config.items() if v != known[k] and k != "output-dir"}
+    changed = {k: v for k, v in config.items() if v != known.get(k) and k != "output-dir"}
     labels = [outcome.label for outcome in best(outcomes).values()]
     for label in labels:
         Variant.parse(label).apply(config)  # checks that best.toml can be read

@@ -208,6 +208,23 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
     assert len({row["settings"] for row in trials(output)}) == 4 == len(trials(output))
 
 
+@pytest.mark.parametrize("searched", ["lr"])
+def test_keywords_of_a_model_of_ones_own(searched, lab, tmp_path, monkeypatch):
+    """They are searched as other settings are, and kept as others are."""
+    code = "def net(shape, num_classes, *, hidden=16):\n    raise NotImplementedError\n"
+    (tmp_path / "my_nets.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = {"methods": ["fedavg"], "lr": 0.1, "model": "my_nets:net"}
+    values = {"lr": [0.1, 0.3], "my_nets:net.hidden": [4, 8]}[searched]
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(experiment | {"search": {searched: values}}))
+    fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning")
+    assert len({row["settings"] for row in trials(tmp_path / "tuning")}) == 2
+    asked = read_experiment(str(tmp_path / "tuning" / "best.toml"))
+    tuned = Variant.parse(asked.methods).apply(defaults() | asked.settings)
+    assert (tuned["model"], tuned["lr"]) == ("my_nets:net", 0.1)
+    assert tuned["my_nets:net.hidden"] in ([16] if searched == "lr" else values)
+
+
 def test_seeds_among_the_settings(lab, rates, tmp_path):
     command = ["tune", rates, "--output", tmp_path / "tuning"]
     fedapps(*command, "seeds=3,4")
