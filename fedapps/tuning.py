@@ -133,7 +133,7 @@ class Tuning:
     run: Callable[[list[Job]], None]
 
     def __post_init__(self) -> None:
-        self.config = override(self.config, NO_NOVEL_CLIENTS)
+        self.trial_config = override(self.config, NO_NOVEL_CLIENTS)
 
     def tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
         """Run `trials` trials of every method; those in `output` count. A method's search stops if
@@ -171,7 +171,7 @@ class Tuning:
         import optuna
 
         search = sorted(map(repr, self.search.items()))
-        settings = repr((sorted(self.config.items()), search, list(self.seeds)))
+        settings = repr((sorted(self.trial_config.items()), search, list(self.seeds)))
         study = optuna.create_study(
             storage=f"sqlite:///{(self.output / STORAGE).resolve()}",
             study_name=method,
@@ -215,7 +215,7 @@ class Tuning:
             batch = [study.ask(space) for _ in range(count)]
         labels = {t.number: trial_label(method, self.search, t.params) for t in batch[:count]}
         distinct = list(dict.fromkeys(labels.values()))
-        jobs = make_jobs(self.config, distinct, self.seeds, self.output / "trials")
+        jobs = make_jobs(self.trial_config, distinct, self.seeds, self.output / "trials")
         keep_finished(jobs)
         self.run(jobs)
         errors = []
@@ -284,8 +284,8 @@ def write_results(
         writer.writerows([o.method, o.number, o.settings, o.validation, o.error] for o in outcomes)
     if not best(outcomes):
         return
-    known = defaults() | NO_NOVEL_CLIENTS | {"method": config["method"]}
-    changed = {k: v for k, v in config.items() if v != known.get(k) and k != "output-dir"}
+    known, unsaved = defaults(), ("method", "output-dir")
+    changed = {k: v for k, v in config.items() if v != known.get(k) and k not in unsaved}
     labels = [outcome.label for outcome in best(outcomes).values()]
     for label in labels:
         Variant.parse(label).apply(config)  # checks that best.toml can be read

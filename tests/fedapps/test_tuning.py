@@ -208,6 +208,15 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
     assert len({row["settings"] for row in trials(output)}) == 4 == len(trials(output))
 
 
+def test_best_settings_keep_the_experiments_others(lab, tmp_path):
+    changed = {"rounds": 9, "novel-rounds": 33, "bound": True}
+    experiment = {"methods": ["fedavg"], **changed, "search": {"lr": [0.1, 0.3]}}
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(experiment))
+    fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning")
+    asked = read_experiment(str(tmp_path / "tuning" / "best.toml"))
+    assert (asked.methods, asked.settings) == ("fedavg lr=0.1", changed)
+
+
 @pytest.mark.parametrize("searched", ["lr"])
 def test_keywords_of_a_model_of_ones_own(searched, lab, tmp_path, monkeypatch):
     """They are searched as other settings are, and kept as others are."""
