@@ -27,7 +27,9 @@ from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
 from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
-from fedapps.settings.variants import Variant
+from fedapps.settings.overrides import is_method
+from fedapps.settings.variants import Variant, combinations
+from partitions.references import is_reference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,8 +47,11 @@ RANGE = {"low", "high", "log"}
 Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
 
 
-def read_search(table: Mapping[str, Any], config: Mapping[str, Value]) -> Search:
-    """A [search] table with flat keys. Raises ValueError for unknown keys and bad values."""
+def read_search(
+    table: Mapping[str, Any], config: Mapping[str, Value], methods: Sequence[str]
+) -> Search:
+    """A [search] table with flat keys. Raises ValueError for unknown keys, for those that none of
+    the `methods` reads, and for bad values."""
     search = dict(_leaves(table))
     if not search:
         raise ValueError("the experiment has no [search] table: nothing to tune")
@@ -62,6 +67,7 @@ def read_search(table: Mapping[str, Any], config: Mapping[str, Value]) -> Search
             override(config, {key: value})
         try:
             distribution(values)
+            combinations(methods, {key: tried})
         except ValueError as error:
             raise ValueError(f"search of {key}: {error}") from error
     return search
@@ -139,9 +145,12 @@ class Tuning:
         """Run `trials` trials of every method; those in `output` count. A method's search stops if
         its first trials of this call fail alike and none has succeeded.
 
-        Raises ValueError if `output` holds trials of other settings."""
+        Raises ValueError if nothing is searched for any of them, and if `output` holds trials of
+        other settings."""
         import optuna
 
+        if not any(map(self._space, methods)):
+            raise ValueError(f"[search] has no key of {', '.join(methods)}: nothing to tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.output.mkdir(parents=True, exist_ok=True)
         outcomes: list[Outcome] = []
@@ -189,11 +198,15 @@ class Tuning:
     def _space(self, method: str) -> "dict[str, BaseDistribution]":
         """What is searched for the method: its section's key replaces the common one."""
         name, search = method.split(maxsplit=1)[0], self.search.items()
-        sections = ("", "partition", name)
+
+        def reads(section: str) -> bool:
+            code = is_reference(section) and not is_method(section)
+            return section in ("", "partition", name) or code
+
         return {
             key: distribution(values)
             for key, values in search
-            if key.rpartition(".")[0] in sections and f"{name}.{key}" not in self.search
+            if reads(key.rpartition(".")[0]) and f"{name}.{key}" not in self.search
         }
 
     def _run_batch(self, study: "Study", method: str, count: int) -> list[str]:

@@ -91,7 +91,8 @@ def read_tuning(
 
     changes = parse_experiment(arguments)
     numbers = parse_seeds(seeds or changes.seeds or "0")
-    experiment = read_experiment(file) | changes | Experiment(methods=methods)
+    whole = read_experiment(file)
+    experiment = whole | changes | Experiment(methods=methods)
     experiment.allow()
     labels = split_names("methods", experiment.methods)
     if experiment.grid:
@@ -118,7 +119,8 @@ def read_tuning(
             say_failures(make_console(), shown)
 
     try:
-        search = read_search(experiment.search or {}, config)
+        readers = [*labels, *filter(None, whole.methods.split(","))]
+        search = read_search(experiment.search or {}, config, readers)
     except ImportError as error:
         raise ValueError(f"{error}; pip install 'fedapps[tune]'") from error
     return labels, Tuning(config, numbers, search, output, jobs, run)

@@ -217,7 +217,7 @@ def test_best_settings_keep_the_experiments_others(lab, tmp_path):
     assert (asked.methods, asked.settings) == ("fedavg lr=0.1", changed)
 
 
-@pytest.mark.parametrize("searched", ["lr"])
+@pytest.mark.parametrize("searched", ["lr", "my_nets:net.hidden"])
 def test_keywords_of_a_model_of_ones_own(searched, lab, tmp_path, monkeypatch):
     """They are searched as other settings are, and kept as others are."""
     code = "def net(shape, num_classes, *, hidden=16):\n    raise NotImplementedError\n"
@@ -243,6 +243,21 @@ def test_seeds_among_the_settings(lab, rates, tmp_path):
     assert "--seeds is '0', but seeds=3 is given as well; remove one" in printed
 
 
+@pytest.mark.parametrize(
+    ("methods", "option", "words"),
+    [
+        ("fedavg", "", "search of tent.adapt-steps: tent.adapt-steps is swept, but no such method"),
+        ("fedavg,tent", "fedavg", "[search] has no key of fedavg: nothing to tune"),
+    ],
+)
+def test_a_search_for_other_methods_is_refused(methods, option, words, lab, tmp_path):
+    text = f"methods = {methods.split(',')}\n[search.tent]\nadapt-steps = [1, 5]\n"
+    (tmp_path / "mine.toml").write_text(text)
+    command = ["tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning"]
+    assert words in fedapps(*command, "--methods", option, code=2)
+    assert not lab.ran and not (tmp_path / "tuning").exists()
+
+
 def test_the_help_names_the_search_table():
     assert "An experiment with a [search] table." in fedapps("tune", "--help")
 
@@ -265,6 +280,7 @@ def test_a_method_whose_trials_fail_has_no_best():
         ("lr = []", ["lr is []"]),
         ('lr = ["fast"]', ["lr is 'fast'", "a number"]),
         ("rate = [1]", ["unknown key 'rate'"]),
+        ('client-models = ["small,big"]', ["client-models='small,big' cannot name a folder"]),
         ("lr = { low = 0.1 }", ["lr is {'low': 0.1}"]),
         ("lr = { low = 0.3, high = 0.1 }", ["search of lr", "(low=0.3, high=0.1)"]),
         ("lr = { low = 0.0, high = 0.1, log = true }", ["search of lr", "`low > 0` must hold"]),
@@ -272,5 +288,5 @@ def test_a_method_whose_trials_fail_has_no_best():
 )
 def test_a_bad_search_is_refused(table, words):
     with pytest.raises(ValueError) as error:
-        read_search(tomllib.loads(table), defaults())
+        read_search(tomllib.loads(table), defaults(), ["fedavg"])
     assert all(word in str(error.value) for word in words)
