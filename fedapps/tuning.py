@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, Trial
 
 STORAGE = "study.db"
+RETRIED = "retry of"  # attribute of a trial: the number of the failed one
 BEST, TRIALS, FIGURE = "best.toml", "trials.csv", "trials.pdf"
 MAX_EQUAL_FAILURES = 3  # at the beginning of a method's trials; then its search stops
 MAX_GRID = 10_000  # points of lists and whole numbers that are tried in random order, each once
@@ -142,8 +143,9 @@ class Tuning:
         self.trial_config = override(self.config, NO_NOVEL_CLIENTS)
 
     def tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
-        """Run `trials` trials of every method; those in `output` count. A method's search stops if
-        its first trials of this call fail alike and none has succeeded.
+        """Run `trials` trials of every method; those in `output` count. Then retry those that
+        failed in earlier calls. A method's search stops if its first trials of this call fail alike
+        and none has succeeded.
 
         Raises ValueError if nothing is searched for any of them, and if `output` holds trials of
         other settings."""
@@ -157,8 +159,15 @@ class Tuning:
         for method in methods:
             study, errors = self._study(method), list[str]()
             most = min(trials, len(_grid(self._space(method))) or trials)
-            while (missing := most - len(_finished(study))) > 0:
-                errors += self._run_batch(study, method, min(self.parallel, missing))
+            failures = [trial for trial in _finished(study) if trial.value is None]
+            while True:
+                if (missing := most - len(_finished(study))) > 0:
+                    batch = self._next_trials(study, method, min(self.parallel, missing))
+                else:
+                    batch, failures = failures[: self.parallel], failures[self.parallel :]
+                if not batch:
+                    break
+                errors += self._run_batch(study, method, batch)
                 alike = {re.sub(r"[\d.]+", "", error) for error in errors}
                 failed = all(trial.value is None for trial in _finished(study))
                 if failed and len(errors) >= MAX_EQUAL_FAILURES and len(alike) == 1:
@@ -209,39 +218,59 @@ class Tuning:
             if reads(key.rpartition(".")[0]) and f"{name}.{key}" not in self.search
         }
 
-    def _run_batch(self, study: "Study", method: str, count: int) -> list[str]:
-        """Run `count` trials at once; interrupted ones come first, without new ones. Returns the
-        errors of those that failed."""
+    def _next_trials(
+        self, study: "Study", method: str, count: int
+    ) -> "Sequence[Trial | FrozenTrial]":
+        """At most `count` trials: interrupted ones, or new ones if there are none."""
         from optuna.samplers import TPESampler
-        from optuna.trial import FrozenTrial, Trial, TrialState
+        from optuna.trial import TrialState
 
         space = self._space(method)
         begun = study.get_trials(states=(TrialState.RUNNING,))
-        batch: list[Trial | FrozenTrial] = [t for t in begun if t.params.keys() == space.keys()]
-        if not batch:  # each has a seed of its own: a study that was stopped draws the same
-            study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
-            seen = [trial.params for trial in study.trials]
-            points = [point for point in _grid(space) if point not in seen]
-            for number in np.random.default_rng(int(self.config["seed"])).permutation(len(points)):
-                if len(study.get_trials(states=(TrialState.WAITING,))) < count:
-                    study.enqueue_trial(points[number])
-            batch = [study.ask(space) for _ in range(count)]
-        labels = {t.number: trial_label(method, self.search, t.params) for t in batch[:count]}
-        distinct = list(dict.fromkeys(labels.values()))
+        if interrupted := [trial for trial in begun if trial.params.keys() == space.keys()]:
+            return interrupted[:count]
+        # each batch has a seed of its own: a study that was stopped draws the same
+        study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
+        seen = [trial.params for trial in study.trials]
+        points = [point for point in _grid(space) if point not in seen]
+        for number in np.random.default_rng(int(self.config["seed"])).permutation(len(points)):
+            if len(study.get_trials(states=(TrialState.WAITING,))) < count:
+                study.enqueue_trial(points[number])
+        return [study.ask(space) for _ in range(count)]
+
+    def _run_batch(
+        self, study: "Study", method: str, batch: "Sequence[Trial | FrozenTrial]"
+    ) -> list[str]:
+        """Run the trials at once. Returns the errors of those that failed.
+
+        Optuna's finished trials are final: a retry that succeeds is added as a trial."""
+        from optuna.trial import TrialState, create_trial
+
+        labels = [trial_label(method, self.search, trial.params) for trial in batch]
+        distinct = list(dict.fromkeys(labels))
         jobs = make_jobs(self.trial_config, distinct, self.seeds, self.output / "trials")
         keep_finished(jobs)
         self.run(jobs)
         errors = []
-        for number, label in labels.items():
+        for trial, label in zip(batch, labels, strict=True):
             accuracies = [validation_accuracy(job) for job in jobs if job.method == label]
             values = [accuracy for accuracy in accuracies if accuracy is not None]
             if len(values) < len(accuracies):
                 reasons = [job.error for job in jobs if job.method == label and job.error]
                 errors.append(reasons[0] if reasons else "")
-                study.set_user_attr(f"error {number}", errors[-1])
-                study.tell(number, state=TrialState.FAIL)
+                study.set_user_attr(f"error {trial.number}", errors[-1])
+                study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            elif study.trials[trial.number].state.is_finished():
+                study.add_trial(
+                    create_trial(
+                        value=float(np.mean(values)),
+                        params=trial.params,
+                        distributions=trial.distributions,
+                        user_attrs={RETRIED: trial.number},
+                    )
+                )
             else:
-                study.tell(number, float(np.mean(values)))
+                study.tell(trial.number, float(np.mean(values)))
         return errors
 
 
@@ -274,7 +303,9 @@ def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
 
 
 def _finished(study: "Study") -> "list[FrozenTrial]":
-    return [trial for trial in study.trials if trial.state.is_finished()]
+    """The finished trials in order. A retry that succeeded replaces the trial that failed."""
+    finished = [trial for trial in study.trials if trial.state.is_finished()]
+    return list({trial.user_attrs.get(RETRIED, trial.number): trial for trial in finished}.values())
 
 
 def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:

@@ -121,11 +121,11 @@ SEARCH = {"lr": {"low": 0.001, "high": 1.0, "log": True}}
 
 
 class Lab:
-    """Simulates runs: their accuracy is highest at lr 0.1, and above 0.5 they fail. It is stopped
-    after `last` of them."""
+    """Simulates runs: their accuracy is highest at lr 0.1, and from `limit` on they fail. It is
+    stopped after `last` of them."""
 
-    def __init__(self, last=None):
-        self.ran, self.last = [], last
+    def __init__(self, last=None, limit=0.5):
+        self.ran, self.last, self.limit = [], last, limit
 
     def run(self, work):
         for job in work:
@@ -134,9 +134,9 @@ class Lab:
             if len(self.ran) == self.last:
                 raise KeyboardInterrupt
             rate = job.config["lr"]
-            self.ran += [job.name] * (rate < 0.5)
+            self.ran += [job.name] * (rate < self.limit)
             accuracy = 1 / (1 + abs(np.log(rate / 0.1))) + 0.01 * job.seed
-            summary = {"finished": rate < 0.5, "train": {"accuracy": accuracy, "clients": 2}}
+            summary = {"finished": rate < self.limit, "train": {"accuracy": accuracy, "clients": 2}}
             summary |= {"novel": None, "seconds": None, "rounds": 1}
             summary["megabytes_per_client_round"] = {"down": None, "up": None}
             job.folder.mkdir(parents=True, exist_ok=True)
@@ -206,6 +206,27 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
     assert not (output / "best.toml").exists() and "best.toml" not in printed
     fedapps(*command, code=1)
     assert len({row["settings"] for row in trials(output)}) == 4 == len(trials(output))
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_later_call_tries_failed_points_again(parallel, tmp_path):
+    """All three points fail; then two succeed and keep their numbers. The third is tried in each
+    call, the others never again."""
+    lab = Lab(limit=0)
+    search = {"lr": [0.1, 0.3, 0.7]}
+    tuning = Tuning(defaults(), [0], search, tmp_path, parallel, lab.run)
+    failed = tuning.tune(["fedavg"], 9)
+    assert [one.validation for one in failed] == [None] * 3
+    lab.limit = 0.5
+    again = tuning.tune(["fedavg"], 9)
+    assert [(o.number, o.label) for o in again] == [(o.number, o.label) for o in failed]
+    validation = {one.settings: one.validation for one in again}
+    assert validation["lr=0.1"] > validation["lr=0.3"] > 0 and validation["lr=0.7"] is None
+    assert tuning.tune(["fedavg"], 9) == again
+    assert sorted(lab.ran) == ["fedavg,lr=0.1-seed0", "fedavg,lr=0.3-seed0"]
+    lab.limit = 1
+    assert best(tuning.tune(["fedavg"], 9))["fedavg"].settings == "lr=0.1"
+    assert lab.ran[2:] == ["fedavg,lr=0.7-seed0"]
 
 
 def test_best_settings_keep_the_experiments_others(lab, tmp_path):
