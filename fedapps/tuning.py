@@ -13,8 +13,10 @@ tried twice. No trial evaluates novel clients."""
 import csv
 import math
 import re
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,11 +189,15 @@ class Tuning:
 
     def _study(self, method: str) -> "Study":
         import optuna
+        from optuna.storages import RDBStorage
 
+        file = (self.output / STORAGE).resolve()
+        connect = partial(sqlite3.connect, file, check_same_thread=False)
         search = sorted(map(repr, self.search.items()))
         settings = repr((sorted(self.trial_config.items()), search, list(self.seeds)))
         study = optuna.create_study(
-            storage=f"sqlite:///{(self.output / STORAGE).resolve()}",
+            # a path in the URL would need escapes that differ between releases of SQLAlchemy
+            storage=RDBStorage(f"sqlite:///{STORAGE}", {"creator": connect}),
             study_name=method,
             direction="maximize",
             load_if_exists=True,
