@@ -15,6 +15,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -150,7 +151,7 @@ class Tuning:
         and none has succeeded.
 
         Raises ValueError if nothing is searched for any of them, and if `output` holds trials of
-        other settings."""
+        other settings or a damaged study."""
         import optuna
 
         if not any(map(self._space, methods)):
@@ -192,6 +193,7 @@ class Tuning:
         from optuna.storages import RDBStorage
 
         file = (self.output / STORAGE).resolve()
+        check_database(file)
         connect = partial(sqlite3.connect, file, check_same_thread=False)
         search = sorted(map(repr, self.search.items()))
         settings = repr((sorted(self.trial_config.items()), search, list(self.seeds)))
@@ -278,6 +280,23 @@ class Tuning:
             else:
                 study.tell(trial.number, float(np.mean(values)))
         return errors
+
+
+def check_database(file: Path) -> None:
+    """Raise ValueError if there is such a file, but no intact SQLite database in it."""
+    if not file.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.OperationalError as error:  # locked, or not readable
+        raise OSError(f"{file}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        state = str(error)
+    if state != "ok":
+        raise ValueError(
+            f"{file} is damaged ({state}); delete it and repeat the command: it keeps finished runs"
+        )
 
 
 def validation_accuracy(job: Job) -> float | None:

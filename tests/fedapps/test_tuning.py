@@ -291,6 +291,21 @@ def test_an_output_folder_of_any_name_holds_the_study(name, lab, rates, tmp_path
     assert lab.ran == ran
 
 
+@pytest.mark.parametrize("kept", [0, 20_000])
+def test_a_damaged_study_is_named(kept, lab, rates, tmp_path):
+    """Without it the same command repeats no finished run."""
+    output, file = tmp_path / "tuning", tmp_path / "tuning" / "study.db"
+    command = ["tune", rates, "--output", output]
+    fedapps(*command)
+    before, ran = trials(output), list(lab.ran)
+    file.write_bytes(file.read_bytes()[:kept] + b"lost" * 999)
+    printed = fedapps(*command, code=2)
+    assert f"{file} is damaged" in printed and "delete it and repeat" in printed
+    file.unlink()
+    fedapps(*command)
+    assert (trials(output), lab.ran) == (before, ran)
+
+
 def test_the_help_names_the_search_table():
     assert "An experiment with a [search] table." in fedapps("tune", "--help")
 
