@@ -13,8 +13,11 @@ tried twice. No trial evaluates novel clients."""
 import csv
 import math
 import re
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,15 +30,18 @@ from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
 from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
-from fedapps.settings.variants import Variant
+from fedapps.settings.overrides import is_method
+from fedapps.settings.variants import Variant, combinations
+from partitions.references import is_reference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, Trial
 
 STORAGE = "study.db"
+RETRIED = "retry of"  # attribute of a trial: the number of the failed one
 BEST, TRIALS, FIGURE = "best.toml", "trials.csv", "trials.pdf"
 MAX_EQUAL_FAILURES = 3  # at the beginning of a method's trials; then its search stops
 MAX_GRID = 10_000  # points of lists and whole numbers that are tried in random order, each once
@@ -45,8 +51,11 @@ RANGE = {"low", "high", "log"}
 Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
 
 
-def read_search(table: Mapping[str, Any], config: Mapping[str, Value]) -> Search:
-    """A [search] table with flat keys. Raises ValueError for unknown keys and bad values."""
+def read_search(
+    table: Mapping[str, Any], config: Mapping[str, Value], methods: Sequence[str]
+) -> Search:
+    """A [search] table with flat keys. Raises ValueError for unknown keys, for those that none of
+    the `methods` reads, and for bad values."""
     search = dict(_leaves(table))
     if not search:
         raise ValueError("the experiment has no [search] table: nothing to tune")
@@ -62,6 +71,7 @@ def read_search(table: Mapping[str, Any], config: Mapping[str, Value]) -> Search
             override(config, {key: value})
         try:
             distribution(values)
+            combinations(methods, {key: tried})
         except ValueError as error:
             raise ValueError(f"search of {key}: {error}") from error
     return search
@@ -133,23 +143,34 @@ class Tuning:
     run: Callable[[list[Job]], None]
 
     def __post_init__(self) -> None:
-        self.config = override(self.config, NO_NOVEL_CLIENTS)
+        self.trial_config = override(self.config, NO_NOVEL_CLIENTS)
 
     def tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
-        """Run `trials` trials of every method; those in `output` count. A method's search stops if
-        its first trials of this call fail alike and none has succeeded.
+        """Run `trials` trials of every method; those in `output` count. Then retry those that
+        failed in earlier calls. A method's search stops if its first trials of this call fail alike
+        and none has succeeded.
 
-        Raises ValueError if `output` holds trials of other settings."""
+        Raises ValueError if nothing is searched for any of them, and if `output` holds trials of
+        other settings or a damaged study."""
         import optuna
 
+        if not any(map(self._space, methods)):
+            raise ValueError(f"[search] has no key of {', '.join(methods)}: nothing to tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.output.mkdir(parents=True, exist_ok=True)
         outcomes: list[Outcome] = []
         for method in methods:
             study, errors = self._study(method), list[str]()
             most = min(trials, len(_grid(self._space(method))) or trials)
-            while (missing := most - len(_finished(study))) > 0:
-                errors += self._run_batch(study, method, min(self.parallel, missing))
+            failures = [trial for trial in _finished(study) if trial.value is None]
+            while True:
+                if (missing := most - len(_finished(study))) > 0:
+                    batch = self._next_trials(study, method, min(self.parallel, missing))
+                else:
+                    batch, failures = failures[: self.parallel], failures[self.parallel :]
+                if not batch:
+                    break
+                errors += self._run_batch(study, method, batch)
                 alike = {re.sub(r"[\d.]+", "", error) for error in errors}
                 failed = all(trial.value is None for trial in _finished(study))
                 if failed and len(errors) >= MAX_EQUAL_FAILURES and len(alike) == 1:
@@ -169,11 +190,16 @@ class Tuning:
 
     def _study(self, method: str) -> "Study":
         import optuna
+        from optuna.storages import RDBStorage
 
+        file = (self.output / STORAGE).resolve()
+        check_database(file)
+        connect = partial(sqlite3.connect, file, check_same_thread=False)
         search = sorted(map(repr, self.search.items()))
-        settings = repr((sorted(self.config.items()), search, list(self.seeds)))
+        settings = repr((sorted(self.trial_config.items()), search, list(self.seeds)))
         study = optuna.create_study(
-            storage=f"sqlite:///{(self.output / STORAGE).resolve()}",
+            # a path in the URL would need escapes that differ between releases of SQLAlchemy
+            storage=RDBStorage(f"sqlite:///{STORAGE}", {"creator": connect}),
             study_name=method,
             direction="maximize",
             load_if_exists=True,
@@ -189,47 +215,88 @@ class Tuning:
     def _space(self, method: str) -> "dict[str, BaseDistribution]":
         """What is searched for the method: its section's key replaces the common one."""
         name, search = method.split(maxsplit=1)[0], self.search.items()
-        sections = ("", "partition", name)
+
+        def reads(section: str) -> bool:
+            code = is_reference(section) and not is_method(section)
+            return section in ("", "partition", name) or code
+
         return {
             key: distribution(values)
             for key, values in search
-            if key.rpartition(".")[0] in sections and f"{name}.{key}" not in self.search
+            if reads(key.rpartition(".")[0]) and f"{name}.{key}" not in self.search
         }
 
-    def _run_batch(self, study: "Study", method: str, count: int) -> list[str]:
-        """Run `count` trials at once; interrupted ones come first, without new ones. Returns the
-        errors of those that failed."""
+    def _next_trials(
+        self, study: "Study", method: str, count: int
+    ) -> "Sequence[Trial | FrozenTrial]":
+        """At most `count` trials: interrupted ones, or new ones if there are none."""
         from optuna.samplers import TPESampler
-        from optuna.trial import FrozenTrial, Trial, TrialState
+        from optuna.trial import TrialState
 
         space = self._space(method)
         begun = study.get_trials(states=(TrialState.RUNNING,))
-        batch: list[Trial | FrozenTrial] = [t for t in begun if t.params.keys() == space.keys()]
-        if not batch:  # each has a seed of its own: a study that was stopped draws the same
-            study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
-            seen = [trial.params for trial in study.trials]
-            points = [point for point in _grid(space) if point not in seen]
-            for number in np.random.default_rng(int(self.config["seed"])).permutation(len(points)):
-                if len(study.get_trials(states=(TrialState.WAITING,))) < count:
-                    study.enqueue_trial(points[number])
-            batch = [study.ask(space) for _ in range(count)]
-        labels = {t.number: trial_label(method, self.search, t.params) for t in batch[:count]}
-        distinct = list(dict.fromkeys(labels.values()))
-        jobs = make_jobs(self.config, distinct, self.seeds, self.output / "trials")
+        if interrupted := [trial for trial in begun if trial.params.keys() == space.keys()]:
+            return interrupted[:count]
+        # each batch has a seed of its own: a study that was stopped draws the same
+        study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
+        seen = [trial.params for trial in study.trials]
+        points = [point for point in _grid(space) if point not in seen]
+        for number in np.random.default_rng(int(self.config["seed"])).permutation(len(points)):
+            if len(study.get_trials(states=(TrialState.WAITING,))) < count:
+                study.enqueue_trial(points[number])
+        return [study.ask(space) for _ in range(count)]
+
+    def _run_batch(
+        self, study: "Study", method: str, batch: "Sequence[Trial | FrozenTrial]"
+    ) -> list[str]:
+        """Run the trials at once. Returns the errors of those that failed.
+
+        Optuna's finished trials are final: a retry that succeeds is added as a trial."""
+        from optuna.trial import TrialState, create_trial
+
+        labels = [trial_label(method, self.search, trial.params) for trial in batch]
+        distinct = list(dict.fromkeys(labels))
+        jobs = make_jobs(self.trial_config, distinct, self.seeds, self.output / "trials")
         keep_finished(jobs)
         self.run(jobs)
         errors = []
-        for number, label in labels.items():
+        for trial, label in zip(batch, labels, strict=True):
             accuracies = [validation_accuracy(job) for job in jobs if job.method == label]
             values = [accuracy for accuracy in accuracies if accuracy is not None]
             if len(values) < len(accuracies):
                 reasons = [job.error for job in jobs if job.method == label and job.error]
                 errors.append(reasons[0] if reasons else "")
-                study.set_user_attr(f"error {number}", errors[-1])
-                study.tell(number, state=TrialState.FAIL)
+                study.set_user_attr(f"error {trial.number}", errors[-1])
+                study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            elif study.trials[trial.number].state.is_finished():
+                study.add_trial(
+                    create_trial(
+                        value=float(np.mean(values)),
+                        params=trial.params,
+                        distributions=trial.distributions,
+                        user_attrs={RETRIED: trial.number},
+                    )
+                )
             else:
-                study.tell(number, float(np.mean(values)))
+                study.tell(trial.number, float(np.mean(values)))
         return errors
+
+
+def check_database(file: Path) -> None:
+    """Raise ValueError if there is such a file, but no intact SQLite database in it."""
+    if not file.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.OperationalError as error:  # locked, or not readable
+        raise OSError(f"{file}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        state = str(error)
+    if state != "ok":
+        raise ValueError(
+            f"{file} is damaged ({state}); delete it and repeat the command: it keeps finished runs"
+        )
 
 
 def validation_accuracy(job: Job) -> float | None:
@@ -261,7 +328,9 @@ def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
 
 
 def _finished(study: "Study") -> "list[FrozenTrial]":
-    return [trial for trial in study.trials if trial.state.is_finished()]
+    """The finished trials in order. A retry that succeeded replaces the trial that failed."""
+    finished = [trial for trial in study.trials if trial.state.is_finished()]
+    return list({trial.user_attrs.get(RETRIED, trial.number): trial for trial in finished}.values())
 
 
 def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
@@ -284,8 +353,8 @@ def write_results(
         writer.writerows([o.method, o.number, o.settings, o.validation, o.error] for o in outcomes)
     if not best(outcomes):
         return
-    known = defaults() | NO_NOVEL_CLIENTS | {"method": config["method"]}
-    changed = {k: v for k, v in config.items() if v != known[k] and k != "output-dir"}
+    known, unsaved = defaults(), ("method", "output-dir")
+    changed = {k: v for k, v in config.items() if v != known.get(k) and k not in unsaved}
     labels = [outcome.label for outcome in best(outcomes).values()]
     for label in labels:
         Variant.parse(label).apply(config)  # checks that best.toml can be read

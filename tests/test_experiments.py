@@ -39,7 +39,7 @@ def test_a_shipped_experiment_is_valid(name):
             for score in column.keys() & SCORES.keys():
                 assert all(Variant.parse(label).apply(config) for label in column[score])
     if asked.search:
-        read_search(asked.search, config)
+        read_search(asked.search, config, asked.methods.split(","))
 
 
 def test_an_experiment_includes_others_and_changes_them(tmp_path):

@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 
 from fedapps.commands import completion
-from fedapps.commands.run import say_failures
+from fedapps.commands.run import check_options, say_failures
 from fedapps.console import make_console, refusals, say, say_error
-from fedapps.engines import ENGINES, check_engine_name
+from fedapps.engines import ENGINES
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
@@ -21,7 +21,7 @@ def tune(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="An experiment with a [search] table.", autocompletion=completion.arguments
+            help=r"An experiment with a \[search] table.", autocompletion=completion.arguments
         ),
     ],
     arguments: Annotated[
@@ -32,7 +32,9 @@ def tune(
         str,
         typer.Option(help="Methods. Default: the experiment's.", autocompletion=completion.methods),
     ] = "",
-    seeds: Annotated[str, typer.Option(help="A trial's accuracy is the mean over these.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(help="A trial's accuracy is the mean over these. Default: 0.")
+    ] = "",
     trials: Annotated[int, typer.Option(help="Trials of each method.")] = 20,
     engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "in-process",
     jobs: Annotated[int, typer.Option(help="Trials side by side.")] = 1,
@@ -42,10 +44,9 @@ def tune(
     console = make_console()
     try:
         with refusals():
-            check_engine_name(engine)
-            for name, value in (("--trials", trials), ("--jobs", jobs)):
-                if value < 1:
-                    raise ValueError(f"{name} is {value}; it must be at least 1")
+            check_options(arguments or [], methods, seeds, engine, jobs, 0.0, "")
+            if trials < 1:
+                raise ValueError(f"--trials is {trials}; it must be at least 1")
             labels, tuning = read_tuning(
                 experiment, arguments or [], methods, seeds, output, engine, jobs
             )
@@ -88,9 +89,10 @@ def read_tuning(
     )
     from fedapps.settings.variants import check_shadowed
 
-    numbers = parse_seeds(seeds)
-    experiment = read_experiment(file) | parse_experiment(arguments)
-    experiment |= Experiment(methods=methods)
+    changes = parse_experiment(arguments)
+    numbers = parse_seeds(seeds or changes.seeds or "0")
+    whole = read_experiment(file)
+    experiment = whole | changes | Experiment(methods=methods)
     experiment.allow()
     labels = split_names("methods", experiment.methods)
     if experiment.grid:
@@ -117,7 +119,8 @@ def read_tuning(
             say_failures(make_console(), shown)
 
     try:
-        search = read_search(experiment.search or {}, config)
+        readers = [*labels, *filter(None, whole.methods.split(","))]
+        search = read_search(experiment.search or {}, config, readers)
     except ImportError as error:
         raise ValueError(f"{error}; pip install 'fedapps[tune]'") from error
     return labels, Tuning(config, numbers, search, output, jobs, run)

@@ -121,11 +121,11 @@ SEARCH = {"lr": {"low": 0.001, "high": 1.0, "log": True}}
 
 
 class Lab:
-    """Simulates runs: their accuracy is highest at lr 0.1, and above 0.5 they fail. It is stopped
-    after `last` of them."""
+    """Simulates runs: their accuracy is highest at lr 0.1, and from `limit` on they fail. It is
+    stopped after `last` of them."""
 
-    def __init__(self, last=None):
-        self.ran, self.last = [], last
+    def __init__(self, last=None, limit=0.5):
+        self.ran, self.last, self.limit = [], last, limit
 
     def run(self, work):
         for job in work:
@@ -134,15 +134,31 @@ class Lab:
             if len(self.ran) == self.last:
                 raise KeyboardInterrupt
             rate = job.config["lr"]
-            self.ran += [job.name] * (rate < 0.5)
+            self.ran += [job.name] * (rate < self.limit)
             accuracy = 1 / (1 + abs(np.log(rate / 0.1))) + 0.01 * job.seed
-            summary = {"finished": rate < 0.5, "train": {"accuracy": accuracy, "clients": 2}}
+            summary = {"finished": rate < self.limit, "train": {"accuracy": accuracy, "clients": 2}}
             summary |= {"novel": None, "seconds": None, "rounds": 1}
             summary["megabytes_per_client_round"] = {"down": None, "up": None}
             job.folder.mkdir(parents=True, exist_ok=True)
             (job.folder / "summary.json").write_text(json.dumps(summary))
             got = tomli_w.dumps(job.config | {"versions": {"results": FORMAT}})
             (job.folder / "config.toml").write_text(got)
+
+
+@pytest.fixture
+def lab(monkeypatch):
+    """It simulates the command's runs."""
+    lab = Lab()
+    monkeypatch.setattr("fedapps.engines.run.run_jobs", lambda work, *_, **__: lab.run(work))
+    return lab
+
+
+@pytest.fixture
+def rates(tmp_path):
+    """An experiment that searches learning rates of which none fails."""
+    file = tmp_path / "mine.toml"
+    file.write_text('methods = ["fedavg"]\n[search]\nlr = [0.1, 0.3]\n')
+    return file
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
@@ -192,6 +208,108 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
     assert len({row["settings"] for row in trials(output)}) == 4 == len(trials(output))
 
 
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_later_call_tries_failed_points_again(parallel, tmp_path):
+    """All three points fail; then two succeed and keep their numbers. The third is tried in each
+    call, the others never again."""
+    lab = Lab(limit=0)
+    search = {"lr": [0.1, 0.3, 0.7]}
+    tuning = Tuning(defaults(), [0], search, tmp_path, parallel, lab.run)
+    failed = tuning.tune(["fedavg"], 9)
+    assert [one.validation for one in failed] == [None] * 3
+    lab.limit = 0.5
+    again = tuning.tune(["fedavg"], 9)
+    assert [(o.number, o.label) for o in again] == [(o.number, o.label) for o in failed]
+    validation = {one.settings: one.validation for one in again}
+    assert validation["lr=0.1"] > validation["lr=0.3"] > 0 and validation["lr=0.7"] is None
+    assert tuning.tune(["fedavg"], 9) == again
+    assert sorted(lab.ran) == ["fedavg,lr=0.1-seed0", "fedavg,lr=0.3-seed0"]
+    lab.limit = 1
+    assert best(tuning.tune(["fedavg"], 9))["fedavg"].settings == "lr=0.1"
+    assert lab.ran[2:] == ["fedavg,lr=0.7-seed0"]
+
+
+def test_best_settings_keep_the_experiments_others(lab, tmp_path):
+    changed = {"rounds": 9, "novel-rounds": 33, "bound": True}
+    experiment = {"methods": ["fedavg"], **changed, "search": {"lr": [0.1, 0.3]}}
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(experiment))
+    fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning")
+    asked = read_experiment(str(tmp_path / "tuning" / "best.toml"))
+    assert (asked.methods, asked.settings) == ("fedavg lr=0.1", changed)
+
+
+@pytest.mark.parametrize("searched", ["lr", "my_nets:net.hidden"])
+def test_keywords_of_a_model_of_ones_own(searched, lab, tmp_path, monkeypatch):
+    """They are searched as other settings are, and kept as others are."""
+    code = "def net(shape, num_classes, *, hidden=16):\n    raise NotImplementedError\n"
+    (tmp_path / "my_nets.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = {"methods": ["fedavg"], "lr": 0.1, "model": "my_nets:net"}
+    values = {"lr": [0.1, 0.3], "my_nets:net.hidden": [4, 8]}[searched]
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(experiment | {"search": {searched: values}}))
+    fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning")
+    assert len({row["settings"] for row in trials(tmp_path / "tuning")}) == 2
+    asked = read_experiment(str(tmp_path / "tuning" / "best.toml"))
+    tuned = Variant.parse(asked.methods).apply(defaults() | asked.settings)
+    assert (tuned["model"], tuned["lr"]) == ("my_nets:net", 0.1)
+    assert tuned["my_nets:net.hidden"] in ([16] if searched == "lr" else values)
+
+
+def test_seeds_among_the_settings(lab, rates, tmp_path):
+    command = ["tune", rates, "--output", tmp_path / "tuning"]
+    fedapps(*command, "seeds=3,4")
+    assert read_experiment(str(tmp_path / "tuning" / "best.toml")).seeds == "3,4"
+    assert {name.rpartition("-")[2] for name in lab.ran} == {"seed3", "seed4"}
+    printed = fedapps(*command, "--seeds", "0", "seeds=3", code=2)
+    assert "--seeds is '0', but seeds=3 is given as well; remove one" in printed
+
+
+@pytest.mark.parametrize(
+    ("methods", "option", "words"),
+    [
+        ("fedavg", "", "search of tent.adapt-steps: tent.adapt-steps is swept, but no such method"),
+        ("fedavg,tent", "fedavg", "[search] has no key of fedavg: nothing to tune"),
+    ],
+)
+def test_a_search_for_other_methods_is_refused(methods, option, words, lab, tmp_path):
+    text = f"methods = {methods.split(',')}\n[search.tent]\nadapt-steps = [1, 5]\n"
+    (tmp_path / "mine.toml").write_text(text)
+    command = ["tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning"]
+    assert words in fedapps(*command, "--methods", option, code=2)
+    assert not lab.ran and not (tmp_path / "tuning").exists()
+
+
+@pytest.mark.parametrize("name", ["q?x=1", "{50}", "50%25"])
+def test_an_output_folder_of_any_name_holds_the_study(name, lab, rates, tmp_path):
+    output = tmp_path / name / "tuning"
+    command = ["tune", rates, "--output", output]
+    fedapps(*command)
+    assert (output / "study.db").is_file()
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["mine.toml", name])
+    ran = list(lab.ran)
+    fedapps(*command)
+    assert lab.ran == ran
+
+
+@pytest.mark.parametrize("kept", [0, 20_000])
+def test_a_damaged_study_is_named(kept, lab, rates, tmp_path):
+    """Without it the same command repeats no finished run."""
+    output, file = tmp_path / "tuning", tmp_path / "tuning" / "study.db"
+    command = ["tune", rates, "--output", output]
+    fedapps(*command)
+    before, ran = trials(output), list(lab.ran)
+    file.write_bytes(file.read_bytes()[:kept] + b"lost" * 999)
+    printed = fedapps(*command, code=2)
+    assert f"{file} is damaged" in printed and "delete it and repeat" in printed
+    file.unlink()
+    fedapps(*command)
+    assert (trials(output), lab.ran) == (before, ran)
+
+
+def test_the_help_names_the_search_table():
+    assert "An experiment with a [search] table." in fedapps("tune", "--help")
+
+
 def test_a_method_whose_trials_fail_has_no_best():
     got = [
         Outcome("a", 1, "a lr=1", 0.5), Outcome("a", 2, "a lr=2", 0.75),
@@ -210,6 +328,7 @@ def test_a_method_whose_trials_fail_has_no_best():
         ("lr = []", ["lr is []"]),
         ('lr = ["fast"]', ["lr is 'fast'", "a number"]),
         ("rate = [1]", ["unknown key 'rate'"]),
+        ('client-models = ["small,big"]', ["client-models='small,big' cannot name a folder"]),
         ("lr = { low = 0.1 }", ["lr is {'low': 0.1}"]),
         ("lr = { low = 0.3, high = 0.1 }", ["search of lr", "(low=0.3, high=0.1)"]),
         ("lr = { low = 0.0, high = 0.1, log = true }", ["search of lr", "`low > 0` must hold"]),
@@ -217,5 +336,5 @@ def test_a_method_whose_trials_fail_has_no_best():
 )
 def test_a_bad_search_is_refused(table, words):
     with pytest.raises(ValueError) as error:
-        read_search(tomllib.loads(table), defaults())
+        read_search(tomllib.loads(table), defaults(), ["fedavg"])
     assert all(word in str(error.value) for word in words)
