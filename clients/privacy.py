@@ -102,7 +102,7 @@ def private(
     if reply.has_error():
         return reply
     if action == "query":
-        names = PUBLIC if everything else PUBLIC | VOLUNTEERED
+        names = {"error", *(PUBLIC if everything else PUBLIC | VOLUNTEERED)}  # of no start: no text
         for key, record in reply.content.config_records.items():
             reply.content[key] = ConfigRecord({n: v for n, v in record.items() if n in names})
     elif action != "evaluate":

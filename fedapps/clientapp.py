@@ -18,7 +18,7 @@ from fedapps.node.building import Builder, with_public
 from fedapps.node.ledger import guarded
 from fedapps.service import node as service
 from fedapps.service.stream import CLIENT
-from fedapps.settings.config import Config, check_method, completed
+from fedapps.settings.config import Config, check_method, completed, defaults
 from partitions import trust
 from partitions.base import Federation, novel_shots
 from partitions.datasets import DATASETS
@@ -49,8 +49,6 @@ def make_client(context: Context, method: str) -> Client:
     if (card := service.card_of(context)) is not None:
         share = service.inputs_of(context, card).share
         info, client_id = card.info(), CLIENT if share.novel else client_id
-        if share.novel and "descriptor-epsilon" in node:  # the node's own privacy
-            config = config | {f"{method}.descriptor-epsilon": float(node["descriptor-epsilon"])}
     elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
         seed = seed_of(int(config["seed"]), "shots", client_id)
@@ -66,6 +64,8 @@ def make_client(context: Context, method: str) -> Client:
             )
         federation, builder = _federation(config, method)
         return builder.client(federation.share(client_id), client_id, str(node.get("model", "")))
+    if share.novel and "descriptor-epsilon" in node:
+        config = config | own_privacy(config, method, float(node["descriptor-epsilon"]))
     return Builder(config, method, info).client(share, client_id, str(node.get("model", "")))
 
 
@@ -83,6 +83,17 @@ def _federation(config: Config, method: str) -> tuple[Federation, Builder]:
 
 _load_share = lru_cache(maxsize=8)(Share.load)
 _federations: deque[tuple[Config, str, Federation, Builder]] = deque(maxlen=8)
+
+
+def own_privacy(config: Config, method: str, epsilon: float) -> Config:
+    """The method's settings of a novel client's descriptor, no weaker than the node's own ε at the
+    default δ; 0 sets none."""
+    keys = [f"{method}.descriptor-{name}" for name in ("epsilon", "delta")]
+    if not epsilon or keys[0] not in config:
+        return {}
+    run, least = float(config[keys[0]]), [epsilon, float(defaults()[keys[1]])]
+    asked = [run or epsilon, float(config[keys[1]])]
+    return dict(zip(keys, map(min, least, asked), strict=True))
 
 
 def in_data_folder(config: Config) -> Config:

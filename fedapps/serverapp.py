@@ -298,6 +298,8 @@ def _privacy(config: Config, method: str) -> Privacy | None:
     privacy: Privacy = construct(Privacy, config=config, method=method, spent=spent)
     if privacy.mode == "none":
         return None
+    if config["standardize"] == "training-clients":
+        privacy.admit("moments of inputs")
     if (labeled := float(config["partition.labeled-clients"])) < 1:
         raise ValueError(
             f"dp is {privacy.mode!r} and partition.labeled-clients {labeled:g}; the noise is that "

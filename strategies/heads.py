@@ -53,13 +53,15 @@ class HeldHeads(PersonalizedStrategy):
 
     def named(self, updates: list[Update], sent: list[Arrays]) -> tuple[list[Update], list[Arrays]]:
         """Under the server's names; the first reply also gets all heads that nobody used."""
-        if not self.holds or not updates:
+        if not self.holds:
             return updates, sent
         self.arrays = self.arrays | {
             self._name(node, name): array
             for node in self.training_nodes()
             for name, array in self._head_of(self.arrays, node).items()
         }
+        if not updates:  # of an empty private sample all heads get noise
+            return updates, sent
         starts = [self._renamed(u.node, x) for u, x in zip(updates, sent, strict=True)]
         replies = [replace(u, arrays=self._renamed(u.node, u.arrays)) for u in updates]
         unused = {n: a for n, a in self.arrays.items() if n.startswith(HELD) and n not in starts[0]}

@@ -176,8 +176,10 @@ class SphereDeepSets(MeanSets):
         self.lipschitz = dim**0.5  # L_ψ
 
     def forward(self, x: Tensor) -> Tensor:
-        """ψ(1/n Σ_j φ(x_j))."""
-        return self.lipschitz * F.normalize(self.each(x), dim=1).mean(0)
+        """ψ(1/n Σ_j φ(x_j)); where φ is infinite the direction counts 0, for no server may learn
+        which inputs exceed a number."""
+        phi = F.normalize(self.each(x), dim=1)
+        return self.lipschitz * phi.nan_to_num(0.0, 0.0, 0.0).mean(0)
 
     def sensitivity(self, n: int) -> float:
         """Δ = 2 L_ψ B_φ / n with B_φ = 1, Lemma 2; rounding in float32 is not counted."""

@@ -63,7 +63,8 @@ def data(
         from partitions import federation, inspect
 
         if export is not None:
-            folders = inspect.export(federation(config), export)
+            whole = config | {"novel-shots": 0}  # a node draws them itself
+            folders = inspect.export(federation(whole), export)
             console.print(f"{len(folders)} clients in {export}; a node's own: {folders[0]}")
             return
         print_summary(console, inspect.summary(name, data_dir, check, **options))

@@ -20,11 +20,12 @@ from clients.base import Client
 from clients.failures import brief, described
 from clients.messages import answer_exchange
 from clients.protocol import DOMAIN, NAMES, OFFERS, RESTORE_STATE, RUN_TOKEN, SAVE_STATE
-from fedapps.files import write_arrays
+from fedapps.files import locked, write_arrays
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
 DEBUG = "debug"  # the same: a client's error is raised, and not sent as a reply
 STATE = "fedapps."  # key of a client's state in context.state, followed by the method
+ACROSS_RUNS = "fedapps-across-runs."  # the same of what other methods leave
 
 MakeClient = Callable[[Context, str], Client]
 
@@ -59,10 +60,26 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
     before the reply leaves."""
     config, arrays = unpack(message.content)
     method = str(config.get("method", context.run_config.get("method", "")))
-    client = make_client(context, method)
-    token = str(config.get(RUN_TOKEN, ""))
+    client, action = make_client(context, method), message.metadata.message_type
+    file = _state_file(context, method)
+    shared = client.state_across_runs and action in client.saves_state_after
+    if file is None or not shared:
+        return _reply_of(client, message, context, method, config, arrays)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.parent, wait=True):  # another run may be spending the same budget
+        return _reply_of(client, message, context, method, config, arrays)
+
+
+def _reply_of(
+    client: Client,
+    message: Message,
+    context: Context,
+    method: str,
+    config: dict[str, Any],
+    arrays: Arrays,
+) -> Message:
+    token, action = str(config.get(RUN_TOKEN, "")), message.metadata.message_type
     client.state = load_state(context, method, client, token)
-    action = message.metadata.message_type
     bound = (DOMAIN,) if context.run_config.get("bound") else ()
     exchanges = (*client.exchanges, SAVE_STATE, RESTORE_STATE, *bound)
     reply: dict[str, Any] = {}
@@ -124,37 +141,42 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     return config | {NAMES: "\n".join(arrays)}, arrays
 
 
-def _state_file(context: Context, method: str, client: Client) -> Path | None:
+def _state_file(context: Context, method: str) -> Path | None:
+    """Its name does not contain the node's id, which the server decides."""
     folder = context.node_config.get("state-dir")
     if not folder:
         return None
     if Path(method).name != method:  # it comes from a message
         raise ValueError(f"{method!r:.200} is no method: it cannot name a file")
-    return Path(str(folder)) / f"{method}-{client.client}.safetensors"
+    node = context.node_config
+    client = f"-{node['partition-id']}" if "partition-id" in node else ""
+    return Path(str(folder)) / f"{method}{client}.safetensors"
 
 
 def load_state(context: Context, method: str, client: Client, token: str = "") -> Arrays:
     """The method's state of the client on this node; states of other methods are dropped.
 
     If a run with another `token` wrote the file, only `state_across_runs` arrays are taken from it.
-    A file or a message without a token matches any."""
+    A file or a message without a token matches any. Those arrays are the file's also where memory
+    has others, since another run may have written it, and stay when methods change."""
     for key in [k for k in context.state if k.startswith(STATE) and k != STATE + method]:
         del context.state[key]  # a run's methods follow each other
-    if STATE + method in context.state:
-        record = context.state[STATE + method]
-        assert isinstance(record, ArrayRecord)
-        return from_record(record)
-    file = _state_file(context, method, client)
-    if file is None or not file.is_file():
-        return {}
-    with safe_open(file, "numpy") as content:
-        writer = (content.metadata() or {}).get(RUN_TOKEN, token)
-    state = load_file(file)
-    if token in ("", writer):
-        return state
-    return {
-        name: array for name, array in state.items() if name.startswith(client.state_across_runs)
-    }
+    state, found = (_arrays(context, key + method) for key in (STATE, ACROSS_RUNS))
+    file = _state_file(context, method)
+    if (not state or client.state_across_runs) and file is not None and file.is_file():
+        with safe_open(file, "numpy") as content:
+            writer = (content.metadata() or {}).get(RUN_TOKEN, token)
+        found = load_file(file)
+        if not state and token in ("", writer):
+            return found
+    lasting = client.state_across_runs
+    state = {name: array for name, array in state.items() if not name.startswith(lasting)}
+    return state | {name: array for name, array in found.items() if name.startswith(lasting)}
+
+
+def _arrays(context: Context, key: str) -> Arrays:
+    record = context.state.get(key)
+    return from_record(record) if isinstance(record, ArrayRecord) else {}
 
 
 def _store_state(context: Context, method: str, client: Client, token: str, *, must: bool) -> None:
@@ -170,7 +192,7 @@ def _store_state(context: Context, method: str, client: Client, token: str, *, m
             raise ValueError(reason)
         log(WARNING, "%s", reason)
         return
-    file = _state_file(context, method, client)
+    file = _state_file(context, method)
     try:
         if file is not None:
             write_arrays(file, client.state, {RUN_TOKEN: token} if token else None)
@@ -179,3 +201,5 @@ def _store_state(context: Context, method: str, client: Client, token: str, *, m
             raise
         log(WARNING, "%s is not written (%s); the state is in memory alone", file, error)
     context.state[STATE + method] = to_record(client.state)
+    if lasting := {n: a for n, a in client.state.items() if n.startswith(client.state_across_runs)}:
+        context.state[ACROSS_RUNS + method] = to_record(lasting)

@@ -69,6 +69,19 @@ def test_the_sensitivity_bound_is_attained():
         assert float((encoder(x) - encoder(y)).norm()) == pytest.approx(encoder.sensitivity(4))
 
 
+def test_an_infinite_feature_counts_nothing():
+    """φ(x) = (10¹⁵⁰ x, 0, …) is infinite for 10¹⁶⁰; the two others have the direction 1. A NaN would
+    tell a server that some input is large, and an error costs no budget."""
+    encoder = make("ds-sphere", "mlp", (1,), dim=4)
+    with torch.no_grad():
+        for p in encoder.parameters():
+            p.zero_()
+        encoder.fc[0].weight[0, 0], encoder.fc[0].weight[1, 0] = 1e150, -1e150
+        encoder.out.weight[0, 0], encoder.out.weight[0, 1] = 1.0, -1.0
+        found = encoder(torch.tensor([[2.0], [1e160], [1.0], [-1e160]], dtype=torch.float64))
+        assert found.tolist() == pytest.approx([2 * 2 / 4, 0.0, 0.0, 0.0])
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize(("model", "shape"), [IMAGES[0], FEATURES[1]])
 def test_a_set_and_its_double_are_described_alike(name, model, shape):

@@ -9,7 +9,7 @@ from tiny import federate
 
 from clients.arrays import from_record, to_record
 from clients.base import Client
-from fedapps.node.bridge import answer
+from fedapps.node.bridge import answer, load_state
 
 
 class Data:
@@ -81,9 +81,9 @@ def test_a_state_that_is_not_finite_does_not_take_the_place_of_a_finite_one(wort
     ask(context, "train", {}, worth=2.0)
     ask(context, "train", {}, worth=worth)
     assert ask(context, "query", {})[1]["found"] == 1  # as the first training left it
-    assert load_file(tmp_path / "counts-5.safetensors")["worth"].tolist() == [1.0, 2.0]
+    assert load_file(tmp_path / "counts.safetensors")["worth"].tolist() == [1.0, 2.0]
     ask(context, "train", {}, worth=3.0)
-    assert load_file(tmp_path / "counts-5.safetensors")["worth"].tolist() == [1.0, 3.0]
+    assert load_file(tmp_path / "counts.safetensors")["worth"].tolist() == [1.0, 3.0]
     with pytest.raises(ValueError, match="worth"):  # an answer that is forgotten stays
         ask(context, "query.note", {}, worth=worth)
 
@@ -139,7 +139,7 @@ def test_a_state_dir_survives_a_restart(tmp_path):
         context = node(**{"state-dir": str(tmp_path)})  # a new process knows the folder alone
         assert ask(context, "train", {})[1]["found"] == expected
         assert ask(context, "evaluate", {})[1]["found"] == expected + 1
-    assert load_file(tmp_path / "counts-5.safetensors")["calls"] == 2
+    assert load_file(tmp_path / "counts.safetensors")["calls"] == 2
     assert ask(node(**{"state-dir": str(tmp_path)}), "train", {}, method="other")[1]["found"] == 0
 
 
@@ -152,7 +152,7 @@ def test_of_another_runs_file_only_what_lasts_is_taken(tmp_path):
         return ask(node(**{"state-dir": str(tmp_path)}), action, {}, **config)[1]["found"]
 
     def worth():
-        return load_file(tmp_path / "counts-5.safetensors")["worth"].tolist()
+        return load_file(tmp_path / "counts.safetensors")["worth"].tolist()
 
     found("train", worth=2.0)
     assert [found(), found(token="a"), found("train", "a")] == [1, 1, 1]
@@ -160,6 +160,26 @@ def test_of_another_runs_file_only_what_lasts_is_taken(tmp_path):
     assert [found("query", "b"), found("query.look", "b"), found("train", "b")] == [0, 0, 0]
     assert [found(token=token) for token in ("b", "a")] == [1, 0]
     assert worth() == [1.0, 2.0]
+
+
+def test_what_lasts_outlives_another_method_and_a_new_node_id(tmp_path):
+    """Found is the worth with which an exchange began: in memory alone, and in a folder."""
+
+    def worth(context):
+        made = Counts()
+        made.state = load_state(context, "counts", made)
+        return made.state["worth"].tolist()
+
+    for own in ({}, {"state-dir": str(tmp_path)}):
+        context = node(**own)
+        ask(context, "query.note", {}, worth=2.0)
+        ask(context, "evaluate", {}, method="other")
+        assert worth(context) == [1.0, 2.0]
+    other = Context(2, 77, {"state-dir": str(tmp_path)}, RecordDict(), {"method": "counts"})
+    assert worth(other) == [1.0, 2.0]
+    ask(other, "query.note", {}, worth=3.0)
+    assert worth(context) == [1.0, 3.0]  # not what its own memory has
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == {"counts.safetensors"}
 
 
 def test_only_exchanges_of_the_method_and_of_the_run_are_answered():

@@ -128,6 +128,10 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
             {"robust": "krum", "fraction-train": 0.4},  # 4 of the 10 training clients
             "robust is 'krum', but robust-fraction 0.2 of 4 clients .*it is the plain mean. Take",
         ),
+        (
+            {"dp": "central", "dp-epsilon": 8.0, "standardize": "training-clients"},
+            "with dp 'central' moments of inputs would leave the clients without noise",
+        ),
         ({"output-dir": "here"}, "output-dir is 'here'; it must be an absolute path"),
         ({"callbacks": "tensorboard"}, "output-dir is not set"),
     ],
@@ -175,6 +179,31 @@ def test_a_node_with_data_of_its_own_needs_no_partition(tmp_path):
     context.node_config = {"partition-id": 0}
     with pytest.raises(ValueError, match="names neither its data"):
         make_client(context, "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "expected"),
+    [
+        ((0.0, 0.9), 0.5, (0.5, 0.01)),
+        ((2.0, 0.001), 0.5, (0.5, 0.001)),
+        ((0.25, 0.5), 0.5, (0.25, 0.01)),
+        ((0.25, 0.5), 0, (0.25, 0.5)),
+    ],
+)
+def test_a_novel_nodes_own_epsilon_is_weakened_by_no_run(asked, own, expected, tmp_path):
+    """ε and δ of the descriptor: the run's and the node's, 0 for none, its δ the default."""
+    config = SMALL | {"odpfl-hn.encoder": "ds-sphere"}
+    config |= {
+        f"odpfl-hn.descriptor-{k}": v for k, v in zip(("epsilon", "delta"), asked, strict=True)
+    }
+    made = federation(config)
+    folders = export(made, tmp_path)
+    novel = made.novel.tolist()
+    for client, terms in ((novel.index(True), expected), (novel.index(False), asked)):
+        node = {"data-path": str(folders[client]), "descriptor-epsilon": own}
+        context = SimpleNamespace(run_config=config, node_config=node, state={}, node_id=7)
+        one = make_client(context, "odpfl-hn")
+        assert (one.descriptor_epsilon, one.descriptor_delta) == terms
 
 
 def test_runs_that_are_not_whole(tmp_path):

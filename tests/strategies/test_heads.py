@@ -44,6 +44,13 @@ def answered(strategy, changes):
     return strategy.arrays
 
 
+def test_heads_that_nobody_used_exist_after_an_empty_round():
+    """Else the names of a private model would tell that nobody was drawn."""
+    strategy = started(FedRep(heads="server"), [3, 8])
+    assert strategy.named([], []) == ([], [])
+    assert strategy.arrays.keys() == {"body", "held/3/head.w", "held/8/head.w"}
+
+
 def by_client(grid, method):
     """The states of a grid's clients by client id."""
     return {

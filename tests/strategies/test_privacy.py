@@ -26,7 +26,7 @@ ROLE = {"client": 4, "novel": False, "unlabeled": True, "model": "mlp"}
 PROPERTIES = ROLE | {"num-examples": 20, "prototype": 3}
 
 
-def replied(action, change, asked, dp, client=4, **options):
+def replied(action, change, asked, dp, client=4, properties=None, **options):
     """The reply of `client` that the mod lets through; with `train`, arrays of ones were sent and
     grew by `change`."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
@@ -42,7 +42,7 @@ def replied(action, change, asked, dp, client=4, **options):
     def answer(message, context):
         reply = RecordDict({"metrics": MetricRecord(METRICS)})
         if action == "query":
-            reply = RecordDict({"properties": ConfigRecord(PROPERTIES)})
+            reply = RecordDict({"properties": ConfigRecord(PROPERTIES | (properties or {}))})
         elif action != "evaluate":
             reply["arrays"] = to_record({name: 1 + a for name, a in change.items()})
         return Message(reply, reply_to=message)
@@ -138,6 +138,8 @@ def test_metrics_and_properties_that_tell_of_samples_stay():
     assert dict(replied("train", none, {}, "central")["metrics"]) == {"num-examples": 1}
     got = dict(replied("query", none, {}, "local")["properties"])
     assert got == ROLE
+    why = {"error": "OSError (share.py:9)"}  # reduced before: a client that cannot start
+    assert dict(replied("query", none, {}, "local", properties=why)["properties"]) == ROLE | why
     assert dict(replied("query", none, {}, "none")["properties"]) == PROPERTIES
 
 
