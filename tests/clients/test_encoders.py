@@ -70,7 +70,7 @@ def test_the_sensitivity_bound_is_attained():
 
 
 def test_an_infinite_feature_counts_nothing():
-    """φ(x) = (10¹⁵⁰ x, 0, …) is infinite for 10¹⁶⁰; the two others have the direction 1. A NaN would
+    """φ(x) = (10¹⁵⁰ x, 0, …) is infinite for 10¹⁶⁰; the others have the direction 1. A NaN would
     tell a server that some input is large, and an error costs no budget."""
     encoder = make("ds-sphere", "mlp", (1,), dim=4)
     with torch.no_grad():

@@ -120,9 +120,8 @@ def test_data_shows_checks_and_exports(tmp_path):
     assert code == 0
     assert "1437 training and 360 test samples, uint8" in text
     assert "the files are complete" in text
-    code, text = run(
-        "data", "digits", "num-clients=3", "partition=iid", "novel-shots=2", "--export", "out"
-    )
+    settings = ("num-clients=3", "partition=iid", "novel-shots=2")
+    code, text = run("data", "digits", *settings, "--export", "out")
     assert (code, sorted(p.name for p in (tmp_path / "out").iterdir())) == (
         0,
         ["client-0", "client-1", "client-2"],
