@@ -4,7 +4,8 @@ Features h = F(x) are aligned, class by class, with a reference h' = G(noise, y)
 them: least-squares adversarial losses as in the authors' code. F, the classifier and G are
 aggregated; the discriminator D stays on the client. Departs from the authors' code: D gets the
 features without a random projection; no local epochs without alignment come first; no label
-smoothing. Novel clients get the global model."""
+smoothing. There, D sees features in evaluation mode, and the best local epoch by validation leaves.
+Novel clients get the global model."""
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ class FedADGClient(Client):
             _step(discriminate, self.discriminator_loss(h.detach(), reference.detach(), onehot))
             total += _step(predict, self.predictor_loss(h, y, onehot))
             _step(generate, self.generator_loss(reference, onehot))
-        return self.arrays(), len(self.share.train), {"loss": total / len(rows)}
+        return self.arrays(), len(self.share.train), {"loss": total / max(len(rows), 1)}
 
     def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and the one-hot labels."""

@@ -2,7 +2,8 @@
 
 Two sets of logits travel, the base and the personalized model's, Eq. (14). The paper leaves open
 what a model is adapted to for its public logits: `adapt_on` says it, in the authors' code
-"public-set". The mean over a batch replaces the sum over D_p, as in the other losses."""
+"public-set". The mean over a batch replaces the sum over D_p, as in the other losses. Departs from
+that code: momentum begins anew in the digest and in the revisit; public batches are shuffled."""
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +58,9 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
             pairs = [self.adapt(x) for x in public.split(self.public_batch_size)]
             base, personalized = (torch.cat(part).detach() for part in zip(*pairs, strict=True))
         elif self.adapt_on == "public-set":
-            base, personalized = (
-                step.logits for step in self.steps(public, 1, self.public_batch_size)
-            )
+            # "whole" learns and takes its steps at one B, as in `distillation`
+            size = self.public_batch_size if self.inner_loss == "batches" else 0
+            base, personalized = (step.logits for step in self.steps(public, 1, size))
         else:
             inputs = self.share.train.to(self.device)[:][0]
             *_, last = self.steps(inputs, 1)

@@ -2,7 +2,8 @@
 
 pFedHN works with any client. This one can also describe itself by its class proportions, and is
 scored on held-out samples where novel clients learn from labels. pFedHN-PC keeps the classifier
-ω_i, the last linear layer, on the client."""
+ω_i, the last linear layer, on the client. Departs from the authors' code: there the classifier's
+momentum lives through the run, heads start differently, and each local step is clipped at 50."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -58,7 +59,8 @@ class PFedHNClient(Client):
 class PFedHNPCClient(PFedHNClient):
     """pFedHN-PC: the classifier is personal, trained with the rest, and kept between rounds.
 
-    With `local_classes` it has one output for each class that the client has samples of."""
+    With `local_classes` it has one output for each class that the client has samples of, also of
+    those that it is only scored on."""
 
     needs_head = True
     personal = ("head.",)
@@ -107,7 +109,7 @@ class PFedHNPCClient(PFedHNClient):
         model = super().personal_model(x)
         if self.classes is not None:
             head = head_of(model)
-            every = nn.Linear(head.in_features, self.num_classes())
+            every = nn.Linear(head.in_features, self.num_classes()).to(head.weight)
             with torch.no_grad():
                 every.weight.zero_()
                 every.bias.fill_(-torch.inf)

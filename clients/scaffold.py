@@ -41,7 +41,8 @@ class ScaffoldClient(Client):
         y_i = self.arrays()
         delta = {name: y_i[name] - x[name] for name in c}
         k_eta = np.float32(len(rows) * self.lr)
-        c_plus = {n: c_i[n] - c[n] - delta[n] / k_eta for n in c}  # line 12, option II
+        # line 12, option II; without a step c_i stays
+        c_plus = {n: c_i[n] - c[n] - delta[n] / k_eta for n in c} if len(rows) else c_i
         self.state |= prefixed("control", c_plus)
         reply = prefixed("delta", delta) | {n: a for n, a in y_i.items() if is_statistic(n, a)}
         reply |= prefixed("control", {n: c_plus[n] - c_i[n] for n in c})

@@ -242,11 +242,24 @@ def _parse_int(digits: str) -> int:
 def model_round(folder: Path, which: str = "best") -> int:
     """The round of the model in a run's folder; 0 if its summary has none. Raises ValueError if
     the entry is no round."""
+    return _round_of(
+        folder, *(["last_round"] if which == "last" else ["novel_round", "best_round"])
+    )
+
+
+def trained_rounds(folder: Path, which: str = "best") -> int:
+    """The rounds that this model was trained for, with those of the runs that its run went on from.
+    Raises ValueError as `model_round`."""
+    return model_round(folder, which) + _round_of(folder, "earlier_rounds")
+
+
+def _round_of(folder: Path, *names: str) -> int:
+    """The summary's first entry of these names."""
     file = folder / "summary.json"
     summary = read_json(file) if file.is_file() else {}
-    name = "novel_round" if isinstance(summary, dict) and "novel_round" in summary else "best_round"
-    name = "last_round" if which == "last" else name
-    number = summary.get(name, 0) if isinstance(summary, dict) else None
+    known = summary if isinstance(summary, dict) else {}
+    name = next((name for name in names if name in known), names[-1])
+    number = known.get(name, 0) if isinstance(summary, dict) else None
     if type(number) is not int or not 0 <= number < 2**63:
         raise ValueError(f"{file} is damaged: its {name} is {number!r:.100}")
     return number

@@ -21,7 +21,7 @@ from fedapps.callbacks import make_callbacks
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.jobs import Apps
-from fedapps.files import PRIVACY, locked, model_round, read_json, write_text
+from fedapps.files import PRIVACY, locked, read_json, trained_rounds, write_text
 from fedapps.methods import METHODS
 from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
@@ -173,7 +173,7 @@ def make_strategy(config: Config, **options: Any) -> tuple[PersonalizedStrategy,
         method=method,
         min_available_nodes=int(config["min-available-nodes"] or config["num-clients"]),
         evaluate_novel=bool(config["evaluate-novel"]) and serves_novel,
-        saved_rounds=model_round(Path(str(config["from-dir"]))) if config["from-dir"] else 0,
+        saved_rounds=trained_rounds(Path(str(config["from-dir"]))) if config["from-dir"] else 0,
         only_model=only,
         **options,
     )

@@ -236,7 +236,7 @@ class PFedHN(PersonalizedStrategy):
         """θ_i = h(v_i; φ); the graph is kept for the vector–Jacobian product."""
         nodes = self.meet(nodes)
         self.observe(nodes)
-        self.network().train().requires_grad_(not self.frozen)
+        self.network().train(not self.frozen).requires_grad_(not self.frozen)
         self._generated = []
         payloads: dict[Node, Arrays] = {}
         for name, members in self.targets.by_network(nodes).items():

@@ -1,8 +1,9 @@
 """SCAFFOLD server (Karimireddy et al., ICML 2020, Algorithm 1, lines 16-17).
 
-x ← x + η_g mean(Δy_i), c ← c + (|S|/N) mean(Δc_i). With every reply valid, c = mean_i c_i over all
-N training clients. Departs from the paper: running statistics are averaged. Novel clients get the
-global model.
+x ← x + η_g mean(Δy_i), c ← c + (|S|/N) mean(Δc_i). With every reply valid, c = mean_i c_i over the
+N training clients that were ever there; c_i = 0 for those that never trained. Departs from the
+paper: running statistics are averaged. η_g does not decay with the other rates. Novel clients get
+the global model.
 
 A false c_i would drag every later round, as changes of it add up. The server therefore holds the
 c_i that replies add up to, and limits each to `max_update_ratio` times the usual norm of them."""
@@ -23,7 +24,7 @@ from strategies.replies import Node, Requirement, Update
 class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
 
-    kept = ("controls",)
+    kept = ("controls", "met")
     requires = Requirement(
         "scaffold",
         "return changes of the model (`delta/…`) and of their control variates (`control/…`)",
@@ -34,6 +35,7 @@ class Scaffold(PersonalizedStrategy):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.controls: dict[str, Arrays] = {}  # c_i by client id, unless max-update-ratio is 0
+        self.met: list[int] = []  # ids of the training clients that were ever there
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The model with zero control variates."""
@@ -64,12 +66,15 @@ class Scaffold(PersonalizedStrategy):
         weights = bounded_weights([1.0] * len(updates), updates, self.max_examples_ratio)
         delta_y = weighted_mean([group(u.arrays, "delta") for u in updates], weights)
         delta_c = mean([group(u.arrays, "control") for u in updates])
-        c = group(arrays, "control")
-        share = len(updates) / len(self.training_nodes())  # |S|/N
+        c, before = group(arrays, "control"), len(self.met)
+        self.met = sorted({*self.met, *(node.client for node in self.training_nodes())})
+        if before and (n := len(self.met)) > before:
+            c = {name: a * np.float32(before / n) for name, a in c.items()}
+        share = len(updates) / len(self.met)  # |S|/N
         x = {name: arrays[name] + self.server_lr * delta_y[name] for name in delta_y}
         c = {name: c[name] + share * delta_c[name] for name in c}
         for excess in self._excesses(updates) if self.max_update_ratio else ():
-            c = {name: a - excess[name] / len(self.training_nodes()) for name, a in c.items()}
+            c = {name: a - excess[name] / len(self.met) for name, a in c.items()}
         return x | mean_statistics(updates) | prefixed("control", c)
 
     def _excesses(self, updates: list[Update]) -> list[Arrays]:

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from clients.arrays import to_record
 from clients.base import Client
 from fedapps.engines.grid import InProcessGrid
-from fedapps.files import WHICH, model_round, opening, read_json
+from fedapps.files import WHICH, opening, read_json, trained_rounds
 from fedapps.methods import METHODS
 from fedapps.node.bridge import reply_to
 from fedapps.node.building import Builder, method_model, shared_of
@@ -153,7 +153,7 @@ def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
         evaluate_novel=bool(entry.novel),
         wait=WAIT_SECONDS,
         former=read_former(run.folder, run.round),
-        saved_rounds=model_round(run.folder, run.round),
+        saved_rounds=trained_rounds(run.folder, run.round),
         privacy=None,
         **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
     )

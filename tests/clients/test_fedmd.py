@@ -180,6 +180,17 @@ def test_public_logits_of_both_models(adapt_on):
     torch.testing.assert_close(got["logits/personalized"], expected)
 
 
+def test_a_step_on_the_whole_public_set_is_as_long_as_the_digests():
+    """√(B/n)‖g‖ has the client's B = 4 in both, whatever the batches of public samples."""
+    settings = {"inner_loss": "whole", "model": "feature-mlp", "adapt_on": "public-set"}
+    found = []
+    for size in (1, 9):
+        one = client(HeteroFedTTAClient, public_batch_size=size, **settings)
+        one.load({})
+        found.append(one.communicate()["logits/personalized"])
+    torch.testing.assert_close(*found)
+
+
 def test_heterogeneous_tent_tells_the_logits_of_the_model_adapted_to_the_public_set():
     """One step of lr 0.1 on the mean entropy of D_p, or none."""
     plain = client(HeteroTENTClient, adapt_steps=1, lr=0.1)

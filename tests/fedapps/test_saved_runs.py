@@ -116,6 +116,23 @@ def test_one_run_does_not_start_a_sweep_that_deals_its_training_samples_anew(tmp
     assert not (tmp_path / "later").exists()
 
 
+def test_rates_decay_over_all_runs_that_follow_each_other(tmp_path):
+    """TENT's rate is 0.3ʳ of it after r rounds. The third run trains none: it adapts as the second
+    did, after the rounds of both."""
+    first, second, third = (tmp_path / name for name in "abc")
+    decay = ["lr-decay=0.3", "lr-decay-rounds=1", "tent.adapt-steps=3"]
+    fedapps("run", "--methods", "tent", *SMALL, *decay, "--output", first)
+    engine = ["--engine", "in-process", "--output"]
+    fedapps("run", "--from", first, "rounds=2", *engine, second)
+    fedapps("run", "--from", second, *engine, third)
+    found = [
+        json.loads((f / "tent-seed0" / "summary.json").read_text()) for f in (first, second, third)
+    ]
+    rounds = [one["novel_round"] for one in found]
+    assert [one.get("earlier_rounds") for one in found] == [None, rounds[0], sum(rounds[:2])]
+    assert found[2]["novel"] == found[1]["novel"]
+
+
 def test_the_bounds_columns_add_up(tmp_path):
     got = fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path, "--bound")
     assert "êrr + ½ d̂" in got

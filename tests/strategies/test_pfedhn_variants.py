@@ -105,9 +105,13 @@ def test_a_fixed_descriptor_is_the_class_proportions_and_is_not_learnt():
     assert len(v) == 3
 
 
-def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork():
-    before, after = (from_record(go(rounds=2, **{"novel-rounds": n})[0].arrays) for n in (0, 2))
-    one = from_record(go(rounds=2, **{"novel-rounds": 1})[0].arrays)
+@pytest.mark.parametrize("spectral", [False, True])
+def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork(spectral):
+    """A spectral norm's power iteration rests as well."""
+    before, after, one = (
+        from_record(go(rounds=2, **{"novel-rounds": n, "pfedhn.spectral-norm": spectral})[0].arrays)
+        for n in (0, 2, 1)
+    )
     assert before.keys() < after.keys()
     for name in before:
         np.testing.assert_array_equal(after[name], before[name])

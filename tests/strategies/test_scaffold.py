@@ -64,6 +64,28 @@ def test_a_c_i_that_is_too_long_is_cut(ratio, first, second):
         assert arrays["control/w"].item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("ratio", [5.0, 0.0])
+def test_c_is_the_mean_of_all_that_were_ever_there(ratio):
+    """Two clients have c_i = 1 and 3. One leaves, and the other adds 2: (1 + 5)/2. Both are there
+    again with two new ones, one of which becomes 2: (1 + 5 + 2 + 0)/4."""
+    strategy, arrays = Scaffold(max_update_ratio=ratio), {"w": one(1), "control/w": one(0)}
+    steps = (((0, 1), {0: 1, 1: 3}, 2), ((1,), {1: 2}, 3), ((0, 1, 2, 3), {3: 2}, 2))
+    for present, changes, expected in steps:
+        strategy.nodes = [Node(i, 50 + i) for i in present]
+        replies = [
+            update(i, {"delta/w": one(0), "control/w": one(change)})
+            for i, change in changes.items()
+        ]
+        arrays = strategy.aggregate(arrays, replies)
+        assert arrays["control/w"].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedadg"])
+def test_no_local_step_is_a_valid_reply(method):
+    _, grid = federate(method=method, **{"local-steps": 0, "rounds": 2, "num-clients": 4})
+    assert states(grid, method)
+
+
 def test_running_statistics_are_averaged_not_extrapolated():
     strategy = Scaffold(server_lr=1.5)
     strategy.nodes = [Node(0, 50), Node(1, 51)]
