@@ -234,8 +234,10 @@ class PFedHN(PersonalizedStrategy):
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ); the graph is kept for the vector–Jacobian product."""
-        nodes = self.meet(nodes)
+        known, nodes = len(self.embeddings), self.meet(nodes)
         self.observe(nodes)
+        if len(self.embeddings) > known:
+            self.arrays = self.server_arrays()  # to which an undone round returns
         self.network().train(not self.frozen).requires_grad_(not self.frozen)
         self._generated = []
         payloads: dict[Node, Arrays] = {}

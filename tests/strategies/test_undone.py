@@ -32,6 +32,15 @@ def go(method, rounds, poisoned=0):
 
 
 @pytest.mark.parametrize("method", ["scaffold", "pfedhn", "odpfl-hn"])
+def test_the_first_round_can_be_undone(method, monkeypatch):
+    monkeypatch.setattr(limits, "ABSURD", np.inf)
+    monkeypatch.setattr(limits, "LARGEST", np.inf)
+    arrays, metrics = go(method, 2, poisoned=1)
+    assert [metrics[n].get("undone") for n in (1, 2)] == [1, None]
+    assert all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("method", ["scaffold", "pfedhn", "odpfl-hn"])
 def test_the_state_is_that_before_the_round(method, monkeypatch):
     """With the check of sizes off: the second of two rounds is undone and leaves one round's
     arrays; a third goes on from them as if nothing had been, momentum included."""
