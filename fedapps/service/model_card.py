@@ -1,8 +1,11 @@
 """A finished run as a model on the Hugging Face hub: its card, its files, the upload."""
 
+import json
 import shutil
 import tempfile
 import tomllib
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from fedapps.settings.config import defaults
 # their states of the run.
 FILES = (FILE, "summary.json", PRIVACY, MODEL, HANDOUT, "strategy.safetensors")
 PATHS = ("output-dir", "data-dir", "from-dir", "serve-dir", "serving")  # of this machine
+DATA = ("dataset", "partition.novel-dataset")  # may be paths
 MODELS_OF_NOVEL_CLIENTS = {  # by METHODS[…].novel
     "global": "the global model, unchanged",
     "adapted": "a model of its own, from unlabeled inputs",
@@ -121,13 +125,22 @@ def model_card(run: Run, repo: str = "") -> str:
 
 
 def write_model(run: Run, folder: Path, repo: str) -> None:
-    """Write the card and what serving needs to `folder`, without this machine's paths."""
-    (folder / "README.md").write_text(model_card(run, repo), "utf-8")
+    """Write the card and what serving needs to `folder`, without this machine's paths: of the
+    user's data the last component is left."""
+    given = {key: Path(str(run.config[key])) for key in DATA}
+    names = {key: path.name for key, path in given.items() if path.is_absolute()}
+    dataset = {"dataset": names["dataset"]} if "dataset" in names else {}
+    run = copy(run)
+    run.config, run.card = run.config | names, replace(run.card, **dataset)
     for name in FILES:
         if (run.folder / name).is_file():
             shutil.copy(run.folder / name, folder)
+    (folder / "README.md").write_text(model_card(run, repo), "utf-8")
+    (folder / FILE).write_text(run.card.text(), "utf-8")
+    if run.summary:
+        (folder / "summary.json").write_text(json.dumps(run.summary | dataset, indent=1), "utf-8")
     config: dict[str, Any] = tomllib.loads((run.folder / "config.toml").read_text("utf-8"))
-    config |= {key: "" for key in PATHS if key in config}
+    config |= names | {key: "" for key in PATHS if key in config}
     (folder / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
 
 

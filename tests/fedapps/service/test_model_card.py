@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,7 +12,7 @@ import yaml
 
 from fedapps.files import read_json, write_text
 from fedapps.serverapp import run_in_process
-from fedapps.service.model_card import PATHS, model_card, push
+from fedapps.service.model_card import PATHS, model_card, push, write_model
 from fedapps.service.run import Run
 from fedapps.settings.config import defaults
 
@@ -116,6 +117,23 @@ def test_texts_of_the_run_are_no_markup(folder, tmp_path):
     write_text(copy / "serving.json", json.dumps(card))
     text = model_card(Run(copy))
     assert r"a \| \[x\](javascript:1) \<script\>" in text
+
+
+def test_of_the_users_data_the_last_component_is_told(folder, tmp_path):
+    """In none of the files is a path of this machine."""
+    own, out = tmp_path / "own", tmp_path / "out"
+    shutil.copytree(folder, own)
+    for name in ("config.toml", "serving.json", "summary.json"):
+        text = (own / name).read_text()
+        assert text.count('"digits"') == 1
+        write_text(own / name, text.replace('"digits"', '"/home/me/secret/mine.npz"'))
+    out.mkdir()
+    write_model(Run(own), out, REPO)
+    texts = {file.name: file.read_text() for file in out.iterdir() if file.suffix != ".safetensors"}
+    assert len(texts) == 4
+    for name, text in texts.items():
+        assert "mine.npz" in text and "secret" not in text, name
+    assert Run(out).card.dataset == "mine.npz"
 
 
 def test_an_uploaded_run_serves_later_clients(folder, hub, tmp_path):
