@@ -16,7 +16,7 @@ from fedapps.methods import METHODS
 from fedapps.results.card import FILE
 from fedapps.results.formats import escape_markdown
 from fedapps.service.run import Run
-from fedapps.settings.config import defaults
+from fedapps.settings.config import Config, defaults
 
 # What serving needs. Clients' states stay at home, and so does `token.json`, by which nodes know
 # their states of the run.
@@ -128,17 +128,17 @@ def write_model(run: Run, folder: Path, repo: str) -> None:
     """Write the card and what serving needs to `folder`, without this machine's paths: of the
     user's data the last component is left."""
     given = {key: Path(str(run.config[key])) for key in DATA}
-    names = {key: path.name for key, path in given.items() if path.is_absolute()}
-    dataset = {"dataset": names["dataset"]} if "dataset" in names else {}
-    run = copy(run)
-    run.config, run.card = run.config | names, replace(run.card, **dataset)
+    names: Config = {key: path.name for key, path in given.items() if path.is_absolute()}
+    run, dataset = copy(run), str(names.get("dataset", run.card.dataset))
+    run.config, run.card = run.config | names, replace(run.card, dataset=dataset)
     for name in FILES:
         if (run.folder / name).is_file():
             shutil.copy(run.folder / name, folder)
     (folder / "README.md").write_text(model_card(run, repo), "utf-8")
     (folder / FILE).write_text(run.card.text(), "utf-8")
     if run.summary:
-        (folder / "summary.json").write_text(json.dumps(run.summary | dataset, indent=1), "utf-8")
+        text = json.dumps(run.summary | {"dataset": dataset}, indent=1)
+        (folder / "summary.json").write_text(text, "utf-8")
     config: dict[str, Any] = tomllib.loads((run.folder / "config.toml").read_text("utf-8"))
     config |= names | {key: "" for key in PATHS if key in config}
     (folder / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
