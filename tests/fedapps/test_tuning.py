@@ -280,7 +280,8 @@ def test_a_search_for_other_methods_is_refused(methods, option, words, lab, tmp_
 
 
 def test_an_output_folder_of_any_name_holds_the_study(lab, rates, tmp_path):
-    output = tmp_path / "q?x=1 {50} 50%25" / "tuning"
+    name = "q?x=1 {50} 50%25"
+    output = tmp_path / name / "tuning"
     command = ["tune", rates, "--output", output]
     fedapps(*command)
     assert (output / "study.db").is_file()
