@@ -114,7 +114,7 @@ def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_pat
 def test_two_ctrl_c_in_a_long_step_end_the_run_without_an_abort(tmp_path):
     """The second one ends the wait for the client, whose thread is within torch."""
     process = subprocess.Popen(
-        [*COMMAND, "num-clients=2", "model=mlp", "local-steps=10000", "--methods", "fedavg",
+        [*COMMAND, "num-clients=2", "model=mlp", "local-steps=4000", "--methods", "fedavg",
          "--engine", "in-process", "--output", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
