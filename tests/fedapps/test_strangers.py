@@ -30,7 +30,7 @@ from fedapps.service.run import load
 from partitions import federation, trust
 from partitions.inspect import export
 
-CASES, MANY = 200, 2400
+CASES, MANY = 120, 2400
 COMMANDS = {
     "show": ["show", "RUN"],
     "personalize": ["personalize", "RUN", "IN/data.npz", "--output", "OUT"],
