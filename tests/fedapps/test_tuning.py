@@ -291,6 +291,11 @@ def test_an_output_folder_of_any_name_holds_the_study(lab, rates, tmp_path):
     assert lab.ran == ran
 
 
+def test_an_experiment_of_others_is_refused(tmp_path):
+    said = fedapps("tune", "unseen/digits", "--output", tmp_path / "out", code=2)
+    assert "unseen/digits includes others; tune one of them: unseen/iid, unseen/step" in said
+
+
 @pytest.mark.parametrize("kept", [0, 20_000])
 def test_a_damaged_study_is_named(kept, lab, rates, tmp_path):
     """Without it the same command repeats no finished run."""
