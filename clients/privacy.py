@@ -32,7 +32,7 @@ EVERYTHING = "everything"
 ROUNDING = 1 - 1e-6  # tolerance for a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
 # Properties that reveal nothing of the samples, but that a training client has no labels.
-PUBLIC = {OFFERS, "client", "novel", UNLABELED, "model", "input-size"}
+PUBLIC = {OFFERS, "client", "novel", UNLABELED, "model", "input-size", "error"}  # without a text
 VOLUNTEERED = {"prototype"}  # reveals a sub-population; see `FedEmbedClient`
 
 
@@ -102,7 +102,7 @@ def private(
     if reply.has_error():
         return reply
     if action == "query":
-        names = {"error", *(PUBLIC if everything else PUBLIC | VOLUNTEERED)}  # of no start: no text
+        names = PUBLIC if everything else PUBLIC | VOLUNTEERED
         for key, record in reply.content.config_records.items():
             reply.content[key] = ConfigRecord({n: v for n, v in record.items() if n in names})
     elif action != "evaluate":

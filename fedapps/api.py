@@ -83,12 +83,7 @@ def run(
     console = make_console(quiet=not progress)
     check_options(arguments, names, numbers, engine, jobs, gpus_per_client, ray_address)
     asked = read_request(arguments, names, numbers, saved) | _settings(given)
-    if asked.include:
-        parts = ", ".join(asked.include)
-        raise ValueError(
-            f"{experiment!r} includes others; run one of them: {parts}; "
-            f"or all with the command: fedapps run {experiment}"
-        )
+    asked.check_single(repr(experiment), f"run all by `fedapps run {experiment}`, or here")
     asked.allow()
     work = plan(asked, output, saved, bound=False, fresh=fresh)
     keep_or_discard(work, output, fresh, yes=True)

@@ -125,9 +125,7 @@ def requested(arguments: list[str]) -> "Config":
     from fedapps.settings.variants import check_shadowed
 
     experiment = read_arguments(arguments)
-    if experiment.include:
-        parts = ", ".join(experiment.include)
-        raise ValueError(f"the experiment includes others; show one of them: {parts}")
+    experiment.check_single("the experiment", "show")
     experiment.allow()
     if experiment.grid:
         raise ValueError(f"{min(experiment.grid)} has several values; show one partition at a time")

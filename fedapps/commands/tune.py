@@ -92,8 +92,7 @@ def read_tuning(
     changes = parse_experiment(arguments)
     numbers = parse_seeds(seeds or changes.seeds or "0")
     whole = read_experiment(file)
-    if whole.include:
-        raise ValueError(f"{file} includes others; tune one of them: {', '.join(whole.include)}")
+    whole.check_single(file, "tune")
     experiment = whole | changes | Experiment(methods=methods)
     experiment.allow()
     labels = split_names("methods", experiment.methods)

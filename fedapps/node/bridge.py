@@ -25,7 +25,7 @@ from fedapps.files import locked, write_arrays
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients
 DEBUG = "debug"  # the same: a client's error is raised, and not sent as a reply
 STATE = "fedapps."  # key of a client's state in context.state, followed by the method
-ACROSS_RUNS = "fedapps-across-runs."  # the same of what other methods leave
+ACROSS_RUNS = "fedapps-across-runs."  # the same of its part that outlives a change of the method
 
 MakeClient = Callable[[Context, str], Client]
 

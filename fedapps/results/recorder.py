@@ -20,7 +20,6 @@ from fedapps.files import (
     Writer,
     append_text,
     spill,
-    trained_rounds,
     write_configuration,
     write_files,
     write_text,
@@ -67,8 +66,6 @@ class Recorder:
         self._changed = False  # whether the model is not the one in the folder
         self._phase = 0
         self.strategy: PersonalizedStrategy | None = None  # whose last state is written at the end
-        start = str(config["from-dir"])
-        self._earlier = trained_rounds(Path(start)) if start else 0
         self._started = time.monotonic()
         if former is not None:
             saved = former["recorder"]
@@ -269,6 +266,7 @@ class Recorder:
         private = "seconds" not in self.rounds[-1]  # they reveal how many took part
         megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]  # private: none
         dropped = [r["dropped"] for r in self.rounds if "dropped" in r]
+        earlier = self.strategy.saved_rounds if self.strategy is not None else 0
         return {
             **{key: self.config[key] for key in keys},
             **self._name,
@@ -277,7 +275,7 @@ class Recorder:
             "best_round": self._best["train"]["round"],
             "novel_round": self._best["novel"]["round"],
             "last_round": last["round"],
-            **({"earlier_rounds": self._earlier} if self._earlier else {}),
+            **({"earlier_rounds": earlier} if earlier else {}),
             "train": self._best["train"]["train"],
             "novel": self._best["novel"]["novel"],
             "last": {key: last[key] for key in ("train", "novel", "per_client")},

@@ -18,9 +18,9 @@ from fedapps.results.formats import escape_markdown
 from fedapps.service.run import Run
 from fedapps.settings.config import Config, defaults
 
-# What serving needs. Clients' states stay at home, and so does `token.json`, by which nodes know
-# their states of the run.
-FILES = (FILE, "summary.json", PRIVACY, MODEL, HANDOUT, "strategy.safetensors")
+# What serving needs, beside what `write_model` writes itself. Clients' states stay at home, and so
+# does `token.json`, by which nodes know their states of the run.
+FILES = (PRIVACY, MODEL, HANDOUT, "strategy.safetensors")
 PATHS = ("output-dir", "data-dir", "from-dir", "serve-dir", "serving")  # of this machine
 DATA = ("dataset", "partition.novel-dataset")  # may be paths
 MODELS_OF_NOVEL_CLIENTS = {  # by METHODS[…].novel

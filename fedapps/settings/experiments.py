@@ -50,6 +50,13 @@ class Experiment:
             (self.from_file - other.settings.keys()) | other.from_file,
         )
 
+    def check_single(self, name: str, verb: str) -> None:
+        """Raise ValueError, naming the others, if it includes others; `verb` says what to do."""
+        if self.include:
+            raise ValueError(
+                f"{name} includes others; {verb} one of them: {', '.join(self.include)}"
+            )
+
     def allow(self) -> None:
         """Let references be imported: a person asked for this, and it is no saved run's."""
         trust.allow(*trust.named([self.settings, self.grid, self.methods, self.search]))

@@ -18,7 +18,7 @@ from strategies.scores import means
 class Reports:
     """What the recorder reads of a strategy."""
 
-    phase, reports_last = 0, False
+    phase, reports_last, saved_rounds = 0, False, 0
 
     def __init__(self):
         self.arrays, self.evaluation = {}, []

@@ -155,7 +155,7 @@ def lab(monkeypatch):
 
 @pytest.fixture
 def rates(tmp_path):
-    """An experiment that searches learning rates of which none fails."""
+    """An experiment that searches learning rates that do not fail."""
     file = tmp_path / "mine.toml"
     file.write_text('methods = ["fedavg"]\n[search]\nlr = [0.1, 0.3]\n')
     return file

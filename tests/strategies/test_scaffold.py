@@ -67,7 +67,7 @@ def test_a_c_i_that_is_too_long_is_cut(ratio, first, second):
 @pytest.mark.parametrize("ratio", [5.0, 0.0])
 def test_c_is_the_mean_of_all_that_were_ever_there(ratio):
     """Two clients have c_i = 1 and 3. One leaves, and the other adds 2: (1 + 5)/2. Both are there
-    again with two new ones, one of which becomes 2: (1 + 5 + 2 + 0)/4."""
+    again with two new ones, and one of them becomes 2: (1 + 5 + 2 + 0)/4."""
     strategy, arrays = Scaffold(max_update_ratio=ratio), {"w": one(1), "control/w": one(0)}
     steps = (((0, 1), {0: 1, 1: 3}, 2), ((1,), {1: 2}, 3), ((0, 1, 2, 3), {3: 2}, 2))
     for present, changes, expected in steps:
