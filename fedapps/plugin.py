@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from clients.arrays import to_record
 from clients.base import Client, Criterion
-from clients.models.head import headed
+from clients.models.head import blank_inputs, headed
 from clients.preference import GlobalClient
 from fedapps.engines.grid import respond
 from fedapps.methods import METHODS
@@ -183,7 +183,7 @@ def _network(method: str, model: Model, config: Config, shape: tuple[int, ...]) 
     with drawing(int(str(config["seed"]))):
         base = model()
         with torch.no_grad():
-            classes = base.eval()(torch.zeros(1, *shape)).shape[1]
+            classes = base.eval()(blank_inputs(base, shape)).shape[1]
         if METHODS[method].client.needs_head:
             base = headed(base, type(base).__name__, shape, classes)
         info = Info("own", shape, classes, "")

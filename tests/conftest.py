@@ -16,6 +16,13 @@ LONG = {"test_attack.py", "test_cli.py", "test_contract.py", "test_ledger.py", "
         "test_shots.py", "test_strangers.py"}  # fmt: skip
 
 
+def pytest_configure(config):
+    """Tests that compare numbers and bits do so on the CPU, also where there is a GPU; only
+    ``pytest -m gpu`` sees it."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     import torch  # not before the workers: who deals the tests to them has no need of it
@@ -40,6 +47,14 @@ def alone():
     log.setLevel(level)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def anywhere(request):
+    """The test holds on the CPU, and with ``-m gpu`` on a GPU."""
+    import torch
+
+    assert torch.cuda.is_available() == (request.param == "gpu")
 
 
 @pytest.hookimpl(trylast=True)

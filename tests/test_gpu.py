@@ -1,11 +1,14 @@
-"""Every method on a GPU has the results of the CPU, up to rounding: ``pytest -m gpu``."""
+"""Every method on a GPU has the results of the CPU, up to rounding: ``pytest -m gpu``, which also
+runs the tests of other files that take the fixture `anywhere`."""
 
 import pytest
 import torch
-from tiny import NEEDS, SMALL, federate
+from tiny import NEEDS, SMALL, federate, share
 from torch import nn
 
+from clients.models import build_model
 from clients.optimizers import SGD, Adam
+from clients.pfedhn import PFedHNPCClient
 from fedapps.clientapp import app
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
@@ -16,7 +19,7 @@ DEVICE_NOISE = {"fedsr", "hyperfedzero"}  # their noise comes from the device's 
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch):
+def exact(monkeypatch):
     assert torch.cuda.is_available(), "these tests need a GPU"
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # 10 bits of a mantissa
 
@@ -64,3 +67,11 @@ def test_fused_steps_are_the_cpu_s_whatever_the_strides(make):
         found.append(p.detach().cpu())
     for p in found[1:]:
         torch.testing.assert_close(p, found[0])
+
+
+def test_outputs_for_classes_that_a_client_lacks_are_on_the_gpu():
+    samples = share(torch.ones(4, 3), [4, 1, 1, 4])
+    settings = {"local_classes": True, "device": "cuda"}
+    client = PFedHNPCClient(build_model("mlp-small", (3,), 6, 0), samples, **settings)
+    x = torch.randn(2, 3, device="cuda")
+    torch.testing.assert_close(client.personal_model(x)(x), client.predict(x))

@@ -88,6 +88,7 @@ def shown(text):
     return printed
 
 
+@pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_runs_and_prints_what_its_page_shows(page, tmp_path, monkeypatch):
     """Its runs have two rounds, since numbers are not compared."""

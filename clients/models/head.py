@@ -48,6 +48,12 @@ class ForeignNetwork(HeadedNetwork):
         return self.body(x.expand(-1, self.channels, -1, -1) if self.channels else x)
 
 
+def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Two inputs (2, *shape) of zeros, on the device of the network's parameters."""
+    here = next(network.parameters(), torch.empty(0)).device
+    return torch.zeros(2, *shape, device=here)
+
+
 def headed(network: nn.Module, name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """`network` itself if it has a linear `head`; else its last linear layer becomes the head.
 
@@ -66,7 +72,7 @@ def headed(network: nn.Module, name: str, shape: tuple[int, ...], num_classes: i
     training = network.training
     try:
         with torch.no_grad():
-            logits = network.eval()(torch.zeros(2, *shape))
+            logits = network.eval()(blank_inputs(network, shape))
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name!r} cannot take inputs of shape {shape}: {error}") from error
     if logits.shape != (2, num_classes):

@@ -1,5 +1,7 @@
 """The target networks: their blocks on four pixels, their widths counted by hand."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,22 @@ from torch import nn
 from clients.fedma import resize
 from clients.models import build_model
 from clients.models.adaptable import Adaptation
+from clients.models.head import headed
 from clients.models.networks import MLP, convolved
 from clients.models.registry import sized
 from clients.pfl import Ensemble
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+def test_a_network_is_probed_on_its_own_device():
+    """As a user's may be on a GPU already; the device without values stands for it."""
+    network = headed(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).to("meta"), "own", (1, 2, 2), 3)
+    assert network.head.weight.device.type == "meta"
+
+
+def test_only_the_gpu_s_tests_see_a_gpu():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and not torch.cuda.is_available()
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(2.0, 8.0), (-1.0, 0.0)])

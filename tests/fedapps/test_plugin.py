@@ -117,6 +117,7 @@ def data_of(task):
     return lambda context: task.load_data(context.node_config["partition-id"], 4)
 
 
+@pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in {*TASTES, "fedbn", "bn-adapt"}])
 def test_any_method_runs_around_a_users_network(method, my_app):
     """Two rounds with three labeled nodes and an unlabeled one; a network without a `head`, and
@@ -140,6 +141,7 @@ def test_any_method_runs_around_a_users_network(method, my_app):
     assert got == ({0, 1, 2, 3} if METHODS[method].novel else {0, 1, 2})
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_shot_finds_the_head_of_a_users_network():
     """The last linear layer becomes the head, which SHOT fixes. Without one it is refused."""
 

@@ -52,6 +52,7 @@ def command(*arguments, code=0):
     return invoke(*arguments, code=code).output
 
 
+@pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("method", ABLE)
 def test_a_novel_client_gets_what_it_was_scored_with(method, run):
     """Served with a novel client's inputs, the run gives a network that reproduces the logits and,
