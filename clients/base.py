@@ -49,8 +49,9 @@ class Client(Streaming, Configured, NumPyClient):
     stacked: tuple[str, ...] = ()
     rates: tuple[str, ...] = ("lr",)  # attributes that are learning rates, which may decay
     few_shot: FewShot = FewShot.TUNED
-    # Whether a novel client gets the model as it was sent, and a training client another one.
-    # Training clients then score both; each decides the round that its group reports.
+    # Whether a novel client gets another model than a training client, by `receive_global`: as it
+    # was sent, if nothing else is written. Training clients then score both; each decides the round
+    # that its group reports.
     has_global = False
     needs_head = False  # the network's last linear layer must be named `head`
     batchwise = False  # `predict` itself splits inputs into batches of `novel_batch`
@@ -165,6 +166,10 @@ class Client(Streaming, Configured, NumPyClient):
         self.load(arrays)
         self.model.eval()
 
+    def receive_global(self, arrays: Arrays, config: Config) -> None:
+        """Make a novel client's model ready, for a training client that scores both."""
+        Client.receive(self, arrays, config)
+
     def tune(self, config: Config) -> None:
         """Train on the few labeled samples of a novel client, its `share.train`, before scoring:
         on the cross entropy, the parameters that `is_tuned`. `rows` and `fit_locally` then have
@@ -196,7 +201,7 @@ class Client(Streaming, Configured, NumPyClient):
         select = str(config.get("select", ""))
         loss, labeled, metrics = score_parts(self, bool(config.get("bound")), select)
         if self.has_global and not self.share.novel:
-            Client.receive(self, arrays, config)
+            self.receive_global(arrays, config)
             other, count, scores = score_samples(
                 self, self.share.validation, "global-accuracy", select
             )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.adaptation import KL_DIRECTION, divergence
-from clients.arrays import Arrays, to_numpy, to_tensors
+from clients.arrays import Arrays, load_arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.protocol import StateUse
 from clients.sgd import batches
@@ -30,10 +30,12 @@ class FedMDClient(Client):
     """Digests the consensus, revisits its data, communicates logits; the model stays on the client.
 
     Clients of one architecture start from the same weights. With `initialization` = "own" each
-    starts from different ones, a novel client at every evaluation. Raises ValueError if the share
-    has no public set."""
+    starts from different ones, a novel client at every evaluation. At an evaluation a training
+    client, too, digests as a novel one, to validate the model that those get. Raises ValueError if
+    the share has no public set."""
 
     personal = ("",)
+    has_global = True
     offers = ("public-logits",)
     needs_state = StateUse.PREDICTIONS
     needs_public = True
@@ -77,16 +79,30 @@ class FedMDClient(Client):
         return reply, len(self.share.train), metrics
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The client's model; a novel client digests the consensus first, for this call."""
+        """The client's model; a novel client's is new in each call."""
+        if self.share.novel:
+            return self.receive_global(arrays, config)
         self.resume(config)
-        if self.share.novel and arrays:
+        self.model.eval()
+
+    def receive_global(self, arrays: Arrays, config: Config) -> None:
+        """The initial model, once it has digested the consensus."""
+        self.reset(config)
+        if arrays:
             self.digest(arrays, config, self.novel_digest_epochs)
         self.model.eval()
 
     def resume(self, config: Config) -> None:
         """Set the model of the last round, or before the first one its initial weights."""
-        self.load({})
-        if not self.state and self.initialization == "own":
+        if self.state:
+            self.load({})
+        else:
+            self.reset(config)
+
+    def reset(self, config: Config) -> None:
+        """Set the initial weights."""
+        load_arrays(self.model, {}, self.initial)
+        if self.initialization == "own":
             round_ = int(config.get("server-round", 0))
             with drawing(seed_of(self.seed, "initialization", round_, self.client)):
                 for module in self.model.modules():

@@ -23,6 +23,7 @@ from strategies.fedmd import FedMD, HeteroFedTTA
 from strategies.replies import Node, Update
 
 INFO = Info("test", (3,), 4, "")
+EACH = pytest.mark.parametrize("cls", [FedMDClient, HeteroTENTClient, HeteroFedTTAClient])
 
 
 def share(n=12, public=10, novel=False, seed=0):
@@ -146,7 +147,7 @@ def test_what_is_communicated_is_what_is_kept_and_draws_nothing():
     assert reply["logits"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("cls", [FedMDClient, HeteroTENTClient, HeteroFedTTAClient])
+@EACH
 def test_a_novel_client_digests_when_scored_and_keeps_nothing(cls):
     consensus, _, _ = client(cls).train({}, {"server-round": 1})
     novel = client(cls, novel=True, novel_digest_epochs=3)
@@ -253,6 +254,19 @@ def test_an_initialization_of_its_own():
     assert not torch.equal(*draws)
     novel.receive({}, {"server-round": 1})
     assert torch.equal(novel.model.layers[0].weight, draws[0])
+
+
+@EACH
+def test_training_clients_validate_a_novel_clients_model_too(cls):
+    """Both on the same samples: that of a client with a state, and that of one without."""
+    trained, novel = client(cls, client=4), client(cls, client=4, novel=True)
+    consensus, _, _ = trained.train({}, {"server-round": 1})
+    config = {"server-round": 2, "select": "loss"}
+    novel.share = replace(novel.share, everything=trained.share.validation)
+    own, _, both = trained.score(consensus, config)
+    other, _, alone = novel.score(consensus, config)
+    assert both["global-loss"] == other != pytest.approx(own, rel=1e-2)
+    assert both["global-accuracy"] == alone["accuracy"]
 
 
 def test_adaptation_networks_by_size():
