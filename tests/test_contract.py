@@ -12,6 +12,7 @@ from tiny import NEEDS, WEE, answering
 
 import partitions
 from clients.arrays import from_record, to_record
+from clients.protocol import StateUse
 from fedapps.clientapp import app, make_client
 from fedapps.engines.grid import InProcessGrid
 from fedapps.methods import METHODS
@@ -206,6 +207,14 @@ def test_one_seed_gives_the_same_bits_whatever_held_out_labels_are(finished, mon
     assert changed & {"train-loss", "train-test-accuracy"}
     assert ("novel-loss" in changed) == bool(METHODS[method].novel)
     assert all(key.endswith(SCORES) or "-f1" in key for key in changed)
+
+
+def test_what_novel_clients_get_is_validated():
+    """Where training clients predict with what they kept, they score a novel client's model, too.
+    PFL's novel clients get models of others, which no client tries on its labels."""
+    kept = {n: m for n, m in METHODS.items() if m.client.needs_state == StateUse.PREDICTIONS}
+    unseen = {name for name, m in kept.items() if m.novel and not m.client.has_global}
+    assert unseen == {"pfl-sampled", "pfl-nearest", "pfl-ensemble"}
 
 
 def test_another_seed_gives_other_numbers_on_the_same_data():
