@@ -6,6 +6,8 @@ NumPyClient (`clients.messages`)."""
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -49,9 +51,8 @@ class Client(Streaming, Configured, NumPyClient):
     stacked: tuple[str, ...] = ()
     rates: tuple[str, ...] = ("lr",)  # attributes that are learning rates, which may decay
     few_shot: FewShot = FewShot.TUNED
-    # Whether a novel client gets another model than a training client, by `receive_global`: as it
-    # was sent, if nothing else is written. Training clients then score both; each decides the round
-    # that its group reports.
+    # Whether a novel client gets another model than a training client. Training clients then score
+    # both, the former as if they came now; each decides the round that its group reports.
     has_global = False
     needs_head = False  # the network's last linear layer must be named `head`
     batchwise = False  # `predict` itself splits inputs into batches of `novel_batch`
@@ -166,10 +167,6 @@ class Client(Streaming, Configured, NumPyClient):
         self.load(arrays)
         self.model.eval()
 
-    def receive_global(self, arrays: Arrays, config: Config) -> None:
-        """Make a novel client's model ready, for a training client that scores both."""
-        Client.receive(self, arrays, config)
-
     def tune(self, config: Config) -> None:
         """Train on the few labeled samples of a novel client, its `share.train`, before scoring:
         on the cross entropy, the parameters that `is_tuned`. `rows` and `fit_locally` then have
@@ -201,9 +198,11 @@ class Client(Streaming, Configured, NumPyClient):
         select = str(config.get("select", ""))
         loss, labeled, metrics = score_parts(self, bool(config.get("bound")), select)
         if self.has_global and not self.share.novel:
-            self.receive_global(arrays, config)
+            newcomer = copy(self)
+            newcomer.share, newcomer.state = replace(self.share, novel=True), {}
+            newcomer.receive(arrays, config)
             other, count, scores = score_samples(
-                self, self.share.validation, "global-accuracy", select
+                newcomer, self.share.validation, "global-accuracy", select
             )
             metrics |= scores | ({"global-loss": other} if select == "loss" and count else {})
         return loss, labeled, metrics

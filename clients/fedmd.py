@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.adaptation import KL_DIRECTION, divergence
-from clients.arrays import Arrays, load_arrays, to_numpy, to_tensors
+from clients.arrays import Arrays, to_numpy, to_tensors
 from clients.base import Client, Config, Metrics
 from clients.protocol import StateUse
 from clients.sgd import batches
@@ -79,30 +79,16 @@ class FedMDClient(Client):
         return reply, len(self.share.train), metrics
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The client's model; a novel client's is new in each call."""
-        if self.share.novel:
-            return self.receive_global(arrays, config)
+        """The client's model; a novel client digests the consensus first, for this call."""
         self.resume(config)
-        self.model.eval()
-
-    def receive_global(self, arrays: Arrays, config: Config) -> None:
-        """The initial model, once it has digested the consensus."""
-        self.reset(config)
-        if arrays:
+        if self.share.novel and arrays:
             self.digest(arrays, config, self.novel_digest_epochs)
         self.model.eval()
 
     def resume(self, config: Config) -> None:
         """Set the model of the last round, or before the first one its initial weights."""
-        if self.state:
-            self.load({})
-        else:
-            self.reset(config)
-
-    def reset(self, config: Config) -> None:
-        """Set the initial weights."""
-        load_arrays(self.model, {}, self.initial)
-        if self.initialization == "own":
+        self.load({})
+        if not self.state and self.initialization == "own":
             round_ = int(config.get("server-round", 0))
             with drawing(seed_of(self.seed, "initialization", round_, self.client)):
                 for module in self.model.modules():
