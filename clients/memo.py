@@ -94,6 +94,8 @@ class MEMOClient(Client):
 
     rates: tuple[str, ...] = ("lr", "adapt_lr")
 
+    views_round = -1  # of `views_seed`
+
     views = setting(16, "augmented views of an input", SOME)
     adapt_lr = setting(0.005, "η, learning rate of the step on an input's views", RATE)
     adapt_steps = setting(1, "these steps, each on further views", COUNT)
@@ -111,10 +113,11 @@ class MEMOClient(Client):
         return model
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """Load the model and decide the seed of the views."""
+        """Load the model and decide the seed of the round's views, one for all models it scores."""
         super().receive(arrays, config)
-        round_ = int(config.get("server-round", 0))
-        self.views_seed = seed_of(self.seed, "views", round_, self.client)
+        if (round_ := int(config.get("server-round", 0))) != self.views_round:
+            self.views_round = round_
+            self.views_seed = seed_of(self.seed, "views", round_, self.client)
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), each input by its adapted network."""

@@ -150,7 +150,7 @@ def test_personal_names_are_never_sent_and_evaluation_changes_nothing(finished):
 def test_no_two_draws_share_a_generator(finished):
     """Draws of two clients, of two rounds, or for two purposes in one message differ, and so do any
     two of the server's. A descriptor's gradient repeats the inputs of the previous message."""
-    method, _, grid, _ = finished
+    _, _, grid, _ = finished
     server = [words for words, message in grid.drawn if message is None]
     assert len(server) == len(set(server)) and server
     uses: dict[tuple, list[tuple]] = {}
@@ -161,8 +161,7 @@ def test_no_two_draws_share_a_generator(finished):
     for words, messages in uses.items():
         numbers, nodes, rounds = map(set, zip(*messages, strict=True))
         assert len(nodes) == len(rounds) == 1, words
-        both = method == "fedthe+" and words[1] == "views"  # of the two models that are validated
-        assert len(messages) <= (2 if both else 1) * len(numbers), words
+        assert len(numbers) == len(messages), words
 
 
 def test_messages_hold_only_what_the_page_on_privacy_names(finished):
