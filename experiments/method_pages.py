@@ -87,14 +87,22 @@ def table(rows: Iterator[Row]) -> str:
 
 def measured(method: str) -> Iterator[str]:
     """The rows of docs/results/ whose first cell names the method, under their headings."""
-    pages = [page.read_text("utf-8") for page in sorted((DOCS / "results").glob("*.md"))]
+    folder = DOCS / "results"
+    pages = [_moved(file.read_text("utf-8"), file.name) for file in sorted(folder.glob("*.md"))]
     for section in [part for page in pages for part in page.split("\n## ")[1:]]:
         title, _, text = section.partition("\n")
-        for block in text.split("\n\n"):
+        for block in text.strip().split("\n\n"):
             head, rows = block.splitlines()[:2], block.splitlines()[2:]
             found = [r for r in rows if r.startswith("|") and _first(r) == method]
             if found and head[0].startswith("|"):
                 yield f"**{title}**\n\n" + "\n".join([*head, *found])
+
+
+def _moved(text: str, name: str) -> str:
+    """A page of docs/results/ with links that fit docs/methods/: to its own headings, to pages
+    beside it. Those that begin with ../ fit already."""
+    text = text.replace("](#", f"]({name}#")
+    return re.sub(r"\]\((?!\w+:|\.\./)", "](../results/", text)
 
 
 def _first(row: str) -> str:

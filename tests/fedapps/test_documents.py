@@ -68,6 +68,17 @@ def test_pages_have_ranges_choices_measurements_and_logged_keys(pages):
         assert "`loss`" not in section(pages[method], "What it logs")
 
 
+def test_links_of_measured_rows_fit_the_methods_folder(tmp_path, monkeypatch):
+    cells = "[a](mnist.md) | [b](#rates) | [c](../figures/x.png) | [d](https://e.org/f)"
+    page = f"# R\n\n## T\n\n| m | | | |\n|---|---|---|---|\n| tent | {cells} |\n"
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "digits.md").write_text(page)
+    monkeypatch.setattr(method_pages, "DOCS", tmp_path)
+    targets = re.findall(r"\]\(([^)]*)\)", "".join(method_pages.measured("tent")))
+    here = ["../results/mnist.md", "../results/digits.md#rates"]
+    assert targets == [*here, "../figures/x.png", "https://e.org/f"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
