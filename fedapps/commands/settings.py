@@ -4,7 +4,8 @@ import json
 from typing import Annotated
 
 import typer
-from rich.table import Column, Table
+from rich.padding import Padding
+from rich.text import Text
 
 from fedapps.console import make_console, refusals, say
 from fedapps.methods import METHODS
@@ -43,14 +44,13 @@ def settings(
             if not rows:
                 say(console, f"{method} has no settings of its own; those of all: fedapps settings")
                 return
-            table = Table(
-                Column("key", min_width=max(map(len, rows))), "default", "values", "meaning"
-            )
             for key, (setting, parent) in rows.items():
                 meaning = setting.meaning + (f" (as {parent})" if parent else "")
                 default = json.dumps(setting.default, ensure_ascii=False)
-                table.add_row(key, default, setting.range, meaning)
-            console.print(table)
+                head = Text.assemble((key, "bold"), f" = {default}", (f"  {setting.range}", "dim"))
+                head.rstrip()
+                indented = Padding(meaning, (0, 0, 0, 4), expand=False)
+                console.print(head, indented, highlight=False)
 
 
 def of_method(name: str) -> dict[str, tuple[Setting, str]]:
