@@ -20,7 +20,7 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import DEBUG
 from fedapps.settings.config import Config
 
-EXIT_SECONDS = 5.0  # that a run has to reach a pause, or to write its error
+EXIT_SECONDS = 5.0  # to reach a pause, to write an error, or to end without a job
 
 
 def run_in_process(
@@ -116,8 +116,11 @@ def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow)
                 job.done = True
             follow(jobs)
     finally:
-        for process in [process for _, process in (*running.values(), *idle)]:
+        for _, process in running.values():
             process.terminate()
+        for pipe, process in idle:
+            pipe.close()  # the process ends, and removes its semaphores
+            atexit.register(process.join, EXIT_SECONDS)  # otherwise multiprocessing kills it there
 
 
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
@@ -141,8 +144,8 @@ def _start_worker() -> tuple[Connection, Any]:
 
 
 def _work(pipe: Connection, level: int) -> None:
-    """Carry out jobs until the parent ends; send each one's error, "" if it has none. `level` is
-    that of Flower's log."""
+    """Carry out jobs until the parent closes the pipe or ends; send each one's error, "" if it has
+    none. `level` is that of Flower's log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     logging.getLogger("flwr").setLevel(level)
     parent = multiprocessing.parent_process()
@@ -154,7 +157,10 @@ def _work(pipe: Connection, level: int) -> None:
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     while True:
-        apps, config = pipe.recv()
+        try:
+            apps, config = pipe.recv()
+        except EOFError:  # there are no more jobs
+            return
         try:
             run_in_process(apps, config)
             pipe.send("")

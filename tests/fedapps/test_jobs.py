@@ -40,6 +40,10 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
     assert [job.error for job in jobs[2:]] == ["", ""]
     assert all(job.done and job.summary()["rounds"] == 2 for job in jobs[2:])
     assert len(processes) <= 3
+    for worker in processes:
+        worker.join(60)
+    codes = [worker.exitcode for worker in processes]
+    assert codes.count(0) == len(codes) - 1, codes  # they end by themselves: no leaked semaphores
 
 
 def test_runs_that_take_longest_begin_first(tmp_path):
