@@ -48,35 +48,41 @@ class Callback:
 
 class EarlyStopping(Callback):
     """Ends training after `patience` evaluations in a row without a new best score on the training
-    clients' validation samples, the trimmed mean of `select`. Novel clients have no influence."""
+    clients' validation samples, the trimmed mean of `select`. Where novel clients get another
+    model, a new best of that one counts as well. Novel clients have no influence."""
 
     def __init__(self, patience: int, select: str = "accuracy") -> None:
         self.patience, self.select = patience, select
-        self.best, self.since = -math.inf, 0
+        self.best = self.best_global = -math.inf  # of the own models, and of what novel clients get
+        self.since = 0
 
     def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """Count, unless a further phase of the method is still to come."""
-        score = report["evaluation"].get(f"train-trimmed-{self.select}")
-        if score is None:
+        scores, before = report["evaluation"], (self.best, self.best_global)
+        own = scores.get(f"train-trimmed-{self.select}")
+        other = scores.get(f"train-trimmed-global-{self.select}")
+        if own is None:
             raise RuntimeError(
                 f"early-stopping needs training clients with validation samples that report their "
                 f"{self.select}"
             )
         if not strategy.may_stop:
             return
-        value = goodness(self.select, score)
-        self.since = 0 if value > self.best else self.since + 1
-        self.best = max(value, self.best)
+        self.best = max(goodness(self.select, own), self.best)
+        if other is not None:
+            self.best_global = max(goodness(self.select, other), self.best_global)
+        self.since = self.since + 1 if (self.best, self.best_global) == before else 0
         if self.since >= self.patience:
             raise Stop(f"no better validation in {self.since} evaluations")
 
     def state(self) -> dict[str, Any]:
-        """The best score, and how many evaluations ago it was reached."""
-        return {"best": self.best, "since": self.since}
+        """The best scores, and how many evaluations ago the last one was reached."""
+        return {"best": self.best, "best-global": self.best_global, "since": self.since}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue to count."""
         self.best, self.since = state["best"], state["since"]
+        self.best_global = state.get("best-global", -math.inf)  # earlier checkpoints have none
 
 
 class Logger(Callback):

@@ -108,16 +108,16 @@ def test_a_state_that_no_checkpoint_can_hold_ends_nothing(state, tmp_path, monke
 def test_a_state_is_kept_beside_one_that_fails():
     """The failing one is removed, while states are saved and while they are restored."""
     stopping = EarlyStopping(2)
-    stopping.best, stopping.since = 0.5, 1
+    stopping.best, stopping.best_global, stopping.since = 0.5, 0.4, 1
     keeper = Keeper()
     keeper.own = {"best": np.int64(3)}
     got = Callbacks([keeper, stopping])
-    assert got.state() == [{"best": 0.5, "since": 1}]
+    assert got.state() == [{"best": 0.5, "best-global": 0.4, "since": 1}]
     assert got.callbacks == [stopping]
     again = Callbacks([Keeper(), EarlyStopping(2)])
-    again.load_state([{}, {"best": 0.5, "since": 1}])
+    again.load_state([{}, got.state()[0]])
     (left,) = again.callbacks
-    assert (left.best, left.since) == (0.5, 1)
+    assert (left.best, left.best_global, left.since) == (0.5, 0.4, 1)
 
 
 def test_an_error_is_told_at_the_end():
@@ -172,6 +172,17 @@ def test_patience_follows_the_score_that_chooses_the_round():
     assert read == [0.9, 0.7, 0.7, 0.8]
     with pytest.raises(RuntimeError, match="that report their loss"):
         stopping.evaluation_ends({"evaluation": {"train-trimmed-accuracy": 1.0}}, strategy)
+
+
+def test_patience_follows_also_the_model_that_novel_clients_get():
+    """Personal models are best in the first evaluation, the global one in the third."""
+    stopping, strategy, read = EarlyStopping(2), SimpleNamespace(may_stop=True), []
+    with pytest.raises(Stop):
+        for accuracy in (0.2, 0.2, 0.6, 0.5, 0.6, 0.9):
+            read.append(accuracy)
+            scores = {"train-trimmed-accuracy": 0.9, "train-trimmed-global-accuracy": accuracy}
+            stopping.evaluation_ends({"evaluation": scores}, strategy)
+    assert read == [0.2, 0.2, 0.6, 0.5, 0.6]
 
 
 @pytest.mark.parametrize(
