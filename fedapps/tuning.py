@@ -1,4 +1,5 @@
-"""Tuning on Optuna: settings are chosen by the training clients' validation accuracy alone.
+"""Tuning on Optuna: settings are chosen by the training clients' validation accuracy alone, of
+their own models or of the model that a novel client would get.
 
 An experiment's [search] table holds a list of choices or a range for each setting:
 
@@ -28,6 +29,7 @@ import tomli_w
 from fedapps.engines.jobs import Job, make_jobs
 from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
+from fedapps.results.runs import read_rounds
 from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
 from fedapps.settings.overrides import is_method
@@ -133,7 +135,8 @@ class Outcome:
 class Tuning:
     """Trials of `search` over `config`, each the mean over `seeds`, `parallel` at once.
 
-    `run` runs jobs, each to its folder. All results are in `output`."""
+    `run` runs jobs, each to its folder. All results are in `output`. `group`, "training" or
+    "novel", is the one whose model is validated."""
 
     config: Config
     seeds: Sequence[int]
@@ -141,6 +144,7 @@ class Tuning:
     output: Path
     parallel: int
     run: Callable[[list[Job]], None]
+    group: str = "training"
 
     def __post_init__(self) -> None:
         self.trial_config = override(self.config, NO_NOVEL_CLIENTS)
@@ -197,6 +201,7 @@ class Tuning:
         connect = partial(sqlite3.connect, file, check_same_thread=False)
         search = sorted(map(repr, self.search.items()))
         settings = repr((sorted(self.trial_config.items()), search, list(self.seeds)))
+        settings += f" for {self.group}" if self.group != "training" else ""
         study = optuna.create_study(
             # a path in the URL would need escapes that differ between releases of SQLAlchemy
             storage=RDBStorage(f"sqlite:///{STORAGE}", {"creator": connect}),
@@ -261,7 +266,9 @@ class Tuning:
         self.run(jobs)
         errors = []
         for trial, label in zip(batch, labels, strict=True):
-            accuracies = [validation_accuracy(job) for job in jobs if job.method == label]
+            accuracies = [
+                validation_accuracy(job, self.group) for job in jobs if job.method == label
+            ]
             values = [accuracy for accuracy in accuracies if accuracy is not None]
             if len(values) < len(accuracies):
                 reasons = [job.error for job in jobs if job.method == label and job.error]
@@ -299,14 +306,18 @@ def check_database(file: Path) -> None:
         )
 
 
-def validation_accuracy(job: Job) -> float | None:
-    """Validation accuracy of the training clients at the reported round; None if the run failed.
+def validation_accuracy(job: Job, group: str) -> float | None:
+    """Validation accuracy of the training clients at the round that the group reports, of the model
+    that the group gets; None if the run failed.
 
     Raises ValueError if no training client has validation samples."""
     summary = job.summary()
     if job.error or not summary.get("finished"):
         return None
     accuracy = summary["train"]["accuracy"]
+    if group == "novel":
+        scores = {one.round: one.evaluation for one in read_rounds(job.folder)}
+        accuracy = scores[summary["novel_round"]].get("train-global-accuracy", accuracy)
     if accuracy is None:
         raise ValueError(f"{job.name}: no validation samples of training clients to tune by")
     return float(accuracy)

@@ -36,6 +36,14 @@ def tune(
         str, typer.Option(help="A trial's accuracy is the mean over these. Default: 0.")
     ] = "",
     trials: Annotated[int, typer.Option(help="Trials of each method.")] = 20,
+    group: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            help="Which model training clients validate: their own (training), or the one that a "
+            "novel client would get (novel).",
+        ),
+    ] = "training",
     engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "in-process",
     jobs: Annotated[int, typer.Option(help="Trials side by side.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder of study.db, best.toml, …")] = Path("tuning"),
@@ -47,9 +55,12 @@ def tune(
             check_options(arguments or [], methods, seeds, engine, jobs, 0.0, "")
             if trials < 1:
                 raise ValueError(f"--trials is {trials}; it must be at least 1")
+            if group not in ("training", "novel"):
+                raise ValueError(f"--for is {group!r}; choose training or novel")
             labels, tuning = read_tuning(
                 experiment, arguments or [], methods, seeds, output, engine, jobs
             )
+            tuning.group = group
             outcomes = tuning.tune(labels, trials)
     except KeyboardInterrupt:
         say(console, f"stopped; the same command resumes the search in {output}")

@@ -75,6 +75,27 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
     assert (output / "trials.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_settings_are_chosen_for_the_group_that_is_asked_for(experiment, tmp_path):
+    """Ditto's training clients have models of their own, novel ones the global model. A trial is
+    worth what each group's model has in its best round."""
+    text = experiment.read_text().replace("rounds = 1", "rounds = 3").partition("[search.tent]")[0]
+    experiment.write_text(text)
+    found = {}
+    for group, key in (("training", ""), ("novel", "global-")):
+        output = tmp_path / group
+        fedapps("tune", experiment, "--methods", "ditto", "--for", group, "--output", output)
+        for row in trials(output):
+            lines = output / "trials" / f"ditto,{row['settings']}-seed0" / "metrics.jsonl"
+            rounds = [json.loads(line)["evaluation"] for line in lines.read_text().splitlines()]
+            scores = [[e[f"train-{x}{key}accuracy"] for x in ("trimmed-", "")] for e in rounds]
+            found[group, row["settings"]] = float(row["validation"])
+            assert found[group, row["settings"]] == max(scores)[1]
+    assert found["training", "lr=0.5"] != found["novel", "lr=0.5"]
+    command = ["tune", experiment, "--methods", "ditto", "--output", tmp_path / "novel"]
+    assert "under other settings" in fedapps(*command, code=2)
+    assert "choose training or novel" in fedapps(*command, "--for", "all", code=2)
+
+
 def test_a_methods_own_search_of_a_key_replaces_the_common_one(experiment, tmp_path):
     text = experiment.read_text().replace('"tent"]', '"fedprox"]', 1)
     text = text[: text.index("[search.tent]")]
