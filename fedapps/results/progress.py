@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from fedapps.console import say, visible
@@ -24,12 +25,12 @@ class Display:
 
     def __init__(self, jobs: Sequence["Job"], console: Console, parallel: int = 1) -> None:
         self._jobs, self._parallel, self._console = jobs, parallel, console
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
+        self._progress = Progress(  # where it is narrow, names and news take several lines
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[news]}", table_column=Column()),
             console=console,
         )
         self._tasks = {

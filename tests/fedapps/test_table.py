@@ -109,6 +109,20 @@ def test_rounds_that_are_gone_of_all_jobs(tmp_path):
     assert "24/30" in line
 
 
+def test_a_long_name_leaves_room_for_the_progress(tmp_path):
+    folder = tmp_path / "heterotent,lr=0.3,adapt-steps=10-seed0"
+    one = Job("fedavg", 0, defaults(), folder, done=True)
+    one.folder.mkdir()
+    scores = {"train-accuracy": 0.939, "novel-accuracy": 0.555}
+    report = {"round": 20, "loss": 0.034, "evaluation": scores, "seconds": 1.0}
+    (one.folder / "metrics.jsonl").write_text(json.dumps(report) + "\n")
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with Display([one], console):
+        pass
+    last = console.file.getvalue().rpartition("heterotent")[2]
+    assert all(words in last for words in ("20/30", "loss 0.034", "93.9 %", "55.5 %", "seed0"))
+
+
 def test_the_last_news_are_shown_at_the_end(tmp_path):
     """Ctrl-C comes after a failure, and before anybody heard of it."""
     one = Job("fedavg", 0, defaults(), tmp_path / "fedavg-seed0")
