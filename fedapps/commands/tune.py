@@ -1,6 +1,7 @@
 """`fedapps tune`: a search for settings."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from fedapps.engines import ENGINES
 
 if TYPE_CHECKING:
     from fedapps.engines.jobs import Job
-    from fedapps.tuning import Tuning
+    from fedapps.tuning import Outcome, Tuning
 
 
 def tune(
@@ -55,12 +56,9 @@ def tune(
             check_options(arguments or [], methods, seeds, engine, jobs, 0.0, "")
             if trials < 1:
                 raise ValueError(f"--trials is {trials}; it must be at least 1")
-            if group not in ("training", "novel"):
-                raise ValueError(f"--for is {group!r}; choose training or novel")
             labels, tuning = read_tuning(
-                experiment, arguments or [], methods, seeds, output, engine, jobs
+                experiment, arguments or [], methods, seeds, output, engine, jobs, group
             )
-            tuning.group = group
             outcomes = tuning.tune(labels, trials)
     except KeyboardInterrupt:
         say(console, f"stopped; the same command resumes the search in {output}")
@@ -68,12 +66,7 @@ def tune(
     from fedapps.tuning import BEST, FIGURE, TRIALS, best
 
     winners = best(outcomes)
-    table = Table("method", "trial", "settings", "validation, %", title="trials; the best in bold")
-    for trial in outcomes:
-        score = "failed" if trial.validation is None else f"{100 * trial.validation:.2f}"
-        style = "bold" if trial == winners.get(trial.method) else None
-        table.add_row(trial.method, str(trial.number), trial.settings, score, style=style)
-    console.print(table)
+    console.print(table_of(outcomes, winners))
     say(
         console,
         f"{output}: {', '.join(n for n in (BEST, TRIALS, FIGURE) if (output / n).is_file())}",
@@ -86,10 +79,23 @@ def tune(
         raise typer.Exit(1)
 
 
+def table_of(outcomes: "Sequence[Outcome]", winners: "Mapping[str, Outcome]") -> Table:
+    """A row for each trial, the `winners` in bold."""
+    table = Table("method", "trial", "settings", "validation, %", title="trials; the best in bold")
+    for trial in outcomes:
+        score = "failed" if trial.validation is None else f"{100 * trial.validation:.2f}"
+        style = "bold" if trial == winners.get(trial.method) else None
+        table.add_row(trial.method, str(trial.number), trial.settings, score, style=style)
+    return table
+
+
 def read_tuning(
-    file: str, arguments: list[str], methods: str, seeds: str, output: Path, engine: str, jobs: int
+    file: str, arguments: list[str], methods: str, seeds: str, output: Path, engine: str, jobs: int,
+    group: str,
 ) -> "tuple[list[str], Tuning]":  # fmt: skip
     """The methods and the search that are asked for. Raises ValueError for bad input."""
+    if group not in ("training", "novel"):
+        raise ValueError(f"--for is {group!r}; choose training or novel")
     from fedapps.settings.config import defaults, override
     from fedapps.settings.experiments import (
         Experiment,
@@ -135,4 +141,4 @@ def read_tuning(
         search = read_search(experiment.search or {}, config, readers)
     except ImportError as error:
         raise ValueError(f"{error}; pip install 'fedapps[tune]'") from error
-    return labels, Tuning(config, numbers, search, output, jobs, run)
+    return labels, Tuning(config, numbers, search, output, jobs, run, group)

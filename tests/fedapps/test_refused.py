@@ -253,10 +253,10 @@ def test_a_trial_counts_by_validation_alone(tmp_path):
     job = Job("fedavg", 0, defaults(), tmp_path)
     summary = {"finished": False, "train": {"accuracy": None}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert validation_accuracy(job) is None
+    assert validation_accuracy(job, "training") is None
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"finished": True}))
     with pytest.raises(ValueError, match="no validation samples of training clients to tune by"):
-        validation_accuracy(job)
+        validation_accuracy(job, "training")
 
 
 def test_inputs_that_do_not_fit_a_run(tmp_path):
