@@ -1,5 +1,5 @@
-"""Puts the folders of a checkout into one package: in a wheel, `clients.base` is
-`fedapps.clients.base`, so that no generic name lands in a user's site-packages.
+"""Puts the folders of a checkout into one package: in a wheel, `clients.core.client` is
+`fedapps.clients.core.client`, so that no generic name lands in a user's site-packages.
 
 An editable install is the checkout itself."""
 
@@ -20,7 +20,7 @@ OMITTED = {  # they need a checkout
     "experiments/tutorials.py",
 }
 STATEMENT = re.compile(rf"^(\s*from )({FOLDERS})\b|^(\s*)import ({FOLDERS})$", re.M)
-REFERENCE = re.compile(rf"""(["'])({FOLDERS})\.(?=[\w{{"'])""")  # "clients.tent:TENTClient"
+REFERENCE = re.compile(rf"""(["'])({FOLDERS})\.(?=[\w{{"'])""")  # "clients.methods.tent:TENTClient"
 LEFT = re.compile(rf"^\s*import ({FOLDERS})\b", re.M)
 
 

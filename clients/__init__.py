@@ -2,18 +2,18 @@
 
 `from fedapps.clients import Client` works for the names that a method's author needs."""
 
-from partitions.lazy import lazy
+from fedapps.common.lazy import lazy
 
 _MODULES = {
-    "Arrays": "clients.arrays",
-    "Client": "clients.base",
-    "Config": "clients.base",
-    "FewShot": "clients.protocol",
-    "Metrics": "clients.base",
-    "StateUse": "clients.protocol",
-    "group": "clients.arrays",
-    "model_arrays": "clients.arrays",
-    "prefixed": "clients.arrays",
+    "Arrays": "clients.core.arrays",
+    "Client": "clients.core.client",
+    "Config": "clients.core.client",
+    "FewShot": "clients.core.protocol",
+    "Metrics": "clients.core.client",
+    "StateUse": "clients.core.protocol",
+    "group": "clients.core.arrays",
+    "model_arrays": "clients.core.arrays",
+    "prefixed": "clients.core.arrays",
 }
 __all__ = sorted(_MODULES)  # noqa: PLE0605
 __getattr__ = lazy(__name__, _MODULES)

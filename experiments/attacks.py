@@ -19,15 +19,15 @@ import typer
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.arrays import Arrays, from_record, is_statistic, to_record
-from clients.base import Client
+from clients.core.arrays import Arrays, from_record, is_statistic, to_record
+from clients.core.client import Client
 from fedapps.clientapp import make_client
-from fedapps.engines.grid import InProcessGrid
+from fedapps.common.seeds import seed_of
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, register
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults
-from partitions.seeds import seed_of
 
 NONE = "none"
 ATTACKS = {

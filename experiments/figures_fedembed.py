@@ -26,7 +26,7 @@ cli = typer.Typer(help="FedEmbed's figures.", no_args_is_help=True, add_completi
 @cli.command()
 def voices(out: Path, shown: int = 6) -> None:
     """Spectrograms of one text by a few voices."""
-    from partitions import voices as speech
+    from partitions.datasets import voices as speech
 
     figure, axes = plt.subplots(2, shown // 2, figsize=(10, 4.5), sharex=True, sharey=True)
     extent = (0.0, speech.SECONDS, 0.0, speech.RATE / 2000)
@@ -89,9 +89,9 @@ def by_prevalence(summary: dict[str, Any]) -> dict[float, list[float]]:
 
 def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings (users, d) of all users after a run, and their sub-populations (users,)."""
-    from clients.fedembed import FedEmbedClient
+    from clients.methods.fedembed import FedEmbedClient
     from fedapps.clientapp import app
-    from fedapps.engines.grid import InProcessGrid
+    from fedapps.engines.in_process_grid import InProcessGrid
     from fedapps.serverapp import run
 
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))

@@ -23,10 +23,10 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 import partitions
-from clients.arrays import Arrays, from_record
-from clients.base import Client
+from clients.core.arrays import Arrays, from_record
+from clients.core.client import Client
 from fedapps.clientapp import app, make_client
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.files import read_json
 from fedapps.node.building import with_public
 from fedapps.serverapp import run, run_in_process

@@ -7,7 +7,7 @@ import numpy as np
 
 import partitions
 from fedapps.settings.config import defaults
-from partitions.readers.raw import Raw
+from partitions.datasets.readers.raw import Raw
 
 
 def training_clients(split: int = 0, num_clients: int = 50) -> Raw:

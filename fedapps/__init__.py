@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedapps.api import read, run
-    from fedapps.engines.grid import InProcessGrid
-    from fedapps.legacy import from_client_fn
-    from fedapps.plugin import client_app, server_app
+    from fedapps.common.external_code import allow
+    from fedapps.components import client_app, from_client_fn, server_app
+    from fedapps.engines.in_process_grid import InProcessGrid
     from fedapps.service.delivery import load_personal
-    from fedapps.service.run import load
-    from partitions.trust import allow
+    from fedapps.service.finished_run import load
 
 __all__ = ["InProcessGrid", "allow", "client_app", "from_client_fn", "load", "load_personal",
            "read", "run", "server_app"]  # fmt: skip
 _MODULES = {
-    "InProcessGrid": "fedapps.engines.grid",
-    "allow": "partitions.trust",
-    "client_app": "fedapps.plugin",
-    "from_client_fn": "fedapps.legacy",
-    "load": "fedapps.service.run",
+    "InProcessGrid": "fedapps.engines.in_process_grid",
+    "allow": "fedapps.common.external_code",
+    "client_app": "fedapps.components",
+    "from_client_fn": "fedapps.components",
+    "load": "fedapps.service.finished_run",
     "load_personal": "fedapps.service.delivery",
     "read": "fedapps.api",
     "run": "fedapps.api",
-    "server_app": "fedapps.plugin",
+    "server_app": "fedapps.components",
 }
 
 HERE = Path(__file__).resolve().parent
@@ -43,6 +42,6 @@ for _name in ("partitions", "clients", "strategies"):  # beside this folder, in 
             "name inside your app's own package"
         )
 
-from partitions.lazy import lazy  # noqa: E402
+from fedapps.common.lazy import lazy  # noqa: E402
 
 __getattr__ = lazy(__name__, _MODULES)  # an app that needs only a strategy imports only that

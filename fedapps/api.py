@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedapps.commands.run import (
+from fedapps.commands.run import choose
+from fedapps.console import make_console, say
+from fedapps.engines import run as engines
+from fedapps.planning import (
     check_options,
-    choose,
     federation_line,
     keep_or_discard,
     plan,
     prepare,
     read_request,
 )
-from fedapps.console import make_console, say
-from fedapps.engines import run as engines
 from fedapps.results import plot, table
 from fedapps.results.formats import as_text
 from fedapps.results.progress import Display
@@ -35,7 +35,7 @@ from fedapps.results.runs import (
     rounds_of,
 )
 from fedapps.serverapp import APPS
-from fedapps.service.run import Run
+from fedapps.service.finished_run import Run
 from fedapps.settings.config import Value, effective
 from fedapps.settings.experiments import Experiment
 

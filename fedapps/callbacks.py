@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clients.failures import described
+from fedapps.common import external_code
+from fedapps.common.errors import described
 from fedapps.results.checkpoint import state_bytes
 from fedapps.settings.config import Config
-from partitions import references
-from strategies.base import PersonalizedStrategy
-from strategies.round import Stop
-from strategies.scores import goodness
+from strategies.core.evaluation import goodness
+from strategies.core.round import Stop
+from strategies.core.rounds import PersonalizedStrategy
 
 Report = Mapping[str, Any]  # a line of metrics.jsonl
 
 
 class Callback:
-    """Override what is of interest. Raise `strategies.base.Stop` to end training in order."""
+    """Override any of these. Raise `strategies.core.rounds.Stop` to end training in order."""
 
     def run_starts(self, config: Config) -> None:
         """Before the first message, with the run's whole configuration."""
@@ -265,11 +265,11 @@ def numbers(report: Report, prefix: str = "") -> Iterator[tuple[str, float]]:
 def _make(name: str) -> Callback:
     if name in LOGGERS:
         return LOGGERS[name]()
-    if not references.is_reference(name):
+    if not external_code.is_reference(name):
         known = ", ".join(LOGGERS)
         raise ValueError(f"unknown callback {name!r}; known: {known}, or module:NAME of your own")
-    factory = references.load(name)
-    if not references.makes(factory, Callback):
+    factory = external_code.load(name)
+    if not external_code.makes(factory, Callback):
         raise ValueError(f"callback {name!r} is {factory!r:.200}, no fedapps.callbacks.Callback")
     callback: Callback = factory()
     return callback

@@ -10,20 +10,20 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import partitions
-from clients.base import Client
+from clients.core.client import Client
+from fedapps.common import external_code
+from fedapps.common.external_code import is_reference
+from fedapps.common.seeds import seed_of
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, is_simulated, register
 from fedapps.node.building import Builder, with_public
 from fedapps.node.ledger import guarded
-from fedapps.service import node as service
+from fedapps.service import served_node as service
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, check_method, completed, defaults
-from partitions import trust
-from partitions.base import Federation, novel_shots
-from partitions.datasets import DATASETS
-from partitions.references import is_reference
-from partitions.seeds import seed_of
+from partitions.datasets.loading import DATASETS
+from partitions.federations import Federation, novel_shots
 from partitions.shares import Share
 
 torch.set_num_threads(1)  # virtual clients share the machine: one core for each process
@@ -38,7 +38,7 @@ def make_client(context: Context, method: str) -> Client:
     data, or the federation's size is not num-clients."""
     node = context.node_config
     if not (simulated := is_simulated(context)):
-        trust.allow(*trust.named(str(node.get("allow", ""))))
+        external_code.allow(*external_code.named(str(node.get("allow", ""))))
     config = completed(context.run_config, trusted=simulated)
     check_method(method)
     if not simulated:

@@ -9,17 +9,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from clients.failures import printable
+from fedapps.common.errors import printable
 
 visible = printable
 
 
 def _allow(references: list[str] | None) -> list[str] | None:
     if references:
-        from partitions import trust
+        from fedapps.common import external_code
 
         try:
-            trust.allow(*references)
+            external_code.allow(*references)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
     return references

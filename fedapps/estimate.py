@@ -10,10 +10,10 @@ import psutil
 from flwr.app import Context, RecordDict
 
 import partitions
-from clients.arrays import num_bytes
+from clients.core.arrays import num_bytes
 from fedapps.clientapp import make_client
-from fedapps.engines.grid import simulated_node
-from fedapps.engines.jobs import Job
+from fedapps.engines.in_process_grid import simulated_node
+from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
 from fedapps.results.checkpoint import newest_checkpoint

@@ -21,7 +21,7 @@ from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from clients.arrays import Arrays, num_bytes
+from clients.core.arrays import Arrays, num_bytes
 
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # clients' models that a method may hand out

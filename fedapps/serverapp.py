@@ -13,14 +13,15 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from clients.arrays import Arrays, to_record
-from clients.failures import error_line
+from clients.core.arrays import Arrays, to_record
+from clients.core.protocol import FewShot
 from clients.models import sized
-from clients.protocol import FewShot
 from fedapps.callbacks import make_callbacks
+from fedapps.common import external_code
+from fedapps.common.errors import error_line
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
-from fedapps.engines.jobs import Apps
+from fedapps.engines.job_pool import Apps
 from fedapps.files import PRIVACY, locked, read_json, trained_rounds, write_text
 from fedapps.methods import METHODS
 from fedapps.node.building import client_models, network, shared_arrays
@@ -37,11 +38,10 @@ from fedapps.settings.config import (
     settings,
 )
 from fedapps.settings.variants import check_shadowed
-from partitions import trust
-from partitions.base import novel_shots
-from strategies.base import PersonalizedStrategy
-from strategies.privacy import Privacy, checked
-from strategies.robust import is_plain
+from partitions.federations import novel_shots
+from strategies.core.aggregation import is_plain
+from strategies.core.privacy import Privacy, checked
+from strategies.core.rounds import PersonalizedStrategy
 
 app = ServerApp()
 
@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     until stopped. References in the run's configuration are allowed, since the submitter of an app
     may run code. Raises ValueError for a bad configuration before the first message, RuntimeError
     at the end if a method failed."""
-    trust.allow(*trust.named(context.run_config))
+    external_code.allow(*external_code.named(context.run_config))
     config = override(defaults(), dict(context.run_config))
     if config["serve-dir"]:
         from fedapps.service.serving import serve

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
-from fedapps.engines.jobs import Job, make_jobs
+from fedapps.common.external_code import is_reference
+from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
 from fedapps.results.runs import read_rounds
@@ -34,7 +35,6 @@ from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
 from fedapps.settings.overrides import is_method
 from fedapps.settings.variants import Variant, combinations
-from partitions.references import is_reference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,27 +6,27 @@ from functools import cache, lru_cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from partitions.lazy import lazy
+from fedapps.common.lazy import lazy
 
 if TYPE_CHECKING:
-    from partitions.base import Federation
-    from partitions.datasets import Info
-    from partitions.registry import Config
+    from partitions.datasets.loading import Info
+    from partitions.federations import Federation
+    from partitions.rules.registry import Config
 
 KEYS = ("dataset", "data-dir", "image-size", "label", "partition", "num-clients", "train-fraction",
         "standardize", "seed", "novel-shots")  # fmt: skip
 _MODULES = {
-    "Info": "partitions.datasets",
-    "RowsPartitioner": "partitions.partitioner",
-    "WEIGHT": "partitions.settings",
-    "setting": "partitions.settings",
+    "Info": "partitions.datasets.loading",
+    "RowsPartitioner": "partitions.rules.partitioner",
+    "WEIGHT": "fedapps.common.settings",
+    "setting": "fedapps.common.settings",
 }
 __all__ = [*sorted(_MODULES), "federation", "task"]  # noqa: PLE0604
 __getattr__ = lazy(__name__, _MODULES)
 RUN_SEED = -1  # data-seed: the run's seed
 FEDERATIONS = {  # rules with a kind of federation of their own
-    "preference": "partitions.users:PreferenceFederation",
-    "cross-dataset": "partitions.cross:CrossFederation",
+    "preference": "partitions.federations:PreferenceFederation",
+    "cross-dataset": "partitions.federations:CrossFederation",
 }
 
 
@@ -51,7 +51,7 @@ def _relevant(keys: tuple[str, ...]) -> list[str]:
 
 def task(config: "Config") -> "Info":
     """The network's task: the dataset's, or the one that the partition makes of it."""
-    from partitions.datasets import described, preference_info
+    from partitions.datasets.loading import described, preference_info
 
     info = described(config)
     return preference_info(info) if config["partition"] == "preference" else info
@@ -60,6 +60,6 @@ def task(config: "Config") -> "Info":
 @cache
 def _federation(items: tuple[tuple[str, str | int | float | bool], ...]) -> "Federation":
     config = dict(items)
-    kind = FEDERATIONS.get(str(config["partition"]), "partitions.base:Federation")
+    kind = FEDERATIONS.get(str(config["partition"]), "partitions.federations:Federation")
     made: Federation = resolve_name(kind)(config)
     return made

@@ -8,9 +8,9 @@ import datasets as hf
 import numpy as np
 import scipy  # its modules load where they are used
 
-from partitions.base import Federation
-from partitions.datasets import Dataset, load, reread, source
-from partitions.partitioner import RowsPartitioner
+from partitions.datasets.loading import Dataset, load, reread, source
+from partitions.federations import Federation
+from partitions.rules.partitioner import RowsPartitioner
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +33,8 @@ class Summary:
 def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) -> Summary:
     """Facts of the dataset, read again from its source if `check`.
 
-    Raises ValueError as `partitions.datasets.load`; a harmless file that is not the official one
-    gives a warning in the log."""
+    Raises ValueError as `partitions.datasets.loading.load`; a harmless file that is not the
+    official one gives a warning in the log."""
     data: Dataset = (reread if check else load)(name, data_dir, **options)
     counts = np.bincount(data.y.numpy(), minlength=data.info.num_classes)
     names = [*data.classes, *map(str, range(len(data.classes), len(counts)))]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from partitions.readers.hub import IMAGES, LABELS
-from partitions.readers.raw import UNLABELED
+from partitions.datasets.readers.hub import IMAGES, LABELS
+from partitions.datasets.readers.raw import UNLABELED
 from partitions.shares import Rows, Samples, for_convolution
 
 INPUTS = ("x", "input", "inputs", *IMAGES)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partitions.cache import save_arrays
-from partitions.datasets import Info, Moment
-from partitions.readers.raw import UNLABELED
+from partitions.datasets.loading import Info, Moment
+from partitions.datasets.readers.raw import UNLABELED
 
 Rows = Tensor | slice
 SUB_POPULATION = "sub-population"  # attribute of a share: the type that its user prefers

@@ -15,8 +15,8 @@ from sklearn.linear_model import SGDClassifier
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedapps
-from clients.arrays import Arrays, from_record
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import Arrays, from_record
+from fedapps.engines.in_process_grid import InProcessGrid
 
 SIZES = (20, 30, 50)
 DIGITS = load_digits()

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 
-from clients.arrays import from_record, to_record
+from clients.core.arrays import from_record, to_record
 
 
 def file(save, *content, **options):

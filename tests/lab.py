@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from partitions import references, trust
+from fedapps.common import external_code
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
 PAGES = (*sorted(HOW_TO.glob("own-*.md")), HOW_TO / "lora.md")
@@ -25,11 +25,11 @@ def written(folder):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(code, "utf-8")
     sys.path.append(str(folder))
-    before = os.environ.get(trust.VARIABLE, "")
-    trust.allow(DITTO, RINGS, SIZES, NET, INFO, LORA, FEDSA)
+    before = os.environ.get(external_code.VARIABLE, "")
+    external_code.allow(DITTO, RINGS, SIZES, NET, INFO, LORA, FEDSA)
     yield folder
-    os.environ[trust.VARIABLE] = before
+    os.environ[external_code.VARIABLE] = before
     sys.path.remove(str(folder))
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
         del sys.modules[name]
-    references._imported.cache_clear()
+    external_code._imported.cache_clear()

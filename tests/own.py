@@ -5,13 +5,14 @@ FedDyn (Acar et al., ICLR 2021, Algorithm 1)."""
 import numpy as np
 from torch import Tensor
 
-from clients.arrays import Arrays, group, prefixed, to_tensors
-from clients.base import Client, Config, Metrics
-from clients.protocol import StateUse
+from clients.core.arrays import Arrays, group, prefixed, to_tensors
+from clients.core.client import Client, Config, Metrics
+from clients.core.protocol import StateUse
+from fedapps.common.settings import setting
 from fedapps.methods import Method
-from partitions.settings import setting
-from strategies.fedavg import FedAvg, mean
-from strategies.replies import Update
+from strategies.core.aggregation import mean
+from strategies.core.replies import Update
+from strategies.methods.fedavg import FedAvg
 
 ALPHA = setting(0.1, "α, weight of the regularizer", "(0, 100]")
 

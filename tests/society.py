@@ -4,9 +4,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.arrays import from_record, to_record
-from clients.protocol import OFFERS, RESTORE_STATE, SAVE_STATE
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import from_record, to_record
+from clients.core.protocol import OFFERS, RESTORE_STATE, SAVE_STATE
+from fedapps.engines.in_process_grid import InProcessGrid
 
 START = {"w": np.full(2, 100, np.float32)}
 

@@ -9,9 +9,9 @@ import pytest
 from hostile import MALFORMED, OPENINGS, due_cause
 from tiny import NEEDS, WEE, answering
 
-from clients.arrays import from_record
+from clients.core.arrays import from_record
 from fedapps.clientapp import app, make_client
-from fedapps.engines.grid import InProcessGrid, error_reply
+from fedapps.engines.in_process_grid import InProcessGrid, error_reply
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer
 from fedapps.serverapp import run

@@ -17,13 +17,13 @@ from tiny import share
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from clients.atp import RATES, ATPClient, adaptable
-from clients.bbse import BBSEClient
-from clients.bn_adapt import BNAdaptClient
-from clients.memo import MEMOClient, MEMONetwork
-from clients.prior_em import PriorEMClient
+from clients.methods.atp import RATES, ATPClient, adaptable
+from clients.methods.bbse import BBSEClient
+from clients.methods.bn_adapt import BNAdaptClient
+from clients.methods.memo import MEMOClient, MEMONetwork
+from clients.methods.prior_em import PriorEMClient
 from partitions.shares import Samples
-from strategies.label_shift import conditional
+from strategies.methods.bbse import conditional
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "ATP" / "src"
 pytestmark = [

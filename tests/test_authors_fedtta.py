@@ -19,13 +19,13 @@ import pytest
 import torch
 from tiny import share
 
-from clients.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.core.protocol import LR_FACTOR, lr_factor
+from clients.methods.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
-from clients.protocol import LR_FACTOR, lr_factor
 from partitions.shares import Samples
-from strategies.fedtta import FedTTA
-from strategies.replies import Node, Update
+from strategies.core.replies import Node, Update
+from strategies.methods.fedtta import FedTTA
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "FedTTA"
 pytestmark = [

@@ -20,12 +20,12 @@ from scipy.stats import beta
 from torch import nn
 from torch.nn import functional as F
 
-from clients import btfl, fedthe
-from clients.fedthe import Weighing, history
-from clients.fedthe_plus import FedTHEPlusNetwork
-from clients.memo import MEMONetwork
+from clients.methods import btfl, fedthe
+from clients.methods._two_heads import TwoHeads, mixed
+from clients.methods.fedthe import Weighing, history
+from clients.methods.fedthe_plus import FedTHEPlusNetwork
+from clients.methods.memo import MEMONetwork
 from clients.models.head import HeadedNetwork
-from clients.two_heads import TwoHeads, mixed
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "FedTHE" / "pcode"
 WORKER = FOLDER / "local_training" / "THE_worker.py"

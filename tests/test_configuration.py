@@ -12,6 +12,7 @@ import tomli_w
 from flwr.common.config import flatten_dict
 from tiny import fedapps
 
+from fedapps.common.settings import taken
 from fedapps.methods import METHODS
 from fedapps.settings import declarations, schema
 from fedapps.settings.config import (
@@ -26,8 +27,7 @@ from fedapps.settings.config import (
 from fedapps.settings.experiments import experiments
 from fedapps.settings.run import Run
 from fedapps.settings.variants import check_shadowed
-from partitions.settings import taken
-from strategies.privacy import Privacy
+from strategies.core.privacy import Privacy
 
 SINCE = ("fedtta.min-agreement", "fedtta-prox.min-agreement")  # keys that older releases lack
 LIGHT = """

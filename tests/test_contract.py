@@ -11,16 +11,16 @@ from flwr.app import ArrayRecord
 from tiny import NEEDS, WEE, answering
 
 import partitions
-from clients.arrays import from_record, to_record
-from clients.protocol import StateUse
+from clients.core.arrays import from_record, to_record
+from clients.core.protocol import StateUse
 from fedapps.clientapp import app, make_client
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer
 from fedapps.node.building import method_model, with_public
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from strategies.base import PersonalizedStrategy
+from strategies.core.rounds import PersonalizedStrategy
 
 SCORES = ("accuracy", "loss", "sem")  # ends of the keys whose values depend on labels
 EVERY = pytest.mark.parametrize("method", METHODS)

@@ -6,11 +6,11 @@ import torch
 from tiny import NEEDS, SMALL, federate, share
 from torch import nn
 
+from clients.core.optimizers import SGD, Adam
+from clients.methods.pfedhn import PFedHNPCClient
 from clients.models import build_model
-from clients.optimizers import SGD, Adam
-from clients.pfedhn import PFedHNPCClient
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.serverapp import run
 

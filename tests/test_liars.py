@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tiny import SMALL, TASTES, answering
 
-from clients.arrays import from_record, to_record
+from clients.core.arrays import from_record, to_record
 from fedapps.clientapp import make_client
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 

@@ -15,11 +15,12 @@ from tiny import NEEDS, WEE, Watched, left, states
 
 import fedapps
 import partitions
-from clients.arrays import from_record
-from clients.memo import MEMOClient
+from clients.core.arrays import from_record
+from clients.methods.memo import MEMOClient
 from clients.models.roles import roles_of
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, Simulated
+from fedapps.common import external_code
+from fedapps.engines.in_process_grid import InProcessGrid, Simulated
 from fedapps.engines.ray_actors import Actors
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid
@@ -27,8 +28,7 @@ from fedapps.methods import METHODS
 from fedapps.node.building import method_model
 from fedapps.serverapp import load_client_app, run
 from fedapps.settings.config import defaults
-from partitions import trust
-from strategies.base import PersonalizedStrategy
+from strategies.core.rounds import PersonalizedStrategy
 
 KINDS = ("Norm", "Dropout", "Frozen", "Tied", "Buffers", "Everything")
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
@@ -56,7 +56,9 @@ TIED_HEADS = ("fedper", "fedrep", "fedbabu", "lg-fedavg", "shot")  # refused by 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch):
     """tests/odd.py is code from outside the package."""
-    monkeypatch.setenv(trust.VARIABLE, ",".join(f"odd:{kind}" for kind in (*KINDS, "TiedHead")))
+    monkeypatch.setenv(
+        external_code.VARIABLE, ",".join(f"odd:{kind}" for kind in (*KINDS, "TiedHead"))
+    )
 
 
 def configuration(method, kind):

@@ -7,19 +7,19 @@ import torch
 from tiny import SMALL, federate, share, update
 
 import partitions
-from clients.base import Client
-from clients.sgd import batches
+from clients.core.client import Client
+from clients.core.sgd import batches
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.building import method_model
 from fedapps.serverapp import run
-from strategies.afl import AFL
-from strategies.fedavg import FedAvg
-from strategies.fedgma import FedGMA
-from strategies.replies import Node, Update
-from strategies.round import Round
-from strategies.scores import means, trimmed
+from strategies.core.evaluation import means, trimmed
+from strategies.core.replies import Node, Update
+from strategies.core.round import Round
+from strategies.methods.afl import AFL
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedgma import FedGMA
 
 # Decaying rates
 

@@ -18,7 +18,8 @@ from fedapps.commands.main import cli
 from fedapps.settings.config import defaults
 from fedapps.settings.experiments import main_job
 from fedapps.tuning import read_search
-from partitions import datasets, federation
+from partitions import federation
+from partitions.datasets import loading
 
 MAIN_JOB, MAIN_METHODS = main_job().settings, main_job().methods
 ROOT = Path(__file__).parents[1]
@@ -35,7 +36,7 @@ def test_the_main_job_is_what_the_readme_says():
     names = "FedAvg, FedPer, TENT, FedTTA++, ODPFL-HN and pFedHN"
     assert f"{names} run side" in " ".join(README.split())
     assert names.lower().replace(" and", ",").split(", ") == MAIN_METHODS.split(",")
-    assert "1 797 real images" in README and datasets.source("digits") == "embedded"
+    assert "1 797 real images" in README and loading.source("digits") == "embedded"
     assert "over 50 clients with at most two classes each. Half of them train" in README
     clients = federation(defaults() | MAIN_JOB)
     assert (clients.info.name, len(clients.dataset.y)) == ("digits", 1797)
@@ -88,13 +89,13 @@ def test_every_command_of_the_pages_parses(page, words, tmp_path, monkeypatch):
 def blank_mnist(monkeypatch):
     """7 000 black images in place of MNIST, which is not everywhere."""
     x, y = torch.zeros(7000, 1, 28, 28, dtype=torch.uint8), torch.arange(7000) % 10
-    blank = datasets.Dataset(datasets.info("mnist"), x, y, 6000, {})
-    real = datasets._load
+    blank = loading.Dataset(loading.info("mnist"), x, y, 6000, {})
+    real = loading._load
 
     def fake(name, root):
         return blank if name == "mnist" else real(name, root)
 
-    monkeypatch.setattr(datasets, "_load", fake)
+    monkeypatch.setattr(loading, "_load", fake)
 
 
 @pytest.mark.usefixtures("blank_mnist")

@@ -10,22 +10,22 @@ import torch
 from tiny import share, update
 from torch import nn
 
-from clients.afl import AFLClient
-from clients.base import Client
-from clients.fedper import FedPerClient
-from clients.fedprox import FedProxClient
-from clients.fedrep import FedRepClient
-from clients.lgfedavg import LGFedAvgClient
-from clients.perfedavg import PerFedAvgClient
-from clients.pfedme import PFedMeClient
-from clients.scaffold import ScaffoldClient
-from strategies.afl import AFL
-from strategies.fedavg import FedAvg
-from strategies.fedgma import FedGMA
-from strategies.lgfedavg import LGFedAvg
-from strategies.pfedme import PFedMe
-from strategies.replies import Node
-from strategies.scaffold import Scaffold
+from clients.core.client import Client
+from clients.methods.afl import AFLClient
+from clients.methods.fedper import FedPerClient
+from clients.methods.fedprox import FedProxClient
+from clients.methods.fedrep import FedRepClient
+from clients.methods.lgfedavg import LGFedAvgClient
+from clients.methods.perfedavg import PerFedAvgClient
+from clients.methods.pfedme import PFedMeClient
+from clients.methods.scaffold import ScaffoldClient
+from strategies.core.replies import Node
+from strategies.methods.afl import AFL
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedgma import FedGMA
+from strategies.methods.lgfedavg import LGFedAvg
+from strategies.methods.pfedme import PFedMe
+from strategies.methods.scaffold import Scaffold
 
 B, H = "body.weight", "head.weight"
 SIZES, STEPS, LR, ROUNDS = (4, 6, 9), 3, 0.2, 2

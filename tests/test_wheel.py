@@ -50,7 +50,7 @@ def test_imports_of_every_form_are_rewritten():
     source = """import partitions
 from clients.base import Client
     from strategies import PFedHN
-NAMES = ["clients.tent:TENTClient", f"strategies.{NAME}", 'partitions.readers.']
+NAMES = ["clients.methods.tent:TENTClient", f"strategies.{NAME}", 'partitions.datasets.readers.']
 clients.sort(), "the clients.", "partition.alpha", partitions.federation
 """
     assert (
@@ -58,11 +58,11 @@ clients.sort(), "the clients.", "partition.alpha", partitions.federation
         == """from fedapps import partitions
 from fedapps.clients.base import Client
     from fedapps.strategies import PFedHN
-NAMES = ["fedapps.clients.tent:TENTClient", f"fedapps.strategies.{NAME}", 'fedapps.partitions.readers.']
+NAMES = ["fedapps.clients.methods.tent:TENTClient", f"fedapps.strategies.{NAME}", 'fedapps.partitions.datasets.readers.']
 clients.sort(), "the clients.", "partition.alpha", partitions.federation
 """  # noqa: E501
     )
-    for unknown in ("import clients.base\n", "import strategies as s\n"):
+    for unknown in ("import clients.core.client\n", "import strategies as s\n"):
         with pytest.raises(ValueError, match="write 'import"):
             rewritten(unknown)
 
@@ -75,7 +75,7 @@ from fedapps.commands.main import cli
 from fedapps.settings.experiments import experiments
 from fedapps import clients, partitions
 from fedapps.strategies import PFedHN
-assert PFedHN.__module__ == "fedapps.strategies.pfedhn"
+assert PFedHN.__module__ == "fedapps.strategies.methods.pfedhn"
 assert "fedtta/table1-mnist" in experiments()
 cli("run --methods fedtta {SMALL} --output {tmp_path}/results".split())
 """,

@@ -15,18 +15,18 @@ from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from clients.arrays import Arrays, from_record
+from clients.core.arrays import Arrays, from_record
 from fedapps.clientapp import app
 from fedapps.commands.main import cli
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.shares import Samples, Share
-from strategies.base import PersonalizedStrategy
-from strategies.fedavg import FedAvg
-from strategies.replies import Node, Update
+from strategies.core.replies import Node, Update
+from strategies.core.rounds import PersonalizedStrategy
+from strategies.methods.fedavg import FedAvg
 
 # Hypernetworks and passes over the public set take most of the time of a small run.
 WEE = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from partitions.references import VARIADIC, Table, called, makes
-from partitions.seeds import drawing
+from fedapps.common.external_code import VARIADIC, Table, called, makes
+from fedapps.common.seeds import drawing
 
 if TYPE_CHECKING:
     from torch import nn

@@ -18,7 +18,7 @@ import partitions
 from experiments.benchmarks.measure import Row, proportional_memory
 from fedapps.settings.config import Config, defaults
 from partitions.cache import cached, fingerprint
-from partitions.readers.raw import Raw
+from partitions.datasets.readers.raw import Raw
 
 CLIENTS, ACTORS, IMAGES, REPEATS = 100, 4, 60_000, 3
 LIMIT = 1500  # MB of the four processes together

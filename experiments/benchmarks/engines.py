@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 import partitions
+from clients.core.sgd import batches
 from clients.models import build_model
-from clients.sgd import batches
 from experiments.benchmarks import hand_written
 from experiments.benchmarks.measure import (
     NEVER,

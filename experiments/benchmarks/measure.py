@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import Job, make_jobs
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.serverapp import APPS, run
 from fedapps.settings.config import Config

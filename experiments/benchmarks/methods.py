@@ -14,16 +14,16 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import partitions
-from clients.base import Client
-from clients.fedtta import FedTTAClient
+from clients.core.client import Client
+from clients.core.sgd import batches
+from clients.methods.fedtta import FedTTAClient
 from clients.models import build_model
-from clients.sgd import batches
 from experiments.benchmarks import engines, hand_written
 from experiments.benchmarks.measure import NEVER, Row, compare, seconds, time_rounds
 from fedapps.settings.config import Config, defaults, settings
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share, for_convolution
-from strategies.hypernetwork import Hypernetwork
+from strategies.maths.hypernetwork import Hypernetwork
 
 SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 64
 FEDTTA_STEPS, FEDTTA_REPEATS = 100, 15

@@ -31,7 +31,7 @@ from clients.models import build_model
 from clients.models.head import take_head
 from fedapps.files import read_json
 from fedapps.settings.config import Config, run_folders, saved_configuration
-from partitions.base import Federation
+from partitions.federations import Federation
 
 ALGORITHMS = {
     "local": "Local", "fedavg": "FedAvg", "fedper": "FedPer", "fedrep": "FedRep",

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from clients.arrays import Arrays, filled, to_record
-from clients.protocol import OFFERS
+from clients.core.arrays import Arrays, filled, to_record
+from clients.core.protocol import OFFERS
 from experiments.benchmarks.measure import Row, compare
-from fedapps.engines.grid import LocalGrid, Simulated, with_id
-from strategies.fedavg import FedAvg, weighted_mean
+from fedapps.engines.in_process_grid import LocalGrid, Simulated, with_id
+from strategies.core.aggregation import weighted_mean
+from strategies.methods.fedavg import FedAvg
 
 REPLIES, REPEATS, DISTINCT = 10_000, 3, 256
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 
 import partitions
-from clients.arrays import from_record, to_tensors
+from clients.core.arrays import from_record, to_tensors
+from clients.core.sgd import batches
 from clients.models.adaptable import Adaptable
-from clients.sgd import batches
 from experiments.benchmarks import engines, hand_written
 from experiments.benchmarks.measure import NEVER, Row
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.common.seeds import drawing, seed_of
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.building import method_model
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults, settings
-from partitions.seeds import drawing, seed_of
-from strategies.hypernetwork import Hypernetwork
+from strategies.maths.hypernetwork import Hypernetwork
 
 STEPS, BATCH, REPEATS = (1, 5, 20), 32, 5
 ROUNDS = {1: 20, 5: 10, 20: 4}

@@ -34,8 +34,8 @@ def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
 
 def _names() -> dict[str, Iterable[str]]:
     from clients.models import MODELS
-    from partitions.datasets import DATASETS
-    from partitions.registry import PARTITIONS
+    from partitions.datasets.loading import DATASETS
+    from partitions.rules.registry import PARTITIONS
 
     return {"dataset": DATASETS, "partition": PARTITIONS, "model": MODELS}
 

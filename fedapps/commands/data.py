@@ -42,8 +42,9 @@ def data(
     handler = RichHandler(console=make_console(stderr=True))
     logging.basicConfig(handlers=[handler], format="%(message)s")
     with refusals(ImportError):
+        from fedapps.common import external_code
         from fedapps.settings.config import defaults, override, parse_override
-        from partitions import datasets, trust
+        from partitions.datasets import loading
 
         if sum((info, check, export is not None)) > 1:
             raise ValueError("--info, --check and --export exclude each other; give one of them")
@@ -51,11 +52,11 @@ def data(
         if "dataset" in overrides:
             raise ValueError(f"the dataset is {name}; remove dataset={overrides['dataset']}")
         overrides["dataset"] = name
-        trust.allow(*trust.named(overrides))
+        external_code.allow(*external_code.named(overrides))
         config = override(defaults() | {"dataset": name}, overrides)
-        entry, (_, data_dir, options) = datasets.described(config), datasets.named(config)
+        entry, (_, data_dir, options) = loading.described(config), loading.named(config)
         console.print(f"{name}: {entry.line}; {entry.num_classes} classes, inputs {entry.shape}")
-        say(console, f"from: {datasets.source(name, data_dir)}")
+        say(console, f"from: {loading.source(name, data_dir)}")
         if entry.files:
             say(console, f"official files: {entry.files}")
         if info:

@@ -32,7 +32,7 @@ def _methods() -> Rows:
 
 
 def _datasets() -> Rows:
-    from partitions.datasets import DATASETS, info
+    from partitions.datasets.loading import DATASETS, info
 
     entries = [(name, info(name)) for name in DATASETS]
     return [
@@ -42,7 +42,7 @@ def _datasets() -> Rows:
 
 
 def _partitions() -> Rows:
-    from partitions.registry import PARTITIONS
+    from partitions.rules.registry import PARTITIONS
 
     return [
         {"name": name, "line": rule.line, "options": ", ".join(rule.options)}

@@ -49,7 +49,7 @@ def personalize(
     with refusals():
         from fedapps.service import onnx as exporter
         from fedapps.service.delivery import load_personal
-        from fedapps.service.run import Run
+        from fedapps.service.finished_run import Run
 
         logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
         if onnx:

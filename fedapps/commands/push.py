@@ -21,7 +21,7 @@ def push(
         from huggingface_hub.errors import HfHubHTTPError
 
         from fedapps.service import model_card
-        from fedapps.service.run import Run
+        from fedapps.service.finished_run import Run
 
         loaded = Run(run)
         with refusals(HfHubHTTPError, code=1):

@@ -37,7 +37,7 @@ def serve(
         from fedapps.engines.flower import Flwr
         from fedapps.files import read_arrays
         from fedapps.service.deploy import Deployment
-        from fedapps.service.run import Run
+        from fedapps.service.finished_run import Run
         from fedapps.service.serving import LINE, check_serving
 
         loaded = Run(run, round_)

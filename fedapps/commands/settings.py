@@ -7,13 +7,13 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from fedapps.common import external_code
+from fedapps.common.external_code import is_reference
+from fedapps.common.settings import Setting
 from fedapps.console import make_console, refusals, say
 from fedapps.methods import METHODS
 from fedapps.settings import schema
 from fedapps.settings.overrides import own_settings
-from partitions import trust
-from partitions.references import is_reference
-from partitions.settings import Setting
 
 
 def settings(
@@ -57,7 +57,7 @@ def of_method(name: str) -> dict[str, tuple[Setting, str]]:
     """The settings of a method's section by their full key, each with the method that sets it
     where it is inherited. Raises ValueError for an unknown method."""
     if is_reference(name):
-        trust.allow(name)  # the user named it
+        external_code.allow(name)  # the user named it
     METHODS.check(name)
     if is_reference(name):
         return {f"{name}.{k}": (Setting(v, ""), "") for k, v in own_settings(name).items()}

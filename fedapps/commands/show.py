@@ -29,8 +29,8 @@ def show(
     allow: Allowed = None,
 ) -> None:
     """Show what a finished run is, and what a later client would get from it."""
+    from fedapps.service.finished_run import Run
     from fedapps.service.model_card import facts, model_card
-    from fedapps.service.run import Run
 
     with refusals():
         loaded = Run(run)

@@ -9,12 +9,13 @@ import typer
 from rich.table import Table
 
 from fedapps.commands import completion
-from fedapps.commands.run import check_options, say_failures
+from fedapps.commands.run import say_failures
 from fedapps.console import make_console, refusals, say, say_error
 from fedapps.engines import ENGINES
+from fedapps.planning import check_options
 
 if TYPE_CHECKING:
-    from fedapps.engines.jobs import Job
+    from fedapps.engines.job_pool import Job
     from fedapps.tuning import Outcome, Tuning
 
 

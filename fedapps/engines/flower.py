@@ -18,8 +18,8 @@ from typing import Any
 
 import tomli_w
 
-from clients.failures import error_line
-from fedapps.engines.jobs import POLL_SECONDS, Follow, Job
+from fedapps.common.errors import error_line
+from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import declare, stage
 from fedapps.settings.config import Value

@@ -20,7 +20,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedapps.engines.grid import AnsweringGrid, error_reply, respond, with_records
+from fedapps.engines.in_process_grid import AnsweringGrid, error_reply, respond, with_records
 
 ASK = "query.hosted"  # asks a node which clients it hosts
 OPENING = "query"  # asks a client who it is

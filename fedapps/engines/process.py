@@ -13,9 +13,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from clients.failures import error_line
-from fedapps.engines.grid import InProcessGrid, Pause, Simulated
-from fedapps.engines.jobs import POLL_SECONDS, Apps, Follow, Job
+from fedapps.common.errors import error_line
+from fedapps.engines.in_process_grid import InProcessGrid, Pause, Simulated
+from fedapps.engines.job_pool import POLL_SECONDS, Apps, Follow, Job
 from fedapps.methods import METHODS
 from fedapps.node.bridge import DEBUG
 from fedapps.settings.config import Config

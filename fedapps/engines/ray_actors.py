@@ -16,7 +16,7 @@ import ray
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.engines.grid import Contexts, UserConfig, respond, with_id, with_records
+from fedapps.engines.in_process_grid import Contexts, UserConfig, respond, with_id, with_records
 from fedapps.engines.memory_files import MemoryFiles
 
 AHEAD = 2  # batches that are sent to an actor, so that it never waits for the driver

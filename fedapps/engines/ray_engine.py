@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from fedapps.engines.grid import Pause, Simulated
-from fedapps.engines.jobs import Apps, Follow, Job
+from fedapps.engines.in_process_grid import Pause, Simulated
+from fedapps.engines.job_pool import Apps, Follow, Job
 from fedapps.engines.process import run_in_turn
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import stage

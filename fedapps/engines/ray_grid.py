@@ -18,7 +18,7 @@ import ray
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
-from fedapps.engines.grid import LocalGrid, Pause, UserConfig, error_reply
+from fedapps.engines.in_process_grid import LocalGrid, Pause, UserConfig, error_reply
 from fedapps.engines.ray_actors import AHEAD, Actors, Answer, Refs, SharedRecords, machine_id
 
 # A batch is this part of an actor's share of the remaining seconds. A message costs the driver

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import tomli_w
 
+from fedapps.common.external_code import PACKAGES
 from fedapps.settings.config import Value, project_dir
-from partitions.references import PACKAGES
 
 
 def stage(folder: Path) -> None:

@@ -15,11 +15,18 @@ from flwr.common.logger import log
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from clients.arrays import Arrays, filled, from_record, reply_with, to_metrics, to_record
-from clients.base import Client
-from clients.failures import brief, described
-from clients.messages import answer_exchange
-from clients.protocol import DOMAIN, NAMES, OFFERS, RESTORE_STATE, RUN_TOKEN, SAVE_STATE
+from clients.core.arrays import Arrays, filled, from_record, reply_with, to_metrics, to_record
+from clients.core.client import Client
+from clients.core.protocol import (
+    DOMAIN,
+    NAMES,
+    OFFERS,
+    RESTORE_STATE,
+    RUN_TOKEN,
+    SAVE_STATE,
+    answer_exchange,
+)
+from fedapps.common.errors import brief, described
 from fedapps.files import locked, write_arrays
 
 SIMULATED = "simulated"  # node configuration of the in-process engine's clients

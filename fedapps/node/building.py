@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 import partitions
-from clients.arrays import Arrays, model_arrays
-from clients.base import Client
-from clients.cohort import in_cohort
+from clients.core.arrays import Arrays, model_arrays
+from clients.core.client import Client
+from clients.core.cohort import in_cohort
 from clients.models import build_model, sized
 from clients.models.roles import check_tied, frozen_names
+from fedapps.common.external_code import options
+from fedapps.common.seeds import drawing
+from fedapps.common.settings import taken
 from fedapps.methods import METHODS, Method
 from fedapps.settings.config import Config, accepted, settings
-from partitions.base import DEFAULT_PUBLIC
-from partitions.datasets import Info
-from partitions.references import options
-from partitions.seeds import drawing
-from partitions.settings import taken
+from partitions.datasets.loading import Info
+from partitions.federations import DEFAULT_PUBLIC
 from partitions.shares import Share
 
 Network = tuple[nn.Module, Arrays]  # a method's whole network and its initial arrays

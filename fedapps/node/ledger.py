@@ -4,7 +4,7 @@ Local privacy protects against the server, so neither the run's configuration no
 how much a node reveals. A node's configuration is its policy, which no run weakens; a run keeps the
 strictest terms that it ever promised. Each new answer to a train message costs μ² = (2C / σ)²,
 where the client clips to norm C and adds noise of deviation σ; costs add up (see
-`strategies.accountant`). A repeated message gets the last answer again, at no cost. Count and
+`strategies.core.accountant`). A repeated message gets the last answer again, at no cost. Count and
 answer are stored before the answer leaves."""
 
 import hashlib
@@ -22,9 +22,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 
-from clients.arrays import Arrays, from_record, to_record
-from clients.failures import Refusal
-from clients.privacy import (
+from clients.core.arrays import Arrays, from_record, to_record
+from clients.core.privacy import (
     COVERS,
     EVERYTHING,
     local_noise,
@@ -32,11 +31,12 @@ from clients.privacy import (
     promised_multiplier,
     settings_of,
 )
-from clients.protocol import RUN_TOKEN
+from clients.core.protocol import RUN_TOKEN
+from fedapps.common.errors import Refusal
 from fedapps.files import locked, write_arrays
 from fedapps.node.bridge import is_simulated
 from fedapps.settings.config import CIRCUMSTANCES
-from strategies.accountant import local_epsilon, local_loss
+from strategies.core.accountant import local_epsilon, local_loss
 
 LEDGER, ANSWER = "privacy", "privacy.answer"  # keys of the node's state and of a file's metadata
 ROUNDING = 1 + 1e-9  # tolerance of a sum that equals the promise

@@ -13,7 +13,7 @@ import partitions
 from fedapps.files import MODEL, read_json
 from fedapps.results.schema import Count, mismatch
 from fedapps.settings.config import Config
-from partitions.datasets import Info, Moment
+from partitions.datasets.loading import Info, Moment
 
 FILE = "serving.json"
 LONGEST = 4096  # characters of a setting

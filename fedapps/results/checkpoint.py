@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from clients.arrays import Arrays
+from clients.core.arrays import Arrays
 from fedapps.files import CHECKPOINTS, write_files
 from fedapps.settings.config import Config, differences
 

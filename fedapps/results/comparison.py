@@ -28,7 +28,7 @@ from fedapps.results.runs import (
 from fedapps.results.table import epsilon, lost_replies, terms_of_privacy
 from fedapps.settings.config import defaults, effective
 from partitions import RUN_SEED
-from partitions.registry import options_of
+from partitions.rules.registry import options_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import partitions
-from clients.arrays import Arrays
-from clients.protocol import RUN_TOKEN, StateUse
+from clients.core.arrays import Arrays
+from clients.core.protocol import RUN_TOKEN, StateUse
 from fedapps.files import (
     ERRORS,
     HANDOUT,
@@ -35,7 +35,7 @@ from fedapps.node.building import with_public
 from fedapps.results.checkpoint import State, read_state, state_bytes
 from fedapps.settings.config import Config, run_configuration
 from fedapps.settings.variants import is_of_data, root
-from partitions.base import Federation
+from partitions.federations import Federation
 
 STRATEGY, CLIENTS = "strategy.safetensors", "clients"
 

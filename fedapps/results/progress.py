@@ -13,7 +13,7 @@ from rich.text import Text
 from fedapps.console import say, visible
 
 if TYPE_CHECKING:
-    from fedapps.engines.jobs import Job
+    from fedapps.engines.job_pool import Job
 
 
 class Display:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.text import Text
 
-from clients.arrays import Arrays
-from clients.failures import described, error_line, is_sentence
+from clients.core.arrays import Arrays
+from fedapps.common.errors import described, error_line, is_sentence
 from fedapps.files import (
     CHECKPOINTS,
     ERRORS,
@@ -32,8 +32,8 @@ from fedapps.results.card import make_card
 from fedapps.results.checkpoint import State
 from fedapps.results.progress import shown
 from fedapps.settings.config import Config
-from strategies.base import PersonalizedStrategy
-from strategies.scores import goodness
+from strategies.core.evaluation import goodness
+from strategies.core.rounds import PersonalizedStrategy
 
 log = logging.getLogger("flwr")
 # What decides the round that a group reports: training clients' scores of the model that it gets.

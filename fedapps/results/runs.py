@@ -16,7 +16,7 @@ from fedapps.settings.variants import Variant
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from fedapps.engines.jobs import Job
+    from fedapps.engines.job_pool import Job
 
 ROLES = {"train": "training clients", "novel": "novel clients"}
 SCORES = ROLES | {"test": "test samples", "f1": "F1", "f1-users": "F1, users"}

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from clients.protocol import FEW_SAMPLES
+from clients.core.protocol import FEW_SAMPLES
 from fedapps.results.formats import FAILED, TextTable
 from fedapps.results.runs import differing, federation_of, label_without
 from fedapps.settings.config import effective

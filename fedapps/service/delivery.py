@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.arrays import load_arrays, model_arrays
-from clients.tent import entropy
+from clients.core.arrays import load_arrays, model_arrays
+from clients.core.normalisation import entropy
+from fedapps.common import external_code
 from fedapps.console import spreadsheet_cell
 from fedapps.files import MODEL, array_bytes, opening, read_json, write_files
 from fedapps.files import load_arrays as arrays_of
@@ -20,8 +21,7 @@ from fedapps.results.card import Card
 from fedapps.service.inputs import Data, Inputs, inputs_of, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
-from partitions import trust
-from partitions.datasets import Moment
+from partitions.datasets.loading import Moment
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
 ONNX = "model.onnx"
@@ -167,7 +167,7 @@ def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> Personal:
     node that was served, to go on with `Personal.update`. `allow` as `fedapps.load`.
 
     Raises ValueError if the folder holds none that can go on."""
-    trust.allow(*allow)
+    external_code.allow(*allow)
     folder = Path(folder)
     with opening(folder):
         card = _read_card(folder / DESCRIPTION)

@@ -13,14 +13,7 @@ from typing import Self
 import psutil
 import tomli_w
 
-from fedapps.engines.flower import (
-    COMMANDS,
-    START_SECONDS,
-    Flwr,
-    environment,
-    free_port,
-    listening,
-)
+from fedapps.engines.flower import COMMANDS, START_SECONDS, Flwr, environment, free_port, listening
 from fedapps.files import write_text
 from fedapps.service import DEPLOYMENT
 from fedapps.service.certificates import check_valid, make_certificates, make_node_key

@@ -10,22 +10,22 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import partitions
-from clients.adaptation import Adapting
-from clients.arrays import Arrays, group
-from clients.atp import RATES, adaptable
-from clients.base import Client
-from clients.privacy import EVERYTHING
-from clients.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import Arrays, group
+from clients.core.client import Client
+from clients.core.privacy import EVERYTHING
+from clients.core.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
+from clients.methods._adaptation import Adapting
+from clients.methods.atp import RATES, adaptable
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.files import model_round, read_arrays
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import Builder, with_public
 from fedapps.results.folder import check_former, read_memories
 from fedapps.results.plot import matrix, shown
-from fedapps.service.run import Run, opened
+from fedapps.service.finished_run import Run, opened
 from fedapps.settings.config import Config, saved_configuration, settings
-from partitions.base import Federation
+from partitions.federations import Federation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.results.card import Card
-from partitions.limits import check_size, num_parts
-from partitions.readers.local import read_local
-from partitions.readers.raw import UNLABELED
+from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.raw import UNLABELED
 from partitions.shares import META, Samples, Share
 
 Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are

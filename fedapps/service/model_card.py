@@ -15,7 +15,7 @@ from fedapps.files import HANDOUT, MODEL, PRIVACY, model_round
 from fedapps.methods import METHODS
 from fedapps.results.card import FILE
 from fedapps.results.formats import escape_markdown
-from fedapps.service.run import Run
+from fedapps.service.finished_run import Run
 from fedapps.settings.config import Config, defaults
 
 # What serving needs, beside what `write_model` writes itself. Clients' states stay at home, and so

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from clients.arrays import Arrays
-from fedapps.service.run import Run, hand_out, opened
+from clients.core.arrays import Arrays
+from fedapps.service.finished_run import Run, hand_out, opened
 from fedapps.settings.config import Config
-from strategies.base import PersonalizedStrategy
-from strategies.replies import Node
+from strategies.core.replies import Node
+from strategies.core.rounds import PersonalizedStrategy
 
 LINE = "served by fedapps:"  # start of the log lines that `fedapps serve` prints
 

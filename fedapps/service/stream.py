@@ -9,16 +9,16 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from clients.arrays import Arrays, to_numpy, to_tensors
-from clients.base import Client
+from clients.core.arrays import Arrays, to_numpy, to_tensors
+from clients.core.client import Client
+from fedapps.common.external_code import Value
+from fedapps.common.settings import taken
 from fedapps.methods import METHODS
 from fedapps.node.building import Builder
 from fedapps.results.card import Card
 from fedapps.results.checkpoint import read_state, state_bytes
 from fedapps.results.schema import Count, mismatch
 from fedapps.settings.config import Config, accepted, check_method, defaults, override
-from partitions.references import Value
-from partitions.settings import taken
 from partitions.shares import Share
 
 FILE = "stream.safetensors"

@@ -7,6 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedapps.common import external_code
+from fedapps.common.external_code import Value
+from fedapps.common.settings import taken
 from fedapps.methods import METHODS
 from fedapps.settings.overrides import (
     Config,
@@ -17,9 +20,6 @@ from fedapps.settings.overrides import (
     relevant,
 )
 from fedapps.settings.variants import Variant
-from partitions import references, trust
-from partitions.references import Value
-from partitions.settings import taken
 
 __all__ = ["Value", "defaults", "override", "own_settings", "parse_override"]
 
@@ -40,7 +40,7 @@ def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Conf
         if asked == run_config:
             return found
     if trusted:
-        trust.allow(*trust.named(run_config))
+        external_code.allow(*external_code.named(run_config))
     found = override(defaults(), run_config)
     _completed.appendleft((dict(run_config), found))
     return found
@@ -114,7 +114,7 @@ def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
 def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
     """Keyword arguments for a method's strategy and client: its own section over the common
     keys, with underscores for hyphens."""
-    return references.options(config, "") | references.options(config, method)
+    return external_code.options(config, "") | external_code.options(config, method)
 
 
 def effective(config: Mapping[str, Value], key: str) -> Value | None:

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedapps.common.settings import Configured, Setting, Value, key_of
 from fedapps.methods import METHODS, Method
 from fedapps.settings import schema
 from fedapps.settings.run import Run
-from partitions.registry import RULES, Options
-from partitions.settings import Configured, Setting, Value, key_of
+from partitions.rules.registry import RULES, Options
 
 Settings = dict[str, Setting]
 BEGIN = (
@@ -34,10 +34,10 @@ def of_class(cls: type[Configured]) -> Settings:
 @cache
 def common() -> Settings:
     """The settings of every run, and of every method that does not set them itself."""
-    from clients.base import Client
-    from clients.pfedhn import NOVEL_ROUNDS
-    from strategies.fedavg import FedAvg
-    from strategies.privacy import Privacy
+    from clients.core.client import Client
+    from clients.methods.pfedhn import NOVEL_ROUNDS
+    from strategies.core.privacy import Privacy
+    from strategies.methods.fedavg import FedAvg
 
     novel: Any = {"novel-rounds": NOVEL_ROUNDS}
     return of_class(Run) | novel | of_class(Client) | of_class(FedAvg) | of_class(Privacy)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedapps.common import external_code
+from fedapps.common.external_code import Value
 from fedapps.settings.overrides import parse_override
 from fedapps.settings.schema import check, listed
-from partitions import trust
-from partitions.references import Value
 
 
 def experiments() -> dict[str, Path]:
@@ -59,7 +59,9 @@ class Experiment:
 
     def allow(self) -> None:
         """Let references be imported: a person asked for this, and it is no saved run's."""
-        trust.allow(*trust.named([self.settings, self.grid, self.methods, self.search]))
+        external_code.allow(
+            *external_code.named([self.settings, self.grid, self.methods, self.search])
+        )
 
 
 def parts(asked: Experiment, folder: Path) -> list[tuple[Experiment, Path]]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from fedapps.common import external_code
+from fedapps.common.external_code import Value, is_reference
 from fedapps.methods import METHODS, Method
 from fedapps.settings.schema import check, declared
-from partitions import references
-from partitions.references import Value, is_reference
-from partitions.registry import options_of
+from partitions.rules.registry import options_of
 
 Config = dict[str, Value]
 NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dataset")
@@ -94,7 +94,7 @@ def relevant(config: Mapping[str, Value]) -> Config:
 
 def is_method(reference: str) -> bool:
     """Whether ``module:NAME`` is a method."""
-    return isinstance(references.load(reference), Method)
+    return isinstance(external_code.load(reference), Method)
 
 
 def own_settings(reference: str) -> Config:
@@ -102,10 +102,10 @@ def own_settings(reference: str) -> Config:
 
     Of a method: those of its section; of anything else: what the function takes by keyword.
     Raises ValueError for one that nobody reads."""
-    found = references.load(reference)
+    found = external_code.load(reference)
     if not isinstance(found, Method):
         function = getattr(found, "build", found)
-        return references.declared(function) if callable(function) else {}
+        return external_code.declared(function) if callable(function) else {}
     from fedapps.settings.declarations import of_method
 
     return {key: setting.default for key, setting in of_method(reference, found).items()}

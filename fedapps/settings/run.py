@@ -1,6 +1,6 @@
 """What a run is configured with, whatever its method and its partition."""
 
-from partitions.settings import COUNT, ROUNDS, SECONDS, SOME, Configured, setting
+from fedapps.common.settings import COUNT, ROUNDS, SECONDS, SOME, Configured, setting
 
 DAY = "(0, 86400]"
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from partitions.settings import Setting, Value
+from fedapps.common.settings import Setting, Value
 
 FILE = Path(__file__).with_name("schema.json")
 

@@ -7,11 +7,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedapps.common.external_code import Value, is_reference
 from fedapps.methods import METHODS
 from fedapps.settings.overrides import Config, is_method, override, parse_override
-from partitions.catalog import DATASETS
-from partitions.references import Value, is_reference
-from partitions.registry import RULES, options_of
+from partitions.datasets.catalog import DATASETS
+from partitions.rules.registry import RULES, options_of
 
 # Only evaluations depend on these settings.
 EVALUATIONS = (
@@ -27,7 +27,7 @@ OF_OWN_DATA = ("image-size", "label")  # settings that the package's datasets do
 def is_of_data(key: str) -> bool:
     """Whether a setting decides who holds which samples, or is an option of the user's own dataset
     or network."""
-    from partitions.base import PARTITION_KEYS
+    from partitions.federations import PARTITION_KEYS
 
     section = key.rpartition(".")[0]
     own = is_reference(section) and not is_method(section)

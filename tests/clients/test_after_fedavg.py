@@ -11,15 +11,16 @@ from tiny import SMALL, federate, share
 from torch import nn
 
 import partitions
-from clients.base import Client
-from clients.batchwise import HoldingOut
-from clients.bbse import BBSEClient
-from clients.bn_adapt import BNAdaptClient
-from clients.memo import MEMOClient, MEMONetwork, marginal_entropy, mirrored
+from clients.core.client import Client
+from clients.methods._batchwise import HoldingOut
+from clients.methods.bbse import BBSEClient
+from clients.methods.bn_adapt import BNAdaptClient
+from clients.methods.memo import MEMOClient, MEMONetwork, marginal_entropy, mirrored
+from clients.methods.prior_em import PriorEMClient
 from clients.models import build_model
-from clients.prior_em import PriorEMClient
-from partitions.datasets import described
-from strategies.label_shift import BBSE, PriorEM, conditional, prior
+from partitions.datasets.loading import described
+from strategies.methods.bbse import BBSE, conditional
+from strategies.methods.prior_em import PriorEM, prior
 
 
 class Logits(nn.Module):

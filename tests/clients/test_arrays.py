@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from clients.arrays import (
+from clients.core.arrays import (
     from_record,
     load_arrays,
     model_arrays,

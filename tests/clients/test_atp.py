@@ -12,16 +12,16 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from clients.atp import RATES, ATPClient, adaptable
-from clients.base import Client
+from clients.core.client import Client
+from clients.core.normalisation import entropy
+from clients.methods.atp import RATES, ATPClient, adaptable
 from clients.models import build_model
-from clients.tent import entropy
 from fedapps.clientapp import app
 from fedapps.serverapp import run
 from fedapps.service import figures
-from strategies.atp import ATP
-from strategies.replies import Node
-from strategies.round import Round
+from strategies.core.replies import Node
+from strategies.core.round import Round
+from strategies.methods.atp import ATP
 
 
 def network(*, double=True):

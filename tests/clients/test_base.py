@@ -9,15 +9,15 @@ import torch
 from sklearn.metrics import f1_score
 from torch import nn
 
-from clients.base import Client
-from clients.ditto import DittoClient
-from clients.domain import domain_gradient
-from clients.fedper import FedPerClient
-from clients.fedprox import FedProxClient
-from clients.protocol import NAMES, FewShot, lr_factor
-from clients.scoring import macro_f1
-from partitions.readers.raw import UNLABELED
-from partitions.seeds import seed_of
+from clients.core.client import Client
+from clients.core.domain import domain_gradient
+from clients.core.evaluation import macro_f1
+from clients.core.protocol import NAMES, FewShot, lr_factor
+from clients.methods.ditto import DittoClient
+from clients.methods.fedper import FedPerClient
+from clients.methods.fedprox import FedProxClient
+from fedapps.common.seeds import seed_of
+from partitions.datasets.readers.raw import UNLABELED
 from partitions.shares import Samples, Share
 
 

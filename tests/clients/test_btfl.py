@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients import btfl
-from clients.btfl import evidence, expected_weight, odds
+from clients.methods import btfl
+from clients.methods.btfl import evidence, expected_weight, odds
 
 
 def test_evidence_by_hand():

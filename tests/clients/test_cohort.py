@@ -8,15 +8,15 @@ import torch
 from tiny import NEEDS, SMALL, share
 from torch import nn
 
-from clients import cohort
-from clients.base import Client
-from clients.cohort import Cohort
+from clients.core import cohort
+from clients.core.client import Client
+from clients.core.cohort import Cohort
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import make_jobs
+from fedapps.common import external_code
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.serverapp import APPS, run
-from partitions import trust
 
 
 class Slope(nn.Module):
@@ -126,7 +126,7 @@ def test_a_cohort_gives_what_clients_in_turn_give(method, loops, monkeypatch):
 @pytest.mark.parametrize("kind", ["Frozen", "Tied"])
 @pytest.mark.filterwarnings("error:clients train one by one")
 def test_frozen_parameters_stay_and_tied_ones_are_one(method, kind, monkeypatch):
-    monkeypatch.setenv(trust.VARIABLE, f"odd:{kind}")
+    monkeypatch.setenv(external_code.VARIABLE, f"odd:{kind}")
     alone, _ = results(method, 1, model=f"odd:{kind}")
     done = watched(monkeypatch)
     together, _ = results(method, 3, model=f"odd:{kind}")

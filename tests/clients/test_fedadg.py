@@ -6,10 +6,10 @@ import pytest
 import torch
 from tiny import share
 
-from clients.base import Client
-from clients.fedadg import FedADGClient
+from clients.core.client import Client
+from clients.methods.fedadg import FedADGClient
 from clients.models import build_model
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 
 INFO = Info("tiny", (1, 2, 2), 2, "")
 

@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional as F
 
 import partitions
-from clients.fedembed import FedEmbedClient, triplet_step
+from clients.methods._preferences import GlobalClient, GlobalPlusClient
+from clients.methods.fedembed import FedEmbedClient, triplet_step
 from clients.models.preference import EmbeddingNet, PreferenceNet
-from clients.preference import GlobalClient, GlobalPlusClient
 from fedapps.settings.config import defaults
 
 CONFIG = defaults() | {"partition": "preference", "num-clients": 20, "train-fraction": 1.0}

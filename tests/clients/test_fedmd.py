@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from clients.arrays import from_record, model_arrays
-from clients.fedmd import FedMDClient, HeteroTENTClient
-from clients.heterofedtta import HeteroFedTTAClient
+from clients.core.arrays import from_record, model_arrays
+from clients.methods.fedmd import FedMDClient, HeteroTENTClient
+from clients.methods.heterofedtta import HeteroFedTTAClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.building import client_model, with_public
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions import federation
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
-from strategies.fedmd import FedMD, HeteroFedTTA
-from strategies.replies import Node, Update
+from strategies.core.replies import Node, Update
+from strategies.methods.fedmd import FedMD, HeteroFedTTA
 
 INFO = Info("test", (3,), 4, "")
 EACH = pytest.mark.parametrize("cls", [FedMDClient, HeteroTENTClient, HeteroFedTTAClient])

@@ -2,8 +2,8 @@ import numpy as np
 import torch
 from tiny import share
 
-from clients.fedper import FedPerClient
-from clients.fedrep import FedRepClient
+from clients.methods.fedper import FedPerClient
+from clients.methods.fedrep import FedRepClient
 from clients.models import build_model
 
 SHAPE = (1, 2, 2)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tiny import share
 
-from clients.fedsr import FedSRClient
+from clients.methods.fedsr import FedSRClient
 from clients.models import build_model
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 
 INFO = Info("tiny", (1, 2, 2), 2, "")
 

@@ -10,18 +10,18 @@ import torch
 from tiny import Watched, federate, share, states, update
 from torch import nn
 
-from clients import btfl, fedthe
-from clients.arrays import model_arrays
-from clients.base import Client
-from clients.btfl import BTFLClient, levels
-from clients.fedthe import FedTHEClient, history, objective
-from clients.fedthe_plus import FedTHEPlusClient
-from clients.memo import MEMOClient, MEMONetwork, marginal_entropy
+from clients.core.arrays import model_arrays
+from clients.core.client import Client
+from clients.methods import btfl, fedthe
+from clients.methods._two_heads import PERSONAL_HEAD, SUMMARY, TwoHeads
+from clients.methods.btfl import BTFLClient, levels
+from clients.methods.fedthe import FedTHEClient, history, objective
+from clients.methods.fedthe_plus import FedTHEPlusClient
+from clients.methods.memo import MEMOClient, MEMONetwork, marginal_entropy
 from clients.models import build_model
 from clients.models.head import HeadedNetwork
-from clients.two_heads import PERSONAL_HEAD, SUMMARY, TwoHeads
-from partitions.datasets import described
-from strategies.fedthe import FedTHE
+from partitions.datasets.loading import described
+from strategies.methods.fedthe import FedTHE
 
 INFO = described({"dataset": "digits", "data-dir": ""})
 X = torch.rand(24, 1, 8, 8, generator=torch.manual_seed(5))

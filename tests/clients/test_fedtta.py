@@ -5,21 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from clients.adaptation import Step, kl
-from clients.base import Client
-from clients.fedtta import (
-    FedTTAClient,
-    FedTTAPlusPlusClient,
-    GuardedFedTTAPlusPlusClient,
-)
+from clients.core.client import Client
+from clients.methods._adaptation import Step, kl
+from clients.methods.fedtta import FedTTAClient, FedTTAPlusPlusClient, GuardedFedTTAPlusPlusClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
-from partitions.datasets import Info
-from partitions.readers.raw import UNLABELED
+from partitions.datasets.loading import Info
+from partitions.datasets.readers.raw import UNLABELED
 from partitions.shares import Samples, Share
-from strategies.fedavg import FedAvg
-from strategies.fedtta import FedTTA
-from strategies.replies import Node, Update
+from strategies.core.replies import Node, Update
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedtta import FedTTA
 
 
 def samples_of(x, y):

@@ -5,7 +5,7 @@ import torch
 from tiny import share
 from torch import nn
 
-from clients.fedtta import FedTTAProxClient
+from clients.methods.fedtta import FedTTAProxClient
 from clients.models.adaptable import Adaptable, Adaptation
 
 

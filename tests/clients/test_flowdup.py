@@ -9,12 +9,12 @@ from tiny import share, update
 from torch import nn
 from torch.nn import functional as F
 
-from clients.flowdup import FLowDUPClient, LowDimensional
+from clients.core.protocol import UNLABELED
+from clients.methods.flowdup import FLowDUPClient, LowDimensional
 from clients.models import build_model
-from clients.protocol import UNLABELED
-from partitions.datasets import Info
-from strategies.fedavg import FedAvg
-from strategies.flowdup import FLowDUP
+from partitions.datasets.loading import Info
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.flowdup import FLowDUP
 
 INFO = Info("tiny", (1, 2, 2), 3, "")
 

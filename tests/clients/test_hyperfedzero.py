@@ -8,9 +8,9 @@ from tiny import share
 from torch import nn
 from torch.nn import functional as F
 
-from clients.hyperfedzero import GeneratedHead, HyperFedZeroClient, imbalance
+from clients.methods.hyperfedzero import GeneratedHead, HyperFedZeroClient, imbalance
 from clients.models import build_model
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 
 INFO = Info("tiny", (1, 2, 2), 3, "")
 SIZES = {"embedding_dim": 3, "chunk_size": 5, "chunk_dim": 2, "hidden_dim": 4}

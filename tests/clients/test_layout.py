@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from clients.arrays import load_arrays, model_arrays
-from clients.layout import layout_of
+from clients.core.arrays import load_arrays, model_arrays
+from clients.core.layout import layout_of
 
 
 def network():

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from clients.fedma import resize
+from clients.methods.fedma import resize
+from clients.methods.pfl import Ensemble
 from clients.models import build_model
 from clients.models.adaptable import Adaptation
 from clients.models.head import headed
 from clients.models.networks import MLP, convolved
 from clients.models.registry import sized
-from clients.pfl import Ensemble
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 

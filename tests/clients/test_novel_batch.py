@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny import federate, share, update
 
-from clients.scoring import score_samples
-from strategies.base import PersonalizedStrategy
-from strategies.replies import Node
-from strategies.round import Round
+from clients.core.evaluation import score_samples
+from strategies.core.replies import Node
+from strategies.core.round import Round
+from strategies.core.rounds import PersonalizedStrategy
 
 
 class Mean:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from clients.arrays import to_numpy
+from clients.core.arrays import to_numpy
+from clients.methods.odpfl_hn import DESCRIPTOR, ODPFLHNClient, noise_scale
 from clients.models import build_model
-from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient, noise_scale
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
 
 INFO = Info("tiny", (6,), 3, "")

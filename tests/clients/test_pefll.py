@@ -7,11 +7,11 @@ import pytest
 import torch
 from tiny import federate, share
 
-from clients.arrays import model_arrays, to_numpy
+from clients.core.arrays import model_arrays, to_numpy
+from clients.methods.odpfl_hn import DESCRIPTOR, ODPFLHNClient
+from clients.methods.pefll import PeFLLClient
 from clients.models import build_model
-from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient
-from clients.pefll import PeFLLClient
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 
 SIZES = {"num_clients": 20, "train_fraction": 0.5}
 

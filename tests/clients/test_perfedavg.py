@@ -7,8 +7,8 @@ from tiny import share
 from torch import nn
 from torch.nn import functional as F
 
-from clients.base import Client
-from clients.perfedavg import PerFedAvgClient
+from clients.core.client import Client
+from clients.methods.perfedavg import PerFedAvgClient
 
 ALPHA = 0.3
 

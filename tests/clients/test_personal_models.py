@@ -9,11 +9,11 @@ import torch
 from tiny import federate, share, states
 from torch import nn
 
-from clients.apfl import APFLClient
-from clients.ditto import DittoClient
-from clients.fedala import FedALAClient, one_pass, top_layers, train_weights
-from clients.fedbabu import FedBABUClient
-from clients.fedbn import FedBNClient
+from clients.methods.apfl import APFLClient
+from clients.methods.ditto import DittoClient
+from clients.methods.fedala import FedALAClient, one_pass, top_layers, train_weights
+from clients.methods.fedbabu import FedBABUClient
+from clients.methods.fedbn import FedBNClient
 from clients.models import build_model
 
 
@@ -168,7 +168,7 @@ def test_fedalas_weights_start_at_one_and_go_on_from_there(monkeypatch):
         seen.append(([len(y) for _, y in batches], lr, most))
         return {"weight": torch.full((2, 1), 0.25)}
 
-    monkeypatch.setattr("clients.fedala.train_weights", watched)
+    monkeypatch.setattr("clients.methods.fedala.train_weights", watched)
     samples = share(torch.ones(10, 1), [0] * 10)
     settings = {"mixing_share": 0.6, "mixing_lr": 0.7, "batch_size": 2, "lr": 0.0}
     client = FedALAClient(nn.Linear(1, 2, bias=False), samples, **settings)
@@ -221,7 +221,7 @@ def test_fedala_leaves_out_a_mini_batch_of_one_sample():
 def test_fedala_looks_at_the_last_ten_losses_alone(monkeypatch):
     """100, then 0 for ever: eleven passes, whose first one is forgotten."""
     losses = iter([100.0] + [0.0] * 60)
-    monkeypatch.setattr("clients.fedala.one_pass", lambda *given: (given[2], next(losses)))
+    monkeypatch.setattr("clients.methods.fedala.one_pass", lambda *given: (given[2], next(losses)))
     train_weights(nn.Linear(1, 2), {}, {}, [], 0.0, 50)
     assert len(list(losses)) == 61 - 11
 

@@ -4,8 +4,8 @@ import torch
 from tiny import federate, share, states, update
 from torch import nn
 
-from clients.pfedme import PFedMeClient
-from strategies.pfedme import PFedMe
+from clients.methods.pfedme import PFedMeClient
+from strategies.methods.pfedme import PFedMe
 
 
 class Squared(PFedMeClient):

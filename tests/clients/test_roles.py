@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny import share
 
-from clients.arrays import model_arrays
-from clients.base import Client
+from clients.core.arrays import model_arrays
+from clients.core.client import Client
+from clients.methods.pfedme import PFedMeClient
 from clients.models.roles import check_tied, roles_of
-from clients.pfedme import PFedMeClient
 
 SHAPE = (1, 2, 2)
 

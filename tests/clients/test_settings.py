@@ -5,25 +5,25 @@ import torch
 from tiny import share
 from torch import nn
 
-from clients.apfl import APFLClient
-from clients.base import Client
-from clients.ditto import DittoClient
-from clients.fedadg import FedADGClient
-from clients.fedala import FedALAClient
-from clients.fedbabu import FedBABUClient
-from clients.fedembed import FedEmbedClient
-from clients.fedmd import FedMDClient, HeteroTENTClient
-from clients.fedprox import FedProxClient
-from clients.fedrep import FedRepClient
-from clients.fedsr import FedSRClient
-from clients.fedtta import FedTTAClient
-from clients.heterofedtta import HeteroFedTTAClient
-from clients.odpfl_hn import ODPFLHNClient
-from clients.perfedavg import PerFedAvgClient
-from clients.pfedme import PFedMeClient
-from clients.shot import SHOTClient
-from clients.t3a import T3AClient
-from clients.tent import TENTClient
+from clients.core.client import Client
+from clients.methods.apfl import APFLClient
+from clients.methods.ditto import DittoClient
+from clients.methods.fedadg import FedADGClient
+from clients.methods.fedala import FedALAClient
+from clients.methods.fedbabu import FedBABUClient
+from clients.methods.fedembed import FedEmbedClient
+from clients.methods.fedmd import FedMDClient, HeteroTENTClient
+from clients.methods.fedprox import FedProxClient
+from clients.methods.fedrep import FedRepClient
+from clients.methods.fedsr import FedSRClient
+from clients.methods.fedtta import FedTTAClient
+from clients.methods.heterofedtta import HeteroFedTTAClient
+from clients.methods.odpfl_hn import ODPFLHNClient
+from clients.methods.perfedavg import PerFedAvgClient
+from clients.methods.pfedme import PFedMeClient
+from clients.methods.shot import SHOTClient
+from clients.methods.t3a import T3AClient
+from clients.methods.tent import TENTClient
 
 REFUSED = {
     APFLClient: {"mixing": 1.5},

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.sgd import batches, mini_batches
+from clients.core.sgd import batches, mini_batches
 from partitions.items import from_items
 from partitions.shares import Samples
 

@@ -8,20 +8,20 @@ import torch
 from tiny import share
 from torch import nn
 
-from clients.atp import ATPClient
-from clients.bbse import BBSEClient
-from clients.bn_adapt import BNAdaptClient
-from clients.flowdup import FLowDUPClient
-from clients.hyperfedzero import HyperFedZeroClient
+from clients.core.evaluation import predict_novel
+from clients.methods.atp import ATPClient
+from clients.methods.bbse import BBSEClient
+from clients.methods.bn_adapt import BNAdaptClient
+from clients.methods.flowdup import FLowDUPClient
+from clients.methods.hyperfedzero import HyperFedZeroClient
+from clients.methods.prior_em import PriorEMClient
+from clients.methods.shot import SHOTClient
+from clients.methods.t3a import T3AClient
+from clients.methods.tent import TENTClient
 from clients.models import build_model
-from clients.prior_em import PriorEMClient
-from clients.scoring import predict_novel
-from clients.shot import SHOTClient
-from clients.t3a import T3AClient
-from clients.tent import TENTClient
+from fedapps.common.seeds import drawing
 from fedapps.methods import METHODS
-from partitions.datasets import Info
-from partitions.seeds import drawing
+from partitions.datasets.loading import Info
 
 INFO = Info("tiny", (1, 8, 8), 3, "")
 X = (

@@ -7,7 +7,8 @@ import torch
 from tiny import share
 from torch import nn
 
-from clients.tent import TENTClient, batch_statistics, entropy, with_statistics
+from clients.core.normalisation import batch_statistics, entropy, with_statistics
+from clients.methods.tent import TENTClient
 
 
 def linear(w, **options):

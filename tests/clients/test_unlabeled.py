@@ -8,9 +8,9 @@ import torch
 from tiny import share
 from torch import nn
 
+from clients.methods.shot import SHOTClient
+from clients.methods.t3a import T3AClient
 from clients.models import build_model
-from clients.shot import SHOTClient
-from clients.t3a import T3AClient
 
 
 class Plain(nn.Module):

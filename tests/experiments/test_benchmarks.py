@@ -25,7 +25,7 @@ from experiments.benchmarks import (
     turn,
 )
 from experiments.benchmarks.measure import Row
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 
 pytestmark = pytest.mark.slow
 TINY = {"num-clients": 10, "local-steps": 3, "batch-size": 7}  # 5 clients, 3 · 7 samples each

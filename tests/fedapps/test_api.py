@@ -143,7 +143,7 @@ def test_a_run_that_never_began_raises_with_its_reason(tmp_path, monkeypatch):
 
 
 def test_a_failed_run_raises_and_the_others_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr("clients.tent.TENTClient.loss", None)
+    monkeypatch.setattr("clients.methods.tent.TENTClient.loss", None)
     with pytest.raises(RuntimeError, match="tent-seed0: "):
         fedapps.run(["fedavg", "tent"], 0, output=tmp_path, **SMALL, **QUIET)
     assert fedapps.read(tmp_path).names[0] == "fedavg-seed0"

@@ -7,8 +7,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file
 from tiny import federate
 
-from clients.arrays import from_record, to_record
-from clients.base import Client
+from clients.core.arrays import from_record, to_record
+from clients.core.client import Client
 from fedapps.node.bridge import answer, load_state
 
 

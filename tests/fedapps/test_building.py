@@ -6,9 +6,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from tiny import SMALL
 
-from clients.arrays import from_record, to_record
+from clients.core.arrays import from_record, to_record
 from fedapps.clientapp import make_client
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.building import client_settings
 from fedapps.settings.config import completed
 

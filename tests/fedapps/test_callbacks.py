@@ -8,8 +8,8 @@ import pytest
 from tiny import SMALL, federate
 
 from fedapps.callbacks import Callback, Callbacks, EarlyStopping, make_callbacks, numbers
-from partitions import trust
-from strategies.round import Stop
+from fedapps.common import external_code
+from strategies.core.round import Stop
 
 HEARD = []  # what Diary got, in order
 
@@ -48,7 +48,7 @@ class Enough(Callback):
 
 def own(*classes):
     names = [f"{__name__}:{one.__name__}" for one in classes]
-    trust.allow(*names)
+    external_code.allow(*names)
     return ",".join(names)
 
 
@@ -246,7 +246,7 @@ def test_wandb_writes_its_offline_run(tmp_path, monkeypatch):
     ],
 )
 def test_bad_settings_are_refused(keys, words):
-    trust.allow(*trust.named(keys))
+    external_code.allow(*external_code.named(keys))
     with pytest.raises(ValueError) as error:
         make_callbacks(SMALL | keys)
     assert all(word in str(error.value) for word in words)

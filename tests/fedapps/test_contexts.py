@@ -7,7 +7,7 @@ import tiny
 from flwr.app import Message, RecordDict
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import Contexts, InProcessGrid, Simulated
+from fedapps.engines.in_process_grid import Contexts, InProcessGrid, Simulated
 
 
 def stored(grid):

@@ -16,16 +16,15 @@ from typer.testing import CliRunner
 from fedapps import files
 from fedapps.clientapp import app
 from fedapps.commands.main import cli
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.files import append_text, spill, write_files
 from fedapps.node.bridge import STATE
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.serverapp import run
 from partitions import federation
-from partitions.assignments import Assignment, cached_assignment
-from partitions.cache import cached
+from partitions.cache import Assignment, cached, cached_assignment
+from partitions.datasets.readers.raw import Raw
 from partitions.inspect import export
-from partitions.readers.raw import Raw
 
 resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

@@ -17,7 +17,7 @@ import pytest
 from tiny import UNUSUAL, wait
 
 from fedapps.engines.flower import free_port, superlink
-from fedapps.engines.jobs import make_jobs
+from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.process_group import RESUME_HINT
 from fedapps.engines.run import run_jobs
 from fedapps.results.folder import read_memories

@@ -10,7 +10,7 @@ from left import leave
 from rich.console import Console
 from tiny import invoke
 
-from fedapps.engines.jobs import Job
+from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS
 from fedapps.results.comparison import as_csv, compare
 from fedapps.results.formats import TextTable, as_rich, displayed

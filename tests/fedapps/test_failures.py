@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from tiny import SMALL
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import check_run, run
 
 CONFIG = SMALL | {"num-clients": 4, "rounds": 3, "train-fraction": 1.0, "local-steps": 1}

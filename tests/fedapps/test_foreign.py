@@ -17,9 +17,9 @@ from flwr.app import ConfigRecord
 from foreign import SIZES, Noted, clients
 
 import strategies
-from clients.arrays import from_record
-from partitions.seeds import drawing, seed_of
-from strategies.hypernetwork import Hypernetwork
+from clients.core.arrays import from_record
+from fedapps.common.seeds import drawing, seed_of
+from strategies.maths.hypernetwork import Hypernetwork
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "flower-app.md"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.S))

@@ -8,7 +8,6 @@ from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from tiny import SMALL, Watched, bits, states
 
 from fedapps.clientapp import app, host
-from fedapps.engines.grid import InProcessGrid, Simulated
 from fedapps.engines.hosting import (
     ASK,
     TABLE,
@@ -19,8 +18,9 @@ from fedapps.engines.hosting import (
     unpack,
     unpacked,
 )
+from fedapps.engines.in_process_grid import InProcessGrid, Simulated
 from fedapps.serverapp import run
-from strategies.roster import Roster
+from strategies.core.roster import Roster
 
 HOSTED = {1: (0, 3, 6), 2: (1, 4), 3: (2, 5)}  # clients c ≡ p (mod 3), by the node of number p
 

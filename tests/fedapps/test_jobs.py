@@ -8,7 +8,7 @@ from tiny import SMALL
 
 from fedapps.engines import flower, process
 from fedapps.engines.flower import flower_runs
-from fedapps.engines.jobs import choose_engine, make_jobs
+from fedapps.engines.job_pool import choose_engine, make_jobs
 from fedapps.engines.process import longest_first
 from fedapps.engines.run import run_jobs
 from fedapps.serverapp import APPS

@@ -17,19 +17,19 @@ from torch import nn
 
 import fedapps
 import partitions
-from clients import privacy
-from clients.arrays import from_record, to_record
-from clients.privacy import NOISE
+from clients.core import privacy
+from clients.core.arrays import from_record, to_record
+from clients.core.privacy import NOISE
 from fedapps.clientapp import app, host
-from fedapps.engines.grid import InProcessGrid
 from fedapps.engines.hosting import TABLE, pack
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node import ledger
 from fedapps.node.building import shared_arrays
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.inspect import export
-from strategies.accountant import local_epsilon, local_loss
-from strategies.privacy import Privacy
+from strategies.core.accountant import local_epsilon, local_loss
+from strategies.core.privacy import Privacy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 2, "local-steps": 1, "method": "fedavg"}
 SMALL |= {"train-fraction": 0.75, "model": "mlp-small", "dp": "local", "dp-epsilon": 8.0}

@@ -14,8 +14,8 @@ from flwr.common import (
 )
 
 import fedapps
-from clients.arrays import from_record, to_record
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import from_record, to_record
+from fedapps.engines.in_process_grid import InProcessGrid
 from strategies import FedAvg
 
 START = {"b": np.full(1, 4, np.float32), "a": np.zeros(2, np.float32)}

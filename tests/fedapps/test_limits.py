@@ -13,15 +13,15 @@ import torch
 from PIL import Image, ImageFile
 from tiny import share
 
-from clients.base import Client
-from clients.fedtta import FedTTAClient
+from clients.core.client import Client
+from clients.methods.fedtta import FedTTAClient
+from clients.methods.t3a import T3AClient
+from clients.methods.tent import TENTClient
 from clients.models.adaptable import Adaptable, Adaptation
-from clients.t3a import T3AClient
-from clients.tent import TENTClient
+from fedapps.common.memory_limits import VARIABLE
 from fedapps.results.card import Card
 from fedapps.service.inputs import read_inputs, unlabeled
-from partitions.limits import VARIABLE
-from partitions.readers.local import inputs_of, read_local
+from partitions.datasets.readers.local import inputs_of, read_local
 
 CARD = Card("tent", "mine", "mlp", (1, 4, 4), ("ant", "bee"), 255.0)
 

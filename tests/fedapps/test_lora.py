@@ -8,8 +8,8 @@ from tiny import SMALL, Watched
 
 import fedapps
 import partitions
-from clients.arrays import model_arrays, num_bytes
-from clients.protocol import SAVE_STATE
+from clients.core.arrays import model_arrays, num_bytes
+from clients.core.protocol import SAVE_STATE
 from fedapps.clientapp import app
 from fedapps.node.building import method_model
 from fedapps.serverapp import run

@@ -7,7 +7,7 @@ import pytest
 from left import leave
 from tiny import invoke
 
-from fedapps.commands.run import plan, read_request
+from fedapps.planning import plan, read_request
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.plot import curves
 from fedapps.results.runs import read_runs

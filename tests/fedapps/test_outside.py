@@ -10,11 +10,12 @@ from PIL import Image
 from tiny import federate
 
 from clients.models import build_model
-from fedapps.engines.jobs import make_jobs
+from fedapps.common import external_code
+from fedapps.engines.job_pool import make_jobs
 from fedapps.settings.config import defaults, override, own_settings, settings
 from fedapps.settings.variants import Variant
-from partitions import federation, trust
-from partitions.datasets import configured, described
+from partitions import federation
+from partitions.datasets.loading import configured, described
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +52,7 @@ def test_settings_are_declared_by_the_signature_and_checked():
     ],
 )
 def test_what_is_refused_names_value_and_choices(changes, words):
-    trust.allow(*trust.named(changes))
+    external_code.allow(*external_code.named(changes))
     with pytest.raises(ValueError) as error:
         override(defaults(), changes)
     assert all(word in str(error.value) for word in words), str(error.value)
@@ -71,7 +72,7 @@ def test_what_is_refused_names_value_and_choices(changes, words):
     ],
 )
 def test_a_run_refuses_what_does_not_fit(changes, words):
-    trust.allow(*trust.named(changes))
+    external_code.allow(*external_code.named(changes))
     with pytest.raises((ValueError, RuntimeError), match=words):
         federate(**changes)
 
@@ -99,7 +100,7 @@ def test_an_info_tells_the_task_unread():
 @pytest.mark.parametrize("name", ["my_lab.nets:resnet10", "torchvision.models:mobilenet_v3_small"])
 def test_a_foreign_network_ends_in_the_head_that_methods_know(name):
     """Grey inputs are repeated to three channels; head(features(x)) is the network."""
-    trust.allow(name)
+    external_code.allow(name)
     network = build_model(name, (1, 32, 32), 7, 0).eval()
     same = build_model(name, (1, 32, 32), 7, 0)
     assert all(

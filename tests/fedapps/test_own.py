@@ -13,15 +13,15 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from tiny import SMALL, Watched, federate, invoke, share, update
 
-from clients.failures import MAX_LINE, MAX_LINES, bounded, brief, described
 from fedapps.callbacks import Callback
 from fedapps.clientapp import app, host
-from fedapps.engines.grid import InProcessGrid
-from fedapps.plugin import client_app
+from fedapps.common import external_code
+from fedapps.common.errors import MAX_LINE, MAX_LINES, bounded, brief, described
+from fedapps.components import client_app
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from partitions import trust
 
 CODE = Path(own.__file__).read_text("utf-8").splitlines()
 WORDS = {"LOSS": "in loss of", "PREDICT": "in predict of {", "AGGREGATE": "h is {"}
@@ -75,7 +75,7 @@ def test_debug_raises_the_error_itself(name, error, tmp_path):
 
 
 def go(method, folder, grid=InProcessGrid, cohort=1, **changes):
-    trust.allow(method)
+    external_code.allow(method)
     config = SMALL | {"method": method, "output-dir": str(folder)} | changes
     grid = grid.simulation(app, config, int(config["num-clients"]), cohort)
     return run(grid, config, "in-process"), grid
@@ -235,7 +235,7 @@ def test_its_numbers_reach_the_file_and_the_callbacks(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "Ear", type("Ear", (Callback,), {
         "round_ends": lambda self, report, strategy: heard.append(report["metrics"]),
     }), raising=False)  # fmt: skip
-    trust.allow("own:Ear")
+    external_code.allow("own:Ear")
     go("own:FEDDYN", tmp_path, callbacks="own:Ear", rounds=1)
     (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert line["metrics"] == heard[0] == {"own-number": pytest.approx(10 + 10 / 3)}
@@ -264,7 +264,7 @@ def test_its_name_stands_in_tables_unless_two_methods_have_it(tmp_path):
 def test_a_name_is_one_word(monkeypatch):
     monkeypatch.setattr(own, "BAD", own.Method(own.FedAvg, own.Client, *own.PAPER, name="a b"),
                         raising=False)  # fmt: skip
-    trust.allow("own:BAD")
+    external_code.allow("own:BAD")
     with pytest.raises(ValueError, match="'a b'; it must be one word"):
         federate(method="own:BAD")
 
@@ -274,7 +274,7 @@ def test_the_pages_short_method_learns(tmp_path):
     from lab import written
 
     with written(tmp_path):
-        trust.allow("my_lab.smooth:METHOD")
+        external_code.allow("my_lab.smooth:METHOD")
         smooth, _ = federate(method="my_lab.smooth:METHOD", rounds=1)
     plain, _ = federate(method="fedavg", rounds=1)
     losses = [r.train_metrics_clientapp[1]["loss"] for r in (smooth, plain)]

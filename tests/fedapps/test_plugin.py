@@ -20,10 +20,10 @@ from torch.utils.data import Subset, TensorDataset
 
 import fedapps
 import strategies
-from clients.arrays import to_record
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import to_record
+from fedapps.components import share_of
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.plugin import share_of
 from partitions.items import Items, from_items
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"

@@ -11,7 +11,7 @@ from fedapps.node.ledger import policy_of
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
-from strategies.accountant import central_epsilon
+from strategies.core.accountant import central_epsilon
 
 PRIVATE = {"dp": "central", "dp-noise-multiplier": 1.5, "fraction-train": 0.5, "local-steps": 1}
 ALL = {"fraction-train": 1.0}  # a closed form: no numbers to compose

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedapps.engines import jobs, process, process_group, ray_engine
+from fedapps.engines import job_pool, process, process_group, ray_engine
 from fedapps.engines.process_group import GROUP
 from fedapps.settings.config import defaults
 
@@ -104,7 +104,7 @@ def test_ray_that_does_not_start_is_tried_again(failures, monkeypatch):
 def test_runs_end_when_what_they_need_has_died(hangs, tmp_path, monkeypatch, capsys):
     """The current run fails, or hangs; its error and the next run's say what happened."""
     monkeypatch.setattr(process, "EXIT_SECONDS", 0.3)
-    work = jobs.make_jobs(defaults(), ["local", "fedavg", "scaffold"], [0], tmp_path)
+    work = job_pool.make_jobs(defaults(), ["local", "fedavg", "scaffold"], [0], tmp_path)
     begun = []
 
     def carry_out(config, pause):

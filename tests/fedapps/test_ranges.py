@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
+from fedapps.common.settings import Interval
 from fedapps.settings.config import defaults, override
 from fedapps.settings.schema import declared, listed
-from partitions.settings import Interval
 
 SETTINGS = declared()
 NUMBERS = {k: v for k, v in defaults().items() if type(v) in (int, float)}

@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 from tiny import SMALL, bits
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, Simulated
+from fedapps.engines.in_process_grid import InProcessGrid, Simulated
 from fedapps.engines.ray_actors import Actors, machine_id
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid

@@ -16,9 +16,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from tiny import SMALL, UNUSUAL, Cut, bits, cut_before, left
 
 import partitions
-from clients.arrays import from_record, to_record
+from clients.core.arrays import from_record, to_record
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, Simulated, with_ids
+from fedapps.engines.in_process_grid import InProcessGrid, Simulated, with_ids
 from fedapps.engines.memory_files import MEMORY, MemoryFiles
 from fedapps.engines.ray_actors import AHEAD, Actors
 from fedapps.engines.ray_engine import ray_cluster

@@ -11,8 +11,8 @@ from fedapps.files import MODEL
 from fedapps.results.recorder import Recorder
 from fedapps.results.runs import read_runs
 from fedapps.settings.config import defaults
-from strategies.replies import Node, Update
-from strategies.scores import means
+from strategies.core.evaluation import means
+from strategies.core.replies import Node, Update
 
 
 class Reports:

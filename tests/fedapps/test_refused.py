@@ -10,14 +10,14 @@ import pytest
 import torch
 from tiny import SMALL, fedapps, share
 
-from clients.base import Client
+from clients.core.client import Client
 from fedapps.callbacks import TensorBoard
 from fedapps.clientapp import _answer_simulated, app, make_client
-from fedapps.commands.run import check
-from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import Job
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.engines.job_pool import Job
 from fedapps.engines.run import run_jobs
 from fedapps.files import MODEL, read_arrays
+from fedapps.planning import check
 from fedapps.results import plot
 from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
@@ -25,7 +25,7 @@ from fedapps.results.sweep import begun_jobs
 from fedapps.serverapp import APPS, check_run, main
 from fedapps.service import onnx
 from fedapps.service.inputs import read_inputs, unlabeled
-from fedapps.service.node import inputs_of
+from fedapps.service.served_node import inputs_of
 from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults, run_configuration
 from fedapps.tuning import validation_accuracy
@@ -278,7 +278,7 @@ def test_a_server_without_data_keeps_no_moments(tmp_path, monkeypatch):
     def unreachable(*arguments):
         raise OSError("no network")
 
-    monkeypatch.setattr("partitions.readers.hub.read_hub", unreachable)
+    monkeypatch.setattr("partitions.datasets.readers.hub.read_hub", unreachable)
     config = defaults() | {"dataset": "mnist", "data-dir": str(tmp_path / "none")}
     card = make_card(config | {"standardize": "training-clients"})
     assert (card.mean, card.std, len(card.classes)) == (None, None, 10)

@@ -13,7 +13,7 @@ import pytest
 from tiny import NEEDS, WEE, Cut, cut_before, left
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint, read_state, state_bytes
 from fedapps.results.folder import read_memories

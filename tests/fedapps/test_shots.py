@@ -10,21 +10,21 @@ from tiny import NEEDS, SMALL, federate, share
 from torch import nn
 
 import partitions
-from clients.arrays import model_arrays
-from clients.base import Client
-from clients.ditto import DittoClient
-from clients.fedbabu import FedBABUClient
-from clients.fedper import FedPerClient
-from clients.fedrep import FedRepClient
-from clients.fedtta import FedTTAClient
+from clients.core.arrays import model_arrays
+from clients.core.client import Client
+from clients.core.protocol import FewShot
+from clients.methods.ditto import DittoClient
+from clients.methods.fedbabu import FedBABUClient
+from clients.methods.fedper import FedPerClient
+from clients.methods.fedrep import FedRepClient
+from clients.methods.fedtta import FedTTAClient
+from clients.methods.perfedavg import PerFedAvgClient
+from clients.methods.pfedme import PFedMeClient
 from clients.models.adaptable import Adaptable, Adaptation
-from clients.perfedavg import PerFedAvgClient
-from clients.pfedme import PFedMeClient
-from clients.protocol import FewShot
+from fedapps.common.seeds import drawing
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
 from fedapps.settings.variants import Variant
-from partitions.seeds import drawing
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",
          "odpfl-hn", "pefll", "pfedhn", "fedprox"]  # fmt: skip

@@ -13,9 +13,9 @@ from tiny import NEEDS, WEE, Watched, cut_before, federate, left
 import fedapps
 import partitions
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid, Simulated
+from fedapps.engines.in_process_grid import InProcessGrid, Simulated
 from fedapps.serverapp import run
-from fedapps.service.run import opened
+from fedapps.service.finished_run import opened
 from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults
 from partitions.inspect import export

@@ -12,13 +12,13 @@ import pytest
 from flwr.app import RecordDict
 from tiny import SMALL, dying_in, fedapps, federate, forked
 
-from fedapps.engines.grid import InProcessGrid
-from fedapps.engines.jobs import make_jobs
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.files import locked
 from fedapps.serverapp import APPS
-from strategies.fedavg import FedAvg
-from strategies.round import Stop
+from strategies.core.round import Stop
+from strategies.methods.fedavg import FedAvg
 
 RUN = ["run", "num-clients=4", "local-steps=1", "--engine", "in-process", "--methods", "fedavg"]
 

@@ -19,15 +19,16 @@ from tiny import NEEDS, SMALL
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
-from fedapps.commands.run import plan, read_request
+from fedapps.common import external_code
+from fedapps.planning import plan, read_request
 from fedapps.results import recorder
 from fedapps.results.card import make_card
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.sweep import begun_jobs, keep_finished
 from fedapps.serverapp import run_in_process
+from fedapps.service.finished_run import load
 from fedapps.service.inputs import read_inputs
-from fedapps.service.run import load
-from partitions import federation, trust
+from partitions import federation
 from partitions.inspect import export
 
 CASES, MANY = 120, 2400
@@ -160,7 +161,7 @@ def strangers(runs, tmp_path, monkeypatch):
     np.savez(data / "data.npz", x=np.zeros((3, 1, 8, 8), np.uint8))
     monkeypatch.syspath_prepend(str(data))
     monkeypatch.chdir(data)
-    monkeypatch.setenv(trust.VARIABLE, "")
+    monkeypatch.setenv(external_code.VARIABLE, "")
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     for run in runs:  # as they are, they are opened; libraries look around when first used

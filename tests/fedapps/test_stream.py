@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedapps.engines.flower import COMMANDS, superlink
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import APPS, run
 from fedapps.settings.config import defaults
 

@@ -7,13 +7,13 @@ import threading
 import pytest
 from tiny import SMALL, fedapps
 
-from fedapps.engines.jobs import Job, make_jobs
+from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.results.progress import seconds_left
 from fedapps.results.sweep import finished
 from fedapps.serverapp import APPS
 from fedapps.settings.config import differences
-from strategies.fedavg import FedAvg
+from strategies.methods.fedavg import FedAvg
 
 RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
 

@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 from tiny import invoke
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.results.plot import save
 from fedapps.serverapp import run
 from fedapps.service.figures import TRACED, draw_traces, trace, trace_lines, traces

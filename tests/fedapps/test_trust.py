@@ -25,15 +25,16 @@ from clients.models import build_model
 from fedapps.callbacks import make_callbacks
 from fedapps.clientapp import app, make_client
 from fedapps.commands.main import cli
-from fedapps.engines.grid import respond
-from fedapps.plugin import client_app
+from fedapps.common import external_code
+from fedapps.components import client_app
+from fedapps.engines.in_process_grid import respond
 from fedapps.results.card import Card
 from fedapps.serverapp import run_in_process
 from fedapps.service.delivery import Served
 from fedapps.settings.config import defaults, override
-from partitions import federation, trust
-from partitions.datasets import load
-from partitions.registry import PARTITIONS
+from partitions import federation
+from partitions.datasets.loading import load
+from partitions.rules.registry import PARTITIONS
 
 COMMAND = Path(sys.executable).parent / "fedapps"
 HELPER = """
@@ -130,7 +131,9 @@ def test_a_module_where_one_stands_is_imported_for_the_users_word_alone(sent, tm
     mark = tmp_path / "mark"
     (tmp_path / "helper.py").write_text(HELPER.format(mark=str(mark)))
     run = sent({"model": "helper:Net"})
-    environment = {k: v for k, v in os.environ.items() if k not in (trust.VARIABLE, "PYTHONPATH")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in (external_code.VARIABLE, "PYTHONPATH")
+    }
 
     def shown(*options):
         command = [str(COMMAND), "show", str(run), *options]
@@ -149,14 +152,14 @@ def test_the_users_word(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(ValueError, match=r"--allow torch\.nn:Identity"):
         override(defaults(), changes)
-    monkeypatch.setenv(trust.VARIABLE, "torch.nn:Flatten, torch.nn:Identity")
+    monkeypatch.setenv(external_code.VARIABLE, "torch.nn:Flatten, torch.nn:Identity")
     override(defaults(), changes)
-    monkeypatch.setenv(trust.VARIABLE, "torch.nn:Identity2")
+    monkeypatch.setenv(external_code.VARIABLE, "torch.nn:Identity2")
     with pytest.raises(ValueError, match="have not allowed it"):
         override(defaults(), changes)
     fedapps.allow("torch.nn:Identity")
     override(defaults(), changes)
-    assert os.environ[trust.VARIABLE] == "torch.nn:Identity2,torch.nn:Identity"
+    assert os.environ[external_code.VARIABLE] == "torch.nn:Identity2,torch.nn:Identity"
     with pytest.raises(ValueError, match=r"'torch\.nn' cannot be allowed"):
         fedapps.allow("torch.nn")
     assert "--allow" in called("show", tmp_path, "--allow", "*")[1]
@@ -189,8 +192,8 @@ def test_what_a_configuration_names():
         "n": 3,
         "path": "C:/x",
     }
-    assert sorted(trust.named(got)) == ["a:b", "c:d", "e:f"]
-    assert sorted(trust.named({"client-models": "a:b, mlp,c.d:e", "g:h": {}})) == [
+    assert sorted(external_code.named(got)) == ["a:b", "c:d", "e:f"]
+    assert sorted(external_code.named({"client-models": "a:b, mlp,c.d:e", "g:h": {}})) == [
         "a:b",
         "c.d:e",
         "g:h",
@@ -236,7 +239,7 @@ def test_only_what_is_declared_for_the_purpose_is_called(name, use, monkeypatch)
     """Even of what the user allowed."""
     monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(**globals()))
     for reference in (f"theirs:{name}", "timeit:timeit"):
-        trust.allow(reference)
+        external_code.allow(reference)
         with pytest.raises(ValueError, match=f"'{reference}' is "):
             use(reference)
     assert not STATEMENTS
@@ -244,7 +247,7 @@ def test_only_what_is_declared_for_the_purpose_is_called(name, use, monkeypatch)
 
 def test_what_is_declared_is_called(monkeypatch):
     monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(**globals()))
-    trust.allow("theirs:network", "theirs:lying")
+    external_code.allow("theirs:network", "theirs:lying")
     assert build_model("theirs:network", (4,), 3, 0)(torch.ones(2, 4)).shape == (2, 3)
     with pytest.raises(ValueError, match="'theirs:lying' must return inputs and labels"):
         load("theirs:lying")
@@ -278,7 +281,7 @@ def test_a_server_runs_no_code_on_a_node(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "theirs", module)
     monkeypatch.setattr(
-        "partitions.references._imported", lambda name: loaded.append(name) or module.Net
+        "fedapps.common.external_code._imported", lambda name: loaded.append(name) or module.Net
     )
     reply = answered(context({"model": "theirs:Net"}))
     assert "--allow theirs:Net" in why(reply) and not loaded

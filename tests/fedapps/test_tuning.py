@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 from tiny import fedapps
 
-from clients.base import Client
+from clients.core.client import Client
 from fedapps.engines import run as engines
 from fedapps.files import FORMAT
 from fedapps.settings.config import defaults

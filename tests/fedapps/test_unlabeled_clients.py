@@ -6,11 +6,11 @@ from tiny import SMALL, Watched, bits, federate
 from torch.nn import functional as F
 
 import partitions
-from clients.arrays import from_record
+from clients.core.arrays import from_record
 from fedapps.methods import METHODS
-from strategies.flowdup import FLowDUP
-from strategies.privacy import Privacy
-from strategies.replies import Node
+from strategies.core.privacy import Privacy
+from strategies.core.replies import Node
+from strategies.methods.flowdup import FLowDUP
 
 HALF = {"partition.labeled-clients": 0.5, "num-clients": 8, "rounds": 3, "local-steps": 2}
 UNLABELED = set(np.flatnonzero(partitions.federation(SMALL | HALF).unlabeled).tolist())
@@ -52,7 +52,9 @@ def test_flowdup_learns_from_all_and_is_chosen_by_those_with_labels(monkeypatch)
     """Cross entropies are of labeled samples; a training loss is reported by two clients."""
     seen = []
     real = F.cross_entropy
-    monkeypatch.setattr("clients.base.F.cross_entropy", lambda z, y: seen.append(y) or real(z, y))
+    monkeypatch.setattr(
+        "clients.core.client.F.cross_entropy", lambda z, y: seen.append(y) or real(z, y)
+    )
     result, grid = federate(Watched, method="flowdup", **HALF)
     clients = heard(grid)
     assert clients["train"] > UNLABELED and not UNLABELED & clients["evaluate"]

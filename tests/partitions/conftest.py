@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedapps.settings.config import defaults
-from partitions import datasets
-from partitions.base import Federation
-from partitions.datasets import Dataset, Info
+from partitions.datasets import loading
+from partitions.datasets.loading import Dataset, Info
+from partitions.federations import Federation
 
 torch.set_num_threads(1)
 
@@ -40,9 +40,9 @@ def own_cache(tmp_path, monkeypatch):
     """An empty cache of datasets, and no folder of data but those that a test names."""
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     yield
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
 
 
 @pytest.fixture(scope="session")

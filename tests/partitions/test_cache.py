@@ -11,20 +11,21 @@ import pytest
 import torch
 
 from fedapps.settings.config import defaults
-from partitions import assignments, cache, datasets
-from partitions.assignments import Assignment
-from partitions.base import Federation
-from partitions.readers.raw import Raw
+from partitions import cache
+from partitions.cache import Assignment
+from partitions.datasets import loading
+from partitions.datasets.readers.raw import Raw
+from partitions.federations import Federation
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_second_process_maps_the_first_ones_copy(tmp_path, monkeypatch):
     x, y = miniatures.idx_pairs(tmp_path / "mnist")
-    datasets.load("mnist", str(tmp_path))
-    datasets._load.cache_clear()
-    monkeypatch.setattr(datasets, "_from_folder", None)  # reading the files again would fail
-    data = datasets.load("mnist", str(tmp_path))
+    loading.load("mnist", str(tmp_path))
+    loading._load.cache_clear()
+    monkeypatch.setattr(loading, "_from_folder", None)  # reading the files again would fail
+    data = loading.load("mnist", str(tmp_path))
     assert np.array_equal(data.x.numpy(), x)
     assert np.array_equal(data.y.numpy(), y)
     where = data.x.data_ptr()
@@ -84,7 +85,7 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
 
 
 def _size(folder: str) -> int:
-    return len(datasets.load("mnist", folder).y)
+    return len(loading.load("mnist", folder).y)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, caplog):
@@ -116,7 +117,7 @@ def test_an_entry_that_cannot_be_read_is_done_without(tmp_path, file, caplog):
     assert _size(str(tmp_path)) == 200
     (entry,) = (tmp_path / "cache").iterdir()
     (entry / file).unlink()
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     assert _size(str(tmp_path)) == 200
     assert entry.name in caplog.text and "set FEDAPPS_CACHE_DIR" in caplog.text
 
@@ -126,7 +127,7 @@ def test_a_failed_read_leaves_nothing(tmp_path):
     file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte is truncated"):
-        datasets.load("mnist", str(tmp_path))
+        loading.load("mnist", str(tmp_path))
     assert not (tmp_path / "cache").exists()
 
 
@@ -162,7 +163,7 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
         return Assignment(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
 
     def number(*what):
-        deal = assignments.cached_assignment(*what, make)
+        deal = cache.cached_assignment(*what, make)
         assert deal.pooled and [len(rows) for rows in deal.rows] == [3, 1, 5]
         assert deal.rows[2].tolist() == [4, 5, 6, 7, 8]
         assert deal.attributes[1] == {"writer": "b"}
@@ -170,7 +171,7 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
 
     got = ("one", {"seed": 1}), ("one", {"seed": 1}), ("two", {"seed": 1}), ("one", {"seed": 2})
     assert [number(*what) for what in got] == [0, 0, 1, 2]
-    monkeypatch.setattr(assignments, "_code", lambda: "changed")
+    monkeypatch.setattr(cache, "_code", lambda: "changed")
     assert [number("one", {"seed": 1}), number("", {}), number("", {})] == [3, 4, 5]
 
 
@@ -184,7 +185,7 @@ def test_a_damaged_deal_is_dealt_again(tmp_path):
 
 def test_few_deals_are_kept(tmp_path, monkeypatch):
     """The latest ones: each file is made a second older than the next."""
-    monkeypatch.setattr(assignments, "MAX_FILES", 3)
+    monkeypatch.setattr(cache, "MAX_FILES", 3)
     folder, files = tmp_path / "cache" / "deals", []
     for seed in range(5):
         divide(num_clients=4, seed=seed)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from partitions.changes import Corruption, Rotation, Subsampling, blur, rotate
-from partitions.datasets import Dataset, Info
+from partitions.datasets.loading import Dataset, Info
+from partitions.shifts.changes import Corruption, Rotation, Subsampling, blur, rotate
 
 
 def bars(n: int) -> Dataset:

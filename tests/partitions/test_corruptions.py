@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from fedapps.settings.config import defaults
 from partitions import federation
-from partitions.changes import blur
-from partitions.corruptions import (
+from partitions.datasets.loading import Dataset, Info
+from partitions.shifts.changes import blur
+from partitions.shifts.corruptions import (
     CORRUPTIONS,
     UnseenCorruptions,
     corrupted,
@@ -19,7 +20,6 @@ from partitions.corruptions import (
     motion_blur,
     pixelate,
 )
-from partitions.datasets import Dataset, Info
 
 
 def bytes_of(n):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedapps.common.seeds import seed_of
 from fedapps.settings.config import defaults
-from partitions import cross
-from partitions.cross import CrossFederation
-from partitions.datasets import Dataset, Info
-from partitions.seeds import seed_of
+from partitions import federations
+from partitions.datasets.loading import Dataset, Info
+from partitions.federations import CrossFederation
 
 
 def images(name, rows, first, classes, **known):
@@ -31,8 +31,8 @@ def crossed(monkeypatch):
     def got(config, key="dataset"):
         return one(config, key).info
 
-    monkeypatch.setattr(cross, "configured", one)
-    monkeypatch.setattr(cross, "described", got)
+    monkeypatch.setattr(federations, "configured", one)
+    monkeypatch.setattr(federations, "described", got)
     changes = {"num-clients": 5, "train-fraction": 0.6, "partition.base": "iid"}
     changes |= {"partition.novel-dataset": "there", "seed": 4}
     return lambda **more: CrossFederation(
@@ -95,7 +95,9 @@ def test_all_are_standardised_as_the_training_clients_are(crossed):
 
 def test_labels_that_are_shown_are_drawn_by_client(crossed, monkeypatch):
     noted = []
-    monkeypatch.setattr(cross, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
+    monkeypatch.setattr(
+        federations, "seed_of", lambda *words: noted.append(words) or seed_of(*words)
+    )
     federation = crossed(novel_shots=3)
     noted.clear()
     shares = [federation.share(client) for client in range(5)]

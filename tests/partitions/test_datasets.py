@@ -8,8 +8,8 @@ import miniatures
 import numpy as np
 import pytest
 
-from partitions import datasets
-from partitions.readers.raw import Raw
+from partitions.datasets import loading
+from partitions.datasets.readers.raw import Raw
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -33,7 +33,7 @@ def test_folders_of_the_datasets_library(tmp_path, form):
         folder.mkdir()
         for name, split in splits.items():
             split.to_parquet(str(folder / f"{name}-00000-of-00001.parquet"))
-    data = datasets.load("mnist", str(tmp_path))
+    data = loading.load("mnist", str(tmp_path))
     assert np.array_equal(data.x.numpy()[:, 0], x)
     assert data.y.tolist() == list(range(10))
     assert data.num_train == 8
@@ -54,18 +54,18 @@ def test_a_truncated_file_is_named(tmp_path):
     file = next((tmp_path / "mnist").glob("train-images*"))
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.*truncated"):
-        datasets.load("mnist", str(tmp_path))
+        loading.load("mnist", str(tmp_path))
 
 
 def test_labels_out_of_range_and_missing_sources_are_errors(tmp_path, monkeypatch):
     miniatures.idx_pairs(tmp_path / "mnist")
     miniatures.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", np.full(100, 11))
     with pytest.raises(ValueError, match=r"labels 0…11 lie outside 0…9"):
-        datasets.load("mnist", str(tmp_path))
+        loading.load("mnist", str(tmp_path))
     monkeypatch.setattr(hf, "load_dataset", unreachable)
     monkeypatch.delenv("FEDAPPS_DATA_DIR", raising=False)
     with pytest.raises(ValueError) as error:
-        datasets.load("fashion-mnist", str(tmp_path))
+        loading.load("fashion-mnist", str(tmp_path))
     assert all(w in str(error.value) for w in ("official files", "save_to_disk", "hub"))
 
 
@@ -75,7 +75,7 @@ def unreachable(name):
 
 @pytest.mark.skipif(not os.environ.get("FEDAPPS_DATA_DIR"), reason="real MNIST is not there")
 def test_real_mnist():
-    data = datasets.load("mnist")
+    data = loading.load("mnist")
     assert tuple(data.x.shape) == (70000, 1, 28, 28)
     assert data.num_train == 60000
     # class counts of LeCun's page: training and test set together
@@ -92,32 +92,32 @@ def test_customary_constants_are_those_that_others_use():
         "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     }
-    known = {name: (info.mean, info.std) for name, info in datasets.DATASETS.items() if info.std}
+    known = {name: (info.mean, info.std) for name, info in loading.DATASETS.items() if info.std}
     assert known == published
 
 
 def test_the_embedded_digits():
     """1797 images of 17 grey values, the last fifth for tests; scikit-learn's first ones count up
     from 0."""
-    data = datasets.load("digits")
+    data = loading.load("digits")
     assert (tuple(data.x.shape), data.num_train, data.info.scale) == ((1797, 1, 8, 8), 1437, 16)
     assert (int(data.x.max()), data.y[:12].tolist()) == (16, [*range(10), 0, 1])
 
 
 def test_the_files_names_of_classes_go_before_the_known_ones():
     raw = Raw(np.zeros((2, 1, 8, 8), np.uint8), np.arange(2), 2)
-    known = datasets.info("digits")
-    assert datasets._checked(known, raw, "here").classes == tuple("0123456789")
+    known = loading.info("digits")
+    assert loading._checked(known, raw, "here").classes == tuple("0123456789")
     own = tuple("abcdefghij")
-    assert datasets._checked(known, replace(raw, classes=own), "here").classes == own
+    assert loading._checked(known, replace(raw, classes=own), "here").classes == own
 
 
 def test_past_the_cache(tmp_path):
     """`reread` reads what `load` has kept; where there are no files, both are the same."""
     miniatures.idx_pairs(tmp_path / "mnist")
-    kept = datasets.load("mnist", str(tmp_path))
+    kept = loading.load("mnist", str(tmp_path))
     labels = np.arange(100)[::-1] % 10
     miniatures.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", labels)
-    assert datasets.load("mnist", str(tmp_path)) is kept
-    assert datasets.reread("mnist", str(tmp_path)).y[:100].tolist() == labels.tolist()
-    assert datasets.reread("digits", str(tmp_path)) is datasets.load("digits", str(tmp_path))
+    assert loading.load("mnist", str(tmp_path)) is kept
+    assert loading.reread("mnist", str(tmp_path)).y[:100].tolist() == labels.tolist()
+    assert loading.reread("digits", str(tmp_path)) is loading.load("digits", str(tmp_path))

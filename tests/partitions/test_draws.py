@@ -8,17 +8,17 @@ import pytest
 import torch
 
 import partitions
+from fedapps.common.seeds import drawing, seed_of
 from fedapps.settings.config import defaults
 from partitions import task
-from partitions.class_fraction import ClassFractionPartitioner
-from partitions.coarse import CoarsePartitioner
-from partitions.dirichlet import DirichletPartitioner, NormalizedDirichletPartitioner, _draw
-from partitions.dirichlet_split import SplitDirichletPartitioner
-from partitions.iid import SomePartitioner
-from partitions.natural import NaturalPartitioner
-from partitions.partitioner import assign_by_shares
-from partitions.pathological import PathologicalPartitioner
-from partitions.seeds import drawing, seed_of
+from partitions.rules.class_fraction import ClassFractionPartitioner
+from partitions.rules.coarse import CoarsePartitioner
+from partitions.rules.dirichlet import DirichletPartitioner, NormalizedDirichletPartitioner, _draw
+from partitions.rules.dirichlet_split import SplitDirichletPartitioner
+from partitions.rules.iid import SomePartitioner
+from partitions.rules.natural import NaturalPartitioner
+from partitions.rules.partitioner import assign_by_shares
+from partitions.rules.pathological import PathologicalPartitioner
 
 NOVEL = np.array([False, True, True, False, False])
 

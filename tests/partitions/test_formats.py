@@ -11,13 +11,14 @@ import torch
 from PIL import Image
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from partitions import datasets, features, federation
-from partitions.cross import CrossFederation
-from partitions.readers.femnist import read_femnist
-from partitions.translation import translated
+from partitions import federation
+from partitions.datasets import features, loading
+from partitions.datasets.readers.femnist import read_femnist
+from partitions.federations import CrossFederation
+from partitions.shifts.translation import translated
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -73,7 +74,7 @@ def check_arrays(data, x, y, num_train):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_idx_pairs(tmp_path, suffix):
     x, y = miniatures.idx_pairs(tmp_path / "fashion-mnist", suffix=suffix)
-    data = datasets.load("fashion-mnist", str(tmp_path))
+    data = loading.load("fashion-mnist", str(tmp_path))
     check_arrays(data, x, y, 100)
     assert data.classes[9] == "Ankle boot"
     three_rounds(tmp_path, "fashion-mnist", "class-fraction", 5)
@@ -82,7 +83,7 @@ def test_idx_pairs(tmp_path, suffix):
 @pytest.mark.parametrize("number", [10, 100])
 def test_cifar(tmp_path, monkeypatch, number):
     x, y = miniatures.cifar(tmp_path / f"cifar{number}", number, monkeypatch)
-    data = datasets.load(f"cifar{number}", str(tmp_path))
+    data = loading.load(f"cifar{number}", str(tmp_path))
     check_arrays(data, x, y, 1000 if number == 10 else 300)
     assert data.classes[9] == ("truck" if number == 10 else "class 9")
     if number == 100:
@@ -104,7 +105,7 @@ def test_an_unverified_pickle_is_never_opened(tmp_path, monkeypatch, damage):
     opened, real = [], pickle.loads
     monkeypatch.setattr(pickle, "loads", lambda data, **_: opened.append(data) or real(data, **_))
     with pytest.raises(ValueError, match=r"data_batch_3"):
-        datasets.load("cifar10", str(tmp_path))
+        loading.load("cifar10", str(tmp_path))
     assert opened
     assert damaged not in opened
 
@@ -116,29 +117,29 @@ def test_cifar_from_its_archive(tmp_path, monkeypatch):
     (tmp_path / "cifar10").mkdir()
     with tarfile.open(tmp_path / "cifar10" / "cifar-10-python.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "made" / "cifar-10-batches-py", "cifar-10-batches-py")
-    check_arrays(datasets.load("cifar10", str(tmp_path)), x, y, 1000)
+    check_arrays(loading.load("cifar10", str(tmp_path)), x, y, 1000)
     archive = tmp_path / "cifar10" / "cifar-10-python.tar.gz"
     archive.write_bytes(archive.read_bytes()[:5000])
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     with pytest.raises(ValueError, match=r"cifar-10-python\.tar\.gz: no whole file"):
-        datasets.load("cifar10", str(tmp_path))
+        loading.load("cifar10", str(tmp_path))
 
 
 def test_stl10(tmp_path, caplog):
     x, y = miniatures.stl10(tmp_path / "stl10")
-    check_arrays(datasets.load("stl10", str(tmp_path)), x, y, 60)
+    check_arrays(loading.load("stl10", str(tmp_path)), x, y, 60)
     assert "train_X.bin: md5" in caplog.text  # a miniature is not the official file
     three_rounds(tmp_path, "stl10", "iid")
     file = tmp_path / "stl10" / "stl10_binary" / "test_X.bin"
     file.write_bytes(file.read_bytes()[:-1])
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     with pytest.raises(ValueError, match=r"test_X\.bin is truncated"):
-        datasets.load("stl10", str(tmp_path))
+        loading.load("stl10", str(tmp_path))
 
 
 def test_femnist_of_leaf(tmp_path):
     x, y = miniatures.leaf(tmp_path / "femnist")
-    data = datasets.load("femnist", str(tmp_path))
+    data = loading.load("femnist", str(tmp_path))
     check_arrays(data, x, y, 240)
     # a file a half: writers 0, 2, … and 1, 3, …, 20 samples each, then four each
     halves = [range(0, 12, 2), range(1, 12, 2)]
@@ -149,12 +150,12 @@ def test_femnist_of_leaf(tmp_path):
     content = json.loads(file.read_text())
     content["user_data"]["f0001_00"]["y"][0] = 62
     file.write_text(json.dumps(content))
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     with pytest.raises(ValueError, match=r"test_9\.json: labels .*62 lie outside 0…61"):
-        datasets.load("femnist", str(tmp_path))
+        loading.load("femnist", str(tmp_path))
     file.write_text(file.read_text()[:-50])
     with pytest.raises(ValueError, match=r"test_9\.json is truncated"):
-        datasets.load("femnist", str(tmp_path))
+        loading.load("femnist", str(tmp_path))
 
 
 def test_grey_values_of_leaf_are_rounded(tmp_path):
@@ -168,12 +169,12 @@ def test_grey_values_of_leaf_are_rounded(tmp_path):
 def test_femnist_of_emnist_is_turned_and_dark_on_light(tmp_path):
     splits = ("emnist-byclass-train", "emnist-byclass-test")
     x, y = miniatures.idx_pairs(tmp_path / "femnist", splits, classes=62)
-    check_arrays(datasets.load("femnist", str(tmp_path)), 255 - x.transpose(0, 1, 3, 2), y, 620)
+    check_arrays(loading.load("femnist", str(tmp_path)), 255 - x.transpose(0, 1, 3, 2), y, 620)
 
 
 def test_omniglot(tmp_path):
     miniatures.omniglot(tmp_path / "omniglot")
-    data = datasets.load("omniglot", str(tmp_path))
+    data = loading.load("omniglot", str(tmp_path))
     assert tuple(data.x.shape) == (72, 1, 28, 28)
     assert np.bincount(data.y.numpy()).tolist() == [6] * 12
     assert data.classes[0] == "Greek/character01"
@@ -188,15 +189,15 @@ def test_omniglot(tmp_path):
     assert (first[2, 8].item(), first[3, 8].item(), first[3, 7].item()) == (85, 255, 0)
     three_rounds(tmp_path, "omniglot", "natural", 4, test_fraction=0.15)
     (tmp_path / "omniglot/images_evaluation/Manx/character01/1_00.png").write_bytes(b"\x89PNG")
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     with pytest.raises(ValueError, match=r"1_00\.png is truncated"):
-        datasets.load("omniglot", str(tmp_path))
+        loading.load("omniglot", str(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "column"), [("inaturalist", "cell"), ("landmarks", "author")])
 def test_federated_vision(tmp_path, random_extractors, name, column):
     miniatures.federated_vision(tmp_path / name, name == "inaturalist")
-    data = datasets.load(name, str(tmp_path))
+    data = loading.load(name, str(tmp_path))
     assert (tuple(data.x.shape), data.x.dtype, data.num_train) == ((27, 1280), torch.float32, 24)
     assert data.y.tolist() == [i % 3 for i in range(27)]
     assert data.columns[column].tolist() == [f"user {i % 4}" for i in range(24)] + [""] * 3
@@ -209,9 +210,9 @@ def test_federated_vision(tmp_path, random_extractors, name, column):
     (tmp_path / "own.jpg").unlink()
     three_rounds(tmp_path, name, "natural")
     next((tmp_path / name).rglob("*.jpg")).unlink()
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     with pytest.raises(ValueError, match=r"federated_train\.csv: no image of 1 ids"):
-        datasets.load(name, str(tmp_path))
+        loading.load(name, str(tmp_path))
 
 
 def test_image_features_are_what_the_classifier_sees(random_extractors):
@@ -281,7 +282,7 @@ def test_damaged_weights_are_not_used(tmp_path):
 
 def test_yahoo_answers(tmp_path, random_extractors):
     miniatures.yahoo(tmp_path / "yahoo-answers")
-    data = datasets.load("yahoo-answers", str(tmp_path))
+    data = loading.load("yahoo-answers", str(tmp_path))
     assert (tuple(data.x.shape), data.num_train) == ((100, 768), 80)
     assert data.y.tolist() == [i % 10 for i in range(80)] + [i % 10 for i in range(20)]
     _, tokenizer, network = random_extractors
@@ -291,9 +292,9 @@ def test_yahoo_answers(tmp_path, random_extractors):
     three_rounds(tmp_path, "yahoo-answers", "dirichlet", alpha=10.0)
     file = tmp_path / "yahoo-answers" / "test.csv"
     file.write_text(file.read_text() + '"11","a","b","c"\n')
-    datasets._load.cache_clear()
+    loading._load.cache_clear()
     with pytest.raises(ValueError, match=r"test\.csv, row 21: no class 1…10"):
-        datasets.load("yahoo-answers", str(tmp_path))
+        loading.load("yahoo-answers", str(tmp_path))
 
 
 def test_novel_clients_of_another_dataset(tmp_path, monkeypatch):
@@ -328,12 +329,12 @@ def test_novel_clients_of_another_dataset(tmp_path, monkeypatch):
 def test_classes_are_matched_by_name():
     """Of (car, monkey, cat) a car is class 1 of (cat, automobile), a monkey none."""
     grey = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 1, 8, 8) * 40
-    other = datasets.Dataset(
-        datasets.Info("other", (1, 8, 8), 3, ""), grey, torch.arange(6) % 3, 4, {},
+    other = loading.Dataset(
+        loading.Info("other", (1, 8, 8), 3, ""), grey, torch.arange(6) % 3, 4, {},
         ("car", "monkey", "cat"),
     )  # fmt: skip
-    to = datasets.Dataset(
-        datasets.Info("to", (1, 4, 4), 2, "", scale=16.0), grey[:, :, :4, :4], torch.zeros(6), 6,
+    to = loading.Dataset(
+        loading.Info("to", (1, 4, 4), 2, "", scale=16.0), grey[:, :, :4, :4], torch.zeros(6), 6,
         {}, ("cat", "automobile"),
     )  # fmt: skip
     both = translated(other, to)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from partitions.cross import CrossFederation
+from partitions.federations import CrossFederation
 from partitions.shares import Share
 
 

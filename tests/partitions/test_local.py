@@ -7,9 +7,9 @@ from PIL import Image
 
 import partitions
 from fedapps.settings.config import defaults
-from partitions.datasets import configured, described
-from partitions.readers.local import read_local
-from partitions.readers.raw import UNLABELED
+from partitions.datasets.loading import configured, described
+from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.raw import UNLABELED
 
 
 def picture(path, colour, size=(6, 4), mode="RGB"):

@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from fedapps.settings.config import defaults
-from partitions.datasets import configured, described
-from partitions.readers import hub
-from partitions.readers.local import inputs_of, read_local
+from partitions.datasets.loading import configured, described
+from partitions.datasets.readers import hub
+from partitions.datasets.readers.local import inputs_of, read_local
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

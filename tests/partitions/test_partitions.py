@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from clients.sgd import mini_batches
+from clients.core.sgd import mini_batches
 from fedapps.settings.config import defaults
-from partitions.base import Federation
-from partitions.datasets import info
+from partitions.datasets.loading import info
+from partitions.federations import Federation
 from partitions.shares import PreferredSamples, Samples, for_convolution
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
@@ -169,7 +169,7 @@ def test_shares_that_memory_does_not_keep_are_cut_again_the_same(monkeypatch):
     fed = federation(**changes)
     first = [fed.share(i) for i in range(6)]
     assert all(fed.share(i) is share for i, share in enumerate(first))
-    monkeypatch.setattr("partitions.base.SHARES_KEPT", 2)
+    monkeypatch.setattr("partitions.federations.SHARES_KEPT", 2)
     bounded = federation(**changes)
     for turn in (range(6), (3, 5, 0, 4, 1, 2)):
         for i in turn:

@@ -4,8 +4,8 @@ import pytest
 
 import partitions
 from fedapps.settings.config import defaults
-from partitions import preference
-from partitions.preference import PreferencePartitioner, apportion
+from partitions.rules import preference
+from partitions.rules.preference import PreferencePartitioner, apportion
 from partitions.shares import Share
 
 

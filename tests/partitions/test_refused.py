@@ -13,24 +13,26 @@ import pytest
 import torch
 from PIL import Image
 
+from fedapps.common import external_code
 from fedapps.settings.config import defaults
-from partitions import datasets, features, federation, references, trust
-from partitions.base import novel_shots
-from partitions.class_fraction import ClassFractionPartitioner
+from partitions import federation
+from partitions.datasets import features, loading
+from partitions.datasets.readers import hub, yahoo
+from partitions.datasets.readers.cifar import _images, read_cifar10
+from partitions.datasets.readers.federated_vision import read_landmarks
+from partitions.datasets.readers.femnist import read_femnist
+from partitions.datasets.readers.idx import read_idx, read_mnist
+from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.omniglot import read_omniglot
+from partitions.datasets.readers.raw import Raw
+from partitions.datasets.readers.stl10 import read_stl10
+from partitions.federations import novel_shots
 from partitions.items import from_items, from_tensors, item_of
-from partitions.natural import NaturalPartitioner
-from partitions.preference import PreferencePartitioner
-from partitions.readers import hub, yahoo
-from partitions.readers.cifar import _images, read_cifar10
-from partitions.readers.federated_vision import read_landmarks
-from partitions.readers.femnist import read_femnist
-from partitions.readers.idx import read_idx, read_mnist
-from partitions.readers.local import read_local
-from partitions.readers.omniglot import read_omniglot
-from partitions.readers.raw import Raw
-from partitions.readers.stl10 import read_stl10
+from partitions.rules.class_fraction import ClassFractionPartitioner
+from partitions.rules.natural import NaturalPartitioner
+from partitions.rules.preference import PreferencePartitioner
 from partitions.shares import PreferredSamples
-from partitions.translation import translated
+from partitions.shifts.translation import translated
 
 
 @pytest.mark.parametrize(
@@ -92,8 +94,8 @@ def test_superclasses_are_dealt_to_equally_many_clients(divide, toy):
         (lambda: from_items([]), "list is not a dataset with items and a length above 0"),
         (lambda: from_tensors(torch.ones(2, 4), torch.ones(3)), "2 inputs, but 3 labels"),
         (lambda: item_of(("a", 1)), "str where its input should be a tensor"),
-        (lambda: references.called("a:b", 3, {}, {}), "'a:b' is 3; it must be a function"),
-        (lambda: datasets._made("os:getcwd", {}), "'os:getcwd' is .*; a dataset must be an Info"),
+        (lambda: external_code.called("a:b", 3, {}, {}), "'a:b' is 3; it must be a function"),
+        (lambda: loading._made("os:getcwd", {}), "'os:getcwd' is .*; a dataset must be an Info"),
         (lambda: hub._read({"dev": []}, "here", (1,), ()), r"here: no split 'train'.*\['dev'\]"),
         (lambda: hub._array(np.ones((3, 4)), (1, 4, 4), "row 7"), r"row 7: .*\(1, 3, 4\), not"),
         (
@@ -104,7 +106,7 @@ def test_superclasses_are_dealt_to_equally_many_clients(divide, toy):
     ],
 )
 def test_what_is_asked_wrongly(make, message):
-    trust.allow("os:getcwd")
+    external_code.allow("os:getcwd")
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -162,7 +164,7 @@ def test_nothing_is_read_from_a_folder_of_other_files(read, tmp_path):
 def test_a_folder_of_other_files_is_no_dataset(tmp_path):
     (tmp_path / "mnist").mkdir()
     with pytest.raises(ValueError, match="mnist holds neither mnist's files"):
-        datasets.load("mnist", str(tmp_path))
+        loading.load("mnist", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_a_folder_of_other_files_is_no_dataset(tmp_path):
 )
 def test_arrays_that_are_not_the_datasets(x, y, message):
     with pytest.raises(ValueError, match=message):
-        datasets._checked(datasets.Info("toy", (3,), 5, ""), Raw(x, np.array(y), 1), "here")
+        loading._checked(loading.Info("toy", (3,), 5, ""), Raw(x, np.array(y), 1), "here")
 
 
 def test_idx_files_of_another_kind(tmp_path):
@@ -238,7 +240,9 @@ def test_drawings_are_read_from_archives_too(tmp_path):
 
 def test_photographs_of_users_that_are_not_whole(tmp_path, monkeypatch):
     read, table = read_landmarks, tmp_path / "federated_train.csv"
-    monkeypatch.setattr("partitions.readers.federated_vision.mobilenet_v2", lambda x, *_: list(x))
+    monkeypatch.setattr(
+        "partitions.datasets.readers.federated_vision.mobilenet_v2", lambda x, *_: list(x)
+    )
     table.write_text("image_id,class,user_id\nabc,1,me\n,2,me\n")
     with pytest.raises(ValueError, match=r"federated_train\.csv, line 3: no image_id and class"):
         read(tmp_path)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from partitions.settings import Configured, Setting, setting, taken
+from fedapps.common.settings import Configured, Setting, setting, taken
 
 
 class Stepping(Configured):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from partitions.datasets import Dataset, Info
-from partitions.shifted_tests import corruptions_for
+from partitions.datasets.loading import Dataset, Info
+from partitions.shifts.shifted_tests import corruptions_for
 
 KINDS = ("corruption", "out-of-client", "mixture")
 HOW = {"partition": "iid", "num_clients": 6, "train_fraction": 0.5, "partition_test_fraction": 0.2}
@@ -103,7 +103,7 @@ def with_natural(numbered, monkeypatch):
     """A dataset named mnist, and digits of half its size whose images are white."""
     digits = numbered("digits", n=40)
     digits.x[:] = 255 - torch.arange(40, dtype=torch.uint8)[:, None, None, None]
-    monkeypatch.setattr("partitions.shifted_tests.configured", lambda config: digits)
+    monkeypatch.setattr("partitions.shifts.shifted_tests.configured", lambda config: digits)
     return numbered("mnist")
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from partitions.step import StepPartitioner, counts
+from partitions.rules.step import StepPartitioner, counts
 
 
 def held_counts(toy, divide, held, labels, **changes):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.signal import freqz
 
-from partitions import voices
-from partitions.voices import BINS, FLOOR, RATE, SETS, VOWELS, Voice, spectrogram, text
+from partitions.datasets import voices
+from partitions.datasets.voices import BINS, FLOOR, RATE, SETS, VOWELS, Voice, spectrogram, text
 
 FRAMES, HOP, HZ = 75, 800, 40  # of 3.75 s at 16 kHz; Hz of a bin
 PLAIN = {

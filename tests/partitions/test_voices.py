@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from partitions import datasets
-from partitions.datasets import load
-from partitions.voices import SETS, generate, voices
+from partitions.datasets import loading
+from partitions.datasets.loading import load
+from partitions.datasets.voices import SETS, generate, voices
 
 
 def test_voices_lie_between_the_eight_sets():
@@ -33,10 +33,10 @@ def test_sizes_must_divide_the_spectrogram():
 def test_small_set_is_registered_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path))
     raw, sizes = generate(40, 75, 20, 1), []  # bins, frames, voices, utterances
-    monkeypatch.setattr("partitions.voices.generate", lambda *n: sizes.append(n) or raw)
+    monkeypatch.setattr("partitions.datasets.voices.generate", lambda *n: sizes.append(n) or raw)
     data = load("voices-small")
     assert sizes == [(40, 75, 20, 60)]
     assert data.x.shape == (20, 1, 40, 75)
     assert data.y.tolist() == list(range(20))
     assert any(tmp_path.iterdir())
-    datasets._load.cache_clear()
+    loading._load.cache_clear()

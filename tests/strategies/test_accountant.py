@@ -7,8 +7,8 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
-from strategies import accountant
-from strategies.accountant import central_epsilon, local_epsilon, local_loss, multiplier
+from strategies.core import accountant
+from strategies.core.accountant import central_epsilon, local_epsilon, local_loss, multiplier
 
 
 def renyi(z, q, rounds, delta):

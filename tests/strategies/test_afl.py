@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tiny import share, update
 from torch import nn
 
-from clients.afl import AFLClient
-from clients.arrays import model_arrays
-from clients.simplex import project
-from strategies.afl import AFL
-from strategies.replies import Node
+from clients.core.arrays import model_arrays
+from clients.core.simplex import project
+from clients.methods.afl import AFLClient
+from strategies.core.replies import Node
+from strategies.methods.afl import AFL
 
 
 def make(mixture_lr, clients=2):

@@ -8,13 +8,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
-from clients.arrays import from_record, to_record
-from clients.protocol import OFFERS
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import from_record, to_record
+from clients.core.protocol import OFFERS
+from fedapps.engines.in_process_grid import InProcessGrid
 from strategies import AFL, FedAvg, FedRep
-from strategies.reply_metrics import foreign_numbers
-from strategies.roster import unlogged
-from strategies.scores import foreign_means
+from strategies.core.evaluation import foreign_means
+from strategies.core.reply_metrics import foreign_numbers
+from strategies.core.roster import unlogged
 
 START = {"w": np.zeros(2, np.float32)}
 

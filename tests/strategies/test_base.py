@@ -7,10 +7,10 @@ from flwr.clientapp import ClientApp
 from hostile import BYTES
 from society import START, asked, go
 
-from clients.arrays import from_record, to_record
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import from_record, to_record
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.bridge import answer
-from strategies.fedavg import FedAvg
+from strategies.methods.fedavg import FedAvg
 
 
 def test_sampling_is_seeded_and_takes_the_fraction():

@@ -6,11 +6,11 @@ from itertools import groupby
 import numpy as np
 from tiny import TASTES, federate
 
-from clients.arrays import from_record
-from clients.protocol import SAVE_STATE
-from fedapps.engines.grid import InProcessGrid
-from strategies.base import PersonalizedStrategy
-from strategies.fedembed import FedEmbed
+from clients.core.arrays import from_record
+from clients.core.protocol import SAVE_STATE
+from fedapps.engines.in_process_grid import InProcessGrid
+from strategies.core.rounds import PersonalizedStrategy
+from strategies.methods.fedembed import FedEmbed
 
 
 class Counted(InProcessGrid):

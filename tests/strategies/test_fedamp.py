@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from tiny import federate, update
 
-from strategies.fedamp import FedAMP
-from strategies.replies import Node
+from strategies.core.replies import Node
+from strategies.methods.fedamp import FedAMP
 
 MODELS = {0: 0.0, 1: 1.0, 4: 3.0}
 

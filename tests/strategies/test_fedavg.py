@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tiny import update
 
-from clients.arrays import as_type, settled
-from strategies.fedavg import FedAvg, mean, mean_statistics, weighted_mean
-from strategies.limits import scaled
-from strategies.robust import MEANS, robust_mean
+from clients.core.arrays import as_type, settled
+from strategies.core.aggregation import MEANS, mean, mean_statistics, robust_mean, weighted_mean
+from strategies.core.limits import scaled
+from strategies.methods.fedavg import FedAvg
 
 NAMES = ("w", "norm.running_mean", "norm.num_batches_tracked")
 

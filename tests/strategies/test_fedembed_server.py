@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from tiny import Watched
 
-from clients.arrays import from_record
+from clients.core.arrays import from_record
 from fedapps.clientapp import app
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from strategies.fedembed import FedEmbed
-from strategies.preference import CentralAdam, PFedKM
-from strategies.replies import Node, Update
-from strategies.scores import f1_scores, macro_f1
+from strategies.core.evaluation import f1_scores, macro_f1
+from strategies.core.replies import Node, Update
+from strategies.methods._preferences import CentralAdam, PFedKM
+from strategies.methods.fedembed import FedEmbed
 
 SMALL = defaults() | {
     "partition": "preference",

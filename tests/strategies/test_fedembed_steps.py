@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tiny import update
 
-from strategies.fedembed import FedEmbed
-from strategies.replies import Node, Update
-from strategies.round import Round
+from strategies.core.replies import Node, Update
+from strategies.core.round import Round
+from strategies.methods.fedembed import FedEmbed
 
 
 def server(**options):

@@ -1,8 +1,8 @@
 import numpy as np
 from tiny import update
 
-from strategies.fedavg import FedAvg
-from strategies.fedgma import FedGMA
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedgma import FedGMA
 
 
 def test_a_round_by_hand():

@@ -8,15 +8,15 @@ from flwr.clientapp import ClientApp
 from tiny import SMALL, federate, share, update
 from torch import nn
 
-from clients.arrays import from_record, model_arrays, prefixed
-from clients.fedma import FedMAClient, resize
+from clients.core.arrays import from_record, model_arrays, prefixed
+from clients.methods.fedma import FedMAClient, resize
 from clients.models import build_model
 from fedapps.clientapp import make_client
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.bridge import answer
 from fedapps.serverapp import run
-from strategies.fedma import FedMA
-from strategies.replies import Node, Update
+from strategies.core.replies import Node, Update
+from strategies.methods.fedma import FedMA
 
 SHAPE = (1, 16, 16)
 

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from tiny import federate, states, update
 
-from clients.arrays import from_record, group
-from clients.pfedme import PFedMeClient
+from clients.core.arrays import from_record, group
+from clients.methods.pfedme import PFedMeClient
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from strategies.fedembed import FedEmbed
-from strategies.fedrep import FedRep
-from strategies.pfedme import PFedMe
-from strategies.preference import PFedKM
-from strategies.privacy import Privacy
-from strategies.replies import Node
-from strategies.round import Round
+from strategies.core.privacy import Privacy
+from strategies.core.replies import Node
+from strategies.core.round import Round
+from strategies.methods._preferences import PFedKM
+from strategies.methods.fedembed import FedEmbed
+from strategies.methods.fedrep import FedRep
+from strategies.methods.pfedme import PFedMe
 
 START = {"body": np.ones(2, np.float32), "head.w": np.array([1.0, 2.0], np.float32)}
 TASTES = {"partition": "preference", "model": "preference-net", "num-clients": 20}

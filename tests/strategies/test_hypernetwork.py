@@ -6,13 +6,13 @@ import torch
 from scipy.linalg import subspace_angles
 from torch import nn
 
-from clients.arrays import to_record
-from clients.base import Client
+from clients.core.arrays import to_record
+from clients.core.client import Client
 from partitions.shares import Samples, Share
-from strategies import pfedhn
-from strategies.hypernetwork import Hypernetwork
-from strategies.pfedhn import PFedHN
-from strategies.replies import Node, Update
+from strategies.core.replies import Node, Update
+from strategies.maths.hypernetwork import Hypernetwork
+from strategies.methods import pfedhn
+from strategies.methods.pfedhn import PFedHN
 
 D, K, N = 4, 2, 5  # entries of θ, of v, clients
 

@@ -5,11 +5,11 @@ import pytest
 from tiny import SMALL, federate, update
 
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
-from strategies.lgfedavg import LGFedAvg
-from strategies.replies import Node
-from strategies.round import Round
+from strategies.core.replies import Node
+from strategies.core.round import Round
+from strategies.methods.lgfedavg import LGFedAvg
 
 HEAD = {"head.weight", "head.bias"}
 ALL = HEAD | {f"layers.{i}.{part}" for i in range(2) for part in ("weight", "bias")}

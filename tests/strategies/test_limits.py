@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import update
 
-from strategies.limits import (
+from strategies.core.limits import (
     Change,
     Sizes,
     bound_numbers,
@@ -16,7 +16,7 @@ from strategies.limits import (
     scaled,
     usual_count,
 )
-from strategies.replies import Node
+from strategies.core.replies import Node
 
 
 def arrays(**values):

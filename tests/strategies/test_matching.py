@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.arrays import model_arrays
+from clients.core.arrays import model_arrays
 from clients.models import build_model
-from strategies.matching import chain, layer_arrays, match, neurons, spread, take
+from strategies.maths.matching import chain, layer_arrays, match, neurons, spread, take
 
 
 def rows(*values):

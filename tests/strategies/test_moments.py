@@ -6,10 +6,10 @@ import pytest
 import torch
 from tiny import federate
 
-from clients.arrays import from_record, group
-from strategies.moments import Moments
-from strategies.odpfl_hn import ODPFLHN
-from strategies.pfedhn import spread
+from clients.core.arrays import from_record, group
+from strategies.maths.moments import Moments
+from strategies.methods.odpfl_hn import ODPFLHN
+from strategies.methods.pfedhn import spread
 
 
 def test_statistics_by_hand():

@@ -11,17 +11,17 @@ from tiny import at_once, federate, share, states
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from clients.arrays import from_record, group, model_arrays, to_record
+from clients.core.arrays import from_record, group, model_arrays, to_record
+from clients.methods.odpfl_hn import DESCRIPTOR, ODPFLHNClient
 from clients.models import build_model
-from clients.odpfl_hn import DESCRIPTOR, ODPFLHNClient
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.bridge import answer
 from fedapps.settings.config import defaults
-from partitions.datasets import Info
-from strategies.odpfl_hn import ODPFLHN
-from strategies.pfedhn import PFedHN
-from strategies.replies import Node, Update
-from strategies.round import Round
+from partitions.datasets.loading import Info
+from strategies.core.replies import Node, Update
+from strategies.core.round import Round
+from strategies.methods.odpfl_hn import ODPFLHN
+from strategies.methods.pfedhn import PFedHN
 
 INFO = Info("tiny", (6,), 3, "")
 ETA = 0.1

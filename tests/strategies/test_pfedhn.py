@@ -7,11 +7,11 @@ import torch
 from tiny import federate
 from torch import nn
 
-from clients.arrays import model_arrays, to_record
-from strategies.pfedhn import PFedHN
-from strategies.replies import Node, Update
-from strategies.round import Round
-from strategies.targets import Targets
+from clients.core.arrays import model_arrays, to_record
+from strategies.core.replies import Node, Update
+from strategies.core.round import Round
+from strategies.methods._generated_networks import Targets
+from strategies.methods.pfedhn import PFedHN
 
 TEMPLATE = {"w": np.zeros((2, 3)), "b": np.zeros(2)}  # float64
 

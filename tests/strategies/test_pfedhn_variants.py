@@ -7,15 +7,15 @@ import pytest
 import torch
 from tiny import federate, share, states
 
-from clients.arrays import from_record, group, to_record
+from clients.core.arrays import from_record, group, to_record
+from clients.methods.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.models import build_model
-from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from fedapps.clientapp import app
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from strategies.pfedhn import PFedHN
-from strategies.replies import Node, Update
+from strategies.core.replies import Node, Update
+from strategies.methods.pfedhn import PFedHN
 
 SIZES = {"s": {"w": np.zeros((2, 2))}, "l": {"w": np.zeros((3, 4)), "b": np.zeros(3)}}  # float64
 
@@ -159,7 +159,7 @@ def test_clients_join_and_leave_and_find_their_own_embedding():
             return result
 
     from fedapps.node.building import method_model
-    from partitions.datasets import info
+    from partitions.datasets.loading import info
 
     _, initial = method_model("pfedhn", config, info("digits"))
     Spy(embedding_dim=2, min_available_nodes=5).start(

@@ -7,15 +7,15 @@ import pytest
 import torch
 from tiny import at_once, federate, share, update
 
-from clients.domain import domain_gradient
+from clients.core.domain import domain_gradient
+from clients.methods.pfl import PFLClient, PFLSampledClient
 from clients.models import build_model
-from clients.pfl import PFLClient, PFLSampledClient
 from partitions.shares import Samples
-from strategies import pfl
-from strategies.distances import a_distances
-from strategies.pfl import PFL, PFLEnsemble, PFLNearest
-from strategies.replies import Node, Update
-from strategies.round import Round
+from strategies.core.domain_distances import a_distances
+from strategies.core.replies import Node, Update
+from strategies.core.round import Round
+from strategies.methods import pfl
+from strategies.methods.pfl import PFL, PFLEnsemble, PFLNearest
 
 SETTINGS = {"num-clients": 6, "local-steps": 4, "rounds": 2, "evaluate-every": 2}
 

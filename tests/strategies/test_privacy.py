@@ -8,17 +8,12 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
 
-from clients.arrays import from_record, to_record
-from clients.privacy import (
-    NOISE,
-    SystemGenerator,
-    clipped,
-    private,
-)
-from strategies import accountant
-from strategies.accountant import central_epsilon, local_epsilon
-from strategies.privacy import Privacy, checked
-from strategies.replies import Node, Update
+from clients.core.arrays import from_record, to_record
+from clients.core.privacy import NOISE, SystemGenerator, clipped, private
+from strategies.core import accountant
+from strategies.core.accountant import central_epsilon, local_epsilon
+from strategies.core.privacy import Privacy, checked
+from strategies.core.replies import Node, Update
 
 CENTRAL = {"dp": "central", "dp_noise_multiplier": 1.0}
 METRICS = {"num-examples": 20, "loss": 0.7}

@@ -13,10 +13,10 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from scipy.stats import beta
 
-from clients.arrays import from_record, to_record
-from fedapps.engines.grid import InProcessGrid
-from strategies.fedavg import FedAvg
-from strategies.privacy import Privacy, noised
+from clients.core.arrays import from_record, to_record
+from fedapps.engines.in_process_grid import InProcessGrid
+from strategies.core.privacy import Privacy, noised
+from strategies.methods.fedavg import FedAvg
 
 DELTA, DOUBT = 0.1, 1e-4
 SETTINGS = {"dp": "central", "dp_noise_multiplier": 1.0, "dp_clip": 0.5, "dp_delta": DELTA}
@@ -80,11 +80,11 @@ def test_the_claim_survives_1000_runs():
 def test_half_the_noise_does_not(monkeypatch):
     """p = 0.5 Φ(0.5) + 0.5 Φ(−1.5) = 0.379 and p' = 0.0668 prove up to 1.4, and 1500 runs about
     0.93 ± 0.07 (500 runs 0.55 ± 0.15, too near to the claim)."""
-    monkeypatch.setattr("strategies.privacy.noised", lambda a, s, by: noised(a, s / 2, by))
+    monkeypatch.setattr("strategies.core.privacy.noised", lambda a, s, by: noised(a, s / 2, by))
     assert lower_bound(1500, 0.75) > claimed()
 
 
 def test_a_server_that_does_not_clip_does_not(monkeypatch):
     """70 = 140 C lies far over 4 C, noise hardly ever: p = 0.5, p' = 3e-5."""
-    monkeypatch.setattr("strategies.privacy.clipped", lambda change, norm: change)
+    monkeypatch.setattr("strategies.core.privacy.clipped", lambda change, norm: change)
     assert lower_bound(200, 4.0) > claimed()

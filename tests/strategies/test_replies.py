@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strategies.replies import finite
+from strategies.core.replies import finite
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

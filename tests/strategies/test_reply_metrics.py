@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.protocol import OFFERS
-from strategies.reply_metrics import LARGEST, READERS, checked_values
+from clients.core.protocol import OFFERS
+from strategies.core.reply_metrics import LARGEST, READERS, checked_values
 
 ANYTHING = st.one_of(
     st.floats(), st.integers(), st.text(), st.binary(), st.booleans(), st.none(),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tiny import update
 
-from strategies.fedavg import FedAvg
-from strategies.pfedme import PFedMe
-from strategies.robust import robust_mean
+from strategies.core.aggregation import robust_mean
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.pfedme import PFedMe
 
 START = {"w": np.array([10.0, 0.0], np.float32), "n": np.array(3)}
 CHANGES = [(1.0, 2.0), (2.0, -1.0), (4.0, 0.5), (3.0, 1.5), (-90.0, 700.0)]

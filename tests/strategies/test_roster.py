@@ -3,9 +3,9 @@
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.protocol import OFFERS
-from fedapps.engines.grid import InProcessGrid
-from strategies.roster import Roster
+from clients.core.protocol import OFFERS
+from fedapps.engines.in_process_grid import InProcessGrid
+from strategies.core.roster import Roster
 
 
 def federation(*got):
@@ -112,7 +112,7 @@ def test_the_roster_is_cut_to_one_network():
 
 def test_nodes_are_asked_in_batches(monkeypatch):
     """Of two at once: node 1, which gives no client id, still gives way to node 3."""
-    monkeypatch.setattr("strategies.roster.ASKED_AT_ONCE", 2)
+    monkeypatch.setattr("strategies.core.roster.ASKED_AT_ONCE", 2)
     grid, _ = federation({}, {"client": 7}, {"client": 1}, {"client": 4}, {"client": 0})
     answers, asked = grid.send_and_receive, []
 

@@ -6,10 +6,10 @@ import torch
 from tiny import federate, share, states, update
 from torch import nn
 
-from clients.arrays import from_record, group
-from clients.scaffold import ScaffoldClient
-from strategies.replies import Node
-from strategies.scaffold import Scaffold
+from clients.core.arrays import from_record, group
+from clients.methods.scaffold import ScaffoldClient
+from strategies.core.replies import Node
+from strategies.methods.scaffold import Scaffold
 
 
 class Squared(ScaffoldClient):

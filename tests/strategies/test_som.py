@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from strategies.som import (
+from strategies.maths.som import (
     best_matching,
     decayed,
     federated_step,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from society import asked, go
 
-from clients.arrays import from_record, to_record
-from clients.protocol import RESTORE_STATE, SAVE_STATE
-from fedapps.engines.grid import InProcessGrid
-from partitions.seeds import seed_of
-from strategies import hooks, messages, run_state, scores
-from strategies import round as rounds
-from strategies.fedavg import FedAvg
-from strategies.replies import Node, Update, most_common
+from clients.core.arrays import from_record, to_record
+from clients.core.protocol import RESTORE_STATE, SAVE_STATE
+from fedapps.common.seeds import seed_of
+from fedapps.engines.in_process_grid import InProcessGrid
+from strategies.core import evaluation, messages, run_state, strategy
+from strategies.core import round as rounds
+from strategies.core.replies import Node, Update, most_common
+from strategies.methods.fedavg import FedAvg
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.5, 2), (0.1, 1), (0.4, 1)])
@@ -28,7 +28,7 @@ def test_a_share_of_three_clients_is_rounded_and_at_least_one(fraction, count):
 
 def test_every_draw_of_clients_has_a_generator_of_its_own(monkeypatch):
     noted = []
-    monkeypatch.setattr(hooks, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
+    monkeypatch.setattr(strategy, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
     go(FedAvg(fraction_train=0.4, fraction_evaluate=0.4, evaluate_every=1, seed=5), num_rounds=2)
     assert noted == [(5, purpose, n) for n in (1, 2) for purpose in ("sample", "evaluate")]
 
@@ -201,7 +201,7 @@ def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monk
         calls.append([[node.client for node in nodes] for nodes in (novel, training)])
         return np.array([[1.0, np.nan], [0.5, 1.5]])
 
-    monkeypatch.setattr(scores, "a_distances", distances)
+    monkeypatch.setattr(evaluation, "a_distances", distances)
     result, _, _ = go(FedAvg(bound=True, evaluate_every=1), nodes=4, novel=[1, 4], num_rounds=2)
     got = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
     assert got == [0.5, 0.5]

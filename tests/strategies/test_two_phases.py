@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from tiny import federate, share, update
 
-from clients.atp import RATES
-from clients.lgfedavg import OWN_BODIES, LGFedAvgClient
+from clients.methods.atp import RATES
+from clients.methods.lgfedavg import OWN_BODIES, LGFedAvgClient
 from clients.models import build_model
-from strategies.atp import ATP
-from strategies.lgfedavg import LGFedAvg
-from strategies.replies import Node
-from strategies.round import Round
+from strategies.core.replies import Node
+from strategies.core.round import Round
+from strategies.methods.atp import ATP
+from strategies.methods.lgfedavg import LGFedAvg
 
 NODES = [Node(0, 50), Node(1, 51)]
 

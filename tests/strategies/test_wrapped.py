@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import (
 )
 
 import strategies
-from clients.arrays import from_record, to_record
-from fedapps.engines.grid import InProcessGrid
+from clients.core.arrays import from_record, to_record
+from fedapps.engines.in_process_grid import InProcessGrid
 from strategies import AFL, PFL, CentralAdam, FedAMP, FedAvg, FedGMA, PFedHN, Scaffold
 
 START = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}

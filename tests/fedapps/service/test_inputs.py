@@ -11,7 +11,7 @@ from PIL import Image
 from fedapps.results.card import Card
 from fedapps.service.delivery import Personal
 from fedapps.service.inputs import read_inputs, unlabeled
-from partitions.datasets import Info
+from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
 
 CARD = Card("tent", "mine", "mlp", (1, 2, 2), ("ant", "bee", "cat"), 16.0, 0.5, 0.25)

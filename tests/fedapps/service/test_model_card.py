@@ -12,8 +12,8 @@ import yaml
 
 from fedapps.files import read_json, write_text
 from fedapps.serverapp import run_in_process
+from fedapps.service.finished_run import Run
 from fedapps.service.model_card import PATHS, model_card, push, write_model
-from fedapps.service.run import Run
 from fedapps.settings.config import defaults
 
 REPO = "lab/tent-digits"

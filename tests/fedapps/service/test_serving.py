@@ -21,12 +21,12 @@ import fedapps
 import partitions
 from fedapps.clientapp import app
 from fedapps.engines.flower import Flwr
-from fedapps.engines.grid import InProcessGrid
+from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.results.card import LONGEST, Card
 from fedapps.serverapp import run_in_process
 from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
-from fedapps.service.run import hand_out, opened
+from fedapps.service.finished_run import hand_out, opened
 from fedapps.service.serving import check_serving, serve, serve_once, wishes
 from fedapps.settings.config import defaults
 from partitions.inspect import export

@@ -1,0 +1,151 @@
+"""Clients of users with preferences: local Adam on one head, with or without an embedding.
+
+The baselines *Global* and *Global+* of FedEmbed (section 4.1), and the client of PFedKM. Adam has
+its library defaults and starts fresh in each round; the embedding has its own learning rate (ours).
+The server receives the trained parameters, and so their change."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.core.arrays import Arrays
+from clients.core.client import Client, Config, Metrics
+from clients.core.evaluation import by_parts
+from clients.core.optimizers import Adam
+from clients.core.protocol import FewShot, StateUse
+from clients.models import build_model
+from clients.models.preference import EmbeddingNet
+from fedapps.common.seeds import seed_of
+from fedapps.common.settings import RATE, WIDTH, setting
+from partitions.datasets.loading import Info
+from partitions.shares import PreferredSamples, Samples
+
+EMBEDDING = "embedding"
+EMBEDDING_DIM = setting(16, "entries of a personal embedding, at most the image's sides", WIDTH)
+
+
+def enclose(
+    info: Info, model: str, seed: int, dim: int, heads: int, **options: Any
+) -> EmbeddingNet:
+    """The registered network `model` as the encoder of an `EmbeddingNet`."""
+    channels, *sides = info.shape
+    shape = (channels + bool(dim), *sides)
+    encoder = build_model(model, shape, info.num_classes, seed)
+    return EmbeddingNet(encoder, info.shape, dim=dim, heads=heads, **options)
+
+
+class GlobalClient(Client):
+    """One head for all users, no embedding."""
+
+    few_shot = FewShot.NONE  # labels are preferences
+    lr = 0.001  # of local Adam
+    local_epochs = 5
+    batch_size = 20
+
+    model: EmbeddingNet
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not isinstance(self.share.train, PreferredSamples):
+            raise ValueError(
+                "this method needs users with preferences: set partition to 'preference'"
+            )
+        self.k = 0  # the head in use
+
+    @classmethod
+    def build(
+        cls, base: nn.Module, info: Info, *args: Any, model: str, seed: int, **settings: Any
+    ) -> nn.Module:
+        """Encoder and one head."""
+        return enclose(info, model, seed, 0, 1)
+
+    def losses(self, x: Tensor, y: Tensor, types: Tensor) -> dict[str, Tensor]:
+        """The local losses by name, mean over the batch; they are summed."""
+        return {"head": F.cross_entropy(self.model(x, self.k), y)}
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """A step of Adam on the sum of the losses for each mini-batch; unused heads come back
+        unchanged. ``loss`` is the mean of the user's head."""
+        self.load(arrays)
+        self.model.train()
+        optimizer = Adam(self.groups(), self.lr, self.weight_decay)
+        samples, total, rows = self.typed(self.share.train).converted(), 0.0, self.rows(config)
+        for index in rows:
+            x, y = samples[index]
+            losses = self.losses(x, y, samples.types(index))
+            optimizer.zero_grad()
+            torch.stack(list(losses.values())).sum().backward()
+            optimizer.step()
+            total += float(losses["head"].detach())
+        return self.arrays(), len(self.share.train), {"loss": total / max(len(rows), 1)}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return [{"params": list(self.model.parameters())}]
+
+    def typed(self, samples: Samples) -> PreferredSamples:
+        """The samples on the client's device, as ones with types."""
+        moved = samples.to(self.device)
+        assert isinstance(moved, PreferredSamples)
+        return moved
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, 2) of the user's head."""
+        return by_parts(lambda part: self.model(part, self.k), self.parts(x))
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network with only the user's head."""
+        model = deepcopy(self.model).eval()
+        if model.own is None:
+            model.heads = nn.ModuleList([model.heads[self.k]])
+        return model
+
+
+class GlobalPlusClient(GlobalClient):
+    """One head for all users, conditioned on a personal embedding v_u, which is never sent."""
+
+    personal: tuple[str, ...] = (EMBEDDING,)
+    needs_state = StateUse.PREDICTIONS
+
+    rates: tuple[str, ...] = ("lr", "embedding_lr")
+
+    embedding_dim = EMBEDDING_DIM
+    embedding_lr = setting(0.01, "learning rate of embeddings, by local Adam", RATE)
+
+    @classmethod
+    def build(  # type: ignore[override]  # it takes more settings
+        cls,
+        base: nn.Module,
+        info: Info,
+        *args: Any,
+        model: str,
+        seed: int,
+        embedding_dim: int,
+        **settings: Any,
+    ) -> nn.Module:
+        """Encoder and one head, both conditioned on the embedding."""
+        return enclose(info, model, seed, embedding_dim, 1, global_head=False)
+
+    def load(self, arrays: Arrays) -> None:
+        """Set the model; an untrained embedding is uniform in [0, 1)."""
+        self.embedding()
+        super().load(arrays)
+
+    def embedding(self) -> Any:
+        """v_u (dim,), from the state or drawn by the user's seed."""
+        key = f"personal/{EMBEDDING}"
+        if key not in self.state:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, EMBEDDING, self.client))
+            v = torch.rand(self.model.dim, generator=generator)
+            self.state[key] = v.numpy()
+        return self.state[key]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The embedding in its own group, at its own rate."""
+        named: Mapping[str, nn.Parameter] = dict(self.model.named_parameters())
+        others = [p for name, p in named.items() if name != EMBEDDING]
+        return [{"params": others}, {"params": [named[EMBEDDING]], "lr": self.embedding_lr}]

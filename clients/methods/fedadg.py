@@ -1,0 +1,136 @@
+"""FedADG client (Zhang et al., "Federated Learning with Domain Generalization", 2021).
+
+Features h = F(x) are aligned, class by class, with a reference h' = G(noise, y) that adapts to
+them: least-squares adversarial losses as in the authors' code. F, the classifier and G are
+aggregated; the discriminator D stays on the client. Departs from the authors' code: D gets the
+features without a random projection; no local epochs without alignment come first; no label
+smoothing. There, D sees features in evaluation mode, and the best local epoch by validation leaves.
+Novel clients get the global model."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.core.arrays import Arrays
+from clients.core.client import Client, Config, Metrics
+from clients.core.optimizers import SGD
+from clients.core.protocol import StateUse
+from clients.core.sgd import mini_batches
+from clients.models.head import HeadedNetwork, take_head
+from fedapps.common.settings import RATE, WIDTH, setting
+from partitions.datasets.loading import Info
+
+
+class Generator(nn.Module):
+    """Distribution generator: noise (n, m) and one-hot labels (n, C) → features (n, d) ≥ 0."""
+
+    def __init__(self, noise_dim: int, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(noise_dim + num_classes, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, noise: Tensor, onehot: Tensor) -> Tensor:
+        """Reference features (n, d) of the labels' classes."""
+        hidden = F.leaky_relu(self.hidden(torch.cat([noise, onehot], 1)))
+        return F.relu(self.output(hidden))
+
+
+class Discriminator(nn.Module):
+    """Features (n, d) and one-hot labels (n, C) → probability (n,) that they are reference."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width + num_classes, width)
+        self.output = nn.Linear(width, 1)
+
+    def forward(self, features: Tensor, onehot: Tensor) -> Tensor:
+        """D(h | y) in (0, 1)."""
+        hidden = F.leaky_relu(self.hidden(torch.cat([features, onehot], 1)))
+        return self.output(hidden).sigmoid().squeeze(1)
+
+
+class Aligned(HeadedNetwork):
+    """The target network with a feature layer of `width`, a generator and a discriminator."""
+
+    def __init__(self, model: nn.Module, num_classes: int, width: int, noise_dim: int) -> None:
+        super().__init__()
+        self.feature = nn.Linear(take_head(model).in_features, width)
+        self.head = nn.Linear(width, num_classes)
+        self.body = model
+        self.generator = Generator(noise_dim, num_classes, width)
+        self.discriminator = Discriminator(num_classes, width)
+        self.noise_dim, self.num_classes = noise_dim, num_classes
+
+    def features(self, x: Tensor) -> Tensor:
+        """h = F(x), (n, d) ≥ 0."""
+        return F.relu(self.feature(self.body(x)))
+
+    def predictor(self) -> list[nn.Parameter]:
+        """The parameters of feature extractor and classifier."""
+        return [p for part in (self.body, self.feature, self.head) for p in part.parameters()]
+
+
+class FedADGClient(Client):
+    """`lr` trains F and the classifier on alignment·L_adv + (1 − alignment)·CE; `adversarial_lr`
+    trains D and G. Each mini-batch updates D, then F and the classifier, then G."""
+
+    needs_head = True
+    personal = ("discriminator.",)
+    rates = ("lr", "adversarial_lr")
+    needs_state = StateUse.TRAINING
+
+    model: Aligned  # by `build`
+
+    alignment = setting(0.15, "weight of the adversarial loss beside the cross entropy", "[0, 1)")
+    adversarial_lr = setting(0.01, "learning rate of discriminator and generator", RATE)
+    feature_dim = setting(128, "width of the aligned features; 512 beyond MNIST", WIDTH)
+    noise_dim = setting(10, "entries of the generator's noise", WIDTH)
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, *, feature_dim: int, noise_dim: int) -> nn.Module:
+        """The target network with a feature layer, a generator and a discriminator."""
+        return Aligned(model, info.num_classes, feature_dim, noise_dim)
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Adversarial local training; ``loss`` is the mean of the predictor's."""
+        self.load(arrays)
+        self.model.train()
+        discriminator, generator = self.model.discriminator, self.model.generator
+        predict = SGD(self.model.predictor(), self.lr, self.momentum, self.weight_decay)
+        discriminate = SGD(discriminator.parameters(), self.adversarial_lr)
+        generate = SGD(generator.parameters(), self.adversarial_lr)
+        samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
+        for x, y in mini_batches(samples, rows):
+            h, reference, onehot = self.pair(x, y)
+            _step(discriminate, self.discriminator_loss(h.detach(), reference.detach(), onehot))
+            total += _step(predict, self.predictor_loss(h, y, onehot))
+            _step(generate, self.generator_loss(reference, onehot))
+        return self.arrays(), len(self.share.train), {"loss": total / max(len(rows), 1)}
+
+    def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and the one-hot labels."""
+        onehot = F.one_hot(y, self.model.num_classes).to(x.dtype)
+        noise = torch.rand(len(y), self.model.noise_dim, device=x.device, dtype=x.dtype)
+        return self.model.features(x), self.model.generator(noise, onehot), onehot
+
+    def discriminator_loss(self, h: Tensor, reference: Tensor, onehot: Tensor) -> Tensor:
+        """E[(1 − D(h'|y))² + D(h|y)²]: D separates the reference from the features."""
+        d = self.model.discriminator
+        return ((1 - d(reference, onehot)).square() + d(h, onehot).square()).mean()
+
+    def predictor_loss(self, h: Tensor, y: Tensor, onehot: Tensor) -> Tensor:
+        """λ E[(1 − D(h|y))²] + (1 − λ) CE: features like the reference, which classify."""
+        adversarial = (1 - self.model.discriminator(h, onehot)).square().mean()
+        task = self.criterion(self.model.head(h), y)
+        return self.alignment * adversarial + (1 - self.alignment) * task
+
+    def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:
+        """E[D(h'|y)²]: a reference like the features."""
+        return self.model.discriminator(reference, onehot).square().mean()
+
+
+def _step(optimizer: SGD, loss: Tensor) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())

@@ -1,0 +1,43 @@
+"""FedBABU client (Oh, Kim and Yun, ICLR 2022, Algorithm 1): the head is fixed, the body shared.
+
+All clients train the body under one random head, which is never trained and never sent. A client
+personalizes when it is scored, by passes of local SGD over its training data. Novel clients
+without labels get the body under the random head. Departs from the authors' code: the server's
+mean is weighted by sample counts, not plain."""
+
+from clients.core.arrays import Arrays
+from clients.core.client import Config, Metrics
+from clients.core.protocol import StateUse
+from clients.core.sgd import train_only
+from clients.methods.fedper import FedPerClient
+from fedapps.common.settings import COUNT, setting
+
+
+class FedBABUClient(FedPerClient):
+    """Personalizes `part` of the network in `tune_epochs` passes at the local lr."""
+
+    has_global = True
+    needs_state = StateUse.NONE
+
+    tune_epochs = setting(5, "passes over the training data that personalize, when scored", COUNT)
+    part = setting("all", "parameters that are tuned", ("all", "head", "body"))
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """FedAvg's steps of the body alone."""
+        self.load(arrays)
+        with train_only(self.model, lambda name: not self.is_personal(name)) as body:
+            loss = self.fit_locally(config, parameters=body)
+        return self.arrays(), len(self.share.train), {"loss": loss}
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The body under the common head, tuned where there are labels."""
+        super().receive(arrays, config)
+        if self.tune_epochs and not self.share.novel:
+            rows = self.rows(config, "tune", epochs=self.tune_epochs)
+            with train_only(self.model, self.is_tuned) as parameters:
+                self.fit_locally(config, rows=rows, parameters=parameters)
+            self.model.eval()
+
+    def is_tuned(self, name: str) -> bool:
+        """Whether the parameter belongs to `part`."""
+        return self.part == "all" or self.is_personal(name) == (self.part == "head")

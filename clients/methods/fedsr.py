@@ -1,0 +1,122 @@
+"""FedSR client (Nguyen, Torr and Lim, NeurIPS 2022): a simple representation.
+
+CE + α_L2R ‖z‖² + α_CMI KL(p(z|x) ‖ r(z|y)) with one sample z for each input. Departs from the
+authors' code: no trained scale between p and r, and the squared norm, as in the paper's bound. The
+representation is as wide as the target network's features. Novel clients get the global model.
+With `representation` = "widened" the network is that of FedTTA's comparison (Ye et al.), on MNIST
+784-200-400-10."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.core.client import Client
+from clients.core.evaluation import by_parts
+from clients.models.head import HeadedNetwork, take_head
+from fedapps.common.settings import WEIGHT, setting
+from partitions.datasets.loading import Info
+
+
+def widen(model: nn.Module, width: int) -> None:
+    """Replace the last linear layer of `model`, which gives `width` features, by one of twice as
+    many. Raises ValueError if it has none of that width."""
+    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not linear or linear[-1][1].out_features != width:
+        raise ValueError(f"{type(model).__name__} has no last hidden layer of {width} units")
+    name, last = linear[-1]
+    model.set_submodule(name, nn.Linear(last.in_features, 2 * width))
+
+
+class Stochastic(HeadedNetwork):
+    """z ~ N(m(x), s(x)²) on top of the target network's features, then its head.
+
+    Mean and deviation come from a linear layer on the features ("added") or are the features
+    themselves, of a last hidden layer that is twice as wide ("widened": with its ReLU neither a
+    mean falls below 0 nor a deviation below softplus(0) = ln 2).
+
+    Sampled in training mode, the mean in evaluation mode. `reference_mean` and `reference_scale`
+    (C, d) make r(z|y), a trained Gaussian per class, σ = softplus(reference_scale)."""
+
+    def __init__(self, model: nn.Module, num_classes: int, layer: str = "added") -> None:
+        super().__init__()
+        self.head = take_head(model)
+        self.body = model
+        width = self.head.in_features
+        self.representation: nn.Module = nn.Identity()
+        if layer == "added":
+            self.representation = nn.Linear(width, 2 * width)
+        else:
+            widen(model, width)
+        self.reference_mean = nn.Parameter(torch.zeros(num_classes, width))
+        self.reference_scale = nn.Parameter(torch.ones(num_classes, width))
+
+    def distribution(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """m(x) and s(x) > 0, each (n, d)."""
+        mean, scale = self.representation(self.body(x)).chunk(2, dim=1)
+        return mean, F.softplus(scale)
+
+    def reference(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation (n, d) of r(z|y) for the labels y (n,)."""
+        return self.reference_mean[y], F.softplus(self.reference_scale)[y]
+
+    def draw(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """z (n, d), drawn from N(m, s²)."""
+        return mean + scale * torch.randn_like(scale)
+
+    def sample(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """z (n, d): drawn in training mode, the mean in evaluation mode."""
+        return self.draw(mean, scale) if self.training else mean
+
+    def features(self, x: Tensor) -> Tensor:
+        """z (n, d) for the inputs x (n, *shape)."""
+        return self.sample(*self.distribution(x))
+
+
+def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
+    """KL(N(m, s²) ‖ N(m_r, s_r²)) (n,) of diagonal Gaussians, each argument (n, d)."""
+    ratio = (scale.square() + (mean - r_mean).square()) / (2 * r_scale.square())
+    return (r_scale.log() - scale.log() + ratio - 0.5).sum(1)
+
+
+class FedSRClient(Client):
+    """`l2r` is α_L2R, `cmi` is α_CMI. Predictions use z's mean or, with `test_samples` > 0, the
+    mean probabilities of so many draws (authors' code: 20). A served network uses z's mean."""
+
+    needs_head = True
+    model: Stochastic  # by `build`
+
+    l2r = setting(0.01, "weight of the squared norm of the representation", WEIGHT)
+    cmi = setting(0.0005, "weight of the conditional mutual information's bound", WEIGHT)
+    representation = setting(
+        "added", "a layer on the features, or the last hidden layer, widened", ("added", "widened")
+    )
+    test_samples = setting(
+        0, "draws of the representation whose probabilities are averaged; 0: its mean", "[0, 10000]"
+    )
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, *, representation: str) -> nn.Module:
+        """The target network with a Gaussian representation before its head."""
+        return Stochastic(model, info.num_classes, representation)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y))."""
+        mean, scale = self.model.distribution(x)
+        z = self.model.sample(mean, scale)
+        l2r = z.square().sum(1).mean()
+        cmi = kl(mean, scale, *self.model.reference(y)).mean()
+        return self.criterion(self.model.head(z), y) + self.l2r * l2r + self.cmi * cmi
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
+        if not self.test_samples:
+            return super().predict(x)
+        return by_parts(self._mean_probabilities, self.parts(x))
+
+    def _mean_probabilities(self, x: Tensor) -> Tensor:
+        mean, scale = self.model.distribution(x)
+        draws = [self.model.draw(mean, scale) for _ in range(self.test_samples)]
+        logs = torch.stack([self.model.head(z).log_softmax(1) for z in draws])
+        return logs.logsumexp(0) - math.log(self.test_samples)

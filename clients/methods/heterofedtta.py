@@ -1,0 +1,69 @@
+"""HeteroFedTTA client (Ye et al., UPFL, Algorithm 2): FedTTA inside FedMD.
+
+Two sets of logits travel, the base and the personalized model's, Eq. (14). The paper leaves open
+what a model is adapted to for its public logits: `adapt_on` says it, in the authors' code
+"public-set". The mean over a batch replaces the sum over D_p, as in the other losses. Departs from
+that code: momentum begins anew in the digest and in the revisit; public batches are shuffled."""
+
+import torch
+from torch import Tensor, nn
+
+from clients.core.normalisation import batch_statistics
+from clients.methods._adaptation import divergence
+from clients.methods.fedmd import FedMDClient, Logits
+from clients.methods.fedtta import FedTTAClient
+from clients.models.networks import ConvNet
+from fedapps.common.settings import WEIGHT, setting
+from partitions.datasets.loading import Info
+
+
+class HeteroFedTTAClient(FedMDClient, FedTTAClient):
+    """`base_weight` is λ, which weighs the base model's distillation.
+
+    For its public logits the base model is adapted to each public batch ("public", as the student
+    in Eq. (14)), by one step to the whole public set ("public-set") or to its training inputs
+    ("own")."""
+
+    lr = 0.1
+    adapt_lr = 0.005
+    adaptation_width = setting(
+        0, "units of the adaptation model's hidden layers; 0: by size, Table 3", "[0, 4096]"
+    )
+    base_weight = setting(0.8, "λ, weight of the base model's distillation", WEIGHT)
+    adapt_on = setting(
+        "public",
+        "adapt for public logits to: public batches, the public set in one step, own data",
+        ("public", "public-set", "own"),
+    )
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
+        """An adaptation network; width 0 is 32, 64 or 128 by the model's size, Table 3."""
+        small = 2 * model.conv1.out_channels if isinstance(model, ConvNet) else 32
+        return super().build(model, info, adaptation_width=adaptation_width or small, seed=seed)
+
+    def distillation(self, x: Tensor, teacher: Logits) -> Tensor:
+        """KL(σ(f(x; ψ̃ˢ)) ‖ σ(f(x; ψ̃ᵗ))) + λ KL(σ(f(x; ψˢ)) ‖ σ(f(x; ψᵗ))), Eq. (14),
+        or the reverse by `kl_direction`."""
+        z, adapted = self.adapt(x)
+        base = divergence(z, teacher["logits/base"], self.kl_direction)
+        personalized = divergence(adapted, teacher["logits/personalized"], self.kl_direction)
+        return personalized + self.base_weight * base
+
+    def communicate(self) -> Logits:
+        """f(D_p; ψ) and f(D_p; ψ̃)."""
+        batch_statistics(self.base)
+        public = self.public.to(self.device)
+        if self.adapt_on == "public":
+            pairs = [self.adapt(x) for x in public.split(self.public_batch_size)]
+            base, personalized = (torch.cat(part).detach() for part in zip(*pairs, strict=True))
+        elif self.adapt_on == "public-set":
+            # "whole" learns and takes its steps at one B, as in `distillation`
+            size = self.public_batch_size if self.inner_loss == "batches" else 0
+            base, personalized = (step.logits for step in self.steps(public, 1, size))
+        else:
+            inputs = self.share.train.to(self.device)[:][0]
+            *_, last = self.steps(inputs, 1)
+            base = self.evaluate_at(self.psi(), public, differentiate=False)[0]
+            personalized = self.evaluate_at(last.parameters, public, differentiate=False)[0]
+        return {"logits/base": base, "logits/personalized": personalized}

@@ -1,0 +1,39 @@
+"""LG-FedAvg client (Liang et al., 2020): a personal body under a shared head.
+
+In the first phase it is FedAvg's client and the whole model travels. In the second phase, which the
+server starts, the body stays on the client: it arrives once more with the first message, and the
+state keeps it."""
+
+from clients.core.arrays import Arrays, group, prefixed
+from clients.core.client import Client, Config, Metrics
+from clients.core.protocol import StateUse
+
+HEAD = "head."
+OWN_BODIES = "own-bodies"  # key of a train message's config: the second phase has begun
+
+
+class LGFedAvgClient(Client):
+    """Replies with the whole model in the first phase, with only the head in the second."""
+
+    offers = ("personal-body",)
+    needs_state = StateUse.PREDICTIONS
+    needs_head = True
+    separate = (HEAD,)
+
+    def load(self, arrays: Arrays) -> None:
+        """The sent head on the personal body; without one all that was sent. Raises ValueError if
+        there is no body."""
+        head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
+        personal = group(self.state, "personal")
+        if not personal and len(head) == len(arrays):
+            raise ValueError("the body, which the server sent once, is not in the state")
+        super().load(head if personal else arrays)
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Local training of body and head."""
+        reply, n, metrics = super().train(arrays, config)
+        if not config.get(OWN_BODIES):
+            return reply, n, metrics
+        body = {name: a for name, a in reply.items() if not name.startswith(HEAD)}
+        self.state |= prefixed("personal", body)
+        return {name: a for name, a in reply.items() if name.startswith(HEAD)}, n, metrics

@@ -1,0 +1,136 @@
+"""MEMO client (Zhang, Levine and Finn, NeurIPS 2022): each input adapts the network for itself.
+
+θ' = θ − η ∇H(p̄), p̄ the mean prediction of `views` augmented views of the input, which θ' then
+predicts. As in the code of Bao et al. (NeurIPS 2023), views are random crops (of the input with a
+mirrored border) and, with `flips`, mirror images, not AugMix; batch normalisation keeps its running
+statistics. Departs from that code: by default no view is mirrored, as digits need. On the
+same views it agrees with that code to 1e-5 (tests/test_authors.py)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from clients.core.arrays import Arrays
+from clients.core.client import Client, Config
+from fedapps.common.seeds import seed_of
+from fedapps.common.settings import COUNT, RATE, SOME, setting
+from partitions.datasets.loading import Info
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """H(mean_v σ(z_v)) in nats of the logits (views, C)."""
+    log_p = logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
+    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum()
+
+
+class MEMONetwork(nn.Module):
+    """A network that adapts to each input before it predicts it; `seed` decides the views."""
+
+    def __init__(self, network: nn.Module, seed: int, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.network, self.seed, self.settings = network, seed, settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of images x (n, *shape)."""
+        parameters = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
+        lr, steps = self.settings["adapt_lr"], self.settings["adapt_steps"]
+
+        def entropy(theta: dict[str, Tensor], views: Tensor, *given: Tensor) -> Tensor:
+            return marginal_entropy(functional_call(self.network, theta, (views, *given)))
+
+        def logits(image: Tensor, views: Tensor, *given: Tensor) -> Tensor:
+            adapted = parameters
+            for some in views.unflatten(0, (steps, self.settings["views"])):
+                gradient = grad(entropy)(adapted, some, *given)
+                adapted = {n: p - lr * gradient[n] for n, p in adapted.items()}
+            out: Tensor = functional_call(self.network, adapted, (image[None], *given))[0]
+            return out
+
+        views, given = self.views(x, steps), self.given(x)
+        of_one = 8e-6 * sum(p.numel() for p in parameters.values()) + 4e-6 * views[0].numel()
+        at_once = max(1, int(self.settings["pass_megabytes"] / of_one))
+        try:
+            return vmap(logits, chunk_size=at_once)(x, views, *given)
+        except RuntimeError:  # an operation that vmap lacks, such as another memory format
+            return torch.stack([logits(*row) for row in zip(x, views, *given, strict=True)])
+
+    def given(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What `network` takes beside images: tensors with a row for each of x."""
+        return ()
+
+    def views(self, x: Tensor, steps: int = 1) -> Tensor:
+        """Augmented views (n, steps · views, *shape) of images x (n, *shape)."""
+        count, (height, width) = steps * self.settings["views"], x.shape[2:]
+        margins = [round(self.settings["crop_share"] * side) for side in (height, width)]
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (len(x), count)
+        shifts = [torch.randint(2 * m + 1, shape, generator=generator) - m for m in margins]
+        flipped = torch.rand(shape, generator=generator) < 0.5 * self.settings["flips"]
+        rows = mirrored(shifts[0][..., None] + torch.arange(height), height)
+        columns = mirrored(shifts[1][..., None] + torch.arange(width), width)
+        columns = torch.where(flipped[..., None], columns.flip(-1), columns)
+        first = torch.arange(len(x))[:, None, None, None]
+        cut = x[first, :, rows[..., None], columns[..., None, :]]  # (n, views, height, width, c)
+        return cut.movedim(-1, 2)
+
+
+N = TypeVar("N", bound=MEMONetwork)
+
+
+def mirrored(index: Tensor, side: int) -> Tensor:
+    """Indices beyond 0 … side − 1 on an axis that is mirrored at its ends, ends included."""
+    index = torch.where(index < 0, -1 - index, index)
+    return torch.where(index >= side, 2 * side - 1 - index, index)
+
+
+class MEMOClient(Client):
+    """FedAvg's client that predicts each input by a network which has adapted to it.
+
+    `adapt_lr` is η, `crop_share` the largest shift of a crop as a share of the side."""
+
+    rates: tuple[str, ...] = ("lr", "adapt_lr")
+
+    views_round = -1  # of `views_seed`
+
+    views = setting(16, "augmented views of an input", SOME)
+    adapt_lr = setting(0.005, "η, learning rate of the step on an input's views", RATE)
+    adapt_steps = setting(1, "these steps, each on further views", COUNT)
+    crop_share = setting(0.125, "largest shift of a view, as a share of the side", "[0, 0.5]")
+    flips = setting(False, "views are mirrored at random: not for digits and letters")
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
+        """The network. ValueError for inputs that are no images."""
+        if len(info.shape) != 3:
+            raise ValueError(
+                f"memo needs images, whose views it makes; inputs of {info.name} have the shape "
+                f"{info.shape}"
+            )
+        return model
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """Load the model and decide the seed of the round's views, one for all models it scores."""
+        super().receive(arrays, config)
+        if (round_ := int(config.get("server-round", 0))) != self.views_round:
+            self.views_round = round_
+            self.views_seed = seed_of(self.seed, "views", round_, self.client)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C), each input by its adapted network."""
+        self.stages = {"base": super().predict(x)}
+        with torch.no_grad():
+            return self.personal_model(x)(x)
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network together with its adaptation to every input."""
+        return self.adapting(super().personal_model(x), MEMONetwork)
+
+    def adapting(self, network: nn.Module, kind: type[N]) -> N:
+        """`network`, which adapts to each input."""
+        names = ("adapt_lr", "adapt_steps", "views", "crop_share", "flips", "pass_megabytes")
+        settings = {name: getattr(self, name) for name in names}
+        return kind(network, self.views_seed, settings).eval()

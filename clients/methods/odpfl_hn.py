@@ -1,0 +1,259 @@
+"""ODPFL-HN client (Amosy et al., On-Demand Unlabeled Personalized Federated Learning, Algorithm 1;
+supplement B and D): describes its inputs by the server's encoder, trains the model that it
+receives, and backpropagates to the encoder. Its inputs never leave it.
+
+Departs from the paper: an encoding in batches weighs them by their sizes, so a mean-pooling encoder
+gives the encoding of one pass; for ε ≥ 1, where the classic Gaussian mechanism does not hold, the
+noise is the analytic one's (Balle and Wang, ICML 2018)."""
+
+import hashlib
+import math
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients.core.arrays import Arrays, to_numpy, to_tensors
+from clients.core.client import Client, Config, Metrics
+from clients.core.optimizers import SGD
+from clients.core.privacy import DP_GENERATOR, generator, noised
+from clients.core.protocol import StateUse
+from clients.core.sgd import train_only
+from clients.models.encoders import ENCODERS, Described
+from fedapps.common.errors import Refusal
+from fedapps.common.memory_limits import num_parts
+from fedapps.common.seeds import seed_of
+from fedapps.common.settings import COUNT, RATE, SOME, WEIGHT, setting
+from partitions.datasets.loading import Info
+from partitions.shares import Samples
+
+DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
+
+DESCRIPTOR_EPSILON = setting(
+    0.0, "ε of all that a novel client reveals of its inputs; 0: no noise", WEIGHT
+)
+DESCRIPTOR_DELTA = setting(0.01, "δ of that ε", "(0, 1)")
+
+
+class ODPFLHNClient(Client):
+    """With `training` = "two-phase" it fits the encoder to the server's embedding in
+    `encoder_steps` steps of `encoder_local_lr`.
+
+    A novel client with `descriptor_epsilon` > 0 adds Gaussian noise and answers at most
+    `descriptor_answers` different γ. All its answers together have (ε, δ)-differential privacy
+    with respect to replacing one input. The same γ gets the same answer again, as long as the
+    inputs are the same. Its state keeps what it spent. A "seeded" `dp_generator` protects only
+    against those who do not know the run's seed."""
+
+    exchanges = ("query.encode", "train.backprop")
+    saves_state_after: tuple[str, ...] = ("query.encode",)
+    state_across_runs = ("answer/", "sigma/", "spent")  # a novel client has one budget for all
+    needs_state = StateUse.TRAINING  # a private novel client's answers, and what they spent
+    rates = ("lr", "encoder_local_lr")
+    model: Described  # by `build`
+
+    encoder: Any = setting("ds", "set encoder; private: ds-sphere", tuple(ENCODERS))
+    descriptor_dim = setting(
+        0, "entries of a descriptor; 0: (training clients) / 4, rounded up", "[0, 4096]"
+    )
+    encode_samples = setting(0, "inputs behind a descriptor, at most; 0: all", COUNT)
+    encode_batch_size = setting(0, "inputs of one pass of the encoder; 0: all", COUNT)
+    encoder_steps = setting(5, "two-phase: steps of the encoder to the embedding in a round", COUNT)
+    encoder_local_lr = setting(0.01, "two-phase: learning rate of these steps", RATE)
+    descriptor_epsilon = DESCRIPTOR_EPSILON
+    descriptor_delta = DESCRIPTOR_DELTA
+    descriptor_answers = setting(
+        1, "encoders that a private novel client answers; each gets its share of ε", SOME
+    )
+    dp_generator = DP_GENERATOR
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.target, self.encoder = self.model.target, self.model.encoder
+        if self.descriptor_epsilon:
+            self.encoder.sensitivity(1)  # raises ValueError where it has no bound
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        info: Info,
+        *,
+        encoder: str,
+        descriptor_dim: int,
+        num_clients: int,
+        train_fraction: float,
+    ) -> nn.Module:
+        """The target network with its encoder; `descriptor_dim` 0 means `descriptor_size`."""
+        dim = descriptor_dim or cls.descriptor_size(
+            round(train_fraction * num_clients), num_clients
+        )
+        return Described(model, ENCODERS[encoder](model, cls.encoder_shape(info), dim))
+
+    @classmethod
+    def descriptor_size(cls, num_training: int, num_clients: int) -> int:
+        """⌈n/4⌉ entries for n training clients."""
+        return math.ceil(num_training / 4)
+
+    @classmethod
+    def encoder_shape(cls, info: Info) -> tuple[int, ...]:
+        """The shape of one input of the encoder."""
+        return tuple(info.shape)
+
+    @property
+    def private(self) -> bool:
+        """Whether it is a novel client that reveals only a noisy descriptor."""
+        return bool(self.descriptor_epsilon) and self.share.novel
+
+    def is_tuned(self, name: str) -> bool:
+        """The generated network, not the encoder."""
+        return name.startswith("target.")
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The generated network; a private novel client also reports ε and δ."""
+        super().receive(arrays, config)
+        if self.private:
+            epsilon, delta = self.descriptor_epsilon, self.descriptor_delta
+            self.adapted = {"epsilon": epsilon, "delta": delta}
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The generated network, without the encoder."""
+        return deepcopy(self.target).eval()
+
+    # The three exchanges
+
+    def encode(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """e_i = g({x}; γ); a private novel client adds noise and reports its σ.
+
+        Raises ValueError if that client's budget does not cover another γ."""
+        key = ""
+        if self.private:
+            samples = self.share.everything
+            key = digest(arrays | {"inputs": samples.x[samples.index].numpy()})
+        if f"answer/{key}" not in self.state:
+            self.load(arrays)
+            with torch.no_grad():
+                e, n = self.descriptor(config)
+            if not self.private:
+                return to_numpy({DESCRIPTOR: e}), {}
+            counters = int(config.get("server-round", 0)), self.client
+            source = generator(self.dp_generator, self.seed, "dp", *counters)
+            sigma = self._spend(self.encoder.sensitivity(n))
+            noisy = noised(to_numpy({DESCRIPTOR: e}), sigma, source)[DESCRIPTOR]
+            self.state |= {f"answer/{key}": noisy, f"sigma/{key}": np.array(sigma)}
+        metrics = {"dp-sigma": float(self.state[f"sigma/{key}"])}
+        return {DESCRIPTOR: self.state[f"answer/{key}"]}, metrics
+
+    def _spend(self, sensitivity: float) -> float:
+        """σ of one more answer, whose (Δ/σ)² is taken from the budget.
+
+        k answers with noise for sensitivity √k Δ are together as private as one for Δ (μ-GDP)."""
+        whole = noise_scale(1.0, self.descriptor_epsilon, self.descriptor_delta) ** -2
+        spent, cost = float(self.state.get("spent", 0.0)), whole / self.descriptor_answers
+        if spent + cost > whole * (1 + 1e-9):
+            raise Refusal(
+                f"this client has answered what descriptor-epsilon {self.descriptor_epsilon:g} and "
+                f"descriptor-answers {self.descriptor_answers} allow; this is another encoder, or "
+                "its data have changed"
+            )
+        self.state["spent"] = np.array(spent + cost)
+        return sensitivity / cost**0.5
+
+    def _refuse(self, what: str) -> None:
+        """Raise ValueError for a private novel client, whose budget does not cover `what`."""
+        if self.private:
+            raise Refusal(
+                f"descriptor-epsilon is {self.descriptor_epsilon:g}, and covers no {what} of a "
+                "novel client, only its descriptor"
+            )
+
+    def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """As every client, but a private novel client refuses."""
+        self._refuse("classifier")
+        return super().domain(arrays, config)
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """w̃_i: local SGD from w_i; an embedding e_i, if there is one, fits the encoder."""
+        self._refuse("trained model")
+        names = [name for name in arrays if name != DESCRIPTOR]
+        self.load({name: arrays[name] for name in names})
+        with train_only(self.model, lambda name: name.startswith("target.")) as parameters:
+            loss = self.fit_locally(config, parameters=parameters)
+        metrics: Metrics = {"loss": loss}
+        if DESCRIPTOR in arrays:
+            metrics["encoder-loss"] = self.fit_encoder(to_tensors(arrays)[DESCRIPTOR], config)
+        trained = to_numpy(self.model.state_dict())
+        return {name: trained[name] for name in names}, len(self.share.train), metrics
+
+    def backprop(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """g_γ = (∂e_i/∂γ)ᵀ g_e, from the inputs and the γ of this round's encoding."""
+        self._refuse("gradient")
+        gradient = to_tensors(arrays, self.device)[DESCRIPTOR]
+        self.load({name: a for name, a in arrays.items() if name != DESCRIPTOR})
+        self.encoder.zero_grad()
+        e, _ = self.descriptor(config)
+        e.backward(gradient)
+        parameters = self.encoder.named_parameters(prefix="encoder")
+        return to_numpy({n: p * 0 if p.grad is None else p.grad for n, p in parameters}), {}
+
+    # The encoder
+
+    def described(self) -> Samples:
+        """The samples behind its descriptor."""
+        return self.share.everything if self.share.novel else self.share.train
+
+    def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
+        """The encoder's input for samples x (n, *shape), y (n,): the inputs, without labels."""
+        return x
+
+    def descriptor(self, config: Config) -> tuple[Tensor, int]:
+        """g({x}; γ) (d,) and the number of inputs behind it; differentiable.
+
+        A generator of (seed, round, client) chooses and splits the inputs."""
+        self.encoder.eval()
+        samples = self.described().to(self.device)
+        n = min(self.encode_samples, len(samples)) if self.encode_samples else len(samples)
+        seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
+        order = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(samples), generator=order)[:n]
+        passes = num_parts((n, *samples.x.shape[1:]), self.pass_megabytes)
+        if self.encode_batch_size:
+            passes = max(passes, -(-n // self.encode_batch_size))
+        e = sum(
+            self.encoder(self.encoder_input(*samples[batch])) * (len(batch) / n)
+            for batch in rows.tensor_split(passes)
+        )
+        assert isinstance(e, Tensor)
+        return e, n
+
+    def fit_encoder(self, embedding: Tensor, config: Config) -> float:
+        """SGD on ‖g(S_i; γ) − e_i‖², Eq. (13); returns its value before the first step."""
+        optimizer = SGD(self.encoder.parameters(), self.encoder_local_lr)
+        losses = []
+        for _ in range(self.encoder_steps):
+            loss = (self.descriptor(config)[0] - embedding.to(self.device)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.encoder.parameters(), 1.0)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses[0] if losses else 0.0
+
+
+def digest(arrays: Arrays) -> str:
+    """A hash of names and contents."""
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        hasher.update(name.encode() + arrays[name].tobytes())
+    return hasher.hexdigest()
+
+
+def noise_scale(sensitivity: float, epsilon: float, delta: float) -> float:
+    """s of N(0, s² I) for (ε, δ)-DP: s² = 2 Δ² ln(1.25/δ)/ε² for ε < 1, else the analytic noise."""
+    if epsilon < 1:
+        return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    from dp_accounting import get_sigma_gaussian  # slow, and few clients need it
+
+    return sensitivity * get_sigma_gaussian(epsilon, delta)

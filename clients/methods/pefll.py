@@ -1,0 +1,78 @@
+"""PeFLL client (Scott, Zakerinia and Lampert, PeFLL: Personalized Federated Learning by Learning to
+Learn, ICLR 2024, Algorithms 1 and 2): ODPFL-HN's exchanges, but the descriptor also uses labels.
+
+v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples; y_j is one-hot, as channels (vectors: entries)
+beside x_j. As in the authors' code, a client that is scored sets the logits of classes that it has
+no training sample of to 0, and a mini-batch's gradient is clipped. Departs from the paper: in
+training, too, all training samples make the descriptor; the authors' code takes one mini-batch
+(`encode_samples`)."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.core.arrays import Arrays
+from clients.core.client import Config
+from clients.core.protocol import FewShot, StateUse
+from clients.methods.odpfl_hn import ODPFLHNClient
+from clients.models.head import head_of
+from fedapps.common.settings import WEIGHT, setting
+from partitions.datasets.loading import Info
+from partitions.shares import Samples
+
+
+class PeFLLClient(ODPFLHNClient):
+    """ODPFL-HN's client that describes its labeled samples; a novel client needs `novel-shots`."""
+
+    lr, momentum, weight_decay = 0.002, 0.9, 0.00005  # as in the authors' code; 2 λ_θ
+    local_steps, batch_size, encoder = 50, 32, "mean"
+    few_shot = FewShot.DESCRIPTOR
+    needs_head = True
+    saves_state_after = ()
+    needs_state = StateUse.NONE
+
+    mask_absent = setting(True, "whether the logits of classes that a client lacks are 0")
+    local_clip_norm = setting(
+        50.0, "norm to which the gradient of a mini-batch is clipped; 0: it is not", WEIGHT
+    )
+
+    @classmethod
+    def descriptor_size(cls, num_training: int, num_clients: int) -> int:
+        """1 + ⌊n/4⌋ for all n clients, novel ones included."""
+        return 1 + num_clients // 4
+
+    @classmethod
+    def encoder_shape(cls, info: Info) -> tuple[int, ...]:
+        """Inputs with C further channels for the label."""
+        return (info.shape[0] + info.num_classes, *info.shape[1:])
+
+    def described(self) -> Samples:
+        """Its training samples. Raises ValueError for a client without labels."""
+        if not len(self.share.train):
+            raise ValueError("this client has no labels, and PeFLL describes clients by labels")
+        return self.share.train
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """The generated network, without the classes that its training samples lack."""
+        super().receive(arrays, config)
+        head = head_of(self.target)
+        if self.mask_absent and len(self.share.train):
+            _, y = self.share.train.to(self.device)[:]
+            absent = y.bincount(minlength=head.out_features) == 0
+            with torch.no_grad():
+                for parameter in head.parameters():
+                    parameter[absent] = 0
+
+    def fit_locally(self, config: Config, **options: Any) -> float:
+        """Clipped steps."""
+        clip = partial(nn.utils.clip_grad_norm_, options["parameters"], self.local_clip_norm)
+        return super().fit_locally(config, adjust=clip if self.local_clip_norm else None, **options)
+
+    def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
+        """(x, y) as (n, channels + C, …), the last C being the one-hot label."""
+        one_hot = F.one_hot(y, head_of(self.target).out_features).to(x.dtype)
+        beside = one_hot.view(*one_hot.shape, *(1 for _ in x.shape[2:]))
+        return torch.cat([x, beside.expand(-1, -1, *x.shape[2:])], 1)

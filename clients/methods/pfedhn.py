@@ -1,0 +1,125 @@
+"""pFedHN's clients (Shamsian et al., ICML 2021, sections 3.2, 3.3 and 5.3).
+
+pFedHN works with any client. This one can also describe itself by its class proportions, and is
+scored on held-out samples where novel clients learn from labels. pFedHN-PC keeps the classifier
+ω_i, the last linear layer, on the client. Departs from the authors' code: there the classifier's
+momentum lives through the run, heads start differently, and each local step is clipped at 50."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients.core.arrays import Arrays
+from clients.core.client import Client, Config, Metrics
+from clients.core.protocol import FewShot, StateUse
+from clients.models.head import head_of
+from fedapps.common.settings import ROUNDS, setting
+from partitions.datasets.readers.raw import UNLABELED
+from partitions.shares import Share
+
+NOVEL_ROUNDS = setting(0, "pfedhn: rounds after these in which labeled novel clients learn", ROUNDS)
+
+
+class PFedHNClient(Client):
+    """FedAvg's client. With `novel_rounds` > 0 labeled novel clients train as well; they are scored
+    on their other samples."""
+
+    exchanges = ("query.describe",)
+    few_shot = FewShot.ROUNDS  # that train a novel client's v_i
+
+    lr = 0.005  # this and the next two as published
+    momentum = 0.9
+    weight_decay = 0.00005
+    novel_rounds = NOVEL_ROUNDS
+
+    def describe(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """The fixed descriptor: the class proportions of the training samples, (C,) float32."""
+        counts = torch.bincount(labels(self.share, "train"), minlength=self.num_classes())
+        return {"descriptor": (counts / counts.sum()).float().numpy()}, {}
+
+    def num_classes(self) -> int:
+        """C, from the last linear layer."""
+        return head_of(self.model).out_features
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """As every client; a novel client that trains is scored on validation and test samples."""
+        share = self.share
+        try:
+            held_out = self.novel_rounds and not share.shots
+            self.share = replace(share, novel=share.novel and not held_out)
+            return super().score(arrays, config)
+        finally:
+            self.share = share
+
+
+class PFedHNPCClient(PFedHNClient):
+    """pFedHN-PC: the classifier is personal, trained with the rest, and kept between rounds.
+
+    With `local_classes` it has one output for each class that the client has samples of, also of
+    those that it is only scored on."""
+
+    needs_head = True
+    personal = ("head.",)
+    needs_state = StateUse.PREDICTIONS
+
+    local_classes = setting(False, "one output for each class that the client has samples of")
+
+    def __init__(self, model: nn.Module, share: Share, *args: Any, **options: Any) -> None:
+        self.classes: Tensor | None = None  # the client's classes, ascending
+        head = head_of(model)
+        self._num_classes = head.out_features
+        if options.get("local_classes", self.local_classes):
+            y = labels(share, "train" if share.shots else "everything")
+            self.classes = y[y != UNLABELED].unique()
+            model = deepcopy(model)  # clients of a process share one network
+            model.head = nn.Linear(head.in_features, len(self.classes), bias=head.bias is not None)
+            initial = dict(options.get("initial") or {})
+            for name in [name for name in initial if name.startswith("head.")]:
+                initial[name] = np.ascontiguousarray(initial[name][self.classes.numpy()])
+            options["initial"] = initial or None
+        super().__init__(model, share, *args, **options)
+        if self.classes is not None:
+            self.classes = self.classes.to(self.device)
+
+    def num_classes(self) -> int:
+        """C of the dataset, even if the client's classifier has fewer outputs."""
+        return self._num_classes
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean cross entropy over the client's classes."""
+        if self.classes is not None:
+            y = torch.searchsorted(self.classes, y)
+        return self.criterion(self.model(x), y)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C), −∞ for classes that the client lacks."""
+        logits = super().predict(x)
+        if self.classes is None:
+            return logits
+        every = logits.new_full((len(x), self.num_classes()), -torch.inf)
+        every[:, self.classes] = logits
+        return every
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network with an output for every class, −∞ for those that the client lacks."""
+        model = super().personal_model(x)
+        if self.classes is not None:
+            head = head_of(model)
+            every = nn.Linear(head.in_features, self.num_classes()).to(head.weight)
+            with torch.no_grad():
+                every.weight.zero_()
+                every.bias.fill_(-torch.inf)
+                every.weight[self.classes] = head.weight
+                every.bias[self.classes] = head.bias if head.bias is not None else 0.0
+            model.head = every
+        return model
+
+
+def labels(share: Share, part: str) -> Tensor:
+    """The labels (n,) of a part of the share."""
+    samples = getattr(share, part)
+    return samples.y[samples.index].cpu()

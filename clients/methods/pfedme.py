@@ -1,0 +1,86 @@
+"""pFedMe client (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
+
+θ̃ = argmin_θ L(θ; D) + (λ/2)‖θ − w_i‖² by K inner steps on one mini-batch D, then
+w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round, as
+in the authors' code. The last θ stays on the client and is scored; if the server holds heads, the
+head of the last θ goes to it. A novel client needs a few labels to find a θ near w."""
+
+from torch import Tensor
+
+from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy
+from clients.core.client import Client, Config, Metrics
+from clients.core.optimizers import SGD
+from clients.core.protocol import StateUse
+from clients.core.sgd import mini_batches
+from fedapps.common.settings import POSITIVE, SOME, setting
+
+HEAD, PERSONAL = "head.", "own"  # prefixes: the head's arrays; personal ones on the wire
+
+
+class PFedMeClient(Client):
+    """`lr` is η, `penalty` is λ, `inner_steps` is K; the inner SGD runs with `personal_lr` and
+    the local momentum and weight decay. θ_i is stored as ``theta/…`` between rounds."""
+
+    offers = ("near-model",)
+    rates = ("lr", "personal_lr")
+    needs_state = StateUse.PREDICTIONS
+
+    novel_lr = 0.0  # personal_lr
+    lr = 0.05  # 0.005, as published, moves w too little in tens of rounds
+    penalty = setting(15.0, "λ, pull of the local to the personal model", "(0, 1000000]")
+    inner_steps = setting(5, "K, steps to the proximal point for each mini-batch", SOME)
+    personal_lr = setting(0.09, "learning rate of the inner steps", POSITIVE)
+
+    def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
+        """Returns w_i and keeps θ_i; ``loss`` is the mean of L at the last inner steps."""
+        held = group(arrays, PERSONAL)
+        self.load({n: a for n, a in arrays.items() if not n.startswith(f"{PERSONAL}/")})
+        self.model.train()
+        theta = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones too, as in w
+        w = {name: p.detach().clone() for name, p in theta.items()}
+        samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
+        for x, y in mini_batches(samples, rows):
+            total += self.solve(x, y, w)
+            for name, p in theta.items():
+                w[name] -= self.lr * self.penalty * (w[name] - p.detach())
+        solution = model_arrays(self.model, self.frozen)
+        reply = self.arrays() | {n: a for n, a in to_numpy(w).items() if n not in self.frozen}
+        if held:
+            reply |= prefixed(PERSONAL, {name: solution[name] for name in held})
+        else:
+            self.state |= prefixed("theta", solution)
+        return reply, len(self.share.train), {"loss": total / max(len(rows), 1)}
+
+    def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor], lr: float = 0.0) -> float:
+        """Move the model's θ to the proximal point of w for the batch; returns the last L(θ)."""
+        lr = lr or self.personal_lr
+        optimizer = SGD(self.model.parameters(), lr, self.momentum, self.weight_decay)
+        for _ in range(self.inner_steps):
+            optimizer.zero_grad()
+            loss = self.loss(x, y)
+            loss.backward()
+            for name, p in self.model.named_parameters():  # + λ(θ − w)
+                if not p.requires_grad:
+                    continue
+                pull = self.penalty * (p.detach() - w[name])
+                p.grad = pull if p.grad is None else p.grad + pull
+            optimizer.step()
+        return float(loss.detach())
+
+    def lacks_state(self, arrays: Arrays) -> bool:
+        """Not if the server holds personal parts."""
+        return super().lacks_state(arrays) and not group(arrays, PERSONAL)
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """θ_i, or w with the personal head; before any training the server's model."""
+        w = {name: a for name, a in arrays.items() if not name.startswith(f"{PERSONAL}/")}
+        super().receive(group(self.state, "theta") or w | group(arrays, PERSONAL), config)
+
+    def tune(self, config: Config) -> None:
+        """A novel client's θ near the server's w, from its few labeled samples."""
+        w = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        samples = self.share.train.to(self.device)
+        self.model.train()
+        for x, y in mini_batches(samples, self.rows(config, "shots")):
+            self.solve(x, y, w, self.novel_lr)
+        self.model.eval()

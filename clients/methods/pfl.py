@@ -1,0 +1,134 @@
+"""Others' personal models for a client without labels (Amosy et al., section 6.2, baselines).
+
+A training client trains as pFedHN's or FedPer's does; the server hands its personal model to novel
+clients. These baselines therefore send FedPer's head, which FedPer itself never does."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.core.arrays import Arrays, model_arrays, prefixed
+from clients.core.client import Client, Config, Metrics
+from clients.core.protocol import FewShot, StateUse
+from fedapps.common.seeds import seed_of
+from fedapps.common.settings import setting
+from partitions.datasets.readers.raw import UNLABELED
+
+BASE = setting("fedper", "whose personal models novel clients get", ("fedper", "pfedhn"))
+HEAD = "head."
+
+
+class Ensemble(nn.Module):
+    """The mean logits of its `members`."""
+
+    def __init__(self, members: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mean logits (n, C)."""
+        return torch.stack([member(x) for member in self.members]).mean(0)
+
+
+class PFLClient(Client):
+    """With `base` = "fedper" the head stays on the client until the server requests it."""
+
+    few_shot = FewShot.NONE  # a novel client only has others' models
+
+    needs_state = StateUse.PREDICTIONS
+    needs_head = True
+    separate = (HEAD,)
+    exchanges = ("query.export", "query.domain")
+
+    base = BASE
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.others: list[Arrays] = []  # the models of a novel client
+
+    def lacks_state(self, arrays: Arrays) -> bool:
+        """Not if the server generates all models."""
+        return self.base != "pfedhn" and super().lacks_state(arrays)
+
+    def arrays(self) -> Arrays:
+        """The shared arrays; FedPer's head goes to the state."""
+        arrays = super().arrays()
+        if self.base == "pfedhn":
+            return arrays
+        head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
+        self.state |= prefixed("personal", head)
+        return {name: a for name, a in arrays.items() if name not in head}
+
+    def export(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """The personal model but for frozen arrays, and whether its head is still the first one."""
+        self.load(arrays)
+        untrained = self.base == "fedper" and not self.state
+        return model_arrays(self.model, self.frozen), {"untrained": 1.0} if untrained else {}
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """A novel client receives models ``<client>/<name>``."""
+        if not self.share.novel:
+            super().receive(arrays, config)
+            return
+        owners = dict.fromkeys(name.partition("/")[0] for name in arrays)
+        self.others = [
+            {n.partition("/")[2]: a for n, a in arrays.items() if n.partition("/")[0] == owner}
+            for owner in owners
+        ]
+        self.model.eval()
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C), for a novel client the mean over its models."""
+        if not self.share.novel:
+            return super().predict(x)
+        return self.each(x).mean(0)
+
+    def each(self, x: Tensor) -> Tensor:
+        """Logits (models, n, C) of all models of a novel client."""
+        logits = []
+        for other in self.others:
+            self.load(other)
+            logits.append(super().predict(x))
+        return torch.stack(logits)
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """A novel client's only network, or the mean of all its networks."""
+        if not self.share.novel:
+            return super().personal_model(x)
+        members = []
+        for other in self.others:
+            self.load(other)
+            members.append(super().personal_model(x))
+        return members[0] if len(members) == 1 else Ensemble(members)
+
+
+class PFLSampledClient(PFLClient):
+    """PFL-sampled: the expected accuracy of a random training client's model."""
+
+    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
+        """One of the models, drawn by the seed."""
+        if self.share.novel:
+            owners = list(dict.fromkeys(name.partition("/")[0] for name in arrays))
+            draw = np.random.default_rng(seed_of(self.seed, "sampled", self.client))
+            start = f"{draw.choice(owners)}/"
+            arrays = {name: a for name, a in arrays.items() if name.startswith(start)}
+        return super().serve(arrays, config)
+
+    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
+        """Of a novel client the mean loss and accuracy over the models, not of the mean logits."""
+        if not self.share.novel:
+            return super().score(arrays, config)
+        self.receive(arrays, config)
+        x, y = self.share.everything.to(self.device)[:]
+        labeled = y != UNLABELED
+        count = int(labeled.sum())
+        if not count:
+            return 0.0, 0, {}
+        logits = self.each(x)[:, labeled]
+        losses = [float(F.cross_entropy(z, y[labeled])) for z in logits]
+        accuracy = float((logits.argmax(2) == y[labeled]).float().mean())
+        return sum(losses) / len(losses), count, {"accuracy": accuracy}

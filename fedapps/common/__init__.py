@@ -1,0 +1,1 @@
+"""What every folder uses: settings, seeds, references to outside code, errors."""

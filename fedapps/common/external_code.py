@@ -1,0 +1,250 @@
+"""``module:NAME``: methods, models, datasets and partitions from outside the package.
+
+They are named as Flower names its own components. Python looks for them on PYTHONPATH, in the
+environment, in the folder of the Flower app and in the current folder. An object is called only for
+the purpose that it is declared for. Its keyword arguments with a default are settings
+``module:NAME.key`` of the configuration: the signature declares them, the default gives the type.
+
+Only references that the user allowed are imported: those that the user typed, those in ``--allow``
+or FEDAPPS_ALLOW, and the list `allow` in ``~/.config/fedapps/config.toml``; on a node also `allow`
+in its node configuration. A reference that only a saved run or a server names is refused before it
+is imported."""
+
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_origin, get_type_hints
+
+__all__ = ["Table", "Value", "is_reference", "load"]
+
+Value = str | int | float | bool
+Entry = TypeVar("Entry")
+# Arguments that the package fills: no settings, whatever their defaults.
+FILLED = {"shape", "num_classes", "num_clients", "num_partitions", "partition_by", "novel", "seed"}
+PACKAGES: tuple[str, ...] = ("fedapps",)
+if not (Path(__file__).parents[1] / "clients").is_dir():  # a checkout; a wheel has one package
+    PACKAGES += ("partitions", "clients", "strategies", "experiments")
+
+
+def load(reference: str) -> Any:
+    """What ``module:NAME`` names. Raises ValueError if the user has not allowed it, and if there is
+    no such module or name."""
+    check(reference)
+    return _imported(reference)
+
+
+@cache
+def _imported(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    find_here()
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{reference!r}: {error}; modules are looked for on PYTHONPATH, in the environment and "
+            f"in the folder of the call, {Path.cwd()}"
+        ) from error
+    if not hasattr(found, name):
+        own = [n for n, v in vars(found).items() if getattr(v, "__module__", "") == module]
+        raise ValueError(f"{reference!r}: {module} has no {name}; it has {', '.join(own) or '–'}")
+    return getattr(found, name)
+
+
+@cache
+def keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword arguments of a function with their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def declared(function: Callable[..., Any]) -> dict[str, Value]:
+    """The settings of a function: its keyword arguments whose defaults a configuration can hold,
+    with hyphens for underscores."""
+    return {
+        name.replace("_", "-"): default
+        for name, default in keywords(function).items()
+        if isinstance(default, Value) and name not in FILLED
+    }
+
+
+def options(config: Mapping[str, Value], name: str) -> dict[str, Value]:
+    """The settings ``name.key`` of a configuration as keyword arguments; the common ones of ""."""
+    return {keyword: config[key] for key, keyword in _sections(tuple(config)).get(name, ())}
+
+
+@lru_cache(maxsize=8)
+def _sections(keys: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
+    """Keys and their keywords by section; asked for every message, so the last ones are kept."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for key in keys:
+        name, _, own = key.rpartition(".")
+        sections.setdefault(name, []).append((key, own.replace("-", "_")))
+    return sections
+
+
+def source_code(reference: str) -> str:
+    """A digest of the source of the module that `reference` names, "" if it has none: what was
+    computed by it and kept is stale when it changes. Errors as `load`."""
+    load(reference)
+    file = getattr(sys.modules[reference.partition(":")[0]], "__file__", None)
+    data = Path(file).read_bytes() if file else b""
+    return hashlib.blake2b(data, digest_size=8).hexdigest() if data else ""
+
+
+def find_here() -> None:
+    """Let this process and those that it starts find modules in the current folder.
+
+    Not where it has folders of the names of this package's: they would hide them."""
+    here = Path.cwd()
+    if any((here / name).exists() for name in PACKAGES):
+        return
+    known = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    paths = dict.fromkeys(str(Path(p).absolute()) for p in (*known, str(here)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # absolute: they run in other folders
+    if str(here) not in sys.path:
+        sys.path.append(str(here))
+
+
+def makes(found: Any, *kinds: type) -> bool:
+    """Whether it is declared to make one of the `kinds`: a subclass, or a function that is
+    annotated to return one. Nothing is called."""
+    made = found.func if isinstance(found, partial) else found
+    return of_kind(returned(made) if inspect.isfunction(made) else made, *kinds)
+
+
+def returned(function: Any) -> Any:
+    """What a function is annotated to return; None if nothing, or nothing that there is."""
+    try:
+        return get_type_hints(function).get("return")
+    except (NameError, TypeError, AttributeError):
+        return None
+
+
+def of_kind(annotation: Any, *kinds: type) -> bool:
+    """Whether a type, with or without parameters, is one of the `kinds`."""
+    plain = get_origin(annotation) or annotation
+    return isinstance(plain, type) and issubclass(plain, kinds)
+
+
+def called(name: str, function: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """``function(…)`` with what it takes of `given`, and with `options`.
+
+    Raises ValueError for an argument that it needs and nobody gives."""
+    if not callable(function):
+        raise ValueError(f"{name!r} is {function!r}; it must be a function or a class")
+    parameters = inspect.signature(function).parameters
+    for parameter in parameters.values():
+        needed = parameter.default is parameter.empty and parameter.kind not in VARIADIC
+        if needed and parameter.name not in given:
+            raise ValueError(
+                f"{name!r} needs {parameter.name!r}; it is given {', '.join(given) or 'nothing'}, "
+                f"and what has a default of its own"
+            )
+    return function(**{k: v for k, v in given.items() if k in parameters} | dict(options))
+
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Table(dict[str, Entry], Generic[Entry]):
+    """name → entry of a kind; a reference is a name as well, made an entry by `adopt`.
+
+    Iteration yields the package's own names. ``table[name]`` raises ValueError with the choices
+    for a name that is neither."""
+
+    def __init__(
+        self, kind: str, entries: Mapping[str, Entry], adopt: Callable[[str, Any], Entry]
+    ) -> None:
+        super().__init__(entries)
+        self.kind, self._adopt = kind, adopt
+        self._adopted: dict[str, Entry] = {}
+
+    def check(self, name: str) -> str:
+        """The name, if it is one; ValueError with the choices otherwise."""
+        _ = self[name]
+        return name
+
+    def known(self) -> dict[str, Entry]:
+        """The package's own entries, and those that were adopted so far."""
+        return {**self, **self._adopted}
+
+    def __missing__(self, name: str) -> Entry:
+        if not is_reference(name):
+            raise ValueError(
+                f"unknown {self.kind} {name!r}; known: {', '.join(self)}, and module:NAME"
+            )
+        found = load(name)
+        if name not in self._adopted:
+            self._adopted[name] = self._adopt(name, found)
+        return self._adopted[name]
+
+
+VARIABLE = "FEDAPPS_ALLOW"  # processes that this one starts inherit it
+
+
+def is_reference(name: str) -> bool:
+    """Whether the name has the form ``module:NAME``."""
+    module, _, attribute = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
+def named(config: Any) -> list[str]:
+    """The references anywhere in a configuration: in texts, lists and keys."""
+    if isinstance(config, str):
+        return [word for word in re.split(r"[\s,]+", config) if is_reference(word)]
+    if isinstance(config, Mapping):
+        keys = [word for key in config for word in (key, key.rpartition(".")[0]) if ":" in key]
+        return [*filter(is_reference, keys), *named([*config.values()])]
+    if isinstance(config, list | tuple):
+        return [word for value in config for word in named(value)]
+    return []
+
+
+def allow(*references: str) -> None:
+    """Let this process, and those that it starts, import these references.
+
+    Raises ValueError for a text of another form."""
+    for reference in references:
+        if not is_reference(reference):
+            raise ValueError(f"{reference!r} cannot be allowed; name it as module:NAME")
+    if references:
+        known = [word for word in os.environ.get(VARIABLE, "").split(",") if word]
+        os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, *references]))
+
+
+def check(reference: str) -> None:
+    """Raise ValueError unless the user named this very reference."""
+    words = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
+    if reference not in words and reference not in _listed(user_file()):
+        raise ValueError(
+            f"{reference!r} is code from outside the package, and you have not allowed it; if you "
+            f"trust it: --allow {reference}, or {VARIABLE}, or the list allow in {user_file()}; "
+            "on a node: allow in its node configuration"
+        )
+
+
+def user_file() -> Path:
+    """The user's own configuration."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    return folder / "fedapps/config.toml"
+
+
+@cache
+def _listed(file: Path) -> frozenset[str]:
+    """The references that the user's configuration allows."""
+    try:
+        allowed = tomllib.loads(file.read_text("utf-8")).get("allow", [])
+    except OSError:  # most users have none
+        return frozenset()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no valid TOML: {error}") from error
+    if not isinstance(allowed, list) or not all(isinstance(word, str) for word in allowed):
+        raise ValueError(f"{file}: allow is {allowed!r:.200}; it must be a list of module:NAME")
+    return frozenset(allowed)

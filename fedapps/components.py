@@ -1,0 +1,258 @@
+"""Any method in your own Flower app: its two components, from a network and data."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from clients.core.arrays import to_record
+from clients.core.client import Client, Criterion
+from clients.core.flower_fast import (
+    Code,
+    EvaluateIns,
+    FitIns,
+    NumPyClient,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from clients.core.protocol import NAMES
+from clients.methods._preferences import GlobalClient
+from clients.models.head import blank_inputs, headed
+from fedapps.common import external_code
+from fedapps.common.seeds import drawing
+from fedapps.engines.in_process_grid import respond
+from fedapps.methods import METHODS
+from fedapps.node.bridge import answer, identity, register, unpack
+from fedapps.node.building import Network, client_settings, network_around, shared_of
+from fedapps.node.ledger import guarded
+from fedapps.settings.config import Config, accepted, check_method, construct, defaults, override
+from fedapps.settings.config import settings as of_method
+from partitions.datasets.loading import Info
+from partitions.datasets.readers.raw import UNLABELED
+from partitions.items import from_items, from_tensors
+from partitions.shares import Samples, Share
+from strategies.core.rounds import PersonalizedStrategy
+
+Model = Callable[[], nn.Module]
+Data = Callable[[Context], Any]
+
+
+def client_app(
+    method: str,
+    *,
+    model: Model,
+    data: Data,
+    public: Callable[[], Tensor] | None = None,
+    loss: Criterion | None = None,
+    **settings: Any,
+) -> ClientApp:
+    """Flower's client half of `method`, around the network that `model` makes.
+
+    `data` returns a node's samples: training samples, or a pair of training and validation
+    samples. Each is a DataLoader (its dataset is used), a dataset, a tensor or array of inputs, or
+    a pair of them (x, y). A node whose samples have no labels, or with ``novel=true`` in its
+    configuration, is a novel client. `public` returns the inputs that FedMD's methods learn from.
+    `loss` replaces the cross entropy of logits and labels. `settings` are the method's and the
+    common ones, see `fedapps list methods` and pyproject.
+
+    Raises ValueError for an unknown method or setting."""
+    config = _configuration(method, settings)
+    kind, given = METHODS[method].client, client_settings(config, method)
+
+    def make_client(context: Context, _: str) -> Client:
+        share = share_of(data(context), context, public)
+        network, initial = _network(method, model, config, tuple(share.everything.x.shape[1:]))
+        client = kind(network, share, client=identity(context), initial=initial, **given)
+        client.criterion = loss or client.criterion
+        return client
+
+    def handle(message: Message, context: Context) -> Message:
+        return answer(message, context, make_client)
+
+    app = _App()
+    for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
+        register(app, message_type, handle, guarded)
+    return app
+
+
+class _App(ClientApp):
+    """Answers an error with its reason, as much as privacy allows."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return respond(super().__call__, message, context)
+
+
+def server_app(
+    method: str,
+    *,
+    model: Model,
+    shape: tuple[int, ...],
+    rounds: int = 0,
+    min_available_nodes: int = 2,
+    then: Callable[[Result, PersonalizedStrategy], None] | None = None,
+    **settings: Any,
+) -> ServerApp:
+    """Flower's server half of `method`, for networks whose inputs are (n, *shape).
+
+    It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
+    joined, and passes the result to `then`. `settings` must be the clients'.
+
+    Raises ValueError for an unknown method or setting."""
+    config, entry = _configuration(method, settings), METHODS[method]
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        network = _network(method, model, config, shape)
+        strategy: PersonalizedStrategy = construct(
+            entry.strategy,
+            config=config,
+            method=method,
+            min_available_nodes=min_available_nodes,
+            evaluate_novel=bool(entry.novel),
+            **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
+        )
+        result = strategy.start(
+            grid=grid,
+            initial_arrays=to_record(shared_of(network, method, of_method(config, method))),
+            num_rounds=rounds or int(context.run_config.get("num-server-rounds", 3)),
+            train_config=ConfigRecord({"method": method}),
+        )
+        if then is not None:
+            then(result, strategy)
+
+    return app
+
+
+def share_of(given: Any, context: Context, public: Callable[[], Tensor] | None = None) -> Share:
+    """A client's share of what its node's `data` function returned."""
+    pair = isinstance(given, tuple | list) and len(given) == 2 and not _are_tensors(given)
+    train, *validation = [_samples(part) for part in (given if pair else [given])]
+    empty = replace(train, index=train.index[:0])
+    unlabeled = bool((train.y[train.index] == UNLABELED).all())
+    novel = unlabeled or bool(context.node_config.get("novel", False))
+    public_samples = None if public is None else from_tensors(public())
+    return Share(
+        empty if novel else train,
+        validation[0] if pair else empty,
+        None,
+        train,
+        novel,
+        {},
+        public_samples,
+    )
+
+
+def _samples(part: Any) -> Samples:
+    if isinstance(part, Tensor | np.ndarray):
+        return from_tensors(part)
+    if _are_tensors(part):
+        return from_tensors(*part)
+    return from_items(part.dataset if isinstance(part, DataLoader) else part)
+
+
+def _are_tensors(given: Any) -> bool:
+    arrays = (Tensor, np.ndarray)
+    return isinstance(given, tuple | list) and all(isinstance(part, arrays) for part in given)
+
+
+def _configuration(method: str, settings: dict[str, Any]) -> Config:
+    """The defaults with `settings`; a method's own key wins over a common one of the same name.
+
+    References in them are allowed: the programmer wrote them."""
+    external_code.allow(*external_code.named([method, settings]))
+    entry = METHODS[check_method(method)]
+    if issubclass(entry.client, GlobalClient):
+        able = [name for name, m in METHODS.items() if not issubclass(m.client, GlobalClient)]
+        raise ValueError(
+            f"{method} needs users whose tastes are known, as the preference partition makes them; "
+            f"those that take any data: {', '.join(able)}"
+        )
+    config = defaults()
+    keys = {name: name.replace("_", "-") for name in settings}
+    changes = {
+        f"{method}.{key}" if f"{method}.{key}" in config else key: settings[name]
+        for name, key in keys.items()
+    }
+    config = override(config, changes)
+    construct(entry.strategy, config=config, method=method)  # raises for a value out of range
+    return config
+
+
+def _network(method: str, model: Model, config: Config, shape: tuple[int, ...]) -> Network:
+    """The method's network around the user's. The seed alone decides its initial arrays."""
+    with drawing(int(str(config["seed"]))):
+        base = model()
+        with torch.no_grad():
+            classes = base.eval()(blank_inputs(base, shape)).shape[1]
+        if METHODS[method].client.needs_head:
+            base = headed(base, type(base).__name__, shape, classes)
+        info = Info("own", shape, classes, "")
+        return network_around(base, method, info, of_method(config, method))
+
+
+def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:
+    """A ClientApp around the clients that `client_fn` makes of a Context, or of a ``cid``.
+
+    A client is a NumPyClient, a Client, or what ``to_client()`` returns. It gets the message's
+    config and the arrays in order. Only numbers of its metrics are sent."""
+    ((name, first),) = inspect.signature(client_fn).parameters.items()
+    by_cid = name == "cid" or first.annotation in (str, "str")
+    app = ClientApp()
+
+    def called(message: Message, context: Context) -> tuple[Any, Any, list[str], list[Any]]:
+        """The client, the config, and the arrays' names and values."""
+        client = client_fn(str(identity(context)) if by_cid else context)
+        config, arrays = unpack(message.content)
+        del config[NAMES]
+        return client, config, list(arrays), list(arrays.values())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client, config, names, arrays = called(message, context)
+        if isinstance(client, NumPyClient):
+            trained, count, metrics = client.fit(arrays, config)
+        else:
+            result = client.fit(FitIns(ndarrays_to_parameters(arrays), config))
+            _check(result)
+            trained, count = parameters_to_ndarrays(result.parameters), result.num_examples
+            metrics = result.metrics
+        if len(trained) != len(names):
+            raise ValueError(f"fit got {len(names)} arrays and returned {len(trained)}")
+        records = {"arrays": to_record(dict(zip(names, trained, strict=True)))}
+        return _reply(message, metrics | {"num-examples": count}, records)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        client, config, _, arrays = called(message, context)
+        if isinstance(client, NumPyClient):
+            loss, count, metrics = client.evaluate(arrays, config)
+        else:
+            result = client.evaluate(EvaluateIns(ndarrays_to_parameters(arrays), config))
+            _check(result)
+            loss, count, metrics = result.loss, result.num_examples, result.metrics
+        return _reply(message, {"loss": loss} | metrics | {"num-examples": count}, {})
+
+    return app
+
+
+def _check(result: Any) -> None:
+    if result.status.code != Code.OK:
+        reason = result.status.message or f"the client answered {result.status.code.name}"
+        raise RuntimeError(reason)
+
+
+def _reply(message: Message, metrics: Mapping[str, Any], records: dict[str, Any]) -> Message:
+    """A reply with `records` and the numbers of `metrics`; a record of metrics holds no others."""
+    values = {k: v.item() if isinstance(v, np.generic) else v for k, v in metrics.items()}
+    numbers = MetricRecord({k: v for k, v in values.items() if type(v) in (int, float)})
+    return Message(RecordDict(records | {"metrics": numbers}), reply_to=message)

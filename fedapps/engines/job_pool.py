@@ -1,0 +1,144 @@
+"""Jobs: the runs of one command, and the choice of the engine that carries them out."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from clients.core.protocol import FewShot
+from fedapps.engines import check_engine_name
+from fedapps.files import ERRORS
+from fedapps.methods import METHODS
+from fedapps.settings.config import Config, Value
+from fedapps.settings.variants import Variant
+from partitions.datasets.loading import own_path
+
+MAX_PROCESSES = 8  # if not set by the user: each process holds torch and the data in memory
+POLL_SECONDS = 0.25  # between two looks at the runs
+
+
+class Apps(NamedTuple):
+    """The two halves of the Flower app: functions of modules, which worker processes and Ray's
+    actors import by name."""
+
+    run: Callable[[Grid, Config, str], Any]  # carries out a run over the grid of an engine
+    client_app: Callable[[], ClientApp]
+
+
+@dataclass
+class Job:
+    """One run: its whole configuration and its outcome."""
+
+    method: str  # may include settings: "fedembed assignment=som"
+    seed: int
+    config: Config
+    folder: Path
+    error: str = ""
+    done: bool = False
+    rounds: int = 0  # reported so far
+    seconds: float = 0.0  # of these rounds
+    _lines: int = field(default=0, repr=False)
+
+    @property
+    def name(self) -> str:
+        """``<method>-seed<seed>``, also the folder's name."""
+        return self.folder.name
+
+    @property
+    def total(self) -> int:
+        """The number of rounds, with those in which labeled novel clients learn."""
+        novel = METHODS[str(self.config["method"])].client.few_shot == FewShot.ROUNDS
+        return int(self.config["rounds"]) + novel * int(self.config["novel-rounds"])
+
+    def news(self) -> list[dict[str, Any]]:
+        """The rounds that were reported since the last call, without damaged lines."""
+        file = self.folder / "metrics.jsonl"
+        if not file.is_file():
+            return []
+        complete = file.read_text("utf-8").rpartition("\n")[0]
+        lines = complete.split("\n") if complete else []
+        new, self._lines = lines[self._lines :], len(lines)
+        reports = [report for line in new if (report := _report(line))]
+        self.rounds += len(reports)
+        self.seconds += sum(report.get("seconds", 0.0) for report in reports)  # absent: private
+        return reports
+
+    def summary(self) -> dict[str, Any]:
+        """The run's summary, {} while it has none."""
+        file = self.folder / "summary.json"
+        return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+
+    def failures(self) -> list[str]:
+        """The causes in the run's errors.log."""
+        file = self.folder / ERRORS
+        return file.read_text("utf-8", "replace").strip().split("\n\n") if file.is_file() else []
+
+    def close(self, error: str) -> None:
+        """Mark the job as done; it failed with `error` unless its summary says otherwise."""
+        summary = self.summary()
+        if not summary.get("finished"):
+            self.error = str(summary.get("error", error))
+        self.done = True
+
+
+def _report(line: str) -> dict[str, Any]:
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+Follow = Callable[[list[Job]], None]  # called with the jobs a few times a second
+
+
+def make_jobs(
+    config: Mapping[str, Value], methods: Sequence[str], seeds: Sequence[int], output: Path
+) -> list[Job]:
+    """One job for each seed of each method; a method may include settings."""
+    data_dir, changes, jobs = str(config["data-dir"]), dict[str, Value](), []
+    if data_dir:  # absolute paths, since engines run in other working directories
+        changes["data-dir"] = str(Path(data_dir).resolve())
+    if path := own_path(str(config["dataset"]), data_dir):
+        changes["dataset"] = str(path.resolve())
+    for method in methods:
+        variant = Variant.parse(method)
+        for seed in seeds:
+            folder = output.resolve() / variant.folder(seed)
+            changes |= {"seed": seed, "output-dir": str(folder)}
+            jobs.append(Job(method, seed, variant.apply(config) | changes, folder))
+    return jobs
+
+
+def choose_engine(jobs: Sequence[Job], parallel: int | None, *, ray: bool) -> tuple[str, int]:
+    """The engine, and the number of parallel runs, if the user chose no engine.
+
+    Whole runs in process if every core gets one of the unfinished `jobs`, if the user set
+    `parallel` > 1, or if one trains in cohorts. Otherwise one run after the other on Ray, with
+    parallel clients. `ray`: options need Ray."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    runs = sum(not job.done for job in jobs)
+    few = parallel == 1 or (parallel is None and runs < max(2, cores or 1))
+    if ray or (few and not _any_cohort(jobs)):
+        return "ray", parallel or 1
+    return "in-process", parallel or min(runs, cores or 1, MAX_PROCESSES)
+
+
+def _any_cohort(jobs: Sequence[Job]) -> bool:
+    """Whether an unfinished job trains in cohorts."""
+    return any(int(job.config["cohort"]) > 1 for job in jobs if not job.done)
+
+
+def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> None:
+    """Raise ValueError for an unknown engine, or one that cannot carry out the unfinished `jobs`,
+    `parallel` at a time."""
+    check_engine_name(engine)
+    if engine != "in-process" and _any_cohort(jobs):
+        raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
+    if engine == "ray" and min(parallel, sum(not job.done for job in jobs)) > 1:
+        raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")

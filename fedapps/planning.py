@@ -1,0 +1,236 @@
+"""TODO."""
+
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from fedapps.console import make_console, say
+from fedapps.engines import check_address, check_engine_name
+from fedapps.settings.experiments import Experiment, parse_seeds, read_arguments, split_names
+
+if TYPE_CHECKING:
+    from fedapps.engines.job_pool import Job
+    from fedapps.settings.config import Config
+
+
+MAX_JOBS = 1024
+
+
+def check_options(
+    arguments: list[str], methods: str, seeds: str, engine: str, jobs: int | None,
+    gpus_per_client: float, ray_address: str, debug: bool = False,
+) -> None:  # fmt: skip
+    """Raise ValueError for options that are out of range or that exclude each other."""
+    if engine:
+        check_engine_name(engine)
+    if debug and (engine not in ("", "in-process") or ray_address or gpus_per_client):
+        raise ValueError("--debug raises errors in this process: it takes no other engine")
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise ValueError(f"--jobs is {jobs}; it must lie in [1, {MAX_JOBS}]")
+    if ray_address and engine not in ("", "ray"):
+        raise ValueError(f"--ray-address is for --engine ray, not {engine}")
+    if gpus_per_client and engine == "in-process":
+        raise ValueError("--gpus-per-client is for --engine ray or flower, not in-process")
+    for option, given in (("methods", methods), ("seeds", seeds)):
+        also = [a for a in arguments if a.partition("=")[0] in (option, option[:-1])]
+        if given and also:
+            raise ValueError(f"--{option} is {given!r}, but {also[0]} is given as well; remove one")
+    if not 0 <= gpus_per_client <= 64:
+        raise ValueError(f"--gpus-per-client is {gpus_per_client}; it must lie in [0, 64]")
+    if ray_address:
+        check_address(ray_address)
+    elif gpus_per_client:
+        from torch import cuda
+
+        if gpus_per_client > (gpus := cuda.device_count()):  # Ray would wait for more GPUs forever
+            raise ValueError(
+                f"--gpus-per-client is {gpus_per_client}, but this machine has {gpus} GPUs"
+            )
+
+
+def read_request(arguments: list[str], methods: str, seeds: str, from_: Path | None) -> Experiment:
+    """The experiment that arguments and options describe together.
+
+    References that they name are allowed. Methods and seeds default to those of the runs in the
+    folder `from_`. Raises ValueError for two experiments, and for one that includes others if all
+    would start from one folder of runs."""
+    from fedapps.settings.config import saved_runs
+
+    experiment = read_arguments(arguments, main=from_ is None)
+    experiment |= Experiment(methods=methods, seeds=seeds)
+    experiment.allow()
+    if from_ is None:
+        return experiment
+    if experiment.include:
+        raise ValueError("--from takes one experiment; run the included ones by themselves")
+    methods, seeds = saved_runs(from_)
+    return Experiment({"rounds": 0}, methods=methods, seeds=seeds) | experiment
+
+
+def plan(
+    experiment: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
+) -> "list[Job]":
+    """The runs of an experiment, checked. Raises ValueError for bad input."""
+    from clients.models import MODELS
+    from fedapps.settings.config import defaults, override, run_folders, saved_configuration
+    from fedapps.settings.variants import OF_THE_APP, Variant, check_shadowed, combinations
+    from partitions import task
+    from partitions.rules.registry import PARTITIONS
+
+    for key in OF_THE_APP.keys() & {*experiment.settings, *experiment.grid}:
+        raise ValueError(f"{key} is set by the command: use {OF_THE_APP[key]}")
+    changes = experiment.settings | ({"bound": True} if bound else {})
+    base = defaults() if from_ is None else saved_configuration(run_folders(from_)[0])
+    config = override(base, changes)
+    for key, values in experiment.grid.items():
+        for value in values:
+            override(config, {key: value})
+    methods = split_names("methods", experiment.methods)
+    labels = combinations(methods, experiment.grid)
+    for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
+        say(make_console(stderr=True), note)
+    seeds = parse_seeds(experiment.seeds or str(config["seed"]))
+    for label in labels:  # before torch is loaded
+        named = Variant.parse(label).apply(config)
+        task(named)
+        PARTITIONS.check(str(named["partition"]))
+        MODELS.check(str(named["model"]))
+
+    from fedapps.engines.job_pool import make_jobs
+    from fedapps.files import opening
+    from fedapps.results.folder import check_unseen
+    from fedapps.results.published import Published
+
+    jobs = make_jobs(config | {"resume": not fresh}, labels, seeds, output)
+    with opening(from_) if from_ else nullcontext():
+        if from_ is not None:
+            start_from(from_, jobs, changes, output, fresh)
+        for job in {job.method: job for job in jobs}.values():
+            check(job.config)
+            check_start(job.config)
+        for job in jobs:
+            former, method = Path(str(job.config["from-dir"])), str(job.config["method"])
+            if job.config["from-dir"] and (former / "config.toml").is_file():
+                check_unseen(former, saved_configuration(former), job.config, method)
+    if experiment.published:
+        Published.read(experiment.settings, experiment.published)
+    return jobs
+
+
+def start_from(
+    saved: Path, jobs: "list[Job]", changes: "Config", output: Path, fresh: bool
+) -> None:
+    """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
+    from fedapps.engines.job_pool import make_jobs
+    from fedapps.results.folder import check_former
+    from fedapps.results.sweep import finished
+    from fedapps.settings.config import override, saved_configuration
+    from fedapps.settings.variants import Variant
+
+    for job in jobs:
+        folder = saved.resolve()
+        if not (folder / "config.toml").is_file():  # it holds several runs
+            folder /= Variant.parse(job.method).former(saved, job.seed)
+        check_former(folder, job.method.split()[0])
+        before = saved_configuration(folder)
+        config = override(before, changes | {"from-dir": str(folder), "resume": not fresh})
+        job.config = make_jobs(config, [job.method], [job.seed], output)[0].config
+    for start in sorted({str(job.config["from-dir"]) for job in jobs}):
+        if finished(Path(start)) is None:
+            note = f"{start} has not finished: its best model so far is taken"
+            say(make_console(stderr=True), note)
+
+
+def check(config: "Config") -> None:
+    """Raise ValueError for every error in a configuration that can be known before a run."""
+    from flwr.app import Context, RecordDict
+
+    from clients.models import sized
+    from fedapps.clientapp import make_client
+    from fedapps.engines.in_process_grid import simulated_node
+    from fedapps.methods import METHODS
+    from fedapps.node.building import check_batches, client_models, method_model, with_public
+    from fedapps.serverapp import check_run
+    from fedapps.settings.config import check_method, construct
+    from partitions import federation, task
+
+    method = check_method(config["method"])
+    privacy = check_run(config)
+    construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
+    only = [sized(str(config["model"]), str(config["only-model"]))] if config["only-model"] else []
+    for network in {str(config["model"]), *client_models(config), *only}:  # needs no data
+        method_model(method, config | {"model": network}, task(config))
+    models = len(str(config["client-models"]).split(","))
+    trains = int(federation(with_public(config, method)).novel.argmin())
+    for client in {*range(min(models, int(config["num-clients"]))), trains}:
+        node = dict(simulated_node(client, int(config["num-clients"])))
+        made = make_client(Context(0, 0, node, RecordDict(), config), method)
+        if client == trains and config["rounds"]:
+            check_batches(made, config, method, task(config))
+
+
+def check_start(config: "Config") -> None:
+    """Raise ValueError if from-dir holds another method's run that lacks the method's model."""
+    from fedapps.files import read_arrays
+    from fedapps.results.folder import takes_states
+    from fedapps.serverapp import make_strategy
+
+    folder = Path(str(config["from-dir"]))
+    if config["from-dir"] and not takes_states(folder, str(config["method"])):
+        strategy, shared = make_strategy(config)
+        try:
+            strategy.restore(strategy.initialize(shared), read_arrays(folder))
+        except ValueError as error:
+            raise ValueError(f"{config['method']} cannot start from {folder}: {error}") from error
+
+
+def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> None:
+    """Mark finished runs as done; with `fedapps run --fresh` they are repeated."""
+    from fedapps.files import check_writable
+    from fedapps.results.sweep import finished, keep_finished
+
+    check_writable(output)
+    if not fresh:
+        keep_finished(work)
+    elif not yes and (lost := [job.name for job in work if finished(job.folder)]):
+        lost_runs = f"{output} holds finished runs that will be lost: {', '.join(lost)}"
+        typer.confirm(f"{lost_runs}. Go on?", abort=True)
+
+
+FEDERATION = ("dataset", "partition", "num-clients", "train-fraction", "rounds", "local-steps",
+              "batch-size", "lr", "model", "evaluate-every")  # fmt: skip
+
+
+def federation_line(work: "list[Job]") -> str:
+    """The settings that all runs share or that make their results differ most, as key=value."""
+    from fedapps.settings.config import effective
+    from partitions.rules.registry import EVERY, options_of
+
+    options = dict.fromkeys(o for job in work for o in sorted(options_of(job.config)))
+    words = []
+    for key in (*FEDERATION, *(f"partition.{o}" for o in options if o not in EVERY)):
+        values = dict.fromkeys(str(effective(job.config, key)) for job in work)
+        words.append(f"{key}={','.join(values)}")
+    return f"federation: {' '.join(words)}"
+
+
+def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> None:
+    """Create the folder of results, and print the checkpoints that runs cannot resume from."""
+    from fedapps.files import append_text, write_text
+    from fedapps.results.checkpoint import newest_checkpoint
+    from fedapps.settings.config import ORDER, ordered_names
+
+    for job in work:
+        if job.config["resume"] and not job.done:
+            for refused in newest_checkpoint(job.folder, job.config)[1]:
+                say(console, refused)
+    if not output.exists():
+        write_text(output / ".gitignore", "*\n")  # neither git nor `flwr run` takes results
+    if source:
+        write_text(output / "experiment.toml", source)
+    new = [f"{job.name}\n" for job in work if job.name not in ordered_names(output)]
+    with suppress(OSError):  # without it rows are sorted by name; each run reports a full disk
+        append_text(output / ORDER, "".join(new))

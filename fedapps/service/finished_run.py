@@ -1,0 +1,173 @@
+"""A finished run, and the model that a later client gets from it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from clients.core.arrays import to_record
+from clients.core.client import Client
+from fedapps.common import external_code
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.files import WHICH, opening, read_json, trained_rounds
+from fedapps.methods import METHODS
+from fedapps.node.bridge import reply_to
+from fedapps.node.building import Builder, method_model, shared_of
+from fedapps.results.card import Card, read_card
+from fedapps.results.folder import read_former
+from fedapps.results.schema import SummaryFile
+from fedapps.service.delivery import Personal, Served
+from fedapps.service.inputs import Data, Inputs, inputs_of
+from fedapps.service.served_node import reply, served_by
+from fedapps.service.stream import CLIENT
+from fedapps.settings.config import (
+    Config,
+    accepted,
+    construct,
+    override,
+    saved_configuration,
+    settings,
+)
+from strategies.core.replies import Node
+from strategies.core.rounds import PersonalizedStrategy
+
+NEW_CLIENT = 2**32  # partition id that no client of the run has
+WAIT_SECONDS = 5.0  # for the first node, each time that the nodes are polled
+
+
+class Run:
+    """The run in `folder`, with the model of its "best" or its "last" `round`. Raises ValueError
+    if it holds none that can be served."""
+
+    def __init__(self, folder: str | Path, round: str = "best") -> None:
+        self.folder, self.round = Path(folder).resolve(), round
+        if round not in WHICH:
+            raise ValueError(f"unknown round {round!r}; known: {', '.join(WHICH)}")
+        if not (self.folder / "config.toml").is_file():
+            raise ValueError(f"{folder} holds no run; name a folder such as results/fedtta++-seed0")
+        self.config: Config = saved_configuration(self.folder)
+        self.card: Card = read_card(self.folder)
+        self.method = self.card.method
+        file = self.folder / "summary.json"
+        self.summary: dict[str, Any] = read_json(file) if file.is_file() else {}
+        if file.is_file():
+            try:
+                SummaryFile.validate_python(self.summary)
+            except ValueError as error:
+                raise ValueError(f"{file} is damaged: it is no run's summary") from error
+
+    @property
+    def novel(self) -> str:
+        """What an unlabeled novel client gets: "global", "adapted", or "" for nothing."""
+        return METHODS[self.method].novel
+
+    def personalize(self, data: Data) -> Personal:
+        """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path. With
+        some methods its `update` goes on with further inputs.
+
+        Inputs are whole numbers as the run's dataset stores them, or floats in [0, 1].
+        Raises ValueError if they do not fit, or if the method cannot serve such a client."""
+        return self.serve(self.inputs(data)).module()
+
+    def inputs(self, data: Data) -> Inputs:
+        """The data as a client's inputs."""
+        return inputs_of(data, self.card)
+
+    def serve(self, inputs: Inputs, epsilon: float | None = None) -> Served:
+        """What a client with these inputs receives, computed as in evaluation.
+
+        `epsilon` is the privacy of an ODPFL-HN client's descriptor; None: the run's."""
+        self.check_novel()
+        if not inputs.share.novel:
+            raise ValueError("this is a training client's folder; its own node serves it")
+        with opening(self.folder), torch.inference_mode(False), torch.enable_grad():
+            return self._serve(inputs, epsilon)
+
+    def _serve(self, inputs: Inputs, epsilon: float | None) -> Served:
+        served: list[Served] = []
+        errors: list[ValueError] = []
+        config, key = self.config, f"{self.method}.descriptor-epsilon"
+        if epsilon is not None:
+            if key not in config:
+                raise ValueError(
+                    f"epsilon is {epsilon:g}, but {self.method}'s clients send no descriptor to "
+                    "add noise to; odpfl-hn's do"
+                )
+            config = override(config, {key: epsilon})
+
+        def make(context: Context | None, method: str) -> Client:
+            return Builder(config, method, self.card.info()).client(inputs.share, CLIENT)
+
+        def handle(message: Message, context: Context) -> Message:
+            try:
+                if message.metadata.message_type != "query.serve":
+                    return reply_to(message, context, make)
+                served.append(served_by(message, context, make, self.card, inputs))
+                return reply(message)
+            except ValueError as error:
+                errors.append(error)
+                raise
+
+        make(None, self.method)  # raises ValueError if the inputs do not fit the method
+        app = cast(ClientApp, handle)  # the grid only calls it
+        strategy = opened(self, InProcessGrid(app, config, [{"partition-id": NEW_CLIENT}]))
+        reasons = hand_out(strategy, strategy.present())
+        if errors:
+            raise errors[0]
+        if not served:
+            why = "; ".join(reasons.values())
+            raise ValueError(f"{self.method} gives no model for these inputs: {why}")
+        return served[0]
+
+    def check_novel(self) -> None:
+        """Raise ValueError if the method cannot serve unlabeled novel clients."""
+        if not self.novel:
+            able = ", ".join(name for name, entry in METHODS.items() if entry.novel)
+            raise ValueError(
+                f"{self.method} cannot serve clients without labels; those that can: {able}"
+            )
+
+
+def load(run: str | Path, *, round: str = "best", allow: Sequence[str] = ()) -> Run:
+    """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x.
+
+    `round` "last" serves the model of the last round, not of the one that validation chose.
+    `allow` names the code from outside the package, each as module:NAME, that the run may use."""
+    external_code.allow(*allow)
+    return Run(run, round)
+
+
+def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
+    """The run's strategy in its final state, over the nodes of a grid."""
+    entry, config = METHODS[run.method], run.config
+    network = method_model(run.method, config, run.card.info())
+    strategy: PersonalizedStrategy = construct(
+        entry.strategy,
+        config=config,
+        method=run.method,
+        min_available_nodes=0,
+        evaluate_novel=bool(entry.novel),
+        wait=WAIT_SECONDS,
+        former=read_former(run.folder, run.round),
+        saved_rounds=trained_rounds(run.folder, run.round),
+        privacy=None,
+        **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
+    )
+    shared = shared_of(network, run.method, settings(config, run.method))
+    strategy.open(grid, to_record(shared), {"method": run.method})
+    return strategy
+
+
+def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str]:
+    """Send nodes their models; returns the reason for each client without one, by client."""
+    payloads = strategy.personalize(strategy.arrays, nodes)
+    served = {update.node.client for update in strategy.exchange("query.serve", payloads)}
+    return {
+        node.client: "it failed; see the log" if node in payloads else "the method has none for it"
+        for node in nodes
+        if node.client not in served
+    }

@@ -1,0 +1,89 @@
+"""A node that is served: it says whether it needs its model, receives it, predicts and keeps it.
+
+Predictions, labels and accuracies stay on the node."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+
+from clients.core.client import Client
+from clients.core.protocol import RUN_TOKEN
+from fedapps.node.bridge import load_state, unpack
+from fedapps.results.card import Card
+from fedapps.service.delivery import REPORT, Served
+from fedapps.service.inputs import Inputs, read_inputs
+from fedapps.service.stream import Stream
+from fedapps.settings.config import completed
+
+Make = Callable[[Context, str], Client]
+
+
+def card_of(context: Context) -> Card | None:
+    """The card of the run that the node is served from; None if the run trains."""
+    text = str(context.run_config.get("serving", ""))
+    return Card.parse(text) if text else None
+
+
+def inputs_of(context: Context, card: Card) -> Inputs:
+    """The node's data. Raises ValueError if its configuration names none."""
+    return read_inputs(_folder(context, "data-path", "its data"), card)
+
+
+def _folder(context: Context, key: str, what: str) -> Path:
+    if key not in context.node_config:
+        raise ValueError(f"the node's configuration must name {what}: {key}")
+    return Path(str(context.node_config[key]))
+
+
+def _state_dir(context: Context) -> Path:
+    return _folder(context, "state-dir", "the folder of its model")
+
+
+def _task(context: Context) -> tuple[Card, Inputs]:
+    card = card_of(context)
+    assert card is not None
+    return card, inputs_of(context, card)
+
+
+def wants(message: Message, context: Context) -> Message:
+    """Whether the node lacks this run's model for its present data."""
+    card, inputs = _task(context)
+    file, wanted = _state_dir(context) / REPORT, True
+    if file.is_file() and not unpack(message.content)[0].get("again"):
+        report = json.loads(file.read_text("utf-8"))
+        wanted = (report["run"], report["data"]) != (card.run, inputs.digest())
+    return reply(message, wants=int(wanted))
+
+
+def serve(message: Message, context: Context, make: Make) -> Message:
+    """Adapt or take the server's model, and write the files to the node's state-dir."""
+    served_by(message, context, make, *_task(context)).write(_state_dir(context))
+    return reply(message)
+
+
+def served_by(message: Message, context: Context, make: Make, card: Card, inputs: Inputs) -> Served:
+    """What the client that `make` builds receives. It holds the share of `inputs`.
+
+    Raises ValueError for a training client whose personal part is not on this node."""
+    config, arrays = unpack(message.content)
+    method = str(config["method"])
+    client = make(context, method)
+    client.state = load_state(context, method, client, str(config.get(RUN_TOKEN, "")))
+    if not client.share.novel and client.lacks_state(arrays):
+        raise ValueError(
+            f"the personal part of training client {client.client} is not on this node; a node "
+            "keeps it in the state-dir that it trained with, until another run trains it"
+        )
+    network, logits = client.serve(arrays, config)
+    stream = None
+    if client.goes_on and client.share.novel:
+        settings = completed(context.run_config)
+        stream = Stream.begun(client, settings, config, arrays, inputs.digest())
+    return Served(card, network.cpu(), logits.cpu(), inputs, dict(client.adapted), stream)
+
+
+def reply(message: Message, **metrics: int | float | list[int] | list[float]) -> Message:
+    """A reply of metrics alone: it tells the server nothing of the data."""
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

@@ -1,0 +1,98 @@
+"""name → what is known of a dataset without its files.
+
+The table can be read without torch; what reads or makes a dataset is imported when it is used."""
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partitions.datasets.readers.raw import Raw
+
+Moment = float | tuple[float, ...]  # a mean or a deviation: one number, or one for each channel
+
+
+@dataclass(frozen=True)
+class Info:
+    """The facts of a dataset; `shape` is that of one input.
+
+    `read` gives the samples in a folder of the official files, or None if there are none; `make`
+    gives them without files. Both are functions, or the ``module:NAME`` of one."""
+
+    name: str
+    shape: tuple[int, ...]
+    num_classes: int
+    line: str
+    hub: str = ""  # canonical name on the hub
+    read: Callable[[Path], Raw | None] | str = field(default="", compare=False, repr=False)
+    make: Callable[[], Raw] | str = field(default="", compare=False, repr=False)
+    scale: float = 255.0  # largest value of an input as stored
+    classes: tuple[str, ...] = ()  # names, as far as they are known without the files
+    columns: tuple[str, ...] = ()  # natural columns
+    num_types: int = 0  # kinds of inputs that users may prefer, if labels are preferences
+    files: str = ""  # the official files, for people
+    mean: Moment = 0.0  # customary constants of inputs in [0, 1], by channel
+    std: Moment = 0.0  # 0: there are none
+
+
+CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+TOPICS = (
+    *("Society & Culture", "Science & Mathematics", "Health", "Education & Reference"),
+    *("Computers & Internet", "Sports", "Business & Finance", "Entertainment & Music"),
+    *("Family & Relationships", "Politics & Government"),
+)
+_READ = "partitions.datasets.readers."
+_IDX = "{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
+_CLOTHING = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_OBJECTS = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_ANIMALS = (*("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"),)
+DATASETS = {
+    entry.name: entry
+    for entry in (
+        Info("digits", (1, 8, 8), 10, "1 797 digits of scikit-learn, embedded", scale=16.0,
+             classes=tuple(string.digits), make=_READ + "digits:read_digits"),
+        Info("mnist", (1, 28, 28), 10, "70 000 digits", "ylecun/mnist",
+             _READ + "idx:read_mnist", classes=tuple(string.digits), files=_IDX,
+             mean=0.1307, std=0.3081),
+        Info("fashion-mnist", (1, 28, 28), 10, "70 000 pieces of clothing",
+             "zalando-datasets/fashion_mnist", _READ + "idx:read_mnist", classes=_CLOTHING,
+             files=_IDX),
+        Info("cifar10", (3, 32, 32), 10, "60 000 photographs", "uoft-cs/cifar10",
+             _READ + "cifar:read_cifar10", classes=_OBJECTS,
+             files="cifar-10-batches-py/ or cifar-10-python.tar.gz",
+             mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
+        Info("cifar100", (3, 32, 32), 100, "60 000 photographs, 20 superclasses",
+             "uoft-cs/cifar100", _READ + "cifar:read_cifar100", columns=("coarse",),
+             files="cifar-100-python/ or cifar-100-python.tar.gz",
+             mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)),
+        Info("femnist", (1, 28, 28), 62, "characters by writer (LEAF)", "flwrlabs/femnist",
+             _READ + "femnist:read_femnist", classes=CHARACTERS, columns=("writer",),
+             files="LEAF's {train,test}/*.json, or emnist-byclass-*-ubyte[.gz] without writers",
+             mean=0.1307, std=0.3081),
+        Info("omniglot", (1, 28, 28), 1623, "1 623 characters of 50 alphabets",
+             read=_READ + "omniglot:read_omniglot", columns=("alphabet",),
+             files="images_background/ and images_evaluation/, or their .zip"),
+        Info("stl10", (3, 96, 96), 10, "13 000 photographs, CIFAR-10-like classes",
+             read=_READ + "stl10:read_stl10", classes=_ANIMALS,
+             files="stl10_binary/ or stl10_binary.tar.gz"),
+        Info("inaturalist", (1280,), 1203, "MobileNetV2 features of species by place",
+             read=_READ + "federated_vision:read_inaturalist", scale=1.0, columns=("cell",),
+             files="federated_train*.csv, test.csv, iNaturalist 2017's images and json"),
+        Info("landmarks", (1280,), 2028, "MobileNetV2 features of landmarks by author",
+             read=_READ + "federated_vision:read_landmarks", scale=1.0, columns=("author",),
+             files="federated_train.csv, test.csv, Landmarks v2's images"),
+        Info("yahoo-answers", (768,), 10, "BERT features of questions and answers",
+             "community-datasets/yahoo_answers_topics", _READ + "yahoo:read_yahoo", scale=1.0,
+             classes=TOPICS, files="train.csv and test.csv"),
+        Info("voices", (1, 200, 375), 20, "synthesised speech, 20 voices, spectrograms (FedEmbed)",
+             make="partitions.datasets.voices:full_size"),
+        Info("voices-small", (1, 40, 75), 20, "voices at a fifth of the resolution",
+             make="partitions.datasets.voices:small_size"),
+    )
+}  # fmt: skip

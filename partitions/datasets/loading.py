@@ -1,0 +1,288 @@
+"""name → dataset as tensors, loaded once per process.
+
+A name may also be the path of a user's own data (`partitions.datasets.readers.local`), itself or in
+``data-dir``, or ``module:NAME``: an `Info`, or a function that returns inputs and labels.
+
+Datasets come from ``data-dir`` (or $FEDAPPS_DATA_DIR) in their official files or in the
+`datasets` library's form, else from the Hugging Face hub. They are converted once and
+memory-mapped from a cache folder, so that all processes of a machine share one copy."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import isfunction
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import numpy as np
+
+from fedapps.common import external_code
+from partitions.cache import cached, fingerprint
+from partitions.datasets.catalog import DATASETS, Info, Moment
+from partitions.datasets.readers.raw import UNLABELED, Raw
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "info", "load"]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs x (n, *shape) as stored and labels y (n,) int64; rows < `num_train` are the
+    official training split. `classes` names the labels; equal `key`s mean equal content."""
+
+    info: Info
+    x: "Tensor"
+    y: "Tensor"
+    num_train: int
+    columns: dict[str, np.ndarray]
+    classes: tuple[str, ...] = ()
+    key: str = ""
+
+
+def preference_info(info: Info) -> Info:
+    """The binary task of users who prefer one type each: the dataset's classes are the types."""
+    return replace(info, num_classes=2, num_types=info.num_classes)
+
+
+def described(config: Mapping[str, Any], key: str = "dataset") -> Info:
+    """The entry of the dataset that `config` names under `key`; errors as `info`."""
+    name, data_dir, options = named(config, key)
+    return info(name, data_dir, **options)
+
+
+def configured(config: Mapping[str, Any], key: str = "dataset") -> Dataset:
+    """The dataset that `config` names under `key`; errors as `load`."""
+    name, data_dir, options = named(config, key)
+    return load(name, data_dir, **options)
+
+
+def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, dict[str, Any]]:
+    """Name, data folder and options of the dataset that `config` names, as `load` takes them."""
+    name = str(config[key])
+    options = external_code.options(config, name) | {"image_size": int(config.get("image-size", 0))}
+    return name, str(config["data-dir"]), options | {"label_column": str(config.get("label", ""))}
+
+
+def info(name: str, data_dir: str = "", **options: Any) -> Info:
+    """The entry of `name`; ValueError with the choices if there is none."""
+    entry = _entry(name)
+    return load(name, data_dir, **options).info if entry is None else entry
+
+
+def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
+    """The dataset `name`, the same object for every caller in a process.
+
+    For a user's data `options` are its function's settings, `image_size` and `label_column`.
+    Raises ValueError for an unknown name, for damaged files and for a missing source."""
+    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    if _entry(name) is None:
+        return _own(name, root, tuple(sorted(options.items())))
+    return _load(name, root)
+
+
+def own_path(name: str, data_dir: str = "") -> Path | None:
+    """The path of a user's data: `name` itself, else below the data folder. None for the package's
+    names, and if neither exists."""
+    root = Path(data_dir or os.environ.get("FEDAPPS_DATA_DIR", ""))
+    places = (Path(name), root / name) if name and name not in DATASETS else ()
+    return next((path for path in places if path.exists()), None)
+
+
+def source(name: str, data_dir: str = "") -> str:
+    """The source of the dataset for `load`: "embedded", "synthesised", a folder, "hub …"."""
+    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    if name == "digits":
+        return "embedded"
+    entry = _entry(name)
+    if entry is None:
+        return str(own_path(name, data_dir) or name)
+    if entry.make:
+        return "synthesised"
+    folder = Path(root) / entry.name
+    return str(folder) if root and folder.is_dir() else f"hub {entry.hub or '(no copy)'}"
+
+
+def reread(name: str, data_dir: str = "", **options: Any) -> Dataset:
+    """The dataset from its files, without the cache. Errors as `load`."""
+    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    entry, folder = _entry(name), Path(root) / name
+    if entry is not None and name != "digits" and root and folder.is_dir():
+        return _checked(entry, _from_folder(entry, folder), str(folder))
+    return load(name, data_dir, **options)
+
+
+def _entry(name: str) -> Info | None:
+    """The table's entry; None for a user's data."""
+    if name not in DATASETS and external_code.is_reference(name):
+        named = external_code.load(name)
+        return named if isinstance(named, Info) else None
+    return DATASETS.get(name)
+
+
+@cache
+def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
+    """A user's data, at a path or from a function, with an `Info` from its content."""
+    given = dict(options)
+    size, label = given.pop("image_size", 0), given.pop("label_column", "")
+    path = own_path(name, root)
+    if path is not None:
+        from partitions.datasets.readers.local import read_local
+
+        key = f"own-{fingerprint(path)}-{size}" + f"-{label.encode().hex()}" * bool(label)
+        raw = cached(key, lambda: _numbered(read_local(path, size, label=label), name))
+    elif external_code.is_reference(name):
+        key = f"{name}-{external_code.source_code(name)}-" + ",".join(
+            f"{k}={v}" for k, v in options
+        )
+        raw = cached(key, lambda: _numbered(_made(name, given), name))
+    else:
+        raise ValueError(
+            f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
+            "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
+            "folder or parquet file of the datasets library"
+        )
+    count = len(raw.classes) or int(raw.y.max()) + 1
+    scale = 255.0 if raw.x.dtype == np.uint8 else 1.0
+    shape, columns = raw.x.shape[1:], tuple(raw.columns)
+    entry = Info(name, shape, count, "own data", scale=scale, classes=raw.classes, columns=columns)
+    return _checked(entry, raw, name, key)
+
+
+def _numbered(raw: Raw, name: str) -> Raw:
+    """The data. ValueError if labels without names leave most of the classes 0, 1, … empty; a
+    warning if they begin above 0."""
+    labels = np.unique(raw.y)
+    if raw.classes or not len(labels):
+        return raw
+    low, high = int(labels[0]), int(labels[-1])
+    if high >= 10 * len(labels) + 100:  # such labels are no numbers of classes
+        raise ValueError(
+            f"{name}: labels go up to {high}, but only {len(labels)} different ones occur; number "
+            "the classes from 0, or give the labels as texts"
+        )
+    if low > 0:
+        logging.getLogger(__name__).warning(
+            "%s: labels begin at %d; class 0 has no sample, and counts as a class", name, low
+        )
+    return raw
+
+
+def _made(name: str, options: dict[str, Any]) -> Raw:
+    """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
+    from partitions.datasets.readers.local import inputs_of, joined
+
+    function = external_code.load(name)
+    if not _makes_data(function):
+        raise ValueError(
+            f"{name!r} is {function!r:.200}; a dataset must be an Info, or a function annotated to "
+            "return a Raw, or inputs and labels (-> tuple[np.ndarray, np.ndarray])"
+        )
+    made = external_code.called(name, function, {}, options)
+    if not isinstance(made, Raw):
+        try:
+            x, y = map(np.asarray, made)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
+        made = Raw(x, y, len(x))
+    x = inputs_of(made.x, name)
+    return joined([Raw(x, made.y, made.num_train, made.columns, made.classes)], name)
+
+
+def _makes_data(function: Any) -> bool:
+    """Whether it is a function annotated to return a `Raw` or a pair of arrays."""
+    from torch import Tensor
+
+    made = external_code.returned(function) if isfunction(function) else None
+    arrays = [external_code.of_kind(kind, np.ndarray, Tensor) for kind in get_args(made)]
+    pair = external_code.of_kind(made, tuple) and arrays == [True, True]
+    return pair or external_code.of_kind(made, Raw)
+
+
+@cache
+def _load(name: str, root: str) -> Dataset:
+    entry = _entry(name)
+    assert entry is not None
+    if make := _function(entry.make):
+        from partitions.datasets.voices import VERSION
+
+        made = external_code.source_code(name) if external_code.is_reference(name) else VERSION
+        key = f"{name}-made-{made}"
+        return _checked(entry, cached(key, make), "synthesis", key)
+    folder = Path(root) / entry.name
+    if root and folder.is_dir():
+        key = f"{name}-{fingerprint(folder)}"
+        raw = cached(key, lambda: _from_folder(entry, folder))
+        return _checked(entry, raw, str(folder), key)
+    key = f"{name}-hub"
+    return _checked(entry, cached(key, lambda: _from_hub(entry, root)), entry.hub, key)
+
+
+def _function(named: Callable[..., Result] | str) -> Callable[..., Result] | None:
+    """The function of an `Info`, imported if it is given by its name; None if there is none."""
+    if isinstance(named, str):
+        return resolve_name(named) if named else None
+    return named
+
+
+def _from_folder(entry: Info, folder: Path) -> Raw:
+    from partitions.datasets.readers import hub
+
+    read = _function(entry.read)
+    raw = read(folder) if read else None
+    raw = raw or hub.read_folder(folder, entry.shape, entry.columns)
+    if raw is None:
+        raise ValueError(
+            f"{folder} holds neither {entry.name}'s files ({entry.files}) nor a datasets folder"
+        )
+    _checked(entry, raw, str(folder))
+    return raw
+
+
+def _from_hub(entry: Info, root: str) -> Raw:
+    from partitions.datasets.readers import hub
+
+    try:
+        if not entry.hub:
+            raise FileNotFoundError("the hub has no canonical copy")
+        raw = hub.read_hub(entry.hub, Path(root), entry.shape, entry.columns)
+    except (OSError, ValueError, ImportError) as error:
+        where = f"{root}/{entry.name}" if root else f"<data-dir>/{entry.name}"
+        raise ValueError(
+            f"dataset {entry.name!r} was not found. Give it in one of three ways: its official "
+            f"files in {where} (set data-dir or FEDAPPS_DATA_DIR): {entry.files}; a folder of the "
+            f"datasets library there (save_to_disk or parquet); or a network that reaches the hub "
+            f"for {entry.hub!r} ({type(error).__name__}: {error})"
+        ) from error
+    _checked(entry, raw, entry.hub)
+    return raw
+
+
+def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
+    """The raw arrays as a dataset; ValueError if shapes or labels are not the dataset's."""
+    if raw.x.shape[1:] != entry.shape:
+        raise ValueError(
+            f"{origin}: inputs of shape {raw.x.shape[1:]}, {entry.name} has {entry.shape}"
+        )
+    if len(raw.x) != len(raw.y) or not len(raw.y):
+        raise ValueError(f"{origin}: {len(raw.x)} inputs, but {len(raw.y)} labels")
+    if (raw.y == UNLABELED).all():
+        raise ValueError(
+            f"{origin}: holds no labels (y, folders of classes, or a column: label=NAME names it)"
+        )
+    if not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
+        raise ValueError(
+            f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}; "
+            f"every label must be a whole number from 0 to {entry.num_classes - 1}"
+        )
+    import torch
+
+    x, y = torch.from_numpy(np.ascontiguousarray(raw.x)), torch.from_numpy(raw.y.astype(np.int64))
+    classes = raw.classes or entry.classes
+    return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key)

@@ -1,0 +1,49 @@
+"""FEMNIST (Caldas et al., LEAF, 2018): LEAF's JSON with writers, or EMNIST's by-class IDX files.
+
+LEAF's images are dark on light, as published; EMNIST's are stored transposed and light on dark,
+and come without writers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from partitions.datasets.catalog import CHARACTERS
+from partitions.datasets.readers.idx import read_pairs
+from partitions.datasets.readers.raw import Raw, concatenate
+
+
+def read_femnist(folder: Path) -> Raw | None:
+    """Images (n, 1, 28, 28), with column "writer" from LEAF's files."""
+    files = {
+        split: sorted(
+            path for place in (folder, folder / "data") for path in (place / split).glob("*.json")
+        )
+        for split in ("train", "test")
+    }
+    if files["train"]:
+        return concatenate(
+            [_leaf(path, split == "train") for split in files for path in files[split]]
+        )
+    raw = read_pairs(folder, ("emnist-byclass-train", "emnist-byclass-test"))
+    if raw is None:
+        return None
+    x = np.ascontiguousarray(255 - raw.x.transpose(0, 1, 3, 2))
+    return Raw(x, raw.y, raw.num_train, classes=CHARACTERS)
+
+
+def _leaf(path: Path, train: bool) -> Raw:
+    """One file: {"user_data": {writer: {"x": [[784 numbers in [0, 1]]], "y": [label]}}}."""
+    try:
+        users = json.loads(path.read_text("utf-8"))["user_data"]
+        x = np.array([v for user in users.values() for v in user["x"]], np.float32)
+        y = np.array([v for user in users.values() for v in user["y"]], np.int64)
+        writers = np.repeat(list(users), [len(user["y"]) for user in users.values()])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is truncated or not LEAF's: {error}") from error
+    if x.shape != (len(y), 784) or (len(y) and not 0 <= x.min() <= x.max() <= 1):
+        raise ValueError(f"{path}: inputs of shape {x.shape} for {len(y)} labels")
+    if len(y) and not 0 <= y.min() <= y.max() < len(CHARACTERS):
+        raise ValueError(f"{path}: labels {y.min()}…{y.max()} lie outside 0…{len(CHARACTERS) - 1}")
+    images = np.round(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
+    return Raw(images, y, len(y) if train else 0, {"writer": writers}, CHARACTERS)

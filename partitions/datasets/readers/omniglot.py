@@ -1,0 +1,55 @@
+"""Omniglot (Lake et al., 2015): folders `images_background` and `images_evaluation`, or their zips.
+
+1 623 characters of 50 alphabets, 20 drawings each, 105×105. Scaled to 28×28 by area and inverted,
+so that ink is 1 as in MNIST (ours: the papers do not say)."""
+
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+from partitions.datasets.readers.raw import Raw
+
+HALVES = ("images_background", "images_evaluation")
+SIZE = 28
+
+
+def read_omniglot(folder: Path) -> Raw | None:
+    """Images (n, 1, 28, 28), a class for each character, column "alphabet"."""
+    from PIL import Image, UnidentifiedImageError
+
+    x, names, alphabets = [], [], []
+    for name, data in _drawings(folder):
+        alphabet, character = name.split("/")[-3:-1]
+        try:
+            image = Image.open(BytesIO(data)).convert("L")
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{folder}: {name} is truncated or no image: {error}") from error
+        x.append(255 - np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BOX)))
+        names.append(f"{alphabet}/{character}")
+        alphabets.append(alphabet)
+    if not x:
+        return None
+    classes, y = np.unique(names, return_inverse=True)
+    columns = {"alphabet": np.array(alphabets)}
+    return Raw(np.stack(x)[:, None], y.astype(np.int64), len(y), columns, tuple(map(str, classes)))
+
+
+def _drawings(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Path `…/alphabet/character/drawing.png` and bytes of every drawing, in order."""
+    for half in HALVES:
+        place = next((p for p in (folder, folder / "omniglot-py") if (p / half).is_dir()), None)
+        if place is not None:
+            for path in sorted((place / half).glob("*/*/*.png")):
+                yield path.relative_to(place).as_posix(), path.read_bytes()
+            continue
+        archives = (folder / f"{half}.zip", folder / "omniglot-py" / f"{half}.zip")
+        for archive in (a for a in archives if a.is_file()):
+            try:
+                with zipfile.ZipFile(archive) as packed:
+                    for name in sorted(n for n in packed.namelist() if n.endswith(".png")):
+                        yield name, packed.read(name)
+            except zipfile.BadZipFile as error:
+                raise ValueError(f"{archive} is truncated or no zip: {error}") from error

@@ -1,0 +1,1 @@
+"""How a dataset is divided among clients: one flwr-datasets Partitioner a file; the registry."""

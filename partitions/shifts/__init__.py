@@ -1,0 +1,1 @@
+"""How clients' samples differ from the dataset's: changes, corruptions, translations."""

@@ -1,0 +1,1 @@
+"""What every strategy uses: rounds, messages, replies, limits, privacy, saved state."""

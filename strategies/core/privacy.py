@@ -1,0 +1,333 @@
+"""Differential privacy of a run: sampling, clipping, noise, and the budget that is spent.
+
+*Central*: the server is trusted, those who see its models are not. Users are sampled independently
+and in secret (Poisson sampling at rate q); the server clips every user's change to norm C and
+applies (Σ_u clip_C(Δ_u) + N(0, z²C²)) / m, with m = q N expected users, N configured.
+*Local*: the server is not trusted either. Each user clips its change and adds N(0, z²C²). The
+participants are known, so sampling hides nothing.
+
+See `strategies.core.accountant` for ε, and `docs/reference/wire.md` for what each message holds."""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from clients.core.arrays import Arrays, as_type
+from clients.core.privacy import (
+    COVERS,
+    DP_GENERATOR,
+    EVERYTHING,
+    GENERATORS,
+    MODES,
+    NOISE,
+    clipped,
+    generator,
+    noised,
+)
+from fedapps.common.settings import WEIGHT, Configured, setting
+from strategies.core.accountant import central_epsilon, local_epsilon, local_loss, multiplier
+from strategies.core.replies import Node, Update
+
+TEST_SETTING = "; TEST SETTING: a person who knows the seed knows the noise"
+RELEASED = ("round", "evaluation")  # keys of a report, beside dp-…, under central privacy
+CONTINUED = "; goes on from a saved run: what else goes on from that one is not counted"
+UNKNOWN_TERMS: dict[str, Any] = {  # the weakest ones
+    "generator": "seeded",
+    "not-covered": ["scores and exchanges of the saved run"],
+}
+MOST_ROUNDS = 10**12
+
+
+class Privacy(Configured):
+    """Settings `dp…` of a run of `rounds` rounds; `fraction_train` is the sampling rate q.
+
+    One of `dp_noise_multiplier` z and `dp_epsilon` is given, the other is 0. From ε, z is chosen so
+    that the whole run keeps it at `dp_delta` (local: even for a user in every round). `spent` is
+    the `state` of the run that this one continues; ε and its terms hold for both together. N, the
+    number of users, is round(`train_fraction` · `num_clients`), whether or not they are present.
+    With `dp_covers` = "everything" all that leaves a client is covered by ε; with "model-updates"
+    scores of evaluations, and a method's further exchanges, are not.
+
+    Raises ValueError for settings that contradict each other."""
+
+    dp = setting("none", "differential privacy of the users' updates", MODES)
+    dp_clip = setting(1.0, "C: norm at which a user's whole update is clipped", "(0, 1000000]")
+    dp_noise_multiplier = setting(
+        0.0, "z: noise N(0, z²C²) on a user's update (local) or on their sum", WEIGHT
+    )
+    dp_epsilon = setting(0.0, "in place of z: ε of the whole run, from which z follows", WEIGHT)
+    dp_delta = setting(0.00001, "δ of ε(δ)", "(0, 1)")
+    dp_generator = DP_GENERATOR
+    dp_covers = setting(
+        EVERYTHING, "what ε covers; model-updates: evaluations and assignments are exact", COVERS
+    )
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float = 1.0,
+        rounds: int = 30,
+        num_clients: int = 20,
+        train_fraction: float = 0.5,
+        min_valid_replies: int = 1,
+        bound: bool = False,
+        robust: str = "none",
+        max_update_norm: float = 0.0,
+        seed: int = 0,
+        spent: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        dp = self.dp
+        _check_budget(dp, self.dp_noise_multiplier, self.dp_epsilon)
+        if dp != "none" and bound:
+            raise ValueError(
+                f"bound asks clients for exact errors and gradients, which dp {dp!r} does not "
+                "cover; set one of the two"
+            )
+        if dp == "central":
+            for key, refused, why in (
+                ("min-valid-replies", min_valid_replies > 1, "it would tell how many took part"),
+                ("robust", robust != "none", "ε is that of the mean"),
+                ("max-update-norm", max_update_norm > 0, "dp-clip clips every update"),
+            ):
+                if refused:
+                    raise ValueError(f"leave {key} at its default with dp 'central': {why}")
+        self.mode, self.clip, self.delta = dp, self.dp_clip, self.dp_delta
+        self.covers = self.dp_covers
+        self.rate = fraction_train
+        self.expected = max(1.0, fraction_train * round(train_fraction * num_clients))  # m = q N
+        self.on_spend: Callable[[Mapping[str, Any]], None] | None = None  # called with `state()`
+        self.not_covered: list[str] = []
+        self._generator, self._seed = self.dp_generator, seed
+        self._inherited = self.dp_generator  # the weakest of all parts
+        self._spent: dict[str, float] = {}  # central: rounds by "z q"; local: μ² by client
+        self.z, self._target = self.dp_noise_multiplier, self.dp_epsilon
+        self._continued = spent is not None
+        if spent is not None:
+            self.restore(spent)
+        self.plan(rounds)
+
+    def plan(self, rounds: int) -> None:
+        """With dp-epsilon: choose the noise that keeps it over `rounds` more rounds.
+
+        Noise that already keeps it does not change. Raises ValueError if ε is already spent."""
+        if not (self._target and rounds):
+            return
+        if self.z and self._epsilon(self._after(self.z, rounds)) <= self._target:
+            return
+        before = self._epsilon(self._spent)
+        if before >= self._target:
+            raise ValueError(
+                f"dp-epsilon is {self._target}, but what this run goes on from has spent "
+                f"ε = {before:.4g}"
+            )
+        self.z = multiplier(lambda z: self._epsilon(self._after(z, rounds)), self._target)
+
+    # What a strategy calls
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether only the server knows the participants and their number."""
+        return self.mode == "central"
+
+    def settings(self) -> dict[str, Any]:
+        """Entries of every train message's config."""
+        return {NOISE: self.z * self.clip} if self.mode == "local" else {}
+
+    def admit(self, what: str) -> None:
+        """Note something that clients send and ε does not cover.
+
+        Raises ValueError if ε is to cover everything."""
+        if self.covers == EVERYTHING:
+            raise ValueError(
+                f"with dp {self.mode!r} {what} would leave the clients without noise; set "
+                "dp-covers to 'model-updates' if ε need not cover that"
+            )
+        if what not in self.not_covered:
+            self.not_covered.append(what)
+            self._notify()
+
+    def sample(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
+        """A secret Poisson sample, perhaps empty; None where sampling hides nothing."""
+        if self.mode != "central" or self.rate == 1:
+            return None
+        draws = generator(self._generator, self._seed, "sample", round_).random(len(nodes))
+        return [node for node, draw in zip(nodes, draws, strict=True) if draw < self.rate]
+
+    def spend(self, nodes: Sequence[Node]) -> None:
+        """Count a round in which `nodes` are asked to train, whether or not they answer.
+
+        Call it before the messages are sent, so that a crash cannot lose what was spent."""
+        if self.mode == "central":
+            self._add(f"{self.z!r} {self.rate!r}", 1)
+        else:
+            for node in nodes:
+                self._add(str(node.client), local_loss(self.z))
+        self._notify()
+
+    def _notify(self) -> None:
+        if self.on_spend is not None:
+            self.on_spend(self.state())
+
+    def protect(self, updates: Sequence[Update], arrays: Arrays, round_: int) -> list[Update]:
+        """Updates whose unweighted mean is the private one; central: a single update.
+
+        The updates started from `arrays`, may lack some of its names and need not be clipped. If
+        sampling selected nobody, noise is still added."""
+        if self.mode != "central":
+            return [replace(update, num_examples=1) for update in updates]
+        total = {name: np.zeros(x.shape) for name, x in arrays.items()}
+        for update in updates:
+            change = {name: y.astype(float) - arrays[name] for name, y in update.arrays.items()}
+            for name, part in clipped(change, self.clip).items():
+                total[name] += part
+        source = generator(self._generator, self._seed, "dp-central", round_)
+        total = noised(total, self.z * self.clip, source)
+        mean = {n: as_type(x + total[n] / self.expected, x.dtype) for n, x in arrays.items()}
+        return [Update(Node(0, 0), mean, 1, {})]
+
+    def released(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of a round's report that may be written."""
+        if not self.hides_participants:
+            return dict(report)
+        return {k: v for k, v in report.items() if k in RELEASED or k.startswith("dp-")}
+
+    # What is spent
+
+    def state(self) -> dict[str, Any]:
+        """All that was spent, and its terms, in plain values; see `restore`."""
+        return {
+            "mode": self.mode,
+            "spent": dict(self._spent),
+            "generator": self._inherited,
+            "not-covered": list(self.not_covered),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what a former run, or this one before a crash, had spent.
+
+        The weaker terms of both hold; unknown terms count as the weakest. Raises ValueError if it
+        was spent in another mode."""
+        if state["mode"] != self.mode:
+            raise ValueError(
+                f"dp is {self.mode!r}, but the model to start from was trained with "
+                f"dp {state['mode']!r}; the two protect different things and do not add up"
+            )
+        for key, least in state["spent"].items():
+            self._spent[key] = max(self._spent.get(key, 0), least)
+        terms = UNKNOWN_TERMS | dict(state)
+        self._inherited = max(self._inherited, terms["generator"], key=GENERATORS.index)
+        for what in terms["not-covered"]:
+            if what not in self.not_covered:
+                self.not_covered.append(what)
+
+    def report(self) -> dict[str, Any]:
+        """ε(δ) of the rounds so far, and its terms."""
+        if self.mode == "none":
+            return {}
+        return {
+            "dp-epsilon": self._epsilon(self._spent),
+            "dp-delta": self.delta,
+            "dp-noise-multiplier": self.z,
+            "dp-generator": self._inherited,
+            "dp-terms": self.terms(),
+        }
+
+    def terms(self) -> str:
+        """Unit, adversary, accountant and exclusions, in one line."""
+        terms = {
+            "central": "one user added or removed, against an observer of models who trusts the "
+            "server; privacy loss distributions, Poisson sampling",
+            "local": "one user's updates replaced, against the server too; sum of Gaussians, the "
+            "user asked most often",
+        }[self.mode]
+        if self.not_covered:
+            terms += f"; not covered: {', '.join(self.not_covered)}"
+        if self._continued:
+            terms += CONTINUED
+        if self._inherited != "system":
+            terms += TEST_SETTING
+        return terms
+
+    def _epsilon(self, spent: Mapping[str, float]) -> float:
+        if self.mode == "local":
+            return local_epsilon(max(spent.values(), default=0.0), self.delta)
+        rounds: dict[tuple[float, float], int] = {}
+        for key, count in spent.items():
+            z, q = map(float, key.split())
+            rounds[z, q] = rounds.get((z, q), 0) + int(count)
+        return central_epsilon(rounds, self.delta)
+
+    def _after(self, z: float, rounds: int) -> dict[str, float]:
+        """What a user in all of `rounds` more rounds will have spent."""
+        if self.mode == "local":
+            return {"": max(self._spent.values(), default=0) + rounds * local_loss(z)}
+        key = f"{z!r} {self.rate!r}"
+        return self._spent | {key: self._spent.get(key, 0) + rounds}
+
+    def _add(self, key: str, amount: float) -> None:
+        self._spent[key] = self._spent.get(key, 0) + amount
+
+
+def _check_budget(dp: str, z: float, epsilon: float) -> None:
+    """Raise ValueError unless exactly one of z and ε is given, or none without privacy."""
+    given = f"dp-noise-multiplier is {z:g} and dp-epsilon is {epsilon:g}"
+    if dp == "none":
+        if z or epsilon:
+            raise ValueError(f"{given}, but dp is 'none': set it to 'local' or 'central'")
+    elif (z > 0) == (epsilon > 0):
+        raise ValueError(f"{given}; exactly one must be positive, the other 0")
+
+
+def checked(state: Any, where: str) -> dict[str, Any]:
+    """A `Privacy.state` read from the file `where`, which anybody may have written.
+
+    Raises ValueError with the entry that no run writes."""
+
+    def need(fits: bool, entry: str, value: Any, needed: str) -> None:
+        if not fits:
+            raise ValueError(f"{where} is refused: {entry} is {value!r:.80}; it must be {needed}")
+
+    need(isinstance(state, dict), "its content", state, "a table")
+    for key in ("mode", "spent", *state):
+        need(key in FIELDS, "a key", key, f"one of {', '.join(FIELDS)}")
+        fits, needed = FIELDS[key]
+        need(fits(state.get(key)), repr(key), state.get(key), needed)
+    for key, value in state["spent"].items():
+        entry = f"'spent' of {key!r}"
+        if state["mode"] == "central":
+            need(_is_kind_of_round(key), "a key of 'spent'", key, "two numbers, z and q")
+            fits_count = type(value) is int and 0 <= value <= MOST_ROUNDS
+            need(fits_count, entry, value, f"a whole number of rounds, up to {MOST_ROUNDS}")
+        else:
+            need(bool(CLIENT.fullmatch(key)), "a key of 'spent'", key, "the number of a client")
+            fits_loss = type(value) in (int, float) and 0 <= value <= sys.float_info.max
+            need(fits_loss, entry, value, "a finite number from 0")
+    return state
+
+
+CLIENT = re.compile(r"0|[1-9][0-9]{0,19}")
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mode": (lambda value: value in ("local", "central"), "'local' or 'central'"),
+    "spent": (lambda value: isinstance(value, dict), "a table"),
+    "generator": (lambda value: value in GENERATORS, f"one of {', '.join(GENERATORS)}"),
+    "not-covered": (
+        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+        "a list of texts",
+    ),
+}
+
+
+def _is_kind_of_round(key: str) -> bool:
+    """Whether it is "z q" as runs write it."""
+    try:
+        z, q = map(float, key.split())
+    except ValueError:
+        return False
+    return 0 < z < math.inf and 0 < q <= 1 and key == f"{z!r} {q!r}"

@@ -1,0 +1,167 @@
+"""The numbers and texts in replies, typed and bounded. Strategies read nothing else of them.
+
+A client of this package never sends a text where a number belongs, or an accuracy of 7: such a
+value costs the whole reply. A number that overflowed (NaN, infinity, beyond ±LARGEST) may come from
+training that diverged, so it alone is left out. Texts and lists under unknown names are left out
+too. The numbers of a foreign client are kept under its names, whatever they are."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from clients.core.protocol import OFFERS, UNLABELED
+
+LARGEST = 1e12
+MAX_VALUES = 100  # of a reply
+NAME = re.compile(r"[\w.+-]{1,64}")
+MAX_FOREIGN_VALUES = 1000
+FOREIGN_NAME = re.compile(r"[\w.+@:/%() -]{1,64}")
+# names that evaluations compute
+RESERVED = re.compile(r"clients|sem|half-distance|trimmed-.*|f1(-.*)?")
+
+Reader = Callable[[Any], Any]  # raises ValueError; None: left out
+
+
+def integer(low: int, high: int) -> Reader:
+    """A whole number in [low, high]."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+def number(low: float = -math.inf, high: float = math.inf) -> Reader:
+    """A number in [low, high]; None if it overflowed."""
+
+    def read(value: Any) -> float | int | None:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError("must be a number")
+        if not -LARGEST <= value <= LARGEST:
+            return None
+        if not low <= value <= high:
+            raise ValueError(f"must be a number from {low} to {high}")
+        return value
+
+    return read
+
+
+def boolean(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def text(value: Any) -> str:
+    """One line of at most 200 characters."""
+    if not isinstance(value, str) or len(value) > 200 or not value.isprintable():
+        raise ValueError("must be a text of one line, at most 200 characters long")
+    return value
+
+
+def counts(value: Any) -> list[int]:
+    """Sample counts by (label, prediction): TN, FP, FN, TP."""
+    if not isinstance(value, list) or len(value) != 4:
+        raise ValueError("must be a list of four counts")
+    return [SAMPLES(count) for count in value]
+
+
+SAMPLES = integer(0, 10**9)
+READERS: dict[str, Reader] = {
+    OFFERS: text,
+    "error": text,
+    "client": integer(0, 2**64 - 1),
+    "novel": boolean,
+    UNLABELED: boolean,
+    "model": text,
+    "num-examples": SAMPLES,
+    "input-size": integer(1, 10**9),
+    "public-samples": integer(1, 10**9),
+    "classes": integer(1, 10**6),
+    "prototype": integer(0, 10**6),
+    "sub-population": integer(0, 10**6),
+    "head": integer(0, 10**6),
+    "counts": counts,
+    "loss": number(),
+    "risk": number(),
+    "accuracy": number(0, 1),
+    "global-accuracy": number(0, 1),
+    "macro-f1": number(0, 1),
+    "global-macro-f1": number(0, 1),
+    "test-accuracy": number(0, 1),
+    "training-error": number(0, 1),
+    "test-accuracy-examples": SAMPLES,
+    "training-error-examples": SAMPLES,
+    "dp-sigma": number(0),
+    "seconds": number(0),
+}
+
+
+def raw_values(content: RecordDict) -> dict[str, Any]:
+    """All values of the config and metric records, unchecked."""
+    values: dict[str, Any] = {}
+    for record in content.values():
+        if isinstance(record, ConfigRecord | MetricRecord):
+            values.update(record.items())
+    return values
+
+
+def foreign_numbers(values: Mapping[str, Any]) -> dict[str, float | list[float]]:
+    """The finite numbers, and lists of them, of a foreign client; other values are left out."""
+    kept: dict[str, float | list[float]] = {}
+    for name, value in values.items():
+        if not FOREIGN_NAME.fullmatch(name) or len(kept) == MAX_FOREIGN_VALUES:
+            continue
+        try:
+            read = [number()(item) for item in (value if isinstance(value, list) else [value])]
+        except ValueError:
+            continue
+        if None not in read:
+            kept[name] = read if isinstance(value, list) else read[0]
+    return kept
+
+
+def checked_weight(value: Any, name: str) -> float:
+    """The weight of a reply in means. Raises ValueError unless it is a number in [0, 10⁹]."""
+    read = _read(number(0, 10**9), name, value)
+    if read is None:
+        raise ValueError(f"{name} is {value!r:.80}; it has overflowed")
+    return float(read) if isinstance(value, float) else int(value)
+
+
+def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` as the head of this file says. Raises ValueError with the value and its range."""
+    if len(values) > MAX_VALUES:
+        raise ValueError(f"the reply has {len(values)} values; the most is {MAX_VALUES}")
+    read = {
+        name: _read(READERS[name], name, value) if name in READERS else _unknown(name, value)
+        for name, value in values.items()
+    }
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def _read(reader: Reader, name: str, value: Any) -> Any:
+    try:
+        return reader(value)
+    except ValueError as error:
+        raise ValueError(f"{name} is {value!r:.80}; it {error}") from error
+
+
+def _unknown(name: str, value: Any) -> float | int | None:
+    """A number under a name without a reader. None for other values and for reserved names: a
+    summary writes "-" as "_", so both count as the same name."""
+    plain = name.replace("_", "-")
+    if not NAME.fullmatch(name) or plain in READERS or RESERVED.fullmatch(plain):
+        return None
+    try:
+        return number()(value)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Mathematics of the strategies: no Flower, no messages."""

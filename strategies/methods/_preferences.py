@@ -1,0 +1,174 @@
+"""Central Adam on the users' mean change, and PFedKM, whose clusters of users share heads.
+
+Central Adam is the server of FedEmbed and of its baselines *Global* and *Global+* (section 4.1):
+Adam takes the mean change of all participants as a gradient (Reddi et al., ICLR 2021, FedOpt, with
+bias correction)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from clients.core.arrays import Arrays, is_statistic, to_numpy
+from clients.core.optimizers import Adam, Optimizer
+from fedapps.common.seeds import seed_of
+from fedapps.common.settings import POSITIVE, setting
+from strategies.core.aggregation import weighted_mean
+from strategies.core.replies import Node, Requirement, Update
+from strategies.core.rounds import PersonalizedStrategy
+from strategies.maths import som
+
+
+class CentralAdam(PersonalizedStrategy):
+    """x ← Adam(x, −mean_u Δ_u) at the rate `server_lr`, betas and eps the library's.
+
+    Running statistics and counters are the plain mean."""
+
+    server_lr = setting(0.001, "learning rate of the central Adam on the mean change", POSITIVE)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._optimizer: Adam
+        self._parameters: dict[str, nn.Parameter] = {}
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """A fresh optimizer over the arrays."""
+        self._parameters, self._optimizer = {}, Adam([], self.server_lr)
+        self._track(arrays, arrays)
+        return arrays
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """The saved arrays, with a fresh optimizer."""
+        return CentralAdam.initialize(self, super().restore(arrays, saved))
+
+    def optimizers(self) -> list[Optimizer]:
+        """The central Adam, over all present arrays."""
+        self._track(self.arrays, self.arrays)
+        return [self._optimizer]
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """One Adam step along the mean change over all users."""
+        return self.descend(arrays, weighted_mean([u.arrays for u in updates], [1] * len(updates)))
+
+    def descend(self, arrays: Arrays, mean: Arrays) -> Arrays:
+        """One Adam step with the gradient x − mean; new arrays start in it."""
+        self._track(arrays, mean)
+        for name, parameter in self._parameters.items():
+            parameter.grad = torch.from_numpy(np.asarray(arrays[name] - mean[name]))
+        self._optimizer.step(self.decay)
+        statistics = {name: a for name, a in mean.items() if is_statistic(name, a)}
+        return to_numpy(self._parameters) | statistics
+
+    def _track(self, arrays: Arrays, names: Iterable[str]) -> None:
+        """Add the arrays of these names to the optimizer, where they are missing."""
+        new = [
+            name
+            for name in names
+            if name not in self._parameters and not is_statistic(name, arrays[name])
+        ]
+        if new:
+            added = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
+            self._parameters |= added
+            self._optimizer.add(added.values())
+
+
+class Mapped(PersonalizedStrategy):
+    """A strategy with a self-organizing map, whose rate and radius fall over the run."""
+
+    som_rate = setting(0.5, "learning rate of the map, falling to som-rate-end", "(0, 1]")
+    som_rate_end = setting(0.05, "learning rate of the map at the run's end", "(0, 1]")
+    som_radius = setting(1.5, "neighbourhood radius in grid steps, falling", "(0, 1000]")
+    som_radius_end = setting(0.3, "neighbourhood radius at the run's end", "(0, 1000]")
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        if self.som_rate_end > self.som_rate or self.som_radius_end > self.som_radius:
+            raise ValueError(
+                f"som-rate falls from {self.som_rate} to {self.som_rate_end} and som-radius from "
+                f"{self.som_radius} to {self.som_radius_end}; neither may grow"
+            )
+
+    def pull(self, positions: np.ndarray, progress: float) -> np.ndarray:
+        """rate × neighbourhood (K, K) at the progress in [0, 1] of the run."""
+        rate = som.decayed(self.som_rate, self.som_rate_end, progress)
+        radius = som.decayed(self.som_radius, self.som_radius_end, progress)
+        return rate * som.neighbourhood(positions, radius)
+
+
+class PFedKM(Mapped, CentralAdam):
+    """PFedKM (Tang et al., 2021) as in FedEmbed: a shared encoder, and a head for each cluster of
+    the users' gradients, found by a self-organizing map of `sub_populations` nodes.
+
+    A gradient is the change of encoder and head that a user sends; the map takes one pass over all
+    of them each round. Users that have not trained yet use head 0."""
+
+    HEAD = "heads.0."
+    requires = Requirement(
+        "pfedkm",
+        "train a network whose head is `heads.0.…`",
+        groups=(HEAD,),
+        fallback="CentralAdam",
+        source="fedapps run --methods {}",
+    )
+    kept = ("gradients", "cluster")
+
+    sub_populations = setting(10, "heads, and nodes of the map over gradients", "[1, 10000]")
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.positions = som.grid(self.sub_populations)
+        self.gradients = np.zeros((0, 0))  # the map's nodes (K, parameters)
+        self.cluster: dict[int, int] = {}  # head by client id
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """A copy of the network's head for each cluster."""
+        heads = {
+            f"heads.{k}.{name.removeprefix(self.HEAD)}": array.copy()
+            for name, array in arrays.items()
+            if name.startswith(self.HEAD)
+            for k in range(len(self.positions))
+        }
+        return super().initialize(arrays | heads)
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The encoder and the head of the node's cluster."""
+        models = [self._model(arrays, k) for k in range(len(self.positions))]
+        return {node: models[self.cluster.get(node.client, 0)] for node in nodes}
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """Cluster the changes; a user changes the head of its new cluster."""
+        changes = []
+        for update in updates:
+            sent = self._model(arrays, self.cluster.get(update.node.client, 0))
+            weights = {n: a for n, a in update.arrays.items() if not is_statistic(n, a)}
+            changes.append({name: a - sent[name] for name, a in weights.items()})
+        flat = np.stack([np.concatenate([a.ravel() for a in c.values()]) for c in changes])
+        self._fit(flat)
+        mean = {name: array.copy() for name, array in arrays.items()}
+        clusters = som.best_matching(flat, self.gradients)
+        for update, change, k in zip(updates, changes, clusters, strict=True):
+            self.cluster[update.node.client] = int(k)
+            for name, array in change.items():
+                mean[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
+        rest = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
+        return self.descend(arrays, mean | weighted_mean(rest, [1] * len(rest)))
+
+    def _model(self, arrays: Arrays, k: int) -> Arrays:
+        """Encoder and head k, under the users' names."""
+        shared = {name: a for name, a in arrays.items() if not name.startswith("heads.")}
+        head = f"heads.{k}."
+        return shared | {
+            n.replace(head, self.HEAD): a for n, a in arrays.items() if n.startswith(head)
+        }
+
+    def _fit(self, flat: np.ndarray) -> None:
+        """One pass of the map over the gradients (n, parameters), in an order drawn by seed."""
+        generator = np.random.default_rng(seed_of(self.seed, "som", self.round))
+        if not self.gradients.size:
+            count = len(self.positions)
+            self.gradients = flat[generator.choice(len(flat), count, len(flat) < count)]
+        pull = self.pull(self.positions, self.round / self.num_rounds).astype(flat.dtype)
+        for row in generator.permutation(len(flat)):
+            self.gradients = som.step(self.gradients, flat[row], pull)

@@ -1,0 +1,71 @@
+"""AFL, agnostic federated learning (Mohri et al., ICML 2019, Stochastic-AFL).
+
+min_w max_{λ ∈ simplex} Σ_i λ_i L_i(w): w is the mean of the clients' models weighted by λ,
+then λ ← Π(λ + γ_λ L(w)). Departs from the paper: a client takes several local steps a round. With
+partial participation the sampled clients redistribute their total weight among themselves, and the
+others keep theirs, so λ stays on the simplex. Novel clients get the global model.
+The default limits of replies do not protect it where clients hold few classes: a liar with a large
+risk gains weight (docs/reference/failures.md)."""
+
+from typing import Any
+
+import numpy as np
+
+from clients.core.arrays import Arrays
+from clients.core.simplex import project
+from fedapps.common.settings import RATE, setting
+from strategies.core.aggregation import weighted_mean
+from strategies.core.limits import bounded_weights
+from strategies.core.replies import Requirement, Update
+from strategies.core.rounds import PersonalizedStrategy
+
+
+class AFL(PersonalizedStrategy):
+    """`mixture_lr` is γ_λ; γ_ω is the clients' lr. `mixture` holds λ by client id."""
+
+    kept = ("mixture",)
+    requires = Requirement(
+        "afl",
+        "tell `risk`, their loss at the weights that they were sent",
+        metrics=("risk",),
+        fallback="the unweighted mean of the clients' models",
+    )
+
+    mixture_lr = setting(0.001, "γ_λ, learning rate of the clients' mixture weights", RATE)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.mixture: dict[int, float] = {}  # λ
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """w ← Σ_S λ_i w_i / Σ_S λ_i, then λ_S ← Π(λ_S + γ_λ L_S(w)) with the mass Σ_S λ_i."""
+        self._add_newcomers()
+        weights = [self.mixture[u.node.client] for u in updates]
+        risks = {u.node.client: u.metrics.get("risk", np.nan) for u in updates}
+        known = [client for client, risk in risks.items() if np.isfinite(risk)]
+        before = np.array([self.mixture[client] for client in known])
+        if known:
+            rate = self.decay * self.mixture_lr
+            ascent = before + rate * np.array([risks[client] for client in known])
+            after = project(ascent, before.sum())
+            self.mixture |= dict(zip(known, after.tolist(), strict=True))
+        if sum(weights) == 0:
+            return arrays
+        weights = bounded_weights(weights, updates, self.max_examples_ratio)
+        return weighted_mean([u.arrays for u in updates], weights)
+
+    def report(self) -> dict[str, float]:
+        """The largest and the least λ_i."""
+        return {
+            "mixture-max": max(self.mixture.values()),
+            "mixture-min": min(self.mixture.values()),
+        }
+
+    def _add_newcomers(self) -> None:
+        """New training clients get 1/N each; the weights of the others shrink accordingly."""
+        clients = [node.client for node in self.training_nodes()]
+        newcomers = [client for client in clients if client not in self.mixture]
+        count = len(self.mixture) + len(newcomers)
+        shrink = len(self.mixture) / count
+        self.mixture = {client: shrink * weight for client, weight in self.mixture.items()}
+        self.mixture |= dict.fromkeys(newcomers, 1 / count)

@@ -1,0 +1,45 @@
+"""ATP server (Bao, Wei, Wang and He, NeurIPS 2023): FedAvg, then rates of adaptation.
+
+A run that starts from another method's model has FedAvg behind it. Names on the wire: up to round
+`fedavg_rounds` every name both ways; then `adaptation_rates` α both ways, and the network once to
+each client, again if the run goes on without the clients' states. α ← the plain mean of the
+replies. Evaluated clients, novel ones included, get the network and α."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clients.core.arrays import Arrays
+from clients.methods.atp import LEARN_RATES, RATES
+from strategies.core.replies import Requirement, Update
+from strategies.methods._two_phases import TwoPhases
+
+
+class ATP(TwoPhases):
+    """`fedavg_rounds` rounds of FedAvg, then the rates alone; the server keeps the network."""
+
+    phase_key = LEARN_RATES
+    requires = Requirement(
+        "atp", "learn rates of adaptation for a fixed network", offers=("adaptation-rates",)
+    )
+
+    @classmethod
+    def travels(cls, name: str) -> bool:
+        """Only the rates."""
+        return name == RATES
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """As FedAvg; a model without rates begins the second phase, with rates of 0."""
+        if RATES not in saved:
+            self.begun = True
+            saved = {**saved, RATES: arrays[RATES]}
+        return super().restore(arrays, saved)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Clients whose states do not come with it may have lost the network since."""
+        super().load_state(state)
+        self.begun = self.in_second
+        self.started &= self.former_clients.keys()
+
+    def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
+        """FedAvg's mean of the networks, or the plain mean of the rates."""
+        return super().mean(arrays, updates, [1.0] * len(updates) if self.in_second else weights)

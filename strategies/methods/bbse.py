@@ -1,0 +1,38 @@
+"""BBSE's server: FedAvg, and the confusion matrix of the training clients' held-out samples."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from clients.core.arrays import Arrays
+from strategies.core.replies import Node, Requirement
+from strategies.methods.prior_em import HEAD_WEIGHT, PriorEM, prior
+
+
+def conditional(counts: np.ndarray) -> np.ndarray:
+    """K_ab = P(predicted a | label b) from counts (C, C); a label without a sample counts as
+    always recognised."""
+    counts = np.maximum(counts, 0)
+    counts = counts + np.diag(counts.sum(0) == 0)
+    return np.asarray(counts / counts.sum(0), np.float32)
+
+
+class BBSE(PriorEM):
+    """Asks for the clients' confusion matrices, which hold their label counts."""
+
+    requires = Requirement(
+        "bbse",
+        "answer `query.confusion`, a confusion matrix of held-out samples",
+        offers=("query.confusion",),
+    )
+
+    def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
+        """K, and π if it is asked for."""
+        shape = 2 * arrays[HEAD_WEIGHT].shape[:1]  # (C, C)
+        counts = self._sum("confusion", training, arrays, shape)
+        if counts is None:
+            return {}
+        known = {"confusion": conditional(counts)}
+        if self.source_prior == "training":
+            known["prior"] = prior(counts.sum(0))
+        return known

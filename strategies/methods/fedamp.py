@@ -1,0 +1,62 @@
+"""FedAMP server (Huang et al., AAAI 2021, Algorithm 1): clients of similar models help each other.
+
+u_i = Σ_j ξ_ij w_j with ξ_ij = α A'(‖w_i − w_j‖²) for j ≠ i, ξ_ii = 1 − Σ_j≠i ξ_ij and
+A(x) = 1 − e^(−x/σ), Eq. (5)-(6). Departs from the paper: ξ_ij whose sum exceeds 1 are scaled to
+it. With partial participation, w_j are the models that clients have uploaded so far; w_i of a
+client that has uploaded none is the initial model."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from clients.core.arrays import Arrays, group, is_statistic, prefixed
+from fedapps.common.settings import RATE, setting
+from strategies.core.aggregation import weighted_mean
+from strategies.core.replies import Node, Requirement, Update
+from strategies.core.rounds import PersonalizedStrategy
+
+
+class FedAMP(PersonalizedStrategy):
+    """`step` is α, `width` is σ. The server's arrays are ``initial/…`` and ``<client>/…``, w_i."""
+
+    keeps_arrays = True
+    requires = Requirement("fedamp", "have a proximal term", ("proximal",), "FedAMP without one")
+
+    step = setting(1.0, "α, step of the messages' weights", RATE)
+    width = setting(10.0, "σ, width of squared distances between models", "(0, 1000000]")
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The initial model, which novel clients get."""
+        return prefixed("initial", arrays)
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """With the saved models of the clients."""
+        return arrays | saved
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """w_i, the client's last trained model."""
+        first = group(arrays, "initial")
+        return {node: group(arrays, str(node.client)) or first for node in nodes}
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """u_i over the uploaded models; integer arrays and statistics stay those of w_i."""
+        stored = {n.client: group(arrays, str(n.client)) for n in self.training_nodes()}
+        uploaded = {client: model for client, model in stored.items() if model}
+        return {
+            node: self.cloud(node.client, uploaded | {node.client: w_i})
+            for node, w_i in self.personalize(arrays, nodes).items()
+        }
+
+    def cloud(self, client: int, w: dict[int, Arrays]) -> Arrays:
+        """u_i, Eq. (5), from the models w_j by client."""
+        w_i, others = w[client], [w[j] for j in w if j != client]
+        names = [n for n, a in w_i.items() if not is_statistic(n, a)]
+        d = np.array([sum(float(np.square(w_i[n] - o[n]).sum()) for n in names) for o in others])
+        xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)
+        xi = xi / max(1.0, xi.sum())
+        models = [{n: o[n] for n in names} for o in (w_i, *others)]
+        return w_i | weighted_mean(models, [1 - xi.sum(), *xi])
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """Store the trained models."""
+        return arrays | {f"{u.node.client}/{n}": a for u in updates for n, a in u.arrays.items()}

@@ -1,0 +1,42 @@
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): the mean weighted by sample counts.
+
+The server's half of FedAvg, FedProx, FedPer, TENT and Local as well; they differ on the client."""
+
+from collections.abc import Sequence
+from logging import WARNING
+
+from flwr.common.logger import log
+
+from clients.core.arrays import Arrays
+from fedapps.common.settings import setting
+from strategies.core.aggregation import (
+    ROBUST,
+    is_plain,
+    robust_mean,
+    weighted_mean,
+)
+from strategies.core.replies import Update
+from strategies.core.rounds import PersonalizedStrategy
+
+
+class FedAvg(PersonalizedStrategy):
+    """w ← Σ_i (n_i / n) w_i over the round's valid replies.
+
+    `robust` replaces the mean by one that tolerates `robust_fraction` of malicious clients and
+    ignores sample counts: "median", "trimmed-mean" or "krum", see `strategies.core.aggregation`."""
+
+    robust = setting("none", "what stands in for the mean, against clients that lie", ROBUST)
+    robust_fraction = setting(0.2, "share of the clients that it presumes to lie", "[0, 0.5)")
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """The mean weighted by sample counts."""
+        return self.mean(arrays, updates, [u.num_examples for u in updates])
+
+    def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
+        """The weighted mean of the clients' models, or the robust one."""
+        models = [update.arrays for update in updates]
+        if self.robust == "none":
+            return weighted_mean(models, weights)
+        if plain := is_plain(self.robust, self.robust_fraction, len(models)):
+            log(WARNING, "round %s: %s", self.round, plain)
+        return robust_mean(self.robust, self.robust_fraction, arrays, models)

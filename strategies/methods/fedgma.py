@@ -1,0 +1,35 @@
+"""FedGMA, gradient-masked averaging (Tenison et al., 2022, Algorithm 1).
+
+A = |mean_i sign(Δ_i)|; mask 1 where A ≥ τ, else A; w ← w + η_g mask ⊙ mean(Δ_i), entry by entry.
+Departs from the paper: running statistics are averaged. Needs no special client. Novel clients
+get the global model."""
+
+import numpy as np
+
+from clients.core.arrays import Arrays, is_statistic
+from fedapps.common.settings import POSITIVE, SHARE, setting
+from strategies.core.aggregation import mean_statistics
+from strategies.core.replies import Update
+from strategies.core.rounds import PersonalizedStrategy
+
+
+def mask(deltas: np.ndarray, tau: float) -> np.ndarray:
+    """The mask (*shape) of the updates (clients, *shape) for the agreement threshold τ."""
+    agreement = np.abs(np.sign(deltas).mean(0))  # A ∈ [0, 1]
+    return np.where(agreement >= tau, np.ones_like(agreement), agreement)
+
+
+class FedGMA(PersonalizedStrategy):
+    """`server_lr` is η_g, `agreement` is τ in [0, 1]."""
+
+    server_lr = setting(1.0, "η_g", POSITIVE)
+    agreement = setting(0.1, "τ: entries on whose sign clients agree less are damped", SHARE)
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """w + η_g mask ⊙ mean(Δ_i)."""
+        w = {name: a for name, a in arrays.items() if not is_statistic(name, a)}
+        for name, before in w.items():
+            deltas = np.stack([u.arrays[name] - before for u in updates])
+            step = self.decay * self.server_lr * mask(deltas, self.agreement) * deltas.mean(0)
+            w[name] = before + step.astype(before.dtype)
+        return w | mean_statistics(updates)

@@ -1,0 +1,114 @@
+"""FedMA, federated matched averaging (Wang et al., ICLR 2020, Algorithm 1, with communication).
+
+One round: the clients train their networks; layer by layer the server matches their neurons,
+averages the matched ones and freezes the layer, and the clients retrain the layers above; the
+last layer is averaged. The next round starts each client from the global neurons that its neurons
+were matched to, so its network keeps its size while the global one grows within bounds. Departs
+from the paper: the cost is the squared distance, not the posterior of a Beta-Bernoulli process; the
+last layer is weighted by sample counts, not by class; a client that was not in the last round
+starts from the neurons with the largest support. Novel clients get the global model. The default
+limits of replies do not protect it from one liar of ten (docs/reference/failures.md)."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from clients.core.arrays import Arrays, prefixed
+from fedapps.common.settings import WEIGHT, setting
+from strategies.core.aggregation import weighted_mean
+from strategies.core.replies import Node, Requirement, Update
+from strategies.core.rounds import PersonalizedStrategy
+from strategies.maths.matching import chain, layer_arrays, match, neurons, spread, take, width
+
+
+class FedMA(PersonalizedStrategy):
+    """A new global neuron costs `new_neuron_cost` mean squared norms of the layer's neurons; no
+    layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
+
+    kept = ("support", "assignments")
+    requires = Requirement("fedma", "answer `train.retrain`", offers=("train.retrain",))
+
+    new_neuron_cost = setting(1.0, "cost of a new neuron, in mean squared norms of neurons", WEIGHT)
+    max_growth = setting(1.5, "bound of a layer's width, in the clients' widths", "[1, 100]")
+    sweeps = setting(1, "passes that match each client again after the first", "[0, 1000]")
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.layers: list[str] = []
+        self.widths: dict[str, int] = {}  # of the clients' networks
+        self.support: dict[str, np.ndarray] = {}  # clients by global neuron
+        self.assignments: dict[int, dict[str, np.ndarray]] = {}  # of the last round's clients
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The initial network. Raises ValueError unless it is a chain of layers."""
+        self.layers = chain(arrays)
+        self.widths = {layer: width(arrays, layer) for layer in self.layers}
+        self.support = {layer: np.ones(n, int) for layer, n in self.widths.items()}
+        return arrays
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """Each client's part of the global network, of the initial size."""
+        usual = {
+            layer: np.sort(np.argsort(-self.support[layer], kind="stable")[: self.widths[layer]])
+            for layer in self.layers[:-1]
+        }
+        return {n: self.part(arrays, self.assignments.get(n.client, usual)) for n in nodes}
+
+    def part(self, arrays: Arrays, assignment: dict[str, np.ndarray]) -> Arrays:
+        """The sub-network of the assigned global neurons."""
+        network = dict(arrays)
+        for layer, following in pairwise(self.layers):
+            rows, weight = assignment[layer], f"{following}.weight"
+            network |= {n: network[n][rows] for n in (f"{layer}.weight", f"{layer}.bias")}
+            network[weight] = take(network[weight], rows, width(arrays, layer))
+        return network
+
+    def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
+        """Match, freeze and retrain, layer by layer; the mean of the last one."""
+        counts = {u.node: float(u.num_examples) for u in updates}
+        networks = {u.node: dict(u.arrays) for u in updates}
+        self.assignments = {node.client: {} for node in networks}
+        merged: Arrays = {}
+        for layer, following in pairwise(self.layers):
+            matched = match(
+                [neurons(network, layer) for network in networks.values()],
+                [counts[node] for node in networks],
+                new_neuron_cost=self.new_neuron_cost,
+                max_width=int(self.max_growth * self.widths[layer]),
+                sweeps=self.sweeps,
+            )
+            self.support[layer] = matched.support
+            merged |= layer_arrays(matched.neurons, layer, next(iter(networks.values())))
+            weight = f"{following}.weight"
+            for (node, network), assigned in zip(
+                networks.items(), matched.assignments, strict=True
+            ):
+                self.assignments[node.client][layer] = assigned
+                network[weight] = spread(network[weight], assigned, len(matched.neurons))
+                del network[f"{layer}.weight"], network[f"{layer}.bias"]
+            networks = self.retrain(merged, networks)
+        last = weighted_mean(list(networks.values()), [counts[node] for node in networks])
+        self.assignments = {node.client: self.assignments[node.client] for node in networks}
+        return merged | last
+
+    def retrain(self, frozen: Arrays, networks: dict[Node, Arrays]) -> dict[Node, Arrays]:
+        """The clients' upper layers, trained on top of the frozen ones.
+
+        Raises RuntimeError if fewer than min-valid-replies come back."""
+        payloads = {n: prefixed("frozen", frozen) | upper for n, upper in networks.items()}
+        replies = self.exchange("train.retrain", payloads, like=networks)
+        if len(replies) < self.min_valid_replies:
+            raise RuntimeError(
+                f"round {self.round}: {len(replies)} valid replies of {len(networks)} to "
+                f"train.retrain, min-valid-replies is {self.min_valid_replies}; "
+                f"{self.now.failure}"
+            )
+        return {reply.node: dict(reply.arrays) for reply in replies}
+
+    def report(self) -> dict[str, float]:
+        """The width of all hidden layers, as a ratio to the clients'."""
+        hidden = self.layers[:-1]
+        wide = sum(len(self.support[layer]) for layer in hidden)
+        return {"growth": wide / sum(self.widths[layer] for layer in hidden)}
