@@ -91,6 +91,9 @@ def shown(report: dict[str, Any]) -> dict[str, str]:
             news[role] = f"{word} {100 * accuracy:.1f} %"
     if "train-f1" in numbers:
         news["f1"] = f"F1 {numbers['train-f1']:.3f}"
+    for name in ("clipped", "recounted"):
+        if report.get(name):
+            news[name] = f"{name} {report[name]}"
     if report.get("dropped"):
         news["dropped"] = f"[red]dropped {escape(visible(report['dropped']))}[/red]"
     return news

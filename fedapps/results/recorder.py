@@ -286,6 +286,8 @@ class Recorder:
             },
             "seconds": None if private else time.monotonic() - self._started,
             **({"privacy": spent} if (spent := _privacy(self.rounds[-1])) else {}),
+            "clipped_replies": sum(r.get("clipped", 0) for r in self.rounds),
+            "recounted_replies": sum(r.get("recounted", 0) for r in self.rounds),
             "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
         }
 

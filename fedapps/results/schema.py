@@ -83,6 +83,8 @@ class Summary(Evaluation, Named):
     best_round: Count = 0
     novel_round: Count | None = None  # None: best_round, as in runs of earlier releases
     last: Evaluation = Evaluation()
+    clipped_replies: Count = 0
+    recounted_replies: Count = 0
     dropped_replies: Count | None = None
     privacy: Privacy | None = None
     finished: bool | None = None
@@ -100,6 +102,7 @@ class Round(Model):
     round: Count
     evaluation: Rates = {}
     dropped: dict[str, Count] = {}
+    recounted: Count = 0
     phases: dict[str, float] = {}
     novel_megabytes: dict[str, float] = Field({}, alias="novel-megabytes")
 

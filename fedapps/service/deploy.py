@@ -28,11 +28,13 @@ export PATH={commands}:$PATH
 cd {home}/neutral || exit 1
 exec {command}
 """
+RUN_SETTINGS = "run.toml"  # what a run on clients of others should set
 README = """# A federation at {host}:{port}, {nodes} nodes
 
 fedapps deploy {folder} --start, --status, --stop: all processes on this machine.
 On other machines: copy a node's start script and {secrets} there, and adapt the paths.
-FLWR_HOME={folder}/home flwr run APP {name} --stream: a run; fedapps serve RUN --deployment {folder}
+FLWR_HOME={folder}/home flwr run APP {name} --stream --run-config {folder}/run.toml: a run
+fedapps serve RUN --deployment {folder}: a service
 """
 
 
@@ -100,6 +102,7 @@ class Deployment:
         values = {"host": self.host, "port": self.port, "folder": self.folder, "name": NAME}
         readme = README.format(**values, nodes=len(self.ports), secrets=secrets)
         write_text(self.folder / "README.md", readme)
+        write_text(self.folder / RUN_SETTINGS, tomli_w.dumps({"protect": True}))
         write_text(self.folder / DEPLOYMENT, json.dumps(asdict(self) | {"folder": ""}, indent=1))
 
     def _write_node(self, i: int, node: str) -> None:

@@ -2,9 +2,10 @@
 
 *Norms*: in each group of a reply's arrays (see `group_norms`), a change longer than a few times the
 usual norm is scaled down to that; a thousand times the usual norm refuses the reply. The usual norm
-is a median of clients, each with its last reply: no client moves it alone, however often it is
-sampled. *Sample counts* are limited to a few times the median count; with a change of ρ > 1 usual
-norms to 1/ρ of that, so that norm and count together stay within one limit. *Risks and losses* are
+is the upper quartile of the clients' last norms, the lower median among four clients or fewer. So
+no client moves it alone, however often it is sampled. *Sample counts* are limited to a few times
+the median count; with a change of ρ > 1 usual norms to 1/ρ of that, so that norm and count together
+stay within one limit. *Risks and losses* are
 limited to a few times the cohort's upper quartile. Replies within the limits are not changed. Among
 fewer than `CROWD` replies norms may be twice as long, and do not limit counts."""
 

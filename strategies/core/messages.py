@@ -34,6 +34,7 @@ class Sender(Protocol):
     privacy: Privacy | None
     leads: bool
     parts: tuple[str, ...]
+    protect: bool
     max_update_norm: float
     max_update_ratio: float
     max_examples_ratio: float
@@ -147,14 +148,17 @@ class Messenger:
             return updates
         by_examples = sender.weighted_by_key == EXAMPLES
         joined = [node for node in sender.nodes if by_examples and not node.novel]
-        weighed = kind != "evaluate" or sender.mean_over == "samples"  # else all weigh the same
-        most = (weighed and sender.max_examples_ratio * usual_count(updates, joined)) or math.inf
-        for change, update in zip(changes, bound_numbers(updates), strict=True):
-            change.update = update
+        trains = kind != "evaluate"  # an evaluation's weights are never limited
+        most = math.inf
+        if trains and sender.max_examples_ratio:
+            most = sender.max_examples_ratio * usual_count(updates, joined)
+        if sender.protect:
+            for change, update in zip(changes, bound_numbers(updates), strict=True):
+                change.update = update
         measure = [c for c in changes if not c.update.node.unlabeled] or changes
         usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in measure})
         crowd = len(changes) >= CROWD
-        ratio = sender.max_update_ratio if sender.leads and kind not in SEPARATE else 0.0
+        ratio = sender.max_update_ratio if trains and sender.leads and kind not in SEPARATE else 0.0
         ratio *= 1 if crowd else 2
         max_norm = sender.max_update_norm if kind == "train" else 0.0
         kept = []
@@ -164,6 +168,7 @@ class Messenger:
                 continue
             limited = change.limited(usual, ratio, max_norm, most, crowd=crowd)
             sender.now.clipped += limited.arrays is not change.update.arrays
+            sender.now.recounted += limited.num_examples != change.update.num_examples
             kept.append(limited)
         return kept
 

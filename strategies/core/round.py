@@ -36,7 +36,8 @@ class Round:
     report: dict[str, Any] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)  # refused replies by cause
     failure: str = ""  # the first of them, in one line
-    clipped: int = 0  # updates beyond max-update-norm
+    clipped: int = 0  # updates beyond max-update-norm or max-update-ratio
+    recounted: int = 0  # updates that count with fewer samples than they reported
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     personalized: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a node: seconds, bytes down, up
     started: float = field(default_factory=time.monotonic)

@@ -242,6 +242,7 @@ class PersonalizedStrategy(Hooks):
             "valid": len(updates),
             "dropped": dict(now.dropped),
             **({"clipped": now.clipped} if now.clipped else {}),
+            **({"recounted": now.recounted} if now.recounted else {}),
             "megabytes": {way: n / clients / 1e6 for way, n in now.bytes.items()},
         }
 
@@ -257,6 +258,9 @@ class PersonalizedStrategy(Hooks):
                 metrics["loss"] = report["loss"]
             for cause, count in report["dropped"].items():
                 metrics[f"dropped-{cause}"] = count
+            for name in ("clipped", "recounted"):
+                if name in report:
+                    metrics[name] = report[name]
         if report.get("undone"):
             metrics["undone"] = 1
         return metrics

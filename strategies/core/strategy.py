@@ -39,6 +39,8 @@ class Hooks(Configured, Strategy):
     kept: tuple[str, ...] = ()  # attributes that live through the run, beside the arrays
     in_place = False  # True: `aggregate` changes entries of the arrays that it gets
     parts: tuple[str, ...] = ()  # prefixes of a reply's networks, each with its own size limit
+    protected_update_ratio = 3.5  # max_update_ratio with `protect`, unless one is given
+    protected_examples_ratio = 3.0  # max_examples_ratio likewise
     leads = False  # whether the strategy runs its own rounds, not a wrapper
     reports_last = False  # True: the last round is reported, whatever the validation says
 
@@ -57,11 +59,12 @@ class Hooks(Configured, Strategy):
         "skip", "skip a failing client's reply or stop the run", ("skip", "stop")
     )
     min_valid_replies = setting(1, "fewer valid replies in a round stop the run", SOME)
+    protect = setting(False, "limit what one client's reply can count: for clients that may lie")
     max_update_ratio = setting(
-        3.5, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
+        0.0, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
     )
     max_examples_ratio = setting(
-        3.0, "a client counts with at most so many times the usual samples; 0: any", WEIGHT
+        0.0, "a client counts with at most so many times the usual samples; 0: any", WEIGHT
     )
     max_update_norm = setting(
         0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
@@ -106,6 +109,9 @@ class Hooks(Configured, Strategy):
             self.requires.relax(type(self).__name__)
             self.requires = None
         super().__init__(**settings)
+        if self.protect:
+            self.max_update_ratio = self.max_update_ratio or self.protected_update_ratio
+            self.max_examples_ratio = self.max_examples_ratio or self.protected_examples_ratio
         self.privacy = privacy
         self.former = former  # the state to start from, until it is loaded
         self.former_clients = dict(client_states or {})  # states that are not sent back yet, by id

@@ -20,7 +20,7 @@ class FedTTA(FedAvg):
         fallback="the mean of the clients' models, unweighted or by samples",
     )
     parts = (BASE,)
-    max_update_ratio = 2.0  # lengths differ less than with other methods
+    protected_update_ratio = 2.0  # lengths differ less than with other methods
     weighting = setting("uniform", "how clients weigh in the server's mean", ("uniform", "samples"))
 
     def global_model(self) -> Arrays:

@@ -7,7 +7,7 @@ PROGRAM = """
 import sys
 from clients.models import MODELS
 from partitions.datasets import DATASETS, info
-from partitions.registry import PARTITIONS
+from partitions.rules.registry import PARTITIONS
 rows = [info(name).line for name in DATASETS]
 rows += [row.line for table in (MODELS, PARTITIONS) for row in table.values()]
 assert len(rows) > 30 and all(rows)
