@@ -56,7 +56,7 @@ def page(method: str, logged: list[str] | None = None) -> str:
     if rows := list(measured(method)):
         where = "The commands, the machine and the interpretation: [results](../results/index.md)."
         sections["Measured, beside published"] = "\n\n".join([where, *rows])
-    title = f"# {method}\n\n{entry.line[0].upper()}{entry.line[1:]}. Paper: {entry.paper}."
+    title = f"# {method}\n\n{entry.summary[0].upper()}{entry.summary[1:]}. Paper: {entry.paper}."
     return "\n\n".join([title, *(f"## {name}\n\n{text}" for name, text in sections.items())]) + "\n"
 
 
@@ -122,14 +122,14 @@ def logs(method: str) -> list[str]:
 
 def needs_preference(method: str) -> bool:
     """Whether the method runs only on the preference partition."""
-    return "needs the preference partition" in METHODS[method].line
+    return "needs the preference partition" in METHODS[method].summary
 
 
 def index() -> str:
     """The table of all methods."""
     rows = ["| method | what it does | paper | unlabeled novel clients get |", "|---|---|---|---|"]
     for name, entry in METHODS.items():
-        row = f"[`{name}`]({name}.md)", entry.line, entry.paper, entry.novel or "no"
+        row = f"[`{name}`]({name}.md)", entry.summary, entry.paper, entry.novel or "no"
         rows.append(f"| {' | '.join(row)} |")
     return "\n".join(["# Methods", "", *rows, ""])
 

@@ -35,7 +35,7 @@ from fedapps.results.runs import (
     rounds_of,
 )
 from fedapps.serverapp import APPS
-from fedapps.service.finished_run import Run
+from fedapps.service.finished_run import FinishedRun
 from fedapps.settings.config import Value, effective
 from fedapps.settings.experiments import Experiment
 
@@ -156,14 +156,16 @@ class Runs:
     def __len__(self) -> int:
         return len(self._frame)
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[FinishedRun]:
         return (self[place] for place in range(len(self)))
 
-    def __getitem__(self, key: int | str) -> Run:
+    def __getitem__(self, key: int | str) -> FinishedRun:
         names = list(self._frame.name)
         if isinstance(key, str) and key not in names:
             raise KeyError(f"no run {key!r}; there are {', '.join(names)}")
-        return Run(self._frame.folder.iloc[names.index(key) if isinstance(key, str) else key])
+        return FinishedRun(
+            self._frame.folder.iloc[names.index(key) if isinstance(key, str) else key]
+        )
 
     @property
     def names(self) -> list[str]:

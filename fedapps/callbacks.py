@@ -269,7 +269,7 @@ def _make(name: str) -> Callback:
         known = ", ".join(LOGGERS)
         raise ValueError(f"unknown callback {name!r}; known: {known}, or module:NAME of your own")
     factory = external_code.load(name)
-    if not external_code.makes(factory, Callback):
+    if not external_code.declares_return_type(factory, Callback):
         raise ValueError(f"callback {name!r} is {factory!r:.200}, no fedapps.callbacks.Callback")
     callback: Callback = factory()
     return callback

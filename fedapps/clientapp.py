@@ -47,7 +47,7 @@ def make_client(context: Context, method: str) -> Client:
             config |= in_data_folder(config)
     client_id = identity(context)
     if (card := service.card_of(context)) is not None:
-        share = service.inputs_of(context, card).share
+        share = service.node_inputs(context, card).share
         info, client_id = card.info(), CLIENT if share.novel else client_id
     elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
@@ -141,7 +141,7 @@ def _answer_simulated(message: Message, context: Context) -> Message:
 app = App()
 for _type in ("query", "train", "evaluate"):
     register(app, _type, _answer, guarded)
-for _type in ("query.keep", "train.recall"):
+for _type in ("query.get_state", "train.set_state"):
     register(app, _type, _answer_simulated)
 register(app, "query.wants", service.wants)
 register(app, "query.serve", lambda message, context: service.serve(message, context, make_client))

@@ -67,7 +67,7 @@ def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
     seconds = job.total * sampled * training + evaluations * count * scoring
     kept = count if entry.client.needs_state else 0
     memory = psutil.Process().memory_info().rss + size * (2 * sampled + kept)
-    return entry.effort * seconds, memory
+    return entry.relative_cost * seconds, memory
 
 
 def _measure(config: Config) -> tuple[float, float, int]:

@@ -165,7 +165,7 @@ def read_arrays(folder: Path, which: str = "best") -> Arrays:
     """The model in a run's folder. Raises ValueError if it has none, or a damaged one."""
     file = of_round(folder / MODEL, which)
     if file.is_file():
-        return load_arrays(file)
+        return read_safetensors(file)
     if which == "last" and (folder / MODEL).is_file():
         raise ValueError(
             f"{folder} holds no {file.name}: the run did not finish, was copied without the file, "
@@ -174,7 +174,7 @@ def read_arrays(folder: Path, which: str = "best") -> Arrays:
     raise ValueError(f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>")
 
 
-def load_arrays(file: Path) -> Arrays:
+def read_safetensors(file: Path) -> Arrays:
     """The arrays of a safetensors file. Raises ValueError if it is damaged."""
     try:
         return load_file(file)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from fedapps.common.external_code import Table, Value
+from fedapps.common.external_code import Registry, Value
 
 if TYPE_CHECKING:
     from clients.core.client import Client
@@ -32,28 +32,28 @@ class Method:
     """A method: its server half, its client half, where it comes from.
 
     `novel` says what an unlabeled novel client gets: "global" (the global model), "adapted" (a
-    model of its own) or "" (nothing: the method cannot serve it). `dp` names
-    the kinds of differential privacy that it can keep: "local" where a train reply is the trained
-    model under the names that were sent, "central" where the server takes the users' plain mean
-    too. `effort` is a round's time in rounds of FedAvg, roughly: of runs side by side the longest
+    model of its own) or "" (nothing: the method cannot serve it). `dp` names the kinds of
+    differential privacy that it can keep: "local" where a train reply is the trained model under
+    the names that were sent, "central" where the server takes the users' plain mean too.
+    `relative_cost` is a round's time in rounds of FedAvg, roughly: of runs side by side the longest
     begin first.
 
-    Its settings are those that its classes declare, without the `fixed` ones, which it does not
-    offer. `settings` holds other defaults, also of common keys. A method that `extends` another
-    takes over what that one's section sets, where it sets nothing itself.
+    Its settings are those that its classes declare, without the `hidden_settings` ones, which it
+    does not offer. `settings` holds other defaults, also of common keys. A method that `extends`
+    another takes over what that one's section sets, where it sets nothing itself.
 
     `name`, one word, stands for a reference in tables and figures."""
 
     strategy: "type[PersonalizedStrategy]"
     client: "type[Client]"
     paper: str
-    line: str
+    summary: str
     novel: str = ""
     dp: tuple[str, ...] = ()
-    effort: float = 1.0
+    relative_cost: float = 1.0
     settings: Mapping[str, Value] = field(default_factory=dict, compare=False)
     extends: str = ""
-    fixed: tuple[str, ...] = ()
+    hidden_settings: tuple[str, ...] = ()
     name: str = ""
 
     @property
@@ -123,7 +123,7 @@ NAMED = {
         "Zhang et al., 2021",
         "features aligned with a generated reference, adversarially",
         "global",
-        effort=3.3,
+        relative_cost=3.3,
         settings={"lr": 0.3},
     ),
     "fedsr": _method(
@@ -131,7 +131,7 @@ NAMED = {
         "Nguyen et al., NeurIPS 2022",
         "a simple stochastic representation",
         "global",
-        effort=2.6,
+        relative_cost=2.6,
         settings={"lr": 0.3},
     ),
     "fedma": _method(
@@ -140,7 +140,7 @@ NAMED = {
         "matches the clients' neurons layer by layer, then averages",
         "global",
         strategy="strategies.methods.fedma:FedMA",
-        effort=5.2,
+        relative_cost=5.2,
     ),
     "fedper": _method(
         "clients.methods.fedper:FedPerClient",
@@ -154,7 +154,7 @@ NAMED = {
         "FedPer that trains the head first, then the body",
         strategy="strategies.methods.fedrep:FedRep",
         dp=BOTH,
-        effort=1.9,
+        relative_cost=1.9,
     ),
     "lg-fedavg": _method(
         "clients.methods.lgfedavg:LGFedAvgClient",
@@ -166,7 +166,7 @@ NAMED = {
         "clients.methods.perfedavg:PerFedAvgClient",
         "Fallah et al., NeurIPS 2020",
         "a model one labeled step from every client's, a novel one's too",
-        effort=3.5,
+        relative_cost=3.5,
     ),
     "pfedme": _method(
         "clients.methods.pfedme:PFedMeClient",
@@ -174,7 +174,7 @@ NAMED = {
         "personal models near the global one, found by labeled steps",
         strategy="strategies.methods.pfedme:PFedMe",
         dp=BOTH,
-        effort=5.6,
+        relative_cost=5.6,
     ),
     "ditto": _method(
         "clients.methods.ditto:DittoClient",
@@ -182,7 +182,7 @@ NAMED = {
         "a personal model near the global one, beside FedAvg",
         "global",
         dp=BOTH,
-        effort=2.4,
+        relative_cost=2.4,
     ),
     "apfl": _method(
         "clients.methods.apfl:APFLClient",
@@ -190,7 +190,7 @@ NAMED = {
         "a personal model mixed with the global one, in a learnt proportion",
         "global",
         dp=BOTH,
-        effort=2.2,
+        relative_cost=2.2,
     ),
     "fedbn": _method(
         "clients.methods.fedbn:FedBNClient",
@@ -210,7 +210,7 @@ NAMED = {
         "Huang et al., AAAI 2021",
         "a model of its own for each client, pulled to those of similar clients",
         strategy="strategies.methods.fedamp:FedAMP",
-        effort=2.1,
+        relative_cost=2.1,
     ),
     "fedala": _method(
         "clients.methods.fedala:FedALAClient",
@@ -238,8 +238,8 @@ NAMED = {
         "FedAvg, then predictions made sure and diverse under a fixed head",
         "adapted",
         dp=BOTH,
-        effort=1.6,
-        fixed=("parameters", "bits", "adapt-clip-norm"),
+        relative_cost=1.6,
+        hidden_settings=("parameters", "bits", "adapt-clip-norm"),
     ),
     "bn-adapt": _method(
         "clients.methods.bn_adapt:BNAdaptClient",
@@ -269,7 +269,7 @@ NAMED = {
         "FedAvg, then each input adapts the model by its augmented views",
         "adapted",
         dp=BOTH,
-        effort=2.9,
+        relative_cost=2.9,
     ),
     "atp": _method(
         "clients.methods.atp:ATPClient",
@@ -285,7 +285,7 @@ NAMED = {
         "global",
         strategy="strategies.methods.fedthe:FedTHE",
         dp=BOTH,
-        effort=1.7,
+        relative_cost=1.7,
     ),
     "fedthe+": _method(
         "clients.methods.fedthe_plus:FedTHEPlusClient",
@@ -294,7 +294,7 @@ NAMED = {
         "adapted",
         strategy="strategies.methods.fedthe:FedTHE",
         dp=BOTH,
-        effort=3.0,
+        relative_cost=3.0,
         extends="fedthe",
     ),
     "btfl": _method(
@@ -304,21 +304,21 @@ NAMED = {
         "global",
         strategy="strategies.methods.fedthe:FedTHE",
         dp=BOTH,
-        effort=1.6,
+        relative_cost=1.6,
     ),
     "pfedhn": _method(
         "clients.methods.pfedhn:PFedHNClient",
         "Shamsian et al., ICML 2021",
         "a hypernetwork on the server generates every client's model",
         strategy="strategies.methods.pfedhn:PFedHN",
-        effort=2.5,
+        relative_cost=2.5,
     ),
     "pfedhn-pc": _method(
         "clients.methods.pfedhn:PFedHNPCClient",
         "Shamsian et al., ICML 2021",
         "pFedHN whose classifiers stay on the clients",
         strategy="strategies.methods.pfedhn:PFedHN",
-        effort=2.3,
+        relative_cost=2.3,
         extends="pfedhn",
     ),
     "odpfl-hn": _method(
@@ -327,18 +327,18 @@ NAMED = {
         "pFedHN whose embeddings an encoder of unlabeled inputs provides",
         "adapted",
         strategy="strategies.methods.odpfl_hn:ODPFLHN",
-        effort=2.8,
+        relative_cost=2.8,
         settings={"lr": 0.3},
-        fixed=FREE_EMBEDDINGS,
+        hidden_settings=FREE_EMBEDDINGS,
     ),
     "pefll": _method(
         "clients.methods.pefll:PeFLLClient",
         "Scott et al., ICLR 2024",
         "ODPFL-HN whose encoder sees labels: a novel client needs a few, and no training",
         strategy="strategies.methods.pefll:PeFLL",
-        effort=12.0,
+        relative_cost=12.0,
         extends="odpfl-hn",
-        fixed=(*FREE_EMBEDDINGS, *TWO_PHASES, *PRIVATE_DESCRIPTORS, "spectral-norm"),
+        hidden_settings=(*FREE_EMBEDDINGS, *TWO_PHASES, *PRIVATE_DESCRIPTORS, "spectral-norm"),
     ),
     "hyperfedzero": _method(
         "clients.methods.hyperfedzero:HyperFedZeroClient",
@@ -346,7 +346,7 @@ NAMED = {
         "a hypernetwork generates the classifier from an embedding of the inputs",
         "adapted",
         dp=BOTH,
-        effort=3.3,
+        relative_cost=3.3,
     ),
     "flowdup": _method(
         "clients.methods.flowdup:FLowDUPClient",
@@ -355,7 +355,7 @@ NAMED = {
         "adapted",
         strategy="strategies.methods.flowdup:FLowDUP",
         dp=BOTH,
-        effort=9.0,
+        relative_cost=9.0,
     ),
     "pfl-sampled": _method(
         "clients.methods.pfl:PFLSampledClient",
@@ -371,7 +371,7 @@ NAMED = {
         "the personal model of the training client with the most similar inputs",
         "adapted",
         strategy="strategies.methods.pfl:PFLNearest",
-        effort=1.8,
+        relative_cost=1.8,
         extends="pfl-ensemble",
     ),
     "pfl-ensemble": _method(
@@ -387,7 +387,7 @@ NAMED = {
         "a base model and a model that adapts it without labels, one step",
         "adapted",
         strategy="strategies.methods.fedtta:FedTTA",
-        effort=4.5,
+        relative_cost=4.5,
         settings={"lr": 0.3},
     ),
     "fedtta-prox": _method(
@@ -396,7 +396,7 @@ NAMED = {
         "FedTTA whose base model stays close to the server's",
         "adapted",
         strategy="strategies.methods.fedtta:FedTTA",
-        effort=5.0,
+        relative_cost=5.0,
         extends="fedtta",
     ),
     "fedtta++": _method(
@@ -405,7 +405,7 @@ NAMED = {
         "FedTTA-Prox that adapts until the entropy stops falling",
         "adapted",
         strategy="strategies.methods.fedtta:FedTTA",
-        effort=5.0,
+        relative_cost=5.0,
         extends="fedtta-prox",
     ),
     "fedtta++-guarded": _method(
@@ -414,7 +414,7 @@ NAMED = {
         "FedTTA++ whose further steps must agree with the first one",
         "adapted",
         strategy="strategies.methods.fedtta:FedTTA",
-        effort=5.0,
+        relative_cost=5.0,
         extends="fedtta++",
     ),
     "fedmd": _method(
@@ -423,7 +423,7 @@ NAMED = {
         "any architectures; logits on a public set are averaged and distilled",
         "global",
         strategy="strategies.methods.fedmd:FedMD",
-        effort=5.6,
+        relative_cost=5.6,
     ),
     "heterotent": _method(
         "clients.methods.fedmd:HeteroTENTClient",
@@ -431,7 +431,7 @@ NAMED = {
         "TENT inside FedMD, for any architectures",
         "adapted",
         strategy="strategies.methods.fedmd:FedMD",
-        effort=5.6,
+        relative_cost=5.6,
         extends="fedmd",
     ),
     "heterofedtta": _method(
@@ -440,9 +440,9 @@ NAMED = {
         "FedTTA inside FedMD, for any architectures",
         "adapted",
         strategy="strategies.methods.fedmd:HeteroFedTTA",
-        effort=9.6,
+        relative_cost=9.6,
         extends="fedmd",
-        fixed=("mu", "min-agreement", "digest-loss"),
+        hidden_settings=("mu", "min-agreement", "digest-loss"),
     ),
     "fedembed": _method(
         "clients.methods.fedembed:FedEmbedClient",
@@ -487,4 +487,4 @@ def _adopted(name: str, method: Any) -> Method:
     return method
 
 
-METHODS = Table("method", NAMED, _adopted)
+METHODS = Registry("method", NAMED, _adopted)

@@ -207,11 +207,11 @@ FEDERATION = ("dataset", "partition", "num-clients", "train-fraction", "rounds",
 def federation_line(work: "list[Job]") -> str:
     """The settings that all runs share or that make their results differ most, as key=value."""
     from fedapps.settings.config import effective
-    from partitions.rules.registry import EVERY, options_of
+    from partitions.rules.registry import COMMON_OPTIONS, options_of
 
     options = dict.fromkeys(o for job in work for o in sorted(options_of(job.config)))
     words = []
-    for key in (*FEDERATION, *(f"partition.{o}" for o in options if o not in EVERY)):
+    for key in (*FEDERATION, *(f"partition.{o}" for o in options if o not in COMMON_OPTIONS)):
         values = dict.fromkeys(str(effective(job.config, key)) for job in work)
         words.append(f"{key}={','.join(values)}")
     return f"federation: {' '.join(words)}"

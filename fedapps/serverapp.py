@@ -26,7 +26,7 @@ from fedapps.files import PRIVACY, locked, read_json, trained_rounds, write_text
 from fedapps.methods import METHODS
 from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
-from fedapps.results.folder import read_former, read_memories, takes_states
+from fedapps.results.folder import read_client_states, read_former, takes_states
 from fedapps.results.recorder import Recorder
 from fedapps.settings.config import (
     Config,
@@ -108,7 +108,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
         def on_round(metrics: dict[str, Any]) -> None:
             recorder.record(metrics, strategy)
             callbacks.round_ends(metrics, strategy)
-            recorder.check_point(strategy, {"callbacks": callbacks.state()})
+            recorder.write_checkpoint_if_due(strategy, {"callbacks": callbacks.state()})
 
         strategy, shared = make_strategy(
             config,
@@ -196,7 +196,7 @@ def _former_run(config: Config) -> tuple[State | None, dict[int, Arrays], State 
     former = read_former(folder)
     if not takes_states(folder, str(config["method"])):
         return {"arrays": former["arrays"]}, {}, None
-    return former, read_memories(folder), None
+    return former, read_client_states(folder), None
 
 
 def _prepare_privacy(

@@ -17,8 +17,9 @@ KEYS = ("dataset", "data-dir", "image-size", "label", "partition", "num-clients"
         "standardize", "seed", "novel-shots")  # fmt: skip
 _MODULES = {
     "Info": "partitions.datasets.loading",
+    "NONNEGATIVE": "fedapps.common.settings",
     "RowsPartitioner": "partitions.rules.partitioner",
-    "WEIGHT": "fedapps.common.settings",
+    "WEIGHT": "fedapps.common.settings",  # the former name of NONNEGATIVE, for one release
     "setting": "fedapps.common.settings",
 }
 __all__ = [*sorted(_MODULES), "federation", "task"]  # noqa: PLE0604

@@ -20,7 +20,7 @@ ALPHA = setting(0.1, "α, weight of the regularizer", "(0, 100]")
 class FedDynClient(Client):
     """θ_k = argmin L_k(θ) − ⟨∇L_k(θ_k), θ⟩ + (α/2)‖θ − θ^{t−1}‖²."""
 
-    stacked = ("server", "gradient")
+    vmapped_tensors = ("server", "gradient")
     needs_state = StateUse.TRAINING
     alpha = ALPHA
 
@@ -44,7 +44,7 @@ class FedDynClient(Client):
         return value
 
     def predict(self, x: Tensor) -> Tensor:
-        self.adapted = {"own-score": self.client / 2}
+        self.adaptation_metrics = {"own-score": self.client / 2}
         return super().predict(x)
 
 
@@ -68,7 +68,7 @@ class FedDynServer(FedAvg):
 class Silent(FedDynClient):
     """It does not say what its loss reads."""
 
-    stacked = ()
+    vmapped_tensors = ()
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return super().loss(x, y)

@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.core.arrays import from_record, to_record
-from clients.core.protocol import OFFERS, RESTORE_STATE, SAVE_STATE
+from clients.core.protocol import CAPABILITIES, RESTORE_STATE, SAVE_STATE
 from fedapps.engines.in_process_grid import InProcessGrid
 
 START = {"w": np.full(2, 100, np.float32)}
@@ -27,7 +27,7 @@ def society(novel=(), spoil=None, joined=None, replied=None):
     @client_app.query()
     def query(message, context):
         i = context.node_id
-        said = {OFFERS: "", "client": i, "novel": i in novel}
+        said = {CAPABILITIES: "", "client": i, "novel": i in novel}
         said |= {"num-examples": joined[i]} if joined else {}
         return Message(RecordDict({"properties": ConfigRecord(said)}), reply_to=message)
 

@@ -154,7 +154,7 @@ def test_memo(authors):
     memo = our(MEMOClient, authors, adapt_lr=0.05, flips=True)
     memo.views_seed = 0
     agree(memo.predict(authors.x), torch.cat(authors.logits))
-    assert (memo.predict(authors.x) - memo.stages["base"]).abs().max() > 1e-3
+    assert (memo.predict(authors.x) - memo.intermediate_logits["base"]).abs().max() > 1e-3
 
 
 def their_rates(authors, atp, alpha):

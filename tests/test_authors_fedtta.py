@@ -234,9 +234,9 @@ def test_their_stopping_rule_as_released(authors, patience):
     score = finetune(theirs, loader, patience=patience)
     assert len(seen) == patience + 2
     found = accuracy(ours.predict(samples.x), samples)
-    before = accuracy(ours.stages["base"], samples)
+    before = accuracy(ours.intermediate_logits["base"], samples)
     assert seen[0][1][1] == pytest.approx(score) == pytest.approx(before)
-    assert abs(found - before) > 0.01 and ours.adapted["adapt-steps"] > 0
+    assert abs(found - before) > 0.01 and ours.adaptation_metrics["adapt-steps"] > 0
 
 
 @pytest.mark.parametrize("patience", [1, 5])
@@ -253,9 +253,9 @@ def test_their_stopping_rule_repaired(authors, monkeypatch, confident, patience)
     kept = [scores[2] for _, scores in seen].index(loss)
     logits = ours.predict(samples.x)
     if confident:
-        assert (kept, ours.adapted["adapt-steps"]) == (0, 1)
+        assert (kept, ours.adaptation_metrics["adapt-steps"]) == (0, 1)
     else:
-        assert kept == ours.adapted["adapt-steps"] > 1
+        assert kept == ours.adaptation_metrics["adapt-steps"] > 1
         assert len(seen) == kept + patience + 2
         assert float(ours.criterion(logits, samples.y)) == pytest.approx(loss)
 

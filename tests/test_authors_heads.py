@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from clients.methods import btfl, fedthe
 from clients.methods._two_heads import TwoHeads, mixed
-from clients.methods.fedthe import Weighing, history
+from clients.methods.fedthe import HeadMixing, history
 from clients.methods.fedthe_plus import FedTHEPlusNetwork
 from clients.methods.memo import MEMONetwork
 from clients.models.head import HeadedNetwork
@@ -152,7 +152,7 @@ def ours(authors, monkeypatch):
     means = authors.it.global_rep, authors.it.local_rep
     authors.network.requires_grad_(True).head._forward_hooks.clear()
     heads = TwoHeads(authors.network, authors.it.personal_head.weight.detach().clone())
-    return Weighing(means, 0.1, 0.1, 20, 0.1), heads
+    return HeadMixing(means, 0.1, 0.1, 20, 0.1), heads
 
 
 def agree(found, expected):
@@ -213,7 +213,7 @@ def test_btfl(monkeypatch):
         inside = np.trapezoid(it.beta_distribution.pdf(m), m)
         it._calculate_samplewise_weight(*batch)
         found.append(it.agg_weight[:, 0] / inside)
-    weigh = btfl.Weighing(tuple(shares), means, 7)
+    weigh = btfl.ModelMixing(tuple(shares), means, 7)
     e = weigh(g.log_softmax(1), p.log_softmax(1), f)
     agree(e[:, 0], torch.cat(found))
     assert it.beta_alpha > 1 and it.beta_beta > 1 and e[:, 0].std() > 0.05

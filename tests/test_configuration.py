@@ -81,10 +81,10 @@ def test_a_configuration_holds_what_the_classes_declare(method):
         assert (value, type(value)) == (one.default, type(one.default)), f"{method}: {name}"
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].fixed])
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].hidden_settings])
 def test_a_method_fixes_what_its_classes_declare(method):
     entry = METHODS[method]
-    names = {name.replace("-", "_") for name in entry.fixed}
+    names = {name.replace("-", "_") for name in entry.hidden_settings}
     assert names <= entry.client.declared.keys() | entry.strategy.declared.keys()
 
 

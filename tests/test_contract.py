@@ -213,7 +213,7 @@ def test_what_novel_clients_get_is_validated():
     """Where training clients predict with what they kept, they score a novel client's model, too.
     PFL's novel clients get models of others, which no client tries on its labels."""
     kept = {n: m for n, m in METHODS.items() if m.client.needs_state == StateUse.PREDICTIONS}
-    unseen = {name for name, m in kept.items() if m.novel and not m.client.has_global}
+    unseen = {name for name, m in kept.items() if m.novel and not m.client.also_scores_global_model}
     assert unseen == {"pfl-sampled", "pfl-nearest", "pfl-ensemble"}
 
 

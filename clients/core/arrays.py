@@ -160,7 +160,7 @@ def model_arrays(model: nn.Module, without: Collection[str] = ()) -> Arrays:
     return {name: view.copy() for name, view in layout.views.items() if name not in without}
 
 
-def load_arrays(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
+def load_into_model(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
     """Set all arrays of the model, from `arrays` or else from `fallback`.
 
     Of a tied parameter's names the first one counts. Raises ValueError for an array that the model

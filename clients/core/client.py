@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.core.arrays import Arrays, group, load_arrays, model_arrays, prefixed, to_tensors
+from clients.core.arrays import Arrays, group, load_into_model, model_arrays, prefixed, to_tensors
 from clients.core.cohort import run_sgd
 from clients.core.domain import domain_gradient
 from clients.core.evaluation import Streaming, by_parts, score_parts, score_samples
@@ -35,7 +35,7 @@ from clients.core.protocol import (
 from clients.core.sgd import batches, train_only
 from fedapps.common.memory_limits import PASS_MEGABYTES, num_parts
 from fedapps.common.seeds import SEED, seed_of, seed_torch
-from fedapps.common.settings import COUNT, MOMENTUM, RATE, SOME, Configured, setting, taken
+from fedapps.common.settings import COUNT, MOMENTUM, POSITIVE_INT, RATE, Configured, setting, taken
 from partitions.datasets.loading import Info
 from partitions.shares import Share
 
@@ -53,15 +53,15 @@ class Client(Streaming, Configured, NumPyClient):
     # Prefixes of the model's names: what never leaves the client, and what else is trained
     # separately from the rest.
     personal: tuple[str, ...] = ()
-    separate: tuple[str, ...] = ()
+    separately_trained: tuple[str, ...] = ()
     # Attributes, lists of tensors, that `loss` reads. A class with a `loss` and without this line
     # trains in no cohort.
-    stacked: tuple[str, ...] = ()
+    vmapped_tensors: tuple[str, ...] = ()
     rates: tuple[str, ...] = ("lr",)  # attributes that are learning rates, which may decay
     few_shot: FewShot = FewShot.TUNED
     # Whether a novel client gets another model than a training client. Training clients then score
     # both, the former as if they came now; each decides the round that its group reports.
-    has_global = False
+    also_scores_global_model = False
     needs_head = False  # the network's last linear layer must be named `head`
     batchwise = False  # `predict` itself splits inputs into batches of `novel_batch`
     needs_public = False  # learns from public samples, which belong to no client
@@ -79,7 +79,7 @@ class Client(Streaming, Configured, NumPyClient):
     weight_decay = setting(0.0, "weight decay of local SGD", "[0, 10]")
     local_steps = setting(20, "mini-batches of local training in a round", COUNT)
     local_epochs = setting(0, "when > 0: epochs of local training instead of local-steps", COUNT)
-    batch_size = setting(64, "samples of a mini-batch", SOME)
+    batch_size = setting(64, "samples of a mini-batch", POSITIVE_INT)
     short_batches = setting(False, "the last mini-batch of a pass has what remains")
     pass_megabytes = setting(
         PASS_MEGABYTES,
@@ -126,8 +126,10 @@ class Client(Streaming, Configured, NumPyClient):
         self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
         self.state: Arrays = {}  # kept between rounds
         self.stream = {}
-        self.adapted: Metrics = {}  # metrics of the last prediction's adaptation
-        self.stages: dict[str, Tensor] = {}  # its logits (n, C) at earlier stages, by name
+        self.adaptation_metrics: Metrics = {}  # metrics of the last prediction's adaptation
+        self.intermediate_logits: dict[
+            str, Tensor
+        ] = {}  # its logits (n, C) at earlier stages, by name
         self._given_rates: dict[str, float] = {}  # learning rates before decay
 
     # What a method overrides
@@ -205,7 +207,7 @@ class Client(Streaming, Configured, NumPyClient):
             self.tune(config)
         select = str(config.get("select", ""))
         loss, labeled, metrics = score_parts(self, bool(config.get("bound")), select)
-        if self.has_global and not self.share.novel:
+        if self.also_scores_global_model and not self.share.novel:
             newcomer = copy(self)
             newcomer.share, newcomer.state = replace(self.share, novel=True), {}
             newcomer.receive(arrays, config)
@@ -229,14 +231,14 @@ class Client(Streaming, Configured, NumPyClient):
 
         Raises ValueError for an array that the model lacks or whose shape differs."""
         personal = group(self.state, "personal")
-        load_arrays(self.model, arrays, self.initial | personal if personal else self.initial)
+        load_into_model(self.model, arrays, self.initial | personal if personal else self.initial)
 
     def lacks_state(self, arrays: Arrays) -> bool:
         """Whether a training client has neither kept its personal part nor got it in `arrays`."""
         needs = self.needs_state == StateUse.PREDICTIONS and not self.share.unlabeled
         return needs and not self.state and not any(map(self.is_personal, arrays))
 
-    def sent(self) -> list[str]:
+    def shared_names(self) -> list[str]:
         """The names of what is sent: all but personal and frozen arrays."""
         return [n for n in self.initial if not self.is_personal(n) and n not in self.frozen]
 
@@ -297,12 +299,12 @@ class Client(Streaming, Configured, NumPyClient):
 
     def get_parameters(self, config: Config) -> NDArrays:
         """The initial shared arrays, in the model's order."""
-        return [self.initial[name] for name in self.sent()]
+        return [self.initial[name] for name in self.shared_names()]
 
     def fit(self, parameters: NDArrays, config: Config) -> tuple[NDArrays, int, Metrics]:
         """`train` on named arrays; the names travel in `config` and in the metrics."""
         self.begin("train", config)
-        arrays = with_names(parameters, config, self.sent())
+        arrays = with_names(parameters, config, self.shared_names())
         reply, n, metrics = self.train(arrays, config)
         if NAMES in config:
             metrics = metrics | {NAMES: "\n".join(reply)}
@@ -311,7 +313,7 @@ class Client(Streaming, Configured, NumPyClient):
     def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
         """`score` of named arrays."""
         self.begin("evaluate", config)
-        return self.score(with_names(parameters, config, self.sent()), config)
+        return self.score(with_names(parameters, config, self.shared_names()), config)
 
     def begin(self, purpose: str, config: Config) -> None:
         """Set the round's learning rates, and seed torch's global generator for dropout and noise:

@@ -3,7 +3,7 @@
 A small network leaves a GPU idle: the launching of kernels takes most of a step. In a cohort each
 client runs in its own thread until local SGD, where it waits for the others; equal work is then
 done at once, by `torch.func.vmap` over the clients' parameters. A method only declares
-`Client.stacked`. A loss that reads something else that differs by client is refused.
+`Client.vmapped_tensors`. A loss that reads something else that differs by client is refused.
 
 Up to rounding the result is that of clients one after the other; but masks of dropout are drawn
 for all at once."""
@@ -35,7 +35,7 @@ _member: ContextVar[Member | None] = ContextVar("member", default=None)  # the t
 class Client(Protocol):
     """What a cohort needs of `clients.core.client.Client`."""
 
-    stacked: tuple[str, ...]
+    vmapped_tensors: tuple[str, ...]
     model: nn.Module
     device: str
     criterion: Callable[[Tensor, Tensor], Tensor]
@@ -63,8 +63,8 @@ def why_alone(client: Client, settings: Settings) -> str:
     """Why the client's steps cannot be taken together with others', "" if they can."""
     definer = next(cls for cls in type(client).__mro__ if "loss" in vars(cls))
     parameters = set(client.model.parameters())
-    if "stacked" not in vars(definer):
-        return f"{definer.__name__} has a loss, but does not set `stacked`"
+    if "vmapped_tensors" not in vars(definer):
+        return f"{definer.__name__} has a loss, but does not set `vmapped_tensors`"
     if settings["loss"] != client.loss:
         return f"{type(client).__name__} trains on another function than its `loss`"
     if settings.get("adjust") is not None:
@@ -189,7 +189,7 @@ class Cohort:
 
 
 class Loss(nn.Module):
-    """A client's loss as a function of parameters, `stacked` tensors and a mini-batch."""
+    """A client's loss as a function of parameters, `vmapped_tensors` tensors and a mini-batch."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Loss(nn.Module):
     def check(self, clients: Sequence[Client]) -> None:
         """Raise ValueError if the loss has read something that differs by client; watch no more."""
         object.__setattr__(self.client, "__class__", self._kind)
-        first, names = vars(clients[0]), self.read - {"model", *self._kind.stacked}
+        first, names = vars(clients[0]), self.read - {"model", *self._kind.vmapped_tensors}
         different = [
             f"self.{name}"
             for name in sorted(names & first.keys())
@@ -237,7 +237,7 @@ class Loss(nn.Module):
         if different:
             raise ValueError(
                 f"{self._kind.__name__}.loss reads {different[0]}, which differs by client; make "
-                "it a list of tensors and name it in `stacked`, or set cohort=1"
+                "it a list of tensors and name it in `vmapped_tensors`, or set cohort=1"
             )
 
 
@@ -254,7 +254,7 @@ def train_together(works: Sequence[Work]) -> list[float]:
         drift = _stacked([work.drift for work in ranked])
         tensors = {
             name: _stacked([getattr(work.client, name) for work in ranked])
-            for name in first.client.stacked
+            for name in first.client.vmapped_tensors
         }
     drawn, network = [_drawn(work) for work in ranked], Loss(first.client)
     total = torch.zeros(len(ranked), device=first.client.device)

@@ -19,12 +19,12 @@ class Client(Protocol):
 
     share: Share
     device: str
-    adapted: Metrics
-    stages: dict[str, Tensor]
+    adaptation_metrics: Metrics
+    intermediate_logits: dict[str, Tensor]
     novel_batch: int
     novel_stream: bool
     batchwise: bool
-    goes_on: bool
+    supports_streaming: bool
     stream: dict[str, Tensor]
 
     def predict(self, x: Tensor) -> Tensor:
@@ -67,10 +67,10 @@ def score_samples(
     logits = predict_novel(client, x) if client.share.novel else client.predict(x)
     labeled = y != UNLABELED
     count = int(labeled.sum())
-    metrics = dict(client.adapted) if key == "accuracy" else {}
+    metrics = dict(client.adaptation_metrics) if key == "accuracy" else {}
     if not count:
         return 0.0, 0, metrics
-    for name, z in client.stages.items() if key == "accuracy" else ():
+    for name, z in client.intermediate_logits.items() if key == "accuracy" else ():
         metrics[f"{name}-accuracy"] = float((z.argmax(1) == y)[labeled].float().mean())
     logits, y = logits[labeled], y[labeled]
     predicted = logits.argmax(1)
@@ -99,13 +99,15 @@ def predict_novel(client: Client, x: Tensor) -> Tensor:
         return client.predict(x)
     logits, stages, adapted = [], [], []
     client.stream = {}
-    predict = client.update if client.novel_stream and client.goes_on else client.predict
+    predict = client.update if client.novel_stream and client.supports_streaming else client.predict
     for batch in x.split(client.novel_batch):
         logits.append(predict(batch))
-        stages.append(dict(client.stages))
-        adapted.append(dict(client.adapted))
-    client.stages = {name: torch.cat([stage[name] for stage in stages]) for name in stages[0]}
-    client.adapted = {n: sum(a[n] for a in adapted) / len(adapted) for n in adapted[0]}
+        stages.append(dict(client.intermediate_logits))
+        adapted.append(dict(client.adaptation_metrics))
+    client.intermediate_logits = {
+        name: torch.cat([stage[name] for stage in stages]) for name in stages[0]
+    }
+    client.adaptation_metrics = {n: sum(a[n] for a in adapted) / len(adapted) for n in adapted[0]}
     return torch.cat(logits)
 
 
@@ -120,7 +122,7 @@ class Streaming:
 
     # Whether an update starts from the former ones. A method that decides it by a setting
     # overrides it by a property.
-    goes_on = False
+    supports_streaming = False
 
     stream: dict[str, Tensor]  # what the updates so far leave to the next one; at first {}
     model: nn.Module
@@ -132,7 +134,8 @@ class Streaming:
 
     def update(self, x: Tensor) -> Tensor:
         """Logits (n, C) of further inputs x (n, *shape) after adaptation to them; if the method
-        `goes_on`, also to all inputs before them. The size of `stream` stays the same."""
+        `supports_streaming`, also to all inputs before them. The size of `stream` stays the
+        same."""
         return self.predict(x)
 
     def personal_model(self, x: Tensor) -> nn.Module:

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.core.arrays import Arrays, as_type, from_record, to_record
-from clients.core.protocol import OFFERS, UNLABELED
+from clients.core.protocol import CAPABILITIES, UNLABELED
 from fedapps.common.errors import Refusal
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
@@ -32,7 +32,15 @@ EVERYTHING = "everything"
 ROUNDING = 1 - 1e-6  # tolerance for a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
 # Properties that reveal nothing of the samples, but that a training client has no labels.
-PUBLIC = {OFFERS, "client", "novel", UNLABELED, "model", "input-size", "error"}  # without a text
+PUBLIC = {
+    CAPABILITIES,
+    "client",
+    "novel",
+    UNLABELED,
+    "model",
+    "input-size",
+    "error",
+}  # without a text
 VOLUNTEERED = {"prototype"}  # reveals a sub-population; see `FedEmbedClient`
 
 

@@ -10,10 +10,15 @@ from fedapps.common.settings import setting
 
 NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
 LR_FACTOR = "lr-factor"  # config key: factor of the round's learning rates
-OFFERS = "fedapps"  # key of the answer to "query": what the client offers; other clients lack it
+CAPABILITIES = (
+    "capabilities"  # key of the answer to "query": what the client offers; other clients lack it
+)
 UNLABELED = "unlabeled"  # key of the same answer: a training client that has no labels
 RUN_TOKEN = "run-token"  # config key: the run that the client's state belongs to
-SAVE_STATE, RESTORE_STATE = "query.keep", "train.recall"  # only to the clients of a simulation
+SAVE_STATE, RESTORE_STATE = (
+    "query.get_state",
+    "train.set_state",
+)  # only to the clients of a simulation
 DOMAIN = "query.domain"  # of runs that report the terms of the generalization bound
 
 HEADS = setting("client", "who holds personal heads", ("client", "server"))

@@ -19,7 +19,7 @@ KL_DIRECTION = setting(
 )
 
 
-def kl(p: Tensor, q: Tensor) -> Tensor:
+def kl_categorical(p: Tensor, q: Tensor) -> Tensor:
     """Mean over the batch of KL(σ(p) ‖ σ(q)), from logits (n, C)."""
     log_p, log_q = p.log_softmax(1), q.log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1).mean()
@@ -28,7 +28,11 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 def divergence(student: Tensor, teacher: Tensor, direction: str) -> Tensor:
     """KL(student ‖ teacher), as the paper prints it, or KL(teacher ‖ student), as in its authors'
     code; from logits (n, C)."""
-    return kl(student, teacher) if direction == "student-teacher" else kl(teacher, student)
+    return (
+        kl_categorical(student, teacher)
+        if direction == "student-teacher"
+        else kl_categorical(teacher, student)
+    )
 
 
 @dataclass(frozen=True)

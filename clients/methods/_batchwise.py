@@ -53,7 +53,7 @@ class BatchwiseClient(Client):
 
     def test_batches(self, x: Tensor) -> Iterator[Tensor]:
         """x in batches; the last one may be shorter. Each begins a stream, unless `online`."""
-        for number, batch in enumerate(x.split(self.at_once or max(len(x), 1))):
+        for number, batch in enumerate(x.split(self.prediction_batch or max(len(x), 1))):
             if number == 0 or not self.online:
                 self.stream = {}
             yield batch
@@ -64,7 +64,7 @@ class BatchwiseClient(Client):
         return self.share.novel and self.novel_stream
 
     @property
-    def at_once(self) -> int:
+    def prediction_batch(self) -> int:
         """The inputs of a batch; 0: all."""
         return (self.share.novel and self.novel_batch) or self.test_batch_size
 

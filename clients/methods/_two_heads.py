@@ -78,7 +78,7 @@ class MixedNetwork(nn.Module):
 class TwoHeadsClient(Client):
     """FedAvg's client with a personal head. A subclass has the summary and the weights."""
 
-    has_global = True
+    also_scores_global_model = True
     needs_head = True
     needs_state = StateUse.PREDICTIONS
     heads = TwoHeads
@@ -166,7 +166,7 @@ class TwoHeadsClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C): mixed with the personal head's, or the global model's."""
-        self.stages = {}
+        self.intermediate_logits = {}
         if self.personal_head is None:
             return super().predict(x)
         with torch.no_grad():

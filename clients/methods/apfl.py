@@ -20,7 +20,7 @@ from fedapps.common.settings import SHARE, setting
 class APFLClient(Client):
     """`mixing` is α_i at the start, trained if `learn`; ``loss`` is the sum of both losses."""
 
-    has_global = True
+    also_scores_global_model = True
     needs_state = StateUse.PREDICTIONS
 
     mixing = setting(0.5, "α at the start: the personal model's part of the mixture", SHARE)

@@ -165,13 +165,13 @@ class ATPClient(BatchwiseClient, HoldingOut):
         """Whether a prediction uses the adaptations to the batches before."""
         return self.prediction == "online"
 
-    goes_on = online
+    supports_streaming = online
 
     def changes(self, x: Tensor) -> Changes:
         """θ' of the batch x; online the mean over the stream's batches, x in batches included."""
         if not self.online:
             return self.adapted_by(self.directions(x))
-        for batch in x.split(self.at_once or len(x)):
+        for batch in x.split(self.prediction_batch or len(x)):
             mean = self.mean_so_far(self.adapted_by(self.directions(batch)))
         return mean
 

@@ -20,7 +20,7 @@ from clients.methods._batchwise import (
     before_norms,
     moments,
 )
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
 
 
@@ -29,9 +29,9 @@ class BNAdaptClient(BatchwiseClient):
 
     With `prior_samples` = 0 batch statistics alone count."""
 
-    prior_samples = setting(16.0, "N, samples that the training statistics count for", WEIGHT)
+    prior_samples = setting(16.0, "N, samples that the training statistics count for", NONNEGATIVE)
 
-    goes_on = True
+    supports_streaming = True
     least = 0  # inputs that a shorter batch counts for
 
     @classmethod
@@ -42,7 +42,7 @@ class BNAdaptClient(BatchwiseClient):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), each batch by its statistics."""
-        self.least = 0 if self.online else self.at_once
+        self.least = 0 if self.online else self.prediction_batch
         logits = super().predict(x)
         self.least = 0
         return logits

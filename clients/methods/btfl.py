@@ -27,7 +27,7 @@ from clients.core.client import Config, Metrics
 from clients.core.normalisation import entropies
 from clients.methods._two_heads import TwoHeads, TwoHeadsClient
 from clients.models.head import head_of
-from fedapps.common.settings import SOME, WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, setting
 
 GRID = torch.linspace(0.01, 0.99, 100)  # of the integral over m
 SMALLEST = 1e-12  # of H̄_l, which underflows to 0 for a client of one class
@@ -59,7 +59,7 @@ def expected_weight(lam: Tensor, a: float, b: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Weighing:
+class ModelMixing:
     """(e, 1 − e) of inputs by `shares` (2, d), all clients' and the client's, and `means`, H̄_g and
     H̄_l."""
 
@@ -98,8 +98,10 @@ class BTFLClient(TwoHeadsClient):
 
     heads = LogTwoHeads
 
-    sparsity = setting(0.001, "weight of the sum of the features' absolute values, over 32", WEIGHT)
-    test_batch_size = setting(32, "inputs after which the prior of e is updated", SOME)
+    sparsity = setting(
+        0.001, "weight of the sum of the features' absolute values, over 32", NONNEGATIVE
+    )
+    test_batch_size = setting(32, "inputs after which the prior of e is updated", POSITIVE_INT)
 
     @classmethod
     def first_summary(cls, width: int) -> Tensor:
@@ -128,7 +130,7 @@ class BTFLClient(TwoHeadsClient):
         loss = super().loss(x, y)
         return loss + self.sparsity * self.features.abs().sum() / 32
 
-    def weighing(self, f: Tensor, y: Tensor) -> Weighing:
+    def weighing(self, f: Tensor, y: Tensor) -> ModelMixing:
         """The weights by all clients' shares and the client's."""
         assert self.personal_head is not None
         with torch.no_grad():
@@ -136,4 +138,4 @@ class BTFLClient(TwoHeadsClient):
         means = tuple(entropies(z.log_softmax(1)).mean() for z in (g, p))
         # the server's mean, perhaps noisy
         shares = self.received_summary.clamp(0, 1), self.summary(f)
-        return Weighing(shares, (means[0], means[1]), self.test_batch_size)
+        return ModelMixing(shares, (means[0], means[1]), self.test_batch_size)

@@ -7,16 +7,18 @@ first w that the client gets; the server's mean is weighted by sample counts, no
 from clients.core.arrays import Arrays, group, model_arrays, prefixed
 from clients.core.client import Client, Config, Metrics
 from clients.core.protocol import StateUse
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 
 
 class DittoClient(Client):
     """`penalty` is λ. v_i is stored as ``own/…``; novel clients are scored with w."""
 
-    has_global = True
+    also_scores_global_model = True
     needs_state = StateUse.PREDICTIONS
 
-    penalty = setting(0.1, "λ, weight of the distance between personal and global model", WEIGHT)
+    penalty = setting(
+        0.1, "λ, weight of the distance between personal and global model", NONNEGATIVE
+    )
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Steps of v_i towards w, then FedAvg's steps from w."""

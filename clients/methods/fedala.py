@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
 from clients.core.protocol import StateUse
-from fedapps.common.settings import RATE, SOME, setting
+from fedapps.common.settings import POSITIVE_INT, RATE, setting
 
 MAX_PASSES = 100  # that train W_i in the first round
 TOLERANCE, WINDOW = 0.1, 10  # deviation of the losses of so many passes that ends training
@@ -30,12 +30,14 @@ class FedALAClient(Client):
     """W_i of the last `layers` layers is trained at `mixing_lr` on a `mixing_share` of the data."""
 
     rates = ("lr", "mixing_lr")
-    has_global = True
+    also_scores_global_model = True
     needs_state = StateUse.PREDICTIONS
 
     mixing_lr = setting(1.0, "η, learning rate of the mixture's weights", RATE)
     mixing_share = setting(0.8, "share of the local mini-batches that train them", "(0, 1]")
-    layers = setting(1, "layers from the top that are mixed; the others are the server's", SOME)
+    layers = setting(
+        1, "layers from the top that are mixed; the others are the server's", POSITIVE_INT
+    )
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Train W_i, then FedAvg's steps from θ̂_i."""

@@ -16,7 +16,7 @@ from fedapps.common.settings import COUNT, setting
 class FedBABUClient(FedPerClient):
     """Personalizes `part` of the network in `tune_epochs` passes at the local lr."""
 
-    has_global = True
+    also_scores_global_model = True
     needs_state = StateUse.NONE
 
     tune_epochs = setting(5, "passes over the training data that personalize, when scored", COUNT)

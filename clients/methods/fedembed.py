@@ -18,7 +18,7 @@ from clients.core.client import Config, Metrics
 from clients.core.protocol import HEADS
 from clients.methods._preferences import EMBEDDING, GlobalPlusClient, enclose
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import POSITIVE, SOME, WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, POSITIVE, POSITIVE_INT, setting
 from partitions.datasets.loading import Info
 from partitions.federations import RANK
 from partitions.shares import SUB_POPULATION
@@ -63,8 +63,10 @@ class FedEmbedClient(GlobalPlusClient):
     assignment, heads = ASSIGNMENT, HEADS
     sub_populations = setting(0, "heads; 0: one for each type", "[0, 10000]")
     type_head = setting(True, "whether there is a head that learns the types")
-    prototypical_users = setting(1, "volunteers of each sub-population, who send embeddings", SOME)
-    margin = setting(1.0, "margin of the triplet loss", WEIGHT)
+    prototypical_users = setting(
+        1, "volunteers of each sub-population, who send embeddings", POSITIVE_INT
+    )
+    margin = setting(1.0, "margin of the triplet loss", NONNEGATIVE)
     triplet_lr = setting(0.05, "learning rate of the triplet loss", POSITIVE)
 
     def __init__(self, *args: Any, **settings: Any) -> None:

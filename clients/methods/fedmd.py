@@ -19,7 +19,7 @@ from clients.core.sgd import batches
 from clients.methods._adaptation import KL_DIRECTION, divergence
 from clients.methods.tent import TENTClient
 from fedapps.common.seeds import drawing, seed_of
-from fedapps.common.settings import COUNT, SOME, WEIGHT, setting
+from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, setting
 from partitions.shares import Samples
 
 FLOAT16 = setting(False, "logits travel as float16")
@@ -36,13 +36,15 @@ class FedMDClient(Client):
     the share has no public set."""
 
     personal = ("",)
-    has_global = True
+    also_scores_global_model = True
     offers = ("public-logits",)
     needs_state = StateUse.PREDICTIONS
     needs_public = True
 
-    digest_epochs = setting(1, "passes over the public set in a round", SOME)
-    novel_digest_epochs = setting(20, "passes of a novel client, which starts untrained", SOME)
+    digest_epochs = setting(1, "passes over the public set in a round", POSITIVE_INT)
+    novel_digest_epochs = setting(
+        20, "passes of a novel client, which starts untrained", POSITIVE_INT
+    )
     public_batch_size = setting(0, "public samples of a mini-batch; 0: batch-size", COUNT)
     digest_loss = setting("mae", "loss of public logits", ("mae", "kl"))
     kl_direction = KL_DIRECTION
@@ -138,10 +140,10 @@ class HeteroTENTClient(FedMDClient, TENTClient):
     `clip_norm` (0: never) clips the gradients of training; with `communicate_adapted` the public
     logits come from the model adapted to the public set."""
 
-    goes_on = False  # each message digests public samples anew
+    supports_streaming = False  # each message digests public samples anew
 
     digest_loss = "kl"
-    clip_norm = setting(0.0, "norm at which a training gradient is clipped; 0: never", WEIGHT)
+    clip_norm = setting(0.0, "norm at which a training gradient is clipped; 0: never", NONNEGATIVE)
     communicate_adapted = setting(False, "public logits of the model adapted to the public set")
 
     def fit_locally(self, config: Config, **options: Any) -> float:

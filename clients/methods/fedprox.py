@@ -2,14 +2,14 @@
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 
 
 class FedProxClient(Client):
     """FedAvg's client with a proximal term of weight `mu` >= 0. The loss that it reports is without
     this term."""
 
-    mu = setting(0.001, "μ, weight of the proximal term", WEIGHT)
+    mu = setting(0.001, "μ, weight of the proximal term", NONNEGATIVE)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Local SGD. The proximal term's gradient is μw − μw_server: weight decay and a drift."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
 from clients.models.head import HeadedNetwork, take_head
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
 
 
@@ -74,7 +74,7 @@ class Stochastic(HeadedNetwork):
         return self.sample(*self.distribution(x))
 
 
-def kl(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
+def kl_gaussian(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
     """KL(N(m, s²) ‖ N(m_r, s_r²)) (n,) of diagonal Gaussians, each argument (n, d)."""
     ratio = (scale.square() + (mean - r_mean).square()) / (2 * r_scale.square())
     return (r_scale.log() - scale.log() + ratio - 0.5).sum(1)
@@ -87,8 +87,8 @@ class FedSRClient(Client):
     needs_head = True
     model: Stochastic  # by `build`
 
-    l2r = setting(0.01, "weight of the squared norm of the representation", WEIGHT)
-    cmi = setting(0.0005, "weight of the conditional mutual information's bound", WEIGHT)
+    l2r = setting(0.01, "weight of the squared norm of the representation", NONNEGATIVE)
+    cmi = setting(0.0005, "weight of the conditional mutual information's bound", NONNEGATIVE)
     representation = setting(
         "added", "a layer on the features, or the last hidden layer, widened", ("added", "widened")
     )
@@ -106,7 +106,7 @@ class FedSRClient(Client):
         mean, scale = self.model.distribution(x)
         z = self.model.sample(mean, scale)
         l2r = z.square().sum(1).mean()
-        cmi = kl(mean, scale, *self.model.reference(y)).mean()
+        cmi = kl_gaussian(mean, scale, *self.model.reference(y)).mean()
         return self.criterion(self.model.head(z), y) + self.l2r * l2r + self.cmi * cmi
 
     def predict(self, x: Tensor) -> Tensor:

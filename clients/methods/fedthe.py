@@ -43,7 +43,7 @@ def objective(omega: Tensor, g: Tensor, p: Tensor, distances: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Weighing:
+class HeadMixing:
     """(e_g, e_l) of inputs by `means`, h^g and h^l; each input's ω has a gradient of its own."""
 
     means: tuple[Tensor, Tensor]
@@ -69,7 +69,7 @@ class Weighing:
 class FedTHEClient(TwoHeadsClient):
     """`history_rate` is α, `feature_share` β; ω takes `mixing_steps` at `mixing_lr`."""
 
-    stacked = ("log_counts",)
+    vmapped_tensors = ("log_counts",)
     rates: tuple[str, ...] = ("lr", "mixing_lr")
 
     mixing_steps = setting(20, "steps of Adam on an input's weights of both heads", COUNT)
@@ -92,7 +92,7 @@ class FedTHEClient(TwoHeadsClient):
         """h^l (d,)."""
         return f.mean(0)
 
-    def weighing(self, f: Tensor, y: Tensor) -> Weighing:
+    def weighing(self, f: Tensor, y: Tensor) -> HeadMixing:
         """The weights by h^g and h^l."""
         settings = self.history_rate, self.feature_share, self.mixing_steps, self.mixing_lr
-        return Weighing((self.received_summary, self.summary(f)), *settings)
+        return HeadMixing((self.received_summary, self.summary(f)), *settings)

@@ -24,7 +24,7 @@ from clients.core.normalisation import batch_statistics, with_statistics
 from clients.methods._adaptation import KL_DIRECTION, Adapting, Step, divergence
 from clients.models.adaptable import Adaptable, Adaptation
 from fedapps.common.seeds import drawing, seed_of
-from fedapps.common.settings import MOMENTUM, RATE, SHARE, SOME, WEIGHT, WIDTH, setting
+from fedapps.common.settings import MOMENTUM, NONNEGATIVE, POSITIVE_INT, RATE, SHARE, WIDTH, setting
 from partitions.datasets.loading import Info
 
 
@@ -43,22 +43,26 @@ class FedTTAClient(Adapting, Client):
     inner_lr = setting(0.5, "η_inner, learning rate of the adaptation step", RATE)
     adapt_lr = setting(0.01, "η_adapt, learning rate of the adaptation model", RATE)
     adapt_momentum = setting(0.0, "momentum of its SGD, fresh in each round", MOMENTUM)
-    mu = setting(0.0, "weight of the KL divergence from the server's predictions", WEIGHT)
+    mu = setting(0.0, "weight of the KL divergence from the server's predictions", NONNEGATIVE)
     kl_direction = KL_DIRECTION
-    clip_norm = setting(1.0, "clipping norm of each network's outer gradient; 0: never", WEIGHT)
+    clip_norm = setting(
+        1.0, "clipping norm of each network's outer gradient; 0: never", NONNEGATIVE
+    )
     inner_loss = setting(
         "whole",
         "ℓ_per: √(batch-size / n)·‖g‖ of all, or mean of batches",
         ("whole", "batches"),
     )
-    adapt_clip_norm = setting(0.0, "norm at which a scoring step is clipped; 0: never", WEIGHT)
+    adapt_clip_norm = setting(0.0, "norm at which a scoring step is clipped; 0: never", NONNEGATIVE)
     first_order = setting(False, "drop second derivatives with respect to the base model")
-    max_steps = setting(1, "adaptation steps when scored, at most", SOME)
-    patience = setting(1, "stop after so many steps in a row without a new least entropy", SOME)
+    max_steps = setting(1, "adaptation steps when scored, at most", POSITIVE_INT)
+    patience = setting(
+        1, "stop after so many steps in a row without a new least entropy", POSITIVE_INT
+    )
     min_agreement = setting(
         0.0, "share of predictions that must stay the first step's; 0: no guard", SHARE
     )
-    adapt_batch_size = setting(2048, "samples of one adapting pass, to save memory", SOME)
+    adapt_batch_size = setting(2048, "samples of one adapting pass, to save memory", POSITIVE_INT)
     adaptation_width = setting(32, "units of the adaptation model's three hidden layers", WIDTH)
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -124,9 +128,9 @@ class FedTTAClient(Adapting, Client):
         worse = 0  # steps in a row whose entropy is not below the least
         for step in self.steps(x, self.max_steps):
             if step.number == 0:
-                self.stages, before = {"base": step.logits}, step.entropy
+                self.intermediate_logits, before = {"base": step.logits}, step.entropy
             elif best is None or (step.entropy < best.entropy and self.agrees(step)):
-                self.stages.setdefault("one-step", step.logits)
+                self.intermediate_logits.setdefault("one-step", step.logits)
                 best, worse = step, 0
             else:
                 worse += 1
@@ -134,7 +138,7 @@ class FedTTAClient(Adapting, Client):
                 break
         assert best is not None
         self._best = best
-        self.adapted = {
+        self.adaptation_metrics = {
             "adapt-steps": best.number,
             "entropy": best.entropy,
             "entropy-before": before,
@@ -143,7 +147,7 @@ class FedTTAClient(Adapting, Client):
 
     def agrees(self, step: Step) -> bool:
         """Whether enough predictions equal the first step's."""
-        same = step.logits.argmax(1) == self.stages["one-step"].argmax(1)
+        same = step.logits.argmax(1) == self.intermediate_logits["one-step"].argmax(1)
         return float(same.float().mean()) >= self.min_agreement
 
     def personal_model(self, x: Tensor) -> nn.Module:

@@ -27,7 +27,7 @@ from clients.core.client import Client, Config, Metrics
 from clients.core.evaluation import by_parts
 from clients.models.encoders import MeanSets
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import SOME, WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, setting
 from partitions.datasets.loading import Info
 
 
@@ -89,11 +89,13 @@ class FLowDUPClient(Client):
     """λ is `penalty`, k is `dimension`. Ω_i = ‖v_i − ψ_r‖²/(2 α_θ) + ‖ψ_h‖²/(2 α_h) +
     ‖ψ_r‖²/(2 α_r); the α are `alpha_theta`, `alpha_h` and `alpha_r`."""
 
-    goes_on = True
+    supports_streaming = True
     model: LowDimensional  # by `build`
 
-    dimension = setting(10_000, "k, entries of v; at most the network's trained weights", SOME)
-    penalty = setting(0.0001, "λ, weight of Ω", WEIGHT)
+    dimension = setting(
+        10_000, "k, entries of v; at most the network's trained weights", POSITIVE_INT
+    )
+    penalty = setting(0.0001, "λ, weight of Ω", NONNEGATIVE)
     alpha_theta = setting(1.0, "α_θ, variance of the clients' v around ψ_r", "(0, 1000000]")
     alpha_h = setting(10.0, "α_h, variance of the encoder's weights", "(0, 1000000]")
     alpha_r = setting(10.0, "α_r, variance of the common part ψ_r of v", "(0, 1000000]")

@@ -13,7 +13,7 @@ from clients.methods._adaptation import divergence
 from clients.methods.fedmd import FedMDClient, Logits
 from clients.methods.fedtta import FedTTAClient
 from clients.models.networks import ConvNet
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
 
 
@@ -29,7 +29,7 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     adaptation_width = setting(
         0, "units of the adaptation model's hidden layers; 0: by size, Table 3", "[0, 4096]"
     )
-    base_weight = setting(0.8, "λ, weight of the base model's distillation", WEIGHT)
+    base_weight = setting(0.8, "λ, weight of the base model's distillation", NONNEGATIVE)
     adapt_on = setting(
         "public",
         "adapt for public logits to: public batches, the public set in one step, own data",

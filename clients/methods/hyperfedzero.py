@@ -20,7 +20,7 @@ from clients.core.client import Client
 from clients.core.evaluation import by_parts
 from clients.models.head import take_head
 from fedapps.common.memory_limits import num_parts
-from fedapps.common.settings import SOME, WEIGHT, WIDTH, setting
+from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, WIDTH, setting
 from partitions.datasets.loading import Info
 
 
@@ -85,15 +85,15 @@ class HyperFedZeroClient(Client):
 
     needs_head = True
     model: GeneratedHead  # by `build`
-    goes_on = property(lambda self: self.granularity == "client")
+    supports_streaming = property(lambda self: self.granularity == "client")
 
-    balance = setting(0.01, "α, weight of the equal use of the embedding's entries", WEIGHT)
-    entropy = setting(0.01, "β, weight of the entropy of an input's embedding", WEIGHT)
+    balance = setting(0.01, "α, weight of the equal use of the embedding's entries", NONNEGATIVE)
+    entropy = setting(0.01, "β, weight of the entropy of an input's embedding", NONNEGATIVE)
     granularity = setting(
         "sample", "a classifier for each input, or one for a client", ("sample", "client")
     )
     embedding_dim = setting(16, "entries of the embedding e", "[2, 4096]")
-    chunk_size = setting(128, "weights of a chunk of the classifier", SOME)
+    chunk_size = setting(128, "weights of a chunk of the classifier", POSITIVE_INT)
     chunk_dim = setting(16, "entries of the embedding of a chunk", WIDTH)
     hidden_dim = setting(64, "width of the hypernetwork's hidden layer", WIDTH)
 
@@ -132,7 +132,7 @@ class HyperFedZeroClient(Client):
         features = by_parts(self.model.body, self.parts(x))
         with torch.no_grad():
             e = self.model.embedding(features).exp()
-        self.adapted = {"embedding-variance": float(e.var(0, unbiased=False).sum())}
+        self.adaptation_metrics = {"embedding-variance": float(e.var(0, unbiased=False).sum())}
         network, shared = self.model, self.model.shared(e)
         if network.for_client:
             with torch.no_grad():

@@ -18,7 +18,7 @@ class LGFedAvgClient(Client):
     offers = ("personal-body",)
     needs_state = StateUse.PREDICTIONS
     needs_head = True
-    separate = (HEAD,)
+    separately_trained = (HEAD,)
 
     def load(self, arrays: Arrays) -> None:
         """The sent head on the personal body; without one all that was sent. Raises ValueError if

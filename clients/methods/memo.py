@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import COUNT, RATE, SOME, setting
+from fedapps.common.settings import COUNT, POSITIVE_INT, RATE, setting
 from partitions.datasets.loading import Info
 
 
@@ -96,7 +96,7 @@ class MEMOClient(Client):
 
     views_round = -1  # of `views_seed`
 
-    views = setting(16, "augmented views of an input", SOME)
+    views = setting(16, "augmented views of an input", POSITIVE_INT)
     adapt_lr = setting(0.005, "η, learning rate of the step on an input's views", RATE)
     adapt_steps = setting(1, "these steps, each on further views", COUNT)
     crop_share = setting(0.125, "largest shift of a view, as a share of the side", "[0, 0.5]")
@@ -121,7 +121,7 @@ class MEMOClient(Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), each input by its adapted network."""
-        self.stages = {"base": super().predict(x)}
+        self.intermediate_logits = {"base": super().predict(x)}
         with torch.no_grad():
             return self.personal_model(x)(x)
 

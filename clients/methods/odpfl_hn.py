@@ -25,14 +25,14 @@ from clients.models.encoders import ENCODERS, Described
 from fedapps.common.errors import Refusal
 from fedapps.common.memory_limits import num_parts
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import COUNT, RATE, SOME, WEIGHT, setting
+from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, RATE, setting
 from partitions.datasets.loading import Info
 from partitions.shares import Samples
 
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
 
 DESCRIPTOR_EPSILON = setting(
-    0.0, "ε of all that a novel client reveals of its inputs; 0: no noise", WEIGHT
+    0.0, "ε of all that a novel client reveals of its inputs; 0: no noise", NONNEGATIVE
 )
 DESCRIPTOR_DELTA = setting(0.01, "δ of that ε", "(0, 1)")
 
@@ -65,7 +65,7 @@ class ODPFLHNClient(Client):
     descriptor_epsilon = DESCRIPTOR_EPSILON
     descriptor_delta = DESCRIPTOR_DELTA
     descriptor_answers = setting(
-        1, "encoders that a private novel client answers; each gets its share of ε", SOME
+        1, "encoders that a private novel client answers; each gets its share of ε", POSITIVE_INT
     )
     dp_generator = DP_GENERATOR
 
@@ -116,7 +116,7 @@ class ODPFLHNClient(Client):
         super().receive(arrays, config)
         if self.private:
             epsilon, delta = self.descriptor_epsilon, self.descriptor_delta
-            self.adapted = {"epsilon": epsilon, "delta": delta}
+            self.adaptation_metrics = {"epsilon": epsilon, "delta": delta}
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The generated network, without the encoder."""

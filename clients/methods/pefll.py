@@ -19,7 +19,7 @@ from clients.core.client import Config
 from clients.core.protocol import FewShot, StateUse
 from clients.methods.odpfl_hn import ODPFLHNClient
 from clients.models.head import head_of
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
 from partitions.shares import Samples
 
@@ -36,7 +36,7 @@ class PeFLLClient(ODPFLHNClient):
 
     mask_absent = setting(True, "whether the logits of classes that a client lacks are 0")
     local_clip_norm = setting(
-        50.0, "norm to which the gradient of a mini-batch is clipped; 0: it is not", WEIGHT
+        50.0, "norm to which the gradient of a mini-batch is clipped; 0: it is not", NONNEGATIVE
     )
 
     @classmethod

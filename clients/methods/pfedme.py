@@ -12,7 +12,7 @@ from clients.core.client import Client, Config, Metrics
 from clients.core.optimizers import SGD
 from clients.core.protocol import StateUse
 from clients.core.sgd import mini_batches
-from fedapps.common.settings import POSITIVE, SOME, setting
+from fedapps.common.settings import POSITIVE, POSITIVE_INT, setting
 
 HEAD, PERSONAL = "head.", "own"  # prefixes: the head's arrays; personal ones on the wire
 
@@ -28,7 +28,7 @@ class PFedMeClient(Client):
     novel_lr = 0.0  # personal_lr
     lr = 0.05  # 0.005, as published, moves w too little in tens of rounds
     penalty = setting(15.0, "λ, pull of the local to the personal model", "(0, 1000000]")
-    inner_steps = setting(5, "K, steps to the proximal point for each mini-batch", SOME)
+    inner_steps = setting(5, "K, steps to the proximal point for each mini-batch", POSITIVE_INT)
     personal_lr = setting(0.09, "learning rate of the inner steps", POSITIVE)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:

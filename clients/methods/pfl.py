@@ -41,7 +41,7 @@ class PFLClient(Client):
 
     needs_state = StateUse.PREDICTIONS
     needs_head = True
-    separate = (HEAD,)
+    separately_trained = (HEAD,)
     exchanges = ("query.export", "query.domain")
 
     base = BASE

@@ -29,7 +29,7 @@ class LabelShiftClient(BatchwiseClient):
 
     In a served network, log(q / π) is part of the bias of the head."""
 
-    goes_on = True
+    supports_streaming = True
     needs_head = True
     exchanges = ("query.labels",)
 
@@ -63,7 +63,7 @@ class LabelShiftClient(BatchwiseClient):
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), those of each batch corrected by its q."""
         base = Client.predict(self, x)
-        self.stages = {"base": base}
+        self.intermediate_logits = {"base": base}
         return torch.cat([self.corrected(z) for z in self.test_batches(base)])
 
     def update(self, x: Tensor) -> Tensor:

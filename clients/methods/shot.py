@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from clients.core.normalisation import entropy
 from clients.methods.tent import TENTClient
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 
 
 class SHOTClient(TENTClient):
     """TENT's client with another objective, over the body; `diversity` >= 0 weighs H(Y)."""
 
     needs_head = True
-    separate = ("head.",)
+    separately_trained = ("head.",)
 
-    diversity = setting(1.0, "weight of the entropy of the mean prediction", WEIGHT)
+    diversity = setting(1.0, "weight of the entropy of the mean prediction", NONNEGATIVE)
 
     def objective(self, logits: Tensor) -> Tensor:
         """H(Y|X) − `diversity` · H(Y) of logits (n, C)."""

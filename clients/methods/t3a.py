@@ -24,7 +24,7 @@ class T3AClient(Client):
     """FedAvg's client that, when scored, keeps at most `supports` of each class (M; 0: all)."""
 
     needs_head = True
-    goes_on = property(lambda self: self.supports > 0)  # others would grow
+    supports_streaming = property(lambda self: self.supports > 0)  # others would grow
 
     supports = setting(20, "M, features kept for each class; 0: all", COUNT)
     unit_templates = setting(True, "templates of unit length, as in the authors' code, or means")

@@ -21,7 +21,7 @@ from clients.core.normalisation import (
     with_statistics,
 )
 from clients.core.optimizers import SGD
-from fedapps.common.settings import COUNT, WEIGHT, setting
+from fedapps.common.settings import COUNT, NONNEGATIVE, setting
 
 
 class TENTClient(Client):
@@ -29,14 +29,14 @@ class TENTClient(Client):
 
     The weight decay is the local SGD's. A stream goes on without a reset."""
 
-    goes_on = True
+    supports_streaming = True
 
     adapt_steps = setting(10, "SGD steps on the entropy when scored, at the local lr", COUNT)
     parameters = setting(
         "auto", "auto: affine parameters of normalisation layers, if any; or all", ("auto", "all")
     )
     bits = setting(False, "entropy in bits: a step longer by 1 / ln 2")
-    adapt_clip_norm = setting(0.0, "norm at which a scoring step is clipped; 0: never", WEIGHT)
+    adapt_clip_norm = setting(0.0, "norm at which a scoring step is clipped; 0: never", NONNEGATIVE)
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -55,7 +55,7 @@ class TENTClient(Client):
         batch_statistics(self.model, len(x) > 1)  # one sample has no variance
         adapted = self.trainable()
         optimizer = SGD(adapted, self.lr, weight_decay=self.weight_decay)
-        self.stages = {}
+        self.intermediate_logits = {}
         for _ in range(self.adapt_steps):
             optimizer.zero_grad()
             stages = []
@@ -63,7 +63,7 @@ class TENTClient(Client):
                 z = self.model(part)
                 (self.objective(z) * (len(part) / len(x)) / self.unit).backward()
                 stages.append(z.detach())
-            self.stages.setdefault("base", torch.cat(stages))
+            self.intermediate_logits.setdefault("base", torch.cat(stages))
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
@@ -72,7 +72,10 @@ class TENTClient(Client):
         moved = {id(parameter) for parameter in adapted}
         names = [name for name, p in self.model.named_parameters() if id(p) in moved]
         self.stream = {name: self._adapted_weights[name] for name in names}
-        self.adapted = {"adapt-steps": self.adapt_steps, "entropy": float(entropy(logits))}
+        self.adaptation_metrics = {
+            "adapt-steps": self.adapt_steps,
+            "entropy": float(entropy(logits)),
+        }
         self.model.load_state_dict(sent)
         return logits
 

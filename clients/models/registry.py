@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from fedapps.common.external_code import VARIADIC, Table, called, makes
+from fedapps.common.external_code import VARIADIC, Registry, call_with, declares_return_type
 from fedapps.common.seeds import drawing
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ class Model:
     class or its ``module:NAME``."""
 
     build: "Callable[..., nn.Module] | str"
-    line: str
+    summary: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _network(name: str, line: str, **options: Any) -> Model:
-    return Model(f"clients.models.{name}", line, options)
+def _network(name: str, summary: str, **options: Any) -> Model:
+    return Model(f"clients.models.{name}", summary, options)
 
 
 NETWORKS = {
@@ -88,7 +88,7 @@ def _adopted(name: str, build: Any) -> Model:
 
     if isinstance(build, Model):
         return build
-    if not makes(build, nn.Module):
+    if not declares_return_type(build, nn.Module):
         raise ValueError(
             f"{name!r} is {build!r:.200}; a model must be a subclass of torch.nn.Module, or a "
             "function annotated to return one (-> torch.nn.Module)"
@@ -98,9 +98,9 @@ def _adopted(name: str, build: Any) -> Model:
         kinds = [p.kind for p in inspect.signature(build).parameters.values()]
         passed = {"num_classes": num_classes} if VARIADIC[1] in kinds else {}
         given = {"shape": shape, "num_classes": num_classes}
-        return headed(called(name, build, given, passed | options), name, shape, num_classes)
+        return headed(call_with(name, build, given, passed | options), name, shape, num_classes)
 
     return Model(made, f"{build.__doc__ or name}".partition("\n")[0])
 
 
-MODELS = Table("model", NETWORKS, _adopted)
+MODELS = Registry("model", NETWORKS, _adopted)

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from clients.core.arrays import Arrays, filled, to_record
-from clients.core.protocol import OFFERS
+from clients.core.protocol import CAPABILITIES
 from experiments.benchmarks.measure import Row, compare
 from fedapps.engines.in_process_grid import LocalGrid, Simulated, with_id
 from strategies.core.aggregation import weighted_mean
@@ -56,7 +56,9 @@ class Stored(LocalGrid):
         for message in messages:
             client = message.metadata.dst_node_id - 1
             if message.metadata.message_type == "query":
-                content: dict[str, Any] = {"config": ConfigRecord({"client": client, OFFERS: ""})}
+                content: dict[str, Any] = {
+                    "config": ConfigRecord({"client": client, CAPABILITIES: ""})
+                }
             else:
                 arrays = self._arrays[client % len(self._arrays)]
                 content = {"arrays": arrays, "metrics": self._metrics[client]}

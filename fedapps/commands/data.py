@@ -55,7 +55,7 @@ def data(
         external_code.allow(*external_code.named(overrides))
         config = override(defaults() | {"dataset": name}, overrides)
         entry, (_, data_dir, options) = loading.described(config), loading.named(config)
-        console.print(f"{name}: {entry.line}; {entry.num_classes} classes, inputs {entry.shape}")
+        console.print(f"{name}: {entry.summary}; {entry.num_classes} classes, inputs {entry.shape}")
         say(console, f"from: {loading.source(name, data_dir)}")
         if entry.files:
             say(console, f"official files: {entry.files}")

@@ -21,7 +21,7 @@ def _methods() -> Rows:
     return [
         {
             "name": name,
-            "line": method.line,
+            "line": method.summary,
             "novel clients": method.novel or "no",
             "paper": method.paper,
             "privacy": ", ".join(method.dp) or "no",
@@ -36,7 +36,7 @@ def _datasets() -> Rows:
 
     entries = [(name, info(name)) for name in DATASETS]
     return [
-        {"name": n, "shape": str(i.shape), "classes": i.num_classes, "line": i.line}
+        {"name": n, "shape": str(i.shape), "classes": i.num_classes, "line": i.summary}
         for n, i in entries
     ]
 
@@ -45,7 +45,7 @@ def _partitions() -> Rows:
     from partitions.rules.registry import PARTITIONS
 
     return [
-        {"name": name, "line": rule.line, "options": ", ".join(rule.options)}
+        {"name": name, "line": rule.summary, "options": ", ".join(rule.options)}
         for name, rule in PARTITIONS.items()
     ]
 
@@ -53,7 +53,7 @@ def _partitions() -> Rows:
 def _models() -> Rows:
     from clients.models import MODELS
 
-    return [{"name": name, "line": model.line} for name, model in MODELS.items()]
+    return [{"name": name, "line": model.summary} for name, model in MODELS.items()]
 
 
 def _experiments() -> Rows:

@@ -49,7 +49,7 @@ def personalize(
     with refusals():
         from fedapps.service import onnx as exporter
         from fedapps.service.delivery import load_personal
-        from fedapps.service.finished_run import Run
+        from fedapps.service.finished_run import FinishedRun
 
         logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
         if onnx:
@@ -61,7 +61,7 @@ def personalize(
             model = load_personal(run)
             model.update(data)
         else:
-            loaded = Run(run, round_)
+            loaded = FinishedRun(run, round_)
             loaded.check_novel()  # before the data are read
             model = loaded.serve(loaded.inputs(data), epsilon).module()
         model.save(output)

@@ -21,8 +21,8 @@ def push(
         from huggingface_hub.errors import HfHubHTTPError
 
         from fedapps.service import model_card
-        from fedapps.service.finished_run import Run
+        from fedapps.service.finished_run import FinishedRun
 
-        loaded = Run(run)
+        loaded = FinishedRun(run)
         with refusals(HfHubHTTPError, code=1):
             say(make_console(), model_card.push(loaded, repo, private=private))

@@ -37,10 +37,10 @@ def serve(
         from fedapps.engines.flower import Flwr
         from fedapps.files import read_arrays
         from fedapps.service.deploy import Deployment
-        from fedapps.service.finished_run import Run
+        from fedapps.service.finished_run import FinishedRun
         from fedapps.service.serving import LINE, check_serving
 
-        loaded = Run(run, round_)
+        loaded = FinishedRun(run, round_)
         config = loaded.config | {"serve-dir": str(loaded.folder), "serving": loaded.card.line()}
         config |= {"serve-every": every, "serve-again": again, "serve-round": round_}
         check_serving(config)

@@ -29,11 +29,11 @@ def show(
     allow: Allowed = None,
 ) -> None:
     """Show what a finished run is, and what a later client would get from it."""
-    from fedapps.service.finished_run import Run
+    from fedapps.service.finished_run import FinishedRun
     from fedapps.service.model_card import facts, model_card
 
     with refusals():
-        loaded = Run(run)
+        loaded = FinishedRun(run)
         rows = facts(loaded)
     if card:
         typer.echo(model_card(loaded))

@@ -22,7 +22,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
-__all__ = ["Table", "Value", "is_reference", "load"]
+__all__ = ["Registry", "Value", "is_reference", "load"]
 
 Value = str | int | float | bool
 Entry = TypeVar("Entry")
@@ -112,14 +112,14 @@ def find_here() -> None:
         sys.path.append(str(here))
 
 
-def makes(found: Any, *kinds: type) -> bool:
+def declares_return_type(found: Any, *kinds: type) -> bool:
     """Whether it is declared to make one of the `kinds`: a subclass, or a function that is
     annotated to return one. Nothing is called."""
     made = found.func if isinstance(found, partial) else found
-    return of_kind(returned(made) if inspect.isfunction(made) else made, *kinds)
+    return of_kind(return_annotation(made) if inspect.isfunction(made) else made, *kinds)
 
 
-def returned(function: Any) -> Any:
+def return_annotation(function: Any) -> Any:
     """What a function is annotated to return; None if nothing, or nothing that there is."""
     try:
         return get_type_hints(function).get("return")
@@ -133,7 +133,9 @@ def of_kind(annotation: Any, *kinds: type) -> bool:
     return isinstance(plain, type) and issubclass(plain, kinds)
 
 
-def called(name: str, function: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def call_with(
+    name: str, function: Any, given: Mapping[str, Any], options: Mapping[str, Any]
+) -> Any:
     """``function(…)`` with what it takes of `given`, and with `options`.
 
     Raises ValueError for an argument that it needs and nobody gives."""
@@ -153,7 +155,7 @@ def called(name: str, function: Any, given: Mapping[str, Any], options: Mapping[
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Table(dict[str, Entry], Generic[Entry]):
+class Registry(dict[str, Entry], Generic[Entry]):
     """name → entry of a kind; a reference is a name as well, made an entry by `adopt`.
 
     Iteration yields the package's own names. ``table[name]`` raises ValueError with the choices

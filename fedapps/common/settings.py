@@ -21,9 +21,10 @@ T = TypeVar("T", str, int, float, bool)
 
 RATE = "[0, 100]"  # learning rates
 COUNT = "[0, 1000000]"
-SOME = "[1, 1000000]"
+POSITIVE_INT = "[1, 1000000]"
 WIDTH = "[1, 4096]"
-WEIGHT = "[0, 1000000]"
+NONNEGATIVE = "[0, 1000000]"
+WEIGHT = NONNEGATIVE  # its former name, for one release
 ROUNDS = "[0, 10000000]"
 POSITIVE = "(0, 100]"
 MOMENTUM = "[0, 1)"

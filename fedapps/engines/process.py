@@ -126,10 +126,10 @@ def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow)
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
     """The jobs by falling effort, so that no core waits long for the last one."""
 
-    def effort(job: Job) -> float:
-        return METHODS[str(job.config["method"])].effort * job.total
+    def cost(job: Job) -> float:
+        return METHODS[str(job.config["method"])].relative_cost * job.total
 
-    return sorted(jobs, key=effort, reverse=True)
+    return sorted(jobs, key=cost, reverse=True)
 
 
 def _start_worker() -> tuple[Connection, Any]:

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 from clients.core.arrays import Arrays, filled, from_record, reply_with, to_metrics, to_record
 from clients.core.client import Client
 from clients.core.protocol import (
+    CAPABILITIES,
     DOMAIN,
     NAMES,
-    OFFERS,
     RESTORE_STATE,
     RUN_TOKEN,
     SAVE_STATE,
@@ -54,7 +54,7 @@ def answer(message: Message, context: Context, make_client: MakeClient) -> Messa
             raise
         log(ERROR, "this client cannot start", exc_info=error)
         reason = brief(reason_of(error, context))[:200]
-        properties = ConfigRecord({OFFERS: "", "error": reason})
+        properties = ConfigRecord({CAPABILITIES: "", "error": reason})
         return Message(RecordDict({"properties": properties}), reply_to=message)
 
 
@@ -92,7 +92,7 @@ def _reply_of(
     reply: dict[str, Any] = {}
     if action == "query":
         properties = client.get_properties(config) | {"client": identity(context)}
-        properties[OFFERS] = " ".join((*client.offers, *client.exchanges))
+        properties[CAPABILITIES] = " ".join((*client.offers, *client.exchanges))
         reply["properties"] = ConfigRecord(properties)
     elif action == "train":
         values, num_examples, metrics = client.fit(list(arrays.values()), config)

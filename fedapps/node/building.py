@@ -149,7 +149,7 @@ def network_around(base: nn.Module, method: str, info: Info, values: dict[str, A
     client = METHODS[method].client
 
     def separate(name: str) -> bool:
-        return client.is_personal(name) or name.startswith(client.separate)
+        return client.is_personal(name) or name.startswith(client.separately_trained)
 
     model = check_tied(client.build_network(base, info, **values), separate, method)
     return model, model_arrays(model)

@@ -40,7 +40,7 @@ TEST = f"Student's paired t test over {MIN_SEEDS} seeds or more, two-sided"
 FEDERATION = {"dataset", "partition", "num-clients", "train-fraction", "seed"}
 SHOTS = "novel-shots"
 MEASURED = ["mean", "deviation_over_seeds", "seeds", "published"]
-TESTED = ["less_reference", "p"]
+TESTED = ["difference_to_reference", "p"]
 SPREADS = {
     "worst_client": "worst",
     "lowest_tenth": "lowest tenth",
@@ -108,7 +108,7 @@ def compare(
     lines["best"] = (block.transform("size") > 1) & (lines["mean"] == block.transform("max"))
     clients = clients_of(runs, round_)[["run", "client", "role", "accuracy"]].dropna()
     clients = clients.set_axis(["run", "client", "score", "value"], axis=1).join(groups, on="run")
-    for more in (_judge(scores, by, against), spreads(clients, ["score", *by])):
+    for more in (_paired_tests(scores, by, against), spreads(clients, ["score", *by])):
         lines = lines.join(more, on=["score", *by])
     unscored = runs.drop(scores.index.unique())
     return Comparison(lines, runs, unscored, by, against, published, round_)
@@ -268,7 +268,7 @@ def spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
     return by_seed.fillna(0.0).set_axis([*SPREADS], axis=1).groupby(index).mean()
 
 
-def _judge(scores: "DataFrame", by: list[str], against: str) -> "DataFrame":
+def _paired_tests(scores: "DataFrame", by: list[str], against: str) -> "DataFrame":
     """Each line's mean difference to the reference on the same splits, and the p that its sign is
     chance: Student's paired t test over seeds, NaN for fewer than `MIN_SEEDS`.
 
@@ -283,11 +283,11 @@ def _judge(scores: "DataFrame", by: list[str], against: str) -> "DataFrame":
     both = both.assign(difference=both.value - both.value_reference)
     by_seed = both.groupby(["score", *by]).difference
 
-    means, chances = by_seed.mean(), by_seed.agg(chance)
-    return pandas.DataFrame({"less_reference": means, "p": chances}, dtype=float)
+    means, chances = by_seed.mean(), by_seed.agg(paired_t_pvalue)
+    return pandas.DataFrame({"difference_to_reference": means, "p": chances}, dtype=float)
 
 
-def chance(differences: "Series") -> float:
+def paired_t_pvalue(differences: "Series") -> float:
     """The p of `TEST` for the differences of seeds: that their mean is 0; NaN for too few."""
     from scipy import stats
 
@@ -332,7 +332,7 @@ def _measured(line: Any) -> str:
 
 def _judged(line: Any) -> str:
     """``+3.50 (p 0.03)`` or ``+0.50 n.s.``."""
-    difference = number(line, line.less_reference, sign=True)
+    difference = number(line, line.difference_to_reference, sign=True)
     if math.isnan(line.p):
         return difference
     if line.p >= LEVEL:
@@ -343,8 +343,8 @@ def _judged(line: Any) -> str:
 def _cell(line: Any) -> str:
     """``70.00 ± 1.00 ↑ (68.00)``."""
     words = [_measured(line)]
-    if line.p < LEVEL and line.less_reference:
-        words.append("↑" if line.less_reference > 0 else "↓")
+    if line.p < LEVEL and line.difference_to_reference:
+        words.append("↑" if line.difference_to_reference > 0 else "↓")
     if not math.isnan(line.published):
         words.append(f"({number(line, line.published)})")
     return " ".join(words)

@@ -23,10 +23,10 @@ from fedapps.files import (
     TOKEN,
     WHICH,
     array_bytes,
-    load_arrays,
     of_round,
     read_arrays,
     read_json,
+    read_safetensors,
     write_arrays,
     write_files,
 )
@@ -66,7 +66,7 @@ def write_final(run: Path, state: Mapping[str, Any]) -> None:
     write_files({of_round(file, "last"): data for file, data in files.items()})
 
 
-def write_memories(run: Path, memories: Mapping[int, Arrays]) -> None:
+def write_client_states(run: Path, memories: Mapping[int, Arrays]) -> None:
     """Write each client's state to ``clients/<id>.safetensors``: all of them, or none."""
     temporary = run / f".{CLIENTS}"
     rmtree(temporary, ignore_errors=True)
@@ -94,7 +94,7 @@ def read_former(run: Path, which: str = "best") -> State:
     if the model is missing or another file is damaged."""
     state: State = {"arrays": read_arrays(run, which)}
     if (file := of_round(run / HANDOUT, which)).is_file():
-        state["handout"] = load_arrays(file)
+        state["handout"] = read_safetensors(file)
     if (file := of_round(run / STRATEGY, which)).is_file():
         try:
             state["kept"] = read_state(file)
@@ -109,12 +109,12 @@ def read_former(run: Path, which: str = "best") -> State:
     return state
 
 
-def read_memories(run: Path) -> dict[int, Arrays]:
+def read_client_states(run: Path) -> dict[int, Arrays]:
     """The states of the run's clients by client id; {} if they are unknown."""
     files = list((run / CLIENTS).glob("*.safetensors"))
     if odd := [file for file in files if not file.stem.isdecimal()]:
         raise ValueError(f"{odd[0]} is damaged: its name is no client's id")
-    return {int(file.stem): load_arrays(file) for file in files}
+    return {int(file.stem): read_safetensors(file) for file in files}
 
 
 def takes_states(run: Path, method: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedapps.results.comparison import LEVEL, TEST, chance, split_of, spreads
+from fedapps.results.comparison import LEVEL, TEST, paired_t_pvalue, split_of, spreads
 from fedapps.results.formats import TextTable
 from fedapps.results.runs import (
     check_round,
@@ -193,7 +193,7 @@ def _cell(values: "Series", score: str) -> str:
     values = values.dropna()
     if not len(values):
         return "–"
-    p = chance(values) if score == "gain" else math.nan
+    p = paired_t_pvalue(values) if score == "gain" else math.nan
     judged = "" if math.isnan(p) else f" (p {p:.2g})" if p < LEVEL else " n.s."
     spread = f" ± {values.std():.2f}" if len(values) > 1 else ""
     return f"{values.mean():.2f}{spread}{judged}"

@@ -56,7 +56,7 @@ class Recorder:
         self.summary: dict[str, Any] = {}
         self._best: dict[str, dict[str, Any]] = {}  # the evaluation that each group reports
         self._model: State = {}  # the strategy's state at the round that novel clients report
-        self._memories: dict[int, Arrays] = {}  # its clients' states at that round
+        self._client_states: dict[int, Arrays] = {}  # its clients' states at that round
         self._present: dict[int, Arrays] | None = None  # the clients' states in this round
         self._writer = Writer(folder)
         self._lines = 0  # of metrics.jsonl
@@ -71,7 +71,7 @@ class Recorder:
             saved = former["recorder"]
             self.rounds, self.summary = saved["rounds"], saved["summary"]
             self._phase, self._best = saved["phase"], saved["best"]
-            self._model, self._memories = saved["model"], saved["memories"]
+            self._model, self._client_states = saved["model"], saved["memories"]
             self._started -= saved["seconds"]
         if folder is not None:
             self._prepare(folder, former is not None)
@@ -102,12 +102,12 @@ class Recorder:
         self._present, self.strategy = None, strategy
         if "evaluation" in report:
             result = _result(report, strategy)
-            if strategy.phase != self._phase:
-                self._phase, self._best = strategy.phase, {}
+            if strategy.selection_phase != self._phase:
+                self._phase, self._best = strategy.selection_phase, {}
             better = {role: self._is_best(role, result, strategy) for role in CHOICE}
             self._best |= {role: result for role in CHOICE if better[role]}
             if better["novel"]:
-                self._keep(strategy)
+                self._keep_reported_model(strategy)
             self.summary = self._summarize(result)
             words = Text.from_markup("  ".join(shown(report).values())).plain
             log.info("round %s: %s", report["round"], words)
@@ -120,7 +120,7 @@ class Recorder:
             file, content = self.folder / ERRORS, "\n\n".join(self._failures) + "\n"
             self._writer.write(ERRORS, lambda: write_text(file, content))
 
-    def check_point(self, strategy: PersonalizedStrategy, more: State) -> None:
+    def write_checkpoint_if_due(self, strategy: PersonalizedStrategy, more: State) -> None:
         """Write a checkpoint with the `more` state if one is due."""
         every, folder, number = int(self.config["checkpoint-every"]), self.folder, strategy.round
         if folder is None or not every or number % every:
@@ -131,11 +131,14 @@ class Recorder:
             "phase": self._phase,
             "best": self._best,
             "model": self._model,
-            "memories": self._memories,
+            "memories": self._client_states,
             "seconds": time.monotonic() - self._started,
         }
         try:
-            state = {"clients": self._ask(strategy), "strategy": strategy.state()} | more
+            state = {
+                "clients": self._client_states_now(strategy),
+                "strategy": strategy.state(),
+            } | more
         except RuntimeError as error:
             log.warning("round %s: no checkpoint is written: %s", number, error)
             return
@@ -149,37 +152,37 @@ class Recorder:
         """Whether this evaluation is the best so far for a group of clients, by the trimmed mean of
         the training clients' scores; the mean breaks ties."""
         best, select = self._best.get(role), str(self.config["select"])
-        if best is None or strategy.reports_last:
+        if best is None or strategy.report_last_round:
             return True
         value, former = (_choice(role, e["train"], select) for e in (result, best))
         return former is None or (value is not None and value > former)
 
     @property
-    def _asks(self) -> bool:
+    def _may_ask_states(self) -> bool:
         """Whether to ask clients for their states: simulated ones that may have some, as all
         clients from outside the package may."""
         client = METHODS[str(self.config["method"])].client
         may = bool(client.needs_state) or not client.__module__.startswith("clients.")
         return may and self.engine != "deployment" and self.folder is not None
 
-    def _ask(self, strategy: PersonalizedStrategy) -> dict[int, Arrays]:
+    def _client_states_now(self, strategy: PersonalizedStrategy) -> dict[int, Arrays]:
         """The clients' states; they are asked once a round."""
         if self._present is None:
-            folder = self.folder if self._asks else None
+            folder = self.folder if self._may_ask_states else None
             self._present = {} if folder is None else spill(strategy.client_states(), folder)
         return self._present
 
-    def _keep(self, strategy: PersonalizedStrategy) -> None:
+    def _keep_reported_model(self, strategy: PersonalizedStrategy) -> None:
         """Keep the present model as the one to report."""
         if self.folder is None:
             return
         self._model = deepcopy(_state(strategy)) | {"token": strategy.token}
         try:
-            self._memories = self._ask(strategy)
+            self._client_states = self._client_states_now(strategy)
         except RuntimeError as error:
             message = "round %s: the model is kept without its clients: %s"
             log.warning(message, strategy.round, error)
-            self._memories = {}
+            self._client_states = {}
         self._changed = True
 
     def __enter__(self) -> "Recorder":
@@ -193,15 +196,15 @@ class Recorder:
     ) -> None:
         """Mark the summary as that of a finished run, or write the error into it. Raises OSError if
         the disk did not take all files."""
-        folder, memories = self.folder, self._memories
+        folder, memories = self.folder, self._client_states
         private = self.config["dp"] != "none"
         if isinstance(error, Exception) and not is_sentence(error):
             self.record_failure(f"server\n{described(error, private=private)}")
         if folder is not None:
             self._writer.due.pop(CHECKPOINTS, None)
             self._write(bool(self.summary))
-            if self._asks:
-                self._writer.write("clients", lambda: folders.write_memories(folder, memories))
+            if self._may_ask_states:
+                self._writer.write("clients", lambda: folders.write_client_states(folder, memories))
             if error is None and self._model and (strategy := self.strategy) is not None:
                 final = _state(strategy)
                 self._writer.write("the last model", lambda: folders.write_final(folder, final))
@@ -294,8 +297,8 @@ class Recorder:
 
 def _state(strategy: PersonalizedStrategy) -> State:
     """What a model's files hold of a strategy."""
-    kept = {name: getattr(strategy, name) for name in strategy.kept}
-    return {"arrays": strategy.arrays, "kept": kept, "handout": strategy.handout}
+    kept = {name: getattr(strategy, name) for name in strategy.persistent_attributes}
+    return {"arrays": strategy.arrays, "kept": kept, "handout": strategy.published_models}
 
 
 def _choice(role: str, train: dict[str, Any], select: str) -> tuple[float, float] | None:

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.core.arrays import load_arrays, model_arrays
+from clients.core.arrays import load_into_model, model_arrays
 from clients.core.normalisation import entropy
 from fedapps.common import external_code
 from fedapps.console import spreadsheet_cell
-from fedapps.files import MODEL, array_bytes, opening, read_json, write_files
-from fedapps.files import load_arrays as arrays_of
+from fedapps.files import MODEL, array_bytes, opening, read_json, read_safetensors, write_files
 from fedapps.results.card import Card
-from fedapps.service.inputs import Data, Inputs, inputs_of, unlabeled
+from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
 from partitions.datasets.loading import Moment
@@ -27,7 +26,7 @@ DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json
 ONNX = "model.onnx"
 
 
-class Personal(nn.Module):
+class PersonalModel(nn.Module):
     """A personal network together with the preprocessing of its inputs.
 
     forward gives logits (n, C) of inputs (n, *shape): whole numbers as the run's dataset stores
@@ -39,7 +38,7 @@ class Personal(nn.Module):
         network: nn.Module,
         card: Card,
         report: dict[str, Any],
-        last: "Served | None" = None,
+        last: "PersonalizationResult | None" = None,
         stream: Stream | None = None,
     ) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Personal(nn.Module):
         Raises ValueError if the method adapts to each batch alone, and for bad inputs."""
         if self.stream is None:
             raise cannot_go_on(self.card.method)
-        last = self.last = updated(self.card, self.stream, inputs_of(data, self.card))
+        last = self.last = updated(self.card, self.stream, read_inputs(data, self.card))
         self.network, self.report, self.stream = last.network.eval(), last.report(), last.stream
         return last.logits
 
@@ -85,7 +84,7 @@ def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Served:
+class PersonalizationResult:
     """A client's network, its logits (n, C) for `inputs`, the metrics of its adaptation, and what
     it goes on from, if it can."""
 
@@ -96,9 +95,9 @@ class Served:
     metrics: dict[str, Any]
     stream: Stream | None = None
 
-    def module(self) -> Personal:
+    def module(self) -> PersonalModel:
         """The network with its preprocessing."""
-        return Personal(self.network, self.card, self.report(), self, self.stream).eval()
+        return PersonalModel(self.network, self.card, self.report(), self, self.stream).eval()
 
     def report(self) -> dict[str, Any]:
         """Steps, entropies, ε, and the accuracy if there are labels."""
@@ -148,7 +147,7 @@ class Served:
         write_files({folder / name: data for name, data in content.items()})
 
 
-def updated(card: Card, stream: Stream, inputs: Inputs) -> Served:
+def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult:
     """What the client has after further inputs. Raises ValueError for a training client's, and if
     the adapted network gives no numbers."""
     if not inputs.share.novel:
@@ -158,13 +157,13 @@ def updated(card: Card, stream: Stream, inputs: Inputs) -> Served:
         network, logits = client.serve(stream.sent, stream.message)
     if logits.isnan().any():
         raise ValueError("after this update the model would predict NaN; it stays as it was")
-    metrics, after = dict(client.adapted), stream.after(client)
-    return Served(card, network.cpu(), logits.cpu(), inputs, metrics, after)
+    metrics, after = dict(client.adaptation_metrics), stream.after(client)
+    return PersonalizationResult(card, network.cpu(), logits.cpu(), inputs, metrics, after)
 
 
-def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> Personal:
-    """The model in a folder of `fedapps personalize`, of `Personal.save`, or in the state-dir of a
-    node that was served, to go on with `Personal.update`. `allow` as `fedapps.load`.
+def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalModel:
+    """The model in a folder of `fedapps personalize`, of `PersonalModel.save`, or in the state-dir
+    of a node that was served, to go on with `PersonalModel.update`. `allow` as `fedapps.load`.
 
     Raises ValueError if the folder holds none that can go on."""
     external_code.allow(*allow)
@@ -176,13 +175,13 @@ def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> Personal:
         kept = Stream.read(folder / STREAM)
         blank = unlabeled(torch.zeros(()).expand(2, *card.shape), card)
         network = updated(card, kept, blank).network.eval()  # only its structure is used
-        load_arrays(network, arrays_of(folder / MODEL), {})
+        load_into_model(network, read_safetensors(folder / MODEL), {})
         report = read_json(folder / REPORT)
-        return Personal(network, card, report, stream=kept).eval()
+        return PersonalModel(network, card, report, stream=kept).eval()
 
 
 def _read_card(file: Path) -> Card:
-    """The card that `Served.write` described. Raises ValueError if it is damaged."""
+    """The card that `PersonalizationResult.write` described. Raises ValueError if it is damaged."""
     if not file.is_file():
         raise ValueError(f"{file.parent} holds no {file.name}; name a folder of a delivered model")
     described = read_json(file)

@@ -21,9 +21,9 @@ from fedapps.files import model_round, read_arrays
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import Builder, with_public
-from fedapps.results.folder import check_former, read_memories
+from fedapps.results.folder import check_former, read_client_states
 from fedapps.results.plot import matrix, shown
-from fedapps.service.finished_run import Run, opened
+from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, saved_configuration, settings
 from partitions.federations import Federation
 
@@ -55,7 +55,7 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
     Raises ValueError if the run's folder lacks what predictions need, and if its differential
     privacy covers them."""
-    run = Run(folder)
+    run = FinishedRun(folder)
     check_former(folder, run.method)
     known = settings(run.config, run.method)
     if known["dp"] != "none" and known["dp_covers"] == EVERYTHING:
@@ -75,9 +75,9 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
         category, _, name = action.partition(".")
         getattr(app, category)(name)(answer)
     grid = InProcessGrid.simulation(app, run.config, int(run.config["num-clients"]))
-    strategy = opened(run, grid)
+    strategy = restore_strategy(run, grid)
     nodes = [node for node in strategy.present() if strategy.evaluate_novel or not node.novel]
-    memories = read_memories(folder)
+    memories = read_client_states(folder)
     strategy.exchange(RESTORE_STATE, {n: memories[n.client] for n in nodes if n.client in memories})
     novel = bool(run.novel) and any(node.novel for node in nodes)
     true, predicted = [], []

@@ -20,8 +20,8 @@ from fedapps.node.building import Builder, method_model, shared_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
 from fedapps.results.schema import SummaryFile
-from fedapps.service.delivery import Personal, Served
-from fedapps.service.inputs import Data, Inputs, inputs_of
+from fedapps.service.delivery import PersonalizationResult, PersonalModel
+from fedapps.service.inputs import Data, Inputs, read_inputs
 from fedapps.service.served_node import reply, served_by
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import (
@@ -39,7 +39,7 @@ NEW_CLIENT = 2**32  # partition id that no client of the run has
 WAIT_SECONDS = 5.0  # for the first node, each time that the nodes are polled
 
 
-class Run:
+class FinishedRun:
     """The run in `folder`, with the model of its "best" or its "last" `round`. Raises ValueError
     if it holds none that can be served."""
 
@@ -65,7 +65,7 @@ class Run:
         """What an unlabeled novel client gets: "global", "adapted", or "" for nothing."""
         return METHODS[self.method].novel
 
-    def personalize(self, data: Data) -> Personal:
+    def personalize(self, data: Data) -> PersonalModel:
         """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path. With
         some methods its `update` goes on with further inputs.
 
@@ -75,9 +75,9 @@ class Run:
 
     def inputs(self, data: Data) -> Inputs:
         """The data as a client's inputs."""
-        return inputs_of(data, self.card)
+        return read_inputs(data, self.card)
 
-    def serve(self, inputs: Inputs, epsilon: float | None = None) -> Served:
+    def serve(self, inputs: Inputs, epsilon: float | None = None) -> PersonalizationResult:
         """What a client with these inputs receives, computed as in evaluation.
 
         `epsilon` is the privacy of an ODPFL-HN client's descriptor; None: the run's."""
@@ -87,8 +87,8 @@ class Run:
         with opening(self.folder), torch.inference_mode(False), torch.enable_grad():
             return self._serve(inputs, epsilon)
 
-    def _serve(self, inputs: Inputs, epsilon: float | None) -> Served:
-        served: list[Served] = []
+    def _serve(self, inputs: Inputs, epsilon: float | None) -> PersonalizationResult:
+        served: list[PersonalizationResult] = []
         errors: list[ValueError] = []
         config, key = self.config, f"{self.method}.descriptor-epsilon"
         if epsilon is not None:
@@ -114,7 +114,9 @@ class Run:
 
         make(None, self.method)  # raises ValueError if the inputs do not fit the method
         app = cast(ClientApp, handle)  # the grid only calls it
-        strategy = opened(self, InProcessGrid(app, config, [{"partition-id": NEW_CLIENT}]))
+        strategy = restore_strategy(
+            self, InProcessGrid(app, config, [{"partition-id": NEW_CLIENT}])
+        )
         reasons = hand_out(strategy, strategy.present())
         if errors:
             raise errors[0]
@@ -132,16 +134,16 @@ class Run:
             )
 
 
-def load(run: str | Path, *, round: str = "best", allow: Sequence[str] = ()) -> Run:
+def load(run: str | Path, *, round: str = "best", allow: Sequence[str] = ()) -> FinishedRun:
     """A finished run, by its folder: ``load(run).personalize(x)`` is the model for inputs x.
 
     `round` "last" serves the model of the last round, not of the one that validation chose.
     `allow` names the code from outside the package, each as module:NAME, that the run may use."""
     external_code.allow(*allow)
-    return Run(run, round)
+    return FinishedRun(run, round)
 
 
-def opened(run: Run, grid: Grid) -> PersonalizedStrategy:
+def restore_strategy(run: FinishedRun, grid: Grid) -> PersonalizedStrategy:
     """The run's strategy in its final state, over the nodes of a grid."""
     entry, config = METHODS[run.method], run.config
     network = method_model(run.method, config, run.card.info())

@@ -46,14 +46,14 @@ class Inputs:
         return hasher.hexdigest()[:16]
 
 
-def inputs_of(data: Data, card: Card) -> Inputs:
+def read_inputs(data: Data, card: Card) -> Inputs:
     """The data as a client's inputs for a run of this card."""
     if isinstance(data, str | Path):
-        return read_inputs(Path(data), card)
+        return read_input_files(Path(data), card)
     return unlabeled(torch.as_tensor(data), card)
 
 
-def read_inputs(path: Path, card: Card) -> Inputs:
+def read_input_files(path: Path, card: Card) -> Inputs:
     """The samples at `path` for a run of this card. Raises ValueError if they do not fit it."""
     if (path / META).is_file():
         return _exported(path, card)

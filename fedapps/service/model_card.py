@@ -15,7 +15,7 @@ from fedapps.files import HANDOUT, MODEL, PRIVACY, model_round
 from fedapps.methods import METHODS
 from fedapps.results.card import FILE
 from fedapps.results.formats import escape_markdown
-from fedapps.service.finished_run import Run
+from fedapps.service.finished_run import FinishedRun
 from fedapps.settings.config import Config, defaults
 
 # What serving needs, beside what `write_model` writes itself. Clients' states stay at home, and so
@@ -53,7 +53,7 @@ model = run.personalize(x)  # x: unlabeled inputs of one client, (n, {shape})
 """
 
 
-def facts(run: Run) -> dict[str, str]:
+def facts(run: FinishedRun) -> dict[str, str]:
     """What a run is, and what a later client gets from it, as texts by topic."""
     card, summary, method = run.card, run.summary, METHODS[run.method]
     train, novel, privacy = (summary.get(key) or {} for key in ("train", "novel", "privacy"))
@@ -67,7 +67,7 @@ def facts(run: Run) -> dict[str, str]:
     files = [run.folder / name for name in (MODEL, HANDOUT)]
     size = sum(file.stat().st_size for file in files if file.is_file())
     return {
-        "method": f"{card.method}: {method.line} ({method.paper})",
+        "method": f"{card.method}: {method.summary} ({method.paper})",
         "data": f"{card.dataset}, partition {run.config['partition']}; "
         f"{len(card.classes)} classes: {classes}",
         "inputs": f"shape {card.shape}, over {card.scale:g}, less {card.mean}, over {card.std}",
@@ -80,7 +80,7 @@ def facts(run: Run) -> dict[str, str]:
     }
 
 
-def model_card(run: Run, repo: str = "") -> str:
+def model_card(run: FinishedRun, repo: str = "") -> str:
     """The run's README.md for the hub, with its front matter; texts of the run are escaped.
 
     `repo` is the model's name on the hub, such as "lab/fedtta-digits"."""
@@ -124,7 +124,7 @@ def model_card(run: Run, repo: str = "") -> str:
     )
 
 
-def write_model(run: Run, folder: Path, repo: str) -> None:
+def write_model(run: FinishedRun, folder: Path, repo: str) -> None:
     """Write the card and what serving needs to `folder`, without this machine's paths: of the
     user's data the last component is left."""
     given = {key: Path(str(run.config[key])) for key in DATA}
@@ -144,7 +144,7 @@ def write_model(run: Run, folder: Path, repo: str) -> None:
     (folder / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
 
 
-def push(run: Run, repo: str, *, private: bool = False, endpoint: str | None = None) -> str:
+def push(run: FinishedRun, repo: str, *, private: bool = False, endpoint: str | None = None) -> str:
     """Upload the run to the hub under the user's own token; returns the address of the commit.
 
     Raises what `huggingface_hub` raises if the hub refuses."""

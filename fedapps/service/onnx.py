@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedapps.service.delivery import ONNX, Personal
+from fedapps.service.delivery import ONNX, PersonalModel
 
 REQUIRED = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-3  # of logits, absolute and relative
@@ -18,7 +18,7 @@ def check_installed() -> None:
         raise ValueError(f"--onnx needs {', '.join(missing)}: pip install 'fedapps[onnx]'")
 
 
-def export(model: Personal, shape: tuple[int, ...], folder: Path) -> Path:
+def export(model: PersonalModel, shape: tuple[int, ...], folder: Path) -> Path:
     """Write the model with its preprocessing, for float32 inputs (n, *shape) in [0, 1].
 
     Raises ValueError if the file's logits are not the model's."""

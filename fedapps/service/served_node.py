@@ -12,8 +12,8 @@ from clients.core.client import Client
 from clients.core.protocol import RUN_TOKEN
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
-from fedapps.service.delivery import REPORT, Served
-from fedapps.service.inputs import Inputs, read_inputs
+from fedapps.service.delivery import REPORT, PersonalizationResult
+from fedapps.service.inputs import Inputs, read_input_files
 from fedapps.service.stream import Stream
 from fedapps.settings.config import completed
 
@@ -26,9 +26,9 @@ def card_of(context: Context) -> Card | None:
     return Card.parse(text) if text else None
 
 
-def inputs_of(context: Context, card: Card) -> Inputs:
+def node_inputs(context: Context, card: Card) -> Inputs:
     """The node's data. Raises ValueError if its configuration names none."""
-    return read_inputs(_folder(context, "data-path", "its data"), card)
+    return read_input_files(_folder(context, "data-path", "its data"), card)
 
 
 def _folder(context: Context, key: str, what: str) -> Path:
@@ -44,7 +44,7 @@ def _state_dir(context: Context) -> Path:
 def _task(context: Context) -> tuple[Card, Inputs]:
     card = card_of(context)
     assert card is not None
-    return card, inputs_of(context, card)
+    return card, node_inputs(context, card)
 
 
 def wants(message: Message, context: Context) -> Message:
@@ -63,7 +63,9 @@ def serve(message: Message, context: Context, make: Make) -> Message:
     return reply(message)
 
 
-def served_by(message: Message, context: Context, make: Make, card: Card, inputs: Inputs) -> Served:
+def served_by(
+    message: Message, context: Context, make: Make, card: Card, inputs: Inputs
+) -> PersonalizationResult:
     """What the client that `make` builds receives. It holds the share of `inputs`.
 
     Raises ValueError for a training client whose personal part is not on this node."""
@@ -78,10 +80,12 @@ def served_by(message: Message, context: Context, make: Make, card: Card, inputs
         )
     network, logits = client.serve(arrays, config)
     stream = None
-    if client.goes_on and client.share.novel:
+    if client.supports_streaming and client.share.novel:
         settings = completed(context.run_config)
         stream = Stream.begun(client, settings, config, arrays, inputs.digest())
-    return Served(card, network.cpu(), logits.cpu(), inputs, dict(client.adapted), stream)
+    return PersonalizationResult(
+        card, network.cpu(), logits.cpu(), inputs, dict(client.adaptation_metrics), stream
+    )
 
 
 def reply(message: Message, **metrics: int | float | list[int] | list[float]) -> Message:

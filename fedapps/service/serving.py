@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from clients.core.arrays import Arrays
-from fedapps.service.finished_run import Run, hand_out, opened
+from fedapps.service.finished_run import FinishedRun, hand_out, restore_strategy
 from fedapps.settings.config import Config
 from strategies.core.replies import Node
 from strategies.core.rounds import PersonalizedStrategy
@@ -30,8 +30,8 @@ def check_serving(config: Config) -> None:
 def serve(grid: Grid, config: Config) -> None:
     """Serve the nodes of the grid every ``serve-every`` seconds; never returns."""
     check_serving(config)
-    run = Run(str(config["serve-dir"]), str(config["serve-round"]))
-    strategy = opened(run, grid)
+    run = FinishedRun(str(config["serve-dir"]), str(config["serve-round"]))
+    strategy = restore_strategy(run, grid)
     strategy.timeout = float(config["serve-timeout"])
     again: set[int] | None = set() if config["serve-again"] else None
     logged: dict[int, str] = {}  # the last line of each client
@@ -44,7 +44,7 @@ def serve(grid: Grid, config: Config) -> None:
 
 
 def serve_once(
-    strategy: PersonalizedStrategy, run: Run, again: set[int] | None = None
+    strategy: PersonalizedStrategy, run: FinishedRun, again: set[int] | None = None
 ) -> dict[int, str]:
     """Serve the present nodes that want their model; a line for each of them, by client.
 
@@ -55,7 +55,7 @@ def serve_once(
         return {-1: f"waiting: {error}"} if "could start" in str(error) else {}
     able = [node for node in nodes if run.novel or not node.novel]
     lines = {n.client: f"{run.method} has no model without labels" for n in nodes if n not in able}
-    wanting = wishes(strategy, able, again)
+    wanting = nodes_wanting_model(strategy, able, again)
     refused = hand_out(strategy, wanting) if wanting else {}
     for node in wanting:
         role = "novel" if node.novel else "training"
@@ -65,7 +65,9 @@ def serve_once(
     return lines
 
 
-def wishes(strategy: PersonalizedStrategy, nodes: list[Node], again: set[int] | None) -> list[Node]:
+def nodes_wanting_model(
+    strategy: PersonalizedStrategy, nodes: list[Node], again: set[int] | None
+) -> list[Node]:
     """The nodes that want their model."""
     wanting = []
     for repeated in (False, True):

@@ -79,7 +79,7 @@ class Stream:
 
 def cannot_go_on(method: str) -> ValueError:
     """The error of a method, or of its settings, without updates."""
-    able = ", ".join(name for name, entry in METHODS.items() if entry.client.goes_on)
+    able = ", ".join(name for name, entry in METHODS.items() if entry.client.supports_streaming)
     return ValueError(
         f"with its settings {method} adapts to each batch of inputs alone, or not at all; "
         f"personalize further inputs by themselves. Methods whose models go on: {able}"

@@ -12,7 +12,7 @@ from typing import Any
 from fedapps.common.settings import Configured, Setting, Value, key_of
 from fedapps.methods import METHODS, Method
 from fedapps.settings import schema
-from fedapps.settings.run import Run
+from fedapps.settings.run import RunSettings
 from partitions.rules.registry import RULES, Options
 
 Settings = dict[str, Setting]
@@ -40,7 +40,7 @@ def common() -> Settings:
     from strategies.methods.fedavg import FedAvg
 
     novel: Any = {"novel-rounds": NOVEL_ROUNDS}
-    return of_class(Run) | novel | of_class(Client) | of_class(FedAvg) | of_class(Privacy)
+    return of_class(RunSettings) | novel | of_class(Client) | of_class(FedAvg) | of_class(Privacy)
 
 
 def of_partitions() -> Settings:
@@ -59,7 +59,7 @@ def of_method(name: str, method: Method) -> Settings:
 
     Raises ValueError for a default of a setting that nobody reads."""
     read = of_class(method.client) | of_class(method.strategy)
-    known = {k: s for k, s in read.items() if k not in common() and k not in method.fixed}
+    known = {k: s for k, s in read.items() if k not in common() and k not in method.hidden_settings}
     if method.extends:
         parent = of_method(method.extends, METHODS[method.extends])
         known = {k: s for k, s in parent.items() if k in common()} | known

@@ -1,11 +1,11 @@
 """What a run is configured with, whatever its method and its partition."""
 
-from fedapps.common.settings import COUNT, ROUNDS, SECONDS, SOME, Configured, setting
+from fedapps.common.settings import COUNT, POSITIVE_INT, ROUNDS, SECONDS, Configured, setting
 
 DAY = "(0, 86400]"
 
 
-class Run(Configured):
+class RunSettings(Configured):
     """The settings of every run, read by the apps and by `partitions`."""
 
     method = setting("fedavg", "a name of `fedapps list methods`", listed=True)
@@ -16,7 +16,7 @@ class Run(Configured):
     )
     label = setting("", "own tables: the column of labels; empty: label, class or the like")
     partition = setting("pathological", "a name of `fedapps list partitions`")
-    num_clients = setting(20, "training and novel clients together", SOME)
+    num_clients = setting(20, "training and novel clients together", POSITIVE_INT)
     train_fraction = setting(0.5, "share of the clients that train; the others are novel", "(0, 1]")
     rounds = setting(30, "rounds of training", ROUNDS)
     model = setting("mlp", "a name of `fedapps list models`")

@@ -22,7 +22,7 @@ class Info:
     name: str
     shape: tuple[int, ...]
     num_classes: int
-    line: str
+    summary: str
     hub: str = ""  # canonical name on the hub
     read: Callable[[Path], Raw | None] | str = field(default="", compare=False, repr=False)
     make: Callable[[], Raw] | str = field(default="", compare=False, repr=False)

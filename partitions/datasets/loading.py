@@ -176,7 +176,7 @@ def _numbered(raw: Raw, name: str) -> Raw:
 
 def _made(name: str, options: dict[str, Any]) -> Raw:
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
-    from partitions.datasets.readers.local import inputs_of, joined
+    from partitions.datasets.readers.local import joined, scaled_pixels
 
     function = external_code.load(name)
     if not _makes_data(function):
@@ -184,14 +184,14 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
             f"{name!r} is {function!r:.200}; a dataset must be an Info, or a function annotated to "
             "return a Raw, or inputs and labels (-> tuple[np.ndarray, np.ndarray])"
         )
-    made = external_code.called(name, function, {}, options)
+    made = external_code.call_with(name, function, {}, options)
     if not isinstance(made, Raw):
         try:
             x, y = map(np.asarray, made)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
         made = Raw(x, y, len(x))
-    x = inputs_of(made.x, name)
+    x = scaled_pixels(made.x, name)
     return joined([Raw(x, made.y, made.num_train, made.columns, made.classes)], name)
 
 
@@ -199,7 +199,7 @@ def _makes_data(function: Any) -> bool:
     """Whether it is a function annotated to return a `Raw` or a pair of arrays."""
     from torch import Tensor
 
-    made = external_code.returned(function) if isfunction(function) else None
+    made = external_code.return_annotation(function) if isfunction(function) else None
     arrays = [external_code.of_kind(kind, np.ndarray, Tensor) for kind in get_args(made)]
     pair = external_code.of_kind(made, tuple) and arrays == [True, True]
     return pair or external_code.of_kind(made, Raw)

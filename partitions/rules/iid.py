@@ -6,7 +6,7 @@ from partitions.rules.partitioner import RowsPartitioner
 from partitions.rules.pathological import PathologicalPartitioner
 
 
-class SomePartitioner(RowsPartitioner):
+class SubsetIidPartitioner(RowsPartitioner):
     """`samples` rows, IID over the clients; sizes differ by one at most. With `class_shards`, a
     client gets so many shards of random classes, as in the code of FedTTA's authors.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import COUNT, SOME, WEIGHT, Configured, key_of, setting
+from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, key_of, setting
 
 if TYPE_CHECKING:
     from partitions.shifts.changes import Change
@@ -28,7 +28,7 @@ class Partition:
     clients without samples."""
 
     make: Callable[[Config, np.ndarray], Any]
-    line: str
+    summary: str
     options: tuple[str, ...] = ()
     change: "Callable[[Config, np.ndarray], Change] | None" = None
     sparse: bool = False
@@ -37,7 +37,7 @@ class Partition:
 def _make(place: str, config: Config, novel: np.ndarray, **more: Any) -> Any:
     """The Partitioner ``module:NAME`` with what it takes of the options, by name."""
     given = _given(config, novel) | external_code.options(config, "partition") | more
-    return external_code.called(place, resolve_name(place), given, {})
+    return external_code.call_with(place, resolve_name(place), given, {})
 
 
 def _given(config: Config, novel: np.ndarray) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _angles(config: Config, key: str) -> list[float]:
 
 def _change(place: str, config: Config, novel: np.ndarray) -> "Change":
     given = {"novel": novel, "seed": config["seed"]} | external_code.options(config, "partition")
-    change: Change = external_code.called(place, resolve_name(place), given, {})
+    change: Change = external_code.call_with(place, resolve_name(place), given, {})
     return change
 
 
@@ -202,7 +202,7 @@ RULES = {
         _natural, "a writer, alphabet, author or place a client", ("column", "min-samples")
     ),
     "rotated": Partition(
-        partial(_make, "partitions.rules.iid:SomePartitioner"),
+        partial(_make, "partitions.rules.iid:SubsetIidPartitioner"),
         "few samples, equal angles within a client (FedTTA)",
         ("samples", "class-shards", "angles", "novel-angles", "interpolation"),
         _rotation,
@@ -236,7 +236,7 @@ BASES = [n for n, rule in RULES.items() if rule.change is None and n not in COMP
 
 class Options(Configured):
     """The options of the rules, keys ``partition.<option>``; a row of `RULES` names those that the
-    rule reads, and every rule reads those of `EVERY`."""
+    rule reads, and every rule reads those of `COMMON_OPTIONS`."""
 
     validation_fraction = setting(
         0.15, "share of a training client's samples kept for validation", "[0, 1)"
@@ -259,18 +259,18 @@ class Options(Configured):
         "samples that nobody owns; 0: for methods that need some 5000, or a sixth of the data",
         "[0, 1000000000]",
     )
-    classes_per_client = setting(2, "at most so many classes a client", SOME)
+    classes_per_client = setting(2, "at most so many classes a client", POSITIVE_INT)
     equal_sizes = setting(
         True, "clients of one size, some samples nobody's; false: all samples are dealt"
     )
-    shards_per_client = setting(2, "shards of label-sorted samples a client", SOME)
+    shards_per_client = setting(2, "shards of label-sorted samples a client", POSITIVE_INT)
     alpha = setting(0.1, "concentration for training clients", "(0, 1000000]")
-    novel_alpha = setting(0.0, "concentration for novel clients; 0: the same", WEIGHT)
+    novel_alpha = setting(0.0, "concentration for novel clients; 0: the same", NONNEGATIVE)
     major_classes = setting(2, "major classes of a client; one may occur twice", "[1, 4]")
     ratio = setting(16.0, "samples of a major class for one of another class", "[1, 1000000]")
     samples_per_client = setting(0, "samples of a client; 0: as many as the data give", COUNT)
     column = setting("", "column whose values are the clients; empty: the dataset's first")
-    min_samples = setting(2, "values with fewer samples are left out", SOME)
+    min_samples = setting(2, "values with fewer samples are left out", POSITIVE_INT)
     samples = setting(1000, "samples of all clients together", "[1, 1000000000]")
     class_shards = setting(0, "shards of one class that a client gets; 0: IID", COUNT)
     interpolation = setting("bilinear", "of rotated pixels", ("bilinear", "bicubic"))
@@ -301,7 +301,7 @@ class Options(Configured):
 
 
 CORRUPTED = ("corruptions", "novel-corruptions")
-EVERY = (  # options of all rules
+COMMON_OPTIONS = (  # options of all rules
     "validation-fraction",
     "test-fraction",
     "test-shift",
@@ -321,7 +321,7 @@ def options_of(config: Config) -> set[str]:
     if rule is None:
         return set(map(key_of, Options.declared))
     base = RULES.get(str(config.get("partition.base"))) if "base" in rule.options else None
-    return {*EVERY, *rule.options, *(base.options if base else ())}
+    return {*COMMON_OPTIONS, *rule.options, *(base.options if base else ())}
 
 
 def _adopted(name: str, rule: Any) -> Partition:
@@ -330,7 +330,7 @@ def _adopted(name: str, rule: Any) -> Partition:
         return rule
     from flwr_datasets.partitioner import Partitioner
 
-    if not external_code.makes(rule, Partitioner):
+    if not external_code.declares_return_type(rule, Partitioner):
         raise ValueError(
             f"{name!r} is {rule!r:.200}; a partition must be a subclass of flwr-datasets' "
             "Partitioner, or a function annotated to return one (-> Partitioner)"
@@ -338,9 +338,9 @@ def _adopted(name: str, rule: Any) -> Partition:
 
     def make(config: Config, novel: np.ndarray) -> Any:
         given = _given(config, novel)
-        return external_code.called(name, rule, given, external_code.options(config, name))
+        return external_code.call_with(name, rule, given, external_code.options(config, name))
 
     return Partition(make, f"{rule.__doc__ or name}".partition("\n")[0])
 
 
-PARTITIONS = external_code.Table("partition", RULES, _adopted)
+PARTITIONS = external_code.Registry("partition", RULES, _adopted)

@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from clients.core.protocol import FEW_SAMPLES
 from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Update
-from strategies.core.strategy import Hooks
+from strategies.core.strategy import StrategyBase
 
 LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
 # The sample count of a score, where it is not that of the reply.
@@ -26,7 +26,7 @@ TRIMMED = 0.1  # share of the clients at each end whose score does not choose th
 class Evaluation:
     """Makes the metrics of a strategy's evaluations."""
 
-    def __init__(self, strategy: Hooks) -> None:
+    def __init__(self, strategy: StrategyBase) -> None:
         self._strategy = strategy
         self._half_distance: float | None = None  # inputs do not change
         self._warned = False

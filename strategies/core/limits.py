@@ -7,7 +7,7 @@ no client moves it alone, however often it is sampled. *Sample counts* are limit
 the median count; with a change of ρ > 1 usual norms to 1/ρ of that, so that norm and count together
 stay within one limit. *Risks and losses* are
 limited to a few times the cohort's upper quartile. Replies within the limits are not changed. Among
-fewer than `CROWD` replies norms may be twice as long, and do not limit counts."""
+fewer than `MIN_REPLIES_FOR_NORMS` replies norms may be twice as long, and do not limit counts."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,10 +23,14 @@ from strategies.core.replies import EXAMPLES, Node, Update, finite
 ABSURD = 1000.0  # ratio of a norm to the usual one; beyond it a reply is refused
 LARGEST = 1e18  # of norms; beyond it squares overflow in float32
 REMEMBERED = 200  # clients, by their last norm
-CROWD = 5  # replies; honest ones of fewer clients differ more, and each decides more of the usual
-COHORT = 3  # replies; the quartile of fewer can be that of a liar
-SPREAD = 4.0  # ratio of the upper quartile to the lower median; a larger one is that of many liars
-NUMBERS = {"risk": 2.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
+MIN_REPLIES_FOR_NORMS = (
+    5  # replies; honest ones of fewer clients differ more, and each decides more of the usual
+)
+MIN_REPLIES_FOR_QUARTILE = 3  # replies; the quartile of fewer can be that of a liar
+MAX_QUARTILE_RATIO = (
+    4.0  # ratio of the upper quartile to the lower median; a larger one is that of many liars
+)
+METRIC_LIMITS = {"risk": 2.0, "loss": 100.0}  # ratio of the largest value to the upper quartile
 # Replies that concern their sender alone: no other client's model follows them.
 SEPARATE = (DOMAIN, "query.describe", "query.export")
 
@@ -34,21 +38,22 @@ Norms = dict[str, float]  # by group
 WIDE = {np.dtype(np.float32), np.dtype(np.float64)}  # whose squares need no wider type
 
 
-def lower(values: Collection[float], share: float = 0.5) -> float:
+def lower_quantile(values: Collection[float], share: float = 0.5) -> float:
     """The lower quantile at `share`; by default the lower median."""
     return sorted(values)[int(share * (len(values) - 1))]
 
 
 def usual_size(sizes: Collection[float]) -> float:
-    """The upper quartile, at most SPREAD lower medians: a minority cannot make it absurd."""
-    return min(lower(sizes, 0.75), SPREAD * lower(sizes))
+    """The upper quartile, at most MAX_QUARTILE_RATIO lower medians: a minority cannot make it
+    absurd."""
+    return min(lower_quantile(sizes, 0.75), MAX_QUARTILE_RATIO * lower_quantile(sizes))
 
 
 def usual_count(updates: Sequence[Update], nodes: Iterable[Node]) -> float:
     """The lower median, at least 1, of the counts that the `nodes` gave on joining, else of the
     replies."""
     joined = [node.properties[EXAMPLES] for node in nodes if EXAMPLES in node.properties]
-    return max(1, lower(joined or [update.num_examples for update in updates]))
+    return max(1, lower_quantile(joined or [update.num_examples for update in updates]))
 
 
 def bounded_weights(
@@ -63,9 +68,9 @@ def bounded_weights(
 
 
 def bound_numbers(updates: Sequence[Update]) -> list[Update]:
-    """The updates with `NUMBERS` in the range of the cohort."""
+    """The updates with `METRIC_LIMITS` in the range of the cohort."""
     limits = {}
-    for name, ratio in NUMBERS.items():
+    for name, ratio in METRIC_LIMITS.items():
         sizes = [abs(u.metrics[name]) for u in updates if name in u.metrics]
         limits[name] = ratio * usual_size(sizes) if sizes else 0.0
     result = []
@@ -161,7 +166,7 @@ class Change:
         return replace(update, num_examples=counted, length=length)
 
 
-class Sizes:
+class NormHistory:
     """The norm of each client's last reply, by kind of message and group of arrays."""
 
     def __init__(self) -> None:
@@ -179,7 +184,7 @@ class Sizes:
         """The usual norm of each group, once these by client are remembered.
 
         It is the `usual_size` of the last norms of up to REMEMBERED clients, or that of a cohort
-        of COHORT or more if it is larger."""
+        of MIN_REPLIES_FOR_QUARTILE or more if it is larger."""
         return {
             group: self._usual(
                 f"{kind} {group}", {c: n[group] for c, n in norms.items() if group in n}
@@ -195,4 +200,8 @@ class Sizes:
         while len(last) > REMEMBERED:
             del last[next(iter(last))]
         usual = usual_size(last.values())
-        return max(usual, usual_size(norms.values())) if len(norms) >= COHORT else usual
+        return (
+            max(usual, usual_size(norms.values()))
+            if len(norms) >= MIN_REPLIES_FOR_QUARTILE
+            else usual
+        )

@@ -13,7 +13,14 @@ from flwr.serverapp import Grid
 from clients.core.arrays import Arrays, filled, num_bytes, to_record
 from clients.core.protocol import SAVE_STATE
 from fedapps.common.errors import bounded, brief, cause_of
-from strategies.core.limits import CROWD, SEPARATE, Change, Sizes, bound_numbers, usual_count
+from strategies.core.limits import (
+    MIN_REPLIES_FOR_NORMS,
+    SEPARATE,
+    Change,
+    NormHistory,
+    bound_numbers,
+    usual_count,
+)
 from strategies.core.privacy import Privacy
 from strategies.core.replies import EXAMPLES, Node, Requirement, Update, read_reply
 from strategies.core.round import Request, Round
@@ -22,7 +29,7 @@ Sent = list[tuple[Message, Node]]
 MAX_CAUSES = 50  # that `on_failure` gets: a client may invent any number
 
 
-class Sender(Protocol):
+class StrategyState(Protocol):
     """What a messenger reads of its strategy."""
 
     grid: Grid
@@ -32,8 +39,8 @@ class Sender(Protocol):
     arrays: Arrays
     requires: Requirement | None
     privacy: Privacy | None
-    leads: bool
-    parts: tuple[str, ...]
+    runs_own_loop: bool
+    limit_groups: tuple[str, ...]
     protect: bool
     max_update_norm: float
     max_update_ratio: float
@@ -44,16 +51,16 @@ class Sender(Protocol):
     configrecord_key: str
     on_failure: Callable[[str], None] | None
 
-    def reference(self, sent: Arrays) -> Arrays:
-        """As in `Hooks`."""
+    def baseline_arrays(self, sent: Arrays) -> Arrays:
+        """As in `StrategyBase`."""
 
 
 class Messenger:
     """Builds a strategy's messages and reads their replies."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: StrategyState) -> None:
         self._sender = sender
-        self.sizes = Sizes()
+        self.sizes = NormHistory()
         self.record: ArrayRecord | None = None  # the sender's arrays as a record, if there is one
         self._causes: set[str] = set()  # that `on_failure` got
 
@@ -127,7 +134,9 @@ class Messenger:
             if update is None:
                 self.drop(node, cause, detail)
                 continue
-            change = Change(update, sender.reference(payloads.get(node, {})), sender.parts)
+            change = Change(
+                update, sender.baseline_arrays(payloads.get(node, {})), sender.limit_groups
+            )
             if name := change.not_finite():
                 self.drop(node, "not-finite", f"{name} holds NaN or infinity")
                 continue
@@ -157,8 +166,12 @@ class Messenger:
                 change.update = update
         measure = [c for c in changes if not c.update.node.unlabeled] or changes
         usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in measure})
-        crowd = len(changes) >= CROWD
-        ratio = sender.max_update_ratio if trains and sender.leads and kind not in SEPARATE else 0.0
+        crowd = len(changes) >= MIN_REPLIES_FOR_NORMS
+        ratio = (
+            sender.max_update_ratio
+            if trains and sender.runs_own_loop and kind not in SEPARATE
+            else 0.0
+        )
         ratio *= 1 if crowd else 2
         max_norm = sender.max_update_norm if kind == "train" else 0.0
         kept = []

@@ -29,7 +29,7 @@ from clients.core.privacy import (
     generator,
     noised,
 )
-from fedapps.common.settings import WEIGHT, Configured, setting
+from fedapps.common.settings import NONNEGATIVE, Configured, setting
 from strategies.core.accountant import central_epsilon, local_epsilon, local_loss, multiplier
 from strategies.core.replies import Node, Update
 
@@ -58,9 +58,11 @@ class Privacy(Configured):
     dp = setting("none", "differential privacy of the users' updates", MODES)
     dp_clip = setting(1.0, "C: norm at which a user's whole update is clipped", "(0, 1000000]")
     dp_noise_multiplier = setting(
-        0.0, "z: noise N(0, z²C²) on a user's update (local) or on their sum", WEIGHT
+        0.0, "z: noise N(0, z²C²) on a user's update (local) or on their sum", NONNEGATIVE
     )
-    dp_epsilon = setting(0.0, "in place of z: ε of the whole run, from which z follows", WEIGHT)
+    dp_epsilon = setting(
+        0.0, "in place of z: ε of the whole run, from which z follows", NONNEGATIVE
+    )
     dp_delta = setting(0.00001, "δ of ε(δ)", "(0, 1)")
     dp_generator = DP_GENERATOR
     dp_covers = setting(

@@ -18,7 +18,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
 from clients.core.arrays import Arrays, from_record
-from clients.core.protocol import OFFERS, UNLABELED
+from clients.core.protocol import CAPABILITIES, UNLABELED
 from fedapps.common.errors import bounded
 from strategies.core.reply_metrics import (
     checked_values,
@@ -91,7 +91,7 @@ class Requirement:
 
     def is_offered(self, properties: Mapping[str, Any]) -> bool:
         """Whether a client with these properties offers all that is needed."""
-        return set(self.offers) <= set(str(properties.get(OFFERS, "")).split())
+        return set(self.offers) <= set(str(properties.get(CAPABILITIES, "")).split())
 
     def is_met(self, arrays: Iterable[str], metrics: Iterable[str]) -> bool:
         """Whether a train reply with these names of arrays and metrics holds what is needed."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clients.core.protocol import OFFERS, UNLABELED
+from clients.core.protocol import CAPABILITIES, UNLABELED
 
 LARGEST = 1e12
 MAX_VALUES = 100  # of a reply
@@ -76,7 +76,7 @@ def counts(value: Any) -> list[int]:
 
 SAMPLES = integer(0, 10**9)
 READERS: dict[str, Reader] = {
-    OFFERS: text,
+    CAPABILITIES: text,
     "error": text,
     "client": integer(0, 2**64 - 1),
     "novel": boolean,

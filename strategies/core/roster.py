@@ -1,7 +1,8 @@
 """The roster: nodes join and leave during a run; each is asked for its identity when it joins.
 
-Only clients of this package are believed; their answer holds OFFERS. Any other node is a training
-client of its node id, whatever it answers, and its replies must show what the strategy requires.
+Only clients of this package are believed; their answer holds CAPABILITIES. Any other node is a
+training client of its node id, whatever it answers, and its replies must show what the strategy
+requires.
 
 A client id belongs to the first node that gave it, while that node is present. A node that returns
 with another id, role or model, or gives a client's id with another role or model, is banned. A node
@@ -19,7 +20,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from clients.core.protocol import OFFERS
+from clients.core.protocol import CAPABILITIES
 from fedapps.common.errors import brief
 from strategies.core.replies import LACKS, Node, Requirement, error_of, has_raised
 from strategies.core.reply_metrics import checked_values, raw_values
@@ -150,7 +151,7 @@ class Roster:
             self._refuse(node_id, "error", brief(error_of(reply)))
             return None
         raw = raw_values(reply.content)
-        if OFFERS not in raw:
+        if CAPABILITIES not in raw:
             return Node(node_id, node_id, foreign=True)
         try:
             values = checked_values(raw)

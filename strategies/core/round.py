@@ -18,7 +18,7 @@ class Stop(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One message to each of several nodes; `like` as in `Hooks.exchange`."""
+    """One message to each of several nodes; `like` as in `StrategyBase.exchange`."""
 
     action: str
     payloads: Mapping[Node, Arrays]

@@ -1,10 +1,10 @@
 """The Flower strategy that every method starts from: construct it, call `start` in a ServerApp.
 
 `strategies.core.strategy` is what a method overrides. A round calls `sample`, `broadcast`,
-`expected`, `reference`, `named` and `aggregate`; an evaluation calls `personalize`. A wrapper, such
-as Flower's privacy wrappers, may run the rounds. Collaborators are the roster (`roster`), messages
-and replies (`messages`, `replies`, `reply_metrics`), evaluations (`scores`), saved state
-(`run_state`) and privacy (`privacy`)."""
+`expected`, `baseline_arrays`, `to_server_names` and `aggregate`; an evaluation calls `personalize`.
+A wrapper, such as Flower's privacy wrappers, may run the rounds. Collaborators are the roster
+(`roster`), messages and replies (`messages`, `replies`, `reply_metrics`), evaluations (`scores`),
+saved state (`run_state`) and privacy (`privacy`)."""
 
 import time
 from collections import Counter
@@ -26,21 +26,21 @@ from strategies.core.evaluation import Evaluation, foreign_means, losses, own_me
 from strategies.core.replies import LACKS, Node, Update
 from strategies.core.round import Round, Stop
 from strategies.core.run_state import (
-    FlowerArrays,
+    InitialArraysTracker,
     client_states,
     model_is_finite,
     return_client_states,
     snapshot,
     undo_round,
 )
-from strategies.core.strategy import Hooks
+from strategies.core.strategy import StrategyBase
 
 __all__ = ["PersonalizedStrategy", "Stop"]
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class PersonalizedStrategy(Hooks):
+class PersonalizedStrategy(StrategyBase):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
     A run waits at most `wait` seconds for `min_available_nodes`. A reply that is an error, lacks or
@@ -64,7 +64,7 @@ class PersonalizedStrategy(Hooks):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._scores, self._flower_arrays = Evaluation(self), FlowerArrays(self)
+        self._scores, self._initial_arrays = Evaluation(self), InitialArraysTracker(self)
 
     def summary(self) -> None:
         """Nothing to log: the settings stand in the run's configuration."""
@@ -93,11 +93,11 @@ class PersonalizedStrategy(Hooks):
         self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
         self.common_config = dict(train_config or {})
         training = ConfigRecord(self.common_config)
-        self.leads = True
+        self.runs_own_loop = True
         try:
             return self._run(initial_arrays, training, evaluate_config or training, evaluate_fn)
         finally:
-            self.leads = False
+            self.runs_own_loop = False
 
     def _run(
         self,
@@ -109,7 +109,7 @@ class PersonalizedStrategy(Hooks):
         """The rounds that remain, or one evaluation if there are no rounds at all."""
         result, num_rounds = Result(), self.num_rounds
         self.now = Round()
-        self._flower_arrays.take(arrays)
+        self._initial_arrays.accept(arrays)
         done = self.round
         if not done:
             self._evaluate_centrally(0, evaluate_fn, result)
@@ -140,7 +140,7 @@ class PersonalizedStrategy(Hooks):
 
         `personalize` and `exchange` then work; their messages hold `config`."""
         self.grid, self.common_config = grid, dict(config)
-        self._flower_arrays.take(initial_arrays)
+        self._initial_arrays.accept(initial_arrays)
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
         return self.grid.send_and_receive(messages, timeout=self.timeout)
@@ -168,7 +168,7 @@ class PersonalizedStrategy(Hooks):
         self.nodes = list(nodes)  # a strategy may change it
         return self.nodes
 
-    def _meet(self) -> None:
+    def _ask_who_is_there(self) -> None:
         """Update the roster; refused nodes count among the dropped, and clients of a former run
         get their states back."""
         self.present()
@@ -186,14 +186,14 @@ class PersonalizedStrategy(Hooks):
     ) -> Iterable[Message]:
         """Messages to the sampled training nodes."""
         self.now, self.grid = Round(server_round), grid
-        if not self.leads and server_round == 1:
-            self._flower_arrays = FlowerArrays(self)  # initialise again
-        self._flower_arrays.take(arrays)
-        self._meet()
+        if not self.runs_own_loop and server_round == 1:
+            self._initial_arrays = InitialArraysTracker(self)  # initialise again
+        self._initial_arrays.accept(arrays)
+        self._ask_who_is_there()
         nodes, now = self.sample(), self.now
         now.payloads = self.broadcast(self.arrays, nodes)
-        if not self.leads:
-            self._flower_arrays.check_wrapped(arrays, now.payloads.values())
+        if not self.runs_own_loop:
+            self._initial_arrays.check_wrapped(arrays, now.payloads.values())
         private: dict[str, Any] = {}
         if self.privacy is not None:
             self.privacy.spend(list(now.payloads))
@@ -217,7 +217,9 @@ class PersonalizedStrategy(Hooks):
         self._stop_on_failure()
         self._stop_on_few(updates)
         foreign = records(updates, self.weighted_by_key)
-        updates, _ = self.named(updates, [now.payloads[update.node] for update in updates])
+        updates, _ = self.to_server_names(
+            updates, [now.payloads[update.node] for update in updates]
+        )
         now.sent, now.payloads = [], {}  # together as large as twice the replies
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
@@ -322,12 +324,12 @@ class PersonalizedStrategy(Hooks):
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
         now.evaluated, now.dropped, now.failure = True, Counter(), ""
-        self._flower_arrays.take(arrays)
+        self._initial_arrays.accept(arrays)
         if self.privacy is not None:
             if self.privacy.covers == EVERYTHING:
                 return []  # scores without noise stay on their clients
             self.privacy.admit("scores of evaluations")
-        self._meet()
+        self._ask_who_is_there()
         labeled = [node for node in self.nodes if not node.unlabeled]  # others have no score
         nodes = [node for node in labeled if self.evaluate_novel or not node.novel]
         nodes = self.draw("evaluate", nodes, self.fraction_evaluate)

@@ -11,7 +11,7 @@ from flwr.common.logger import log
 from clients.core.arrays import Arrays, from_record
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
 from strategies.core.replies import Node, finite
-from strategies.core.strategy import Hooks
+from strategies.core.strategy import StrategyBase
 
 NOT_OF_MODEL = ("round", "sizes", "privacy", "token")  # keys of a strategy's state
 STATE_BATCH = 100  # clients whose states travel in one exchange
@@ -26,31 +26,31 @@ def copy_containers(state: Any) -> Any:
     return state
 
 
-def snapshot(strategy: Hooks) -> dict[str, Any]:
+def snapshot(strategy: StrategyBase) -> dict[str, Any]:
     """The state before `aggregate`, with copies of all that it may change."""
     state = copy_containers(strategy.state())
     changed = ("optimizers", "arrays") if strategy.in_place else ("optimizers",)
     return state | {name: deepcopy(state[name]) for name in changed}
 
 
-def model_is_finite(strategy: Hooks) -> bool:
+def model_is_finite(strategy: StrategyBase) -> bool:
     """Whether no NaN or infinity is in the model's part of the state."""
     return finite({k: v for k, v in strategy.state().items() if k not in NOT_OF_MODEL})
 
 
-def undo_round(strategy: Hooks, before: dict[str, Any]) -> None:
+def undo_round(strategy: StrategyBase, before: dict[str, Any]) -> None:
     """Return to the state `before` the round; what was spent of a privacy budget stays spent."""
     log(WARNING, "round %s is undone: NaN or infinity would come into the model", strategy.round)
     strategy.forget()
     spent = {"privacy": strategy.privacy.state()} if strategy.privacy else {}
-    strategy.load_state(before | spent | {"handout": strategy.handout})
+    strategy.load_state(before | spent | {"handout": strategy.published_models})
     strategy.now.report["undone"] = True
 
 
-class FlowerArrays:
+class InitialArraysTracker:
     """The arrays that Flower's loop passes to a strategy: the strategy's own, or a wrapper's."""
 
-    def __init__(self, strategy: Hooks) -> None:
+    def __init__(self, strategy: StrategyBase) -> None:
         self._strategy = strategy
         self._taken: ArrayRecord | None = None  # the record that was taken over last
 
@@ -73,7 +73,7 @@ class FlowerArrays:
             f"Call {name}.start itself; for its own privacy see docs/concepts/privacy.md"
         )
 
-    def take(self, record: ArrayRecord) -> None:
+    def accept(self, record: ArrayRecord) -> None:
         """Take over Flower's arrays, unless the strategy gave them itself.
 
         Arrays that a wrapper changed replace the strategy's; all other state is kept."""
@@ -81,8 +81,8 @@ class FlowerArrays:
         if record is self._taken or record is messenger.record:
             return
         arrays = from_record(record)
-        if not strategy.leads and self._taken is not None:
-            state = copy_containers(strategy.state()) | {"handout": strategy.handout}
+        if not strategy.runs_own_loop and self._taken is not None:
+            state = copy_containers(strategy.state()) | {"handout": strategy.published_models}
             strategy.load_state(state | {"arrays": arrays})
             self._taken, messenger.record = record, None
             return
@@ -94,7 +94,7 @@ class FlowerArrays:
         messenger.record = record if strategy.arrays is arrays else None
 
 
-def client_states(strategy: Hooks) -> Iterator[tuple[int, Arrays]]:
+def client_states(strategy: StrategyBase) -> Iterator[tuple[int, Arrays]]:
     """The states of a simulation's clients, by client id; a real node does not reveal its state.
 
     Raises RuntimeError if a client does not answer."""
@@ -105,7 +105,7 @@ def client_states(strategy: Hooks) -> Iterator[tuple[int, Arrays]]:
         yield from ((update.node.client, update.arrays) for update in replies if update.arrays)
 
 
-def return_client_states(strategy: Hooks, states: dict[int, Arrays]) -> None:
+def return_client_states(strategy: StrategyBase, states: dict[int, Arrays]) -> None:
     """Send present clients their states of a former run, and remove them from `states`."""
     known = [node for node in strategy.nodes if node.client in states]
     for batch in _batches(known):

@@ -16,7 +16,7 @@ from clients.core.arrays import Arrays
 from clients.core.optimizers import Optimizer
 from clients.core.protocol import LR_FACTOR, RUN_TOKEN, SELECT, lr_factor
 from fedapps.common.seeds import SEED, seed_of
-from fedapps.common.settings import COUNT, SECONDS, SOME, WEIGHT, Configured, setting
+from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
 from strategies.core.replies import EXAMPLES, Node, Requirement, Update
@@ -26,7 +26,7 @@ from strategies.core.round import Request, Round
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]  # as Flower's FedAvg takes it
 
 
-class Hooks(Configured, Strategy):
+class StrategyBase(Configured, Strategy):
     """A strategy's settings, state and hooks; `strategies.core.rounds` makes a Flower strategy of
     it."""
 
@@ -35,14 +35,18 @@ class Hooks(Configured, Strategy):
     holds_model = True  # False: the server has no single model that it could evaluate
     trains_unlabeled = False  # True: training clients without labels take part
     any_model = False  # True: it serves clients whose networks differ
-    phase = 0  # the best round of a run is sought in its last phase
-    kept: tuple[str, ...] = ()  # attributes that live through the run, beside the arrays
+    selection_phase = 0  # the best round of a run is sought in its last phase
+    persistent_attributes: tuple[
+        str, ...
+    ] = ()  # attributes that live through the run, beside the arrays
     in_place = False  # True: `aggregate` changes entries of the arrays that it gets
-    parts: tuple[str, ...] = ()  # prefixes of a reply's networks, each with its own size limit
+    limit_groups: tuple[
+        str, ...
+    ] = ()  # prefixes of a reply's networks, each with its own size limit
     protected_update_ratio = 3.5  # max_update_ratio with `protect`, unless one is given
     protected_examples_ratio = 3.0  # max_examples_ratio likewise
-    leads = False  # whether the strategy runs its own rounds, not a wrapper
-    reports_last = False  # True: the last round is reported, whatever the validation says
+    runs_own_loop = False  # whether the strategy runs its own rounds, not a wrapper
+    report_last_round = False  # True: the last round is reported, whatever the validation says
 
     fraction_train = setting(1.0, "share of the training clients sampled in a round", "(0, 1]")
     fraction_evaluate = setting(
@@ -58,13 +62,13 @@ class Hooks(Configured, Strategy):
     on_client_failure = setting(
         "skip", "skip a failing client's reply or stop the run", ("skip", "stop")
     )
-    min_valid_replies = setting(1, "fewer valid replies in a round stop the run", SOME)
+    min_valid_replies = setting(1, "fewer valid replies in a round stop the run", POSITIVE_INT)
     protect = setting(False, "limit what one client's reply can count: for clients that may lie")
     max_update_ratio = setting(
-        0.0, "a client's change is at most so many times as long as is usual; 0: any", WEIGHT
+        0.0, "a client's change is at most so many times as long as is usual; 0: any", NONNEGATIVE
     )
     max_examples_ratio = setting(
-        0.0, "a client counts with at most so many times the usual samples; 0: any", WEIGHT
+        0.0, "a client counts with at most so many times the usual samples; 0: any", NONNEGATIVE
     )
     max_update_norm = setting(
         0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
@@ -124,7 +128,8 @@ class Hooks(Configured, Strategy):
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self.arrays: Arrays = {}  # the server's present arrays
         self.nodes: list[Node] = []  # those present, by client id
-        self.handout: Arrays = {}  # clients' models that may be served when the clients are gone
+        # Clients' models that may be served when the clients are gone
+        self.published_models: Arrays = {}
         self.evaluation: list[Update] = []  # replies of the last evaluation
         self.now = Round()  # the present round; everything else lives through the run
         self.num_rounds, self.timeout = 0, 3600.0
@@ -157,7 +162,7 @@ class Hooks(Configured, Strategy):
     def may_stop(self) -> bool:
         """Whether training may end early: no phase that the method needs is still to come, and the
         training clients' validation can choose a round."""
-        return not self.reports_last
+        return not self.report_last_round
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The server's arrays at the start, from the initial model's arrays."""
@@ -199,18 +204,21 @@ class Hooks(Configured, Strategy):
         """Arrays with the names, shapes and dtypes that a train reply must have; None: any."""
         return sent
 
-    def reference(self, sent: Arrays) -> Arrays:
+    def baseline_arrays(self, sent: Arrays) -> Arrays:
         """The arrays from which a train reply's size is measured; other names count from zero."""
         return sent
 
-    def named(self, updates: list[Update], sent: list[Arrays]) -> tuple[list[Update], list[Arrays]]:
+    def to_server_names(
+        self, updates: list[Update], sent: list[Arrays]
+    ) -> tuple[list[Update], list[Arrays]]:
         """Replies, and the arrays that they started from, under the server's names."""
         return updates, sent
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The server's next arrays, from valid replies by client. Their arrays are read-only.
 
-        Returns new arrays unless `in_place`; arrays in `kept` are replaced as well, not changed."""
+        Returns new arrays unless `in_place`; arrays in `persistent_attributes` are replaced as
+        well, not changed."""
         raise NotImplementedError
 
     def global_model(self) -> Arrays:
@@ -232,7 +240,7 @@ class Hooks(Configured, Strategy):
         return {
             "round": self.round,
             "arrays": self.arrays,
-            "kept": {name: getattr(self, name) for name in self.kept},
+            "kept": {name: getattr(self, name) for name in self.persistent_attributes},
             "optimizers": [optimizer.state() for optimizer in self.optimizers()],
             "sizes": self.messenger.sizes.state(),
             "privacy": self.privacy.state() if self.privacy else {},
@@ -244,7 +252,7 @@ class Hooks(Configured, Strategy):
 
         Raises ValueError if it is that of another network."""
         self.arrays = self.restore(self.arrays, state["arrays"])
-        self.handout = state.get("handout", {})
+        self.published_models = state.get("handout", {})
         self.token = state.get("token", self.token)
         for name, value in state.get("kept", {}).items():
             setattr(self, name, value)

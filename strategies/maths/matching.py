@@ -67,7 +67,7 @@ def layer_arrays(rows: np.ndarray, layer: str, like: Arrays) -> Arrays:
     }
 
 
-def spread(weight: np.ndarray, assignment: np.ndarray, inputs: int) -> np.ndarray:
+def scatter_columns(weight: np.ndarray, assignment: np.ndarray, inputs: int) -> np.ndarray:
     """The next layer's weight (out, in, …) on `inputs` global neurons: input l moves to
     assignment[l], others get 0. After a flattening each neuron has a block of inputs."""
     blocks = weight.reshape(len(weight), len(assignment), -1)

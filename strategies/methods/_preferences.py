@@ -74,7 +74,7 @@ class CentralAdam(PersonalizedStrategy):
             self._optimizer.add(added.values())
 
 
-class Mapped(PersonalizedStrategy):
+class WithSelfOrganizingMap(PersonalizedStrategy):
     """A strategy with a self-organizing map, whose rate and radius fall over the run."""
 
     som_rate = setting(0.5, "learning rate of the map, falling to som-rate-end", "(0, 1]")
@@ -97,7 +97,7 @@ class Mapped(PersonalizedStrategy):
         return rate * som.neighbourhood(positions, radius)
 
 
-class PFedKM(Mapped, CentralAdam):
+class PFedKM(WithSelfOrganizingMap, CentralAdam):
     """PFedKM (Tang et al., 2021) as in FedEmbed: a shared encoder, and a head for each cluster of
     the users' gradients, found by a self-organizing map of `sub_populations` nodes.
 
@@ -112,7 +112,7 @@ class PFedKM(Mapped, CentralAdam):
         fallback="CentralAdam",
         source="fedapps run --methods {}",
     )
-    kept = ("gradients", "cluster")
+    persistent_attributes = ("gradients", "cluster")
 
     sub_populations = setting(10, "heads, and nodes of the map over gradients", "[1, 10000]")
 

@@ -51,7 +51,9 @@ class HeldHeads(PersonalizedStrategy):
         models = {node: arrays | self._head_of(arrays, node) for node in nodes}
         return {node: {n: model[n] for n in self._wire} for node, model in models.items()}
 
-    def named(self, updates: list[Update], sent: list[Arrays]) -> tuple[list[Update], list[Arrays]]:
+    def to_server_names(
+        self, updates: list[Update], sent: list[Arrays]
+    ) -> tuple[list[Update], list[Arrays]]:
         """Under the server's names; the first reply also gets all heads that nobody used."""
         if not self.holds:
             return updates, sent

@@ -16,7 +16,7 @@ class TwoPhases(FedAvg):
     Every message holds the phase under `phase_key`. The reported round is one of the second phase.
     A client is sent the rest again after a message that it did not answer."""
 
-    kept: tuple[str, ...] = ("begun", "started")
+    persistent_attributes: tuple[str, ...] = ("begun", "started")
     phase_key = ""
 
     fedavg_rounds = setting(20, "rounds of FedAvg before the second phase", ROUNDS)
@@ -53,7 +53,7 @@ class TwoPhases(FedAvg):
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """As `by_node`; notes the phase, from which the reported round is chosen."""
         self.begun = self.in_second
-        self.phase, sent = int(self.begun), self.by_node(arrays, nodes)
+        self.selection_phase, sent = int(self.begun), self.by_node(arrays, nodes)
         self.started -= {node.client for node in nodes}  # until they reply
         return sent
 

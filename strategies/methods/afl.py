@@ -23,7 +23,7 @@ from strategies.core.rounds import PersonalizedStrategy
 class AFL(PersonalizedStrategy):
     """`mixture_lr` is γ_λ; γ_ω is the clients' lr. `mixture` holds λ by client id."""
 
-    kept = ("mixture",)
+    persistent_attributes = ("mixture",)
     requires = Requirement(
         "afl",
         "tell `risk`, their loss at the weights that they were sent",

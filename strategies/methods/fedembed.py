@@ -21,11 +21,11 @@ from clients.core.arrays import Arrays, prefixed
 from clients.methods._preferences import EMBEDDING_DIM
 from clients.methods.fedembed import ASSIGNMENT, PERSONAL_HEAD, check_heads
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import SOME, setting
+from fedapps.common.settings import POSITIVE_INT, setting
 from strategies.core.aggregation import mean
 from strategies.core.replies import Node, Requirement, Update
 from strategies.maths import som
-from strategies.methods._preferences import CentralAdam, Mapped
+from strategies.methods._preferences import CentralAdam, WithSelfOrganizingMap
 from strategies.methods._server_heads import HeldHeads
 
 EXCHANGES = {  # by assignment: what users send beside their updates
@@ -34,7 +34,7 @@ EXCHANGES = {  # by assignment: what users send beside their updates
 }
 
 
-class FedEmbed(HeldHeads, Mapped, CentralAdam):
+class FedEmbed(HeldHeads, WithSelfOrganizingMap, CentralAdam):
     """Assigns heads by `assignment`, then trains encoder and heads of the sampled users.
 
     `heads` says who holds *personal* heads; the server holds all shared ones."""
@@ -46,10 +46,12 @@ class FedEmbed(HeldHeads, Mapped, CentralAdam):
         offers=("query.prototype", "query.som", "train.assign"),
         source="fedapps run --methods {}",
     )
-    kept = ("centers", "heads", "positions", "recent")
+    persistent_attributes = ("centers", "heads", "positions", "recent")
 
     assignment, embedding_dim = ASSIGNMENT, EMBEDDING_DIM
-    som_passes = setting(1, "updates of the map in a round, each by a part of its users", SOME)
+    som_passes = setting(
+        1, "updates of the map in a round, each by a part of its users", POSITIVE_INT
+    )
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -16,21 +16,31 @@ from typing import Any
 import numpy as np
 
 from clients.core.arrays import Arrays, prefixed
-from fedapps.common.settings import WEIGHT, setting
+from fedapps.common.settings import NONNEGATIVE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.rounds import PersonalizedStrategy
-from strategies.maths.matching import chain, layer_arrays, match, neurons, spread, take, width
+from strategies.maths.matching import (
+    chain,
+    layer_arrays,
+    match,
+    neurons,
+    scatter_columns,
+    take,
+    width,
+)
 
 
 class FedMA(PersonalizedStrategy):
     """A new global neuron costs `new_neuron_cost` mean squared norms of the layer's neurons; no
     layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
 
-    kept = ("support", "assignments")
+    persistent_attributes = ("support", "assignments")
     requires = Requirement("fedma", "answer `train.retrain`", offers=("train.retrain",))
 
-    new_neuron_cost = setting(1.0, "cost of a new neuron, in mean squared norms of neurons", WEIGHT)
+    new_neuron_cost = setting(
+        1.0, "cost of a new neuron, in mean squared norms of neurons", NONNEGATIVE
+    )
     max_growth = setting(1.5, "bound of a layer's width, in the clients' widths", "[1, 100]")
     sweeps = setting(1, "passes that match each client again after the first", "[0, 1000]")
 
@@ -86,7 +96,7 @@ class FedMA(PersonalizedStrategy):
                 networks.items(), matched.assignments, strict=True
             ):
                 self.assignments[node.client][layer] = assigned
-                network[weight] = spread(network[weight], assigned, len(matched.neurons))
+                network[weight] = scatter_columns(network[weight], assigned, len(matched.neurons))
                 del network[f"{layer}.weight"], network[f"{layer}.bias"]
             networks = self.retrain(merged, networks)
         last = weighted_mean(list(networks.values()), [counts[node] for node in networks])

@@ -15,7 +15,7 @@ from strategies.methods.fedavg import FedAvg
 class FedTHE(FedAvg):
     """FedAvg whose summary is the plain mean of the clients' ones, which are limited separately."""
 
-    parts = (SUMMARY,)
+    limit_groups = (SUMMARY,)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean model, weighted by sample counts, and the plain mean of the summaries."""

@@ -19,7 +19,7 @@ class FedTTA(FedAvg):
         offers=("adaptation",),
         fallback="the mean of the clients' models, unweighted or by samples",
     )
-    parts = (BASE,)
+    limit_groups = (BASE,)
     protected_update_ratio = 2.0  # lengths differ less than with other methods
     weighting = setting("uniform", "how clients weigh in the server's mean", ("uniform", "samples"))
 

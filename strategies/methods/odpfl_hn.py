@@ -45,8 +45,8 @@ class ODPFLHN(PFedHN):
     by running statistics of training clients (see `strategies.maths.moments`)."""
 
     any_model = False  # the encoder follows the target network's convolutions
-    kept = ("sigmas",)
-    parts = (ENCODER,)
+    persistent_attributes = ("sigmas",)
+    limit_groups = (ENCODER,)
     requires = Requirement(
         "odpfl-hn",
         "answer `query.encode` and `train.backprop`",
@@ -93,7 +93,7 @@ class ODPFLHN(PFedHN):
             "dp-generator": self.dp_generator,
             "dp-terms": TERMS + (TEST_SETTING if self.dp_generator != "system" else ""),
         }
-        self.reports_last = self.private
+        self.report_last_round = self.private
         self.gamma: dict[str, nn.Parameter] = {}
         self.descriptors: dict[int, Tensor] = {}  # this round's e_i by client id
         self.sigmas: list[float] = []
@@ -145,7 +145,7 @@ class ODPFLHN(PFedHN):
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """w_i = f(e_i; θ) for the nodes that encoded; with free embeddings also e_i and γ."""
-        self.phase = 0 if self.free or self.training != "two-phase" else 1
+        self.selection_phase = 0 if self.free or self.training != "two-phase" else 1
         payloads = super().broadcast(arrays, nodes)
         if not self.free:
             return payloads
@@ -202,7 +202,7 @@ class ODPFLHN(PFedHN):
         """Not while embeddings are free."""
         return super().may_stop and not self.free
 
-    def meet(self, nodes: Sequence[Node]) -> list[Node]:
+    def ensure_embeddings(self, nodes: Sequence[Node]) -> list[Node]:
         """Let the nodes encode; returns those that did, and those with free embeddings."""
         with_free = [node for node in nodes if self.free and not node.novel]
         self.descriptors = {}
@@ -215,7 +215,9 @@ class ODPFLHN(PFedHN):
             self.descriptors[update.node.client] = e.requires_grad_(self.training == "end-to-end")
             if "dp-sigma" in update.metrics:
                 self.sigmas.append(update.metrics["dp-sigma"])
-        met = {node.client for node in super().meet(with_free)} | self.descriptors.keys()
+        met = {
+            node.client for node in super().ensure_embeddings(with_free)
+        } | self.descriptors.keys()
         return [node for node in nodes if node.client in met]
 
     def embedding(self, client: int) -> Tensor:
@@ -224,14 +226,14 @@ class ODPFLHN(PFedHN):
             return self.moments.scaled(self.descriptors[client])
         return super().embedding(client)
 
-    def observe(self, nodes: Sequence[Node]) -> None:
+    def update_descriptor_statistics(self, nodes: Sequence[Node]) -> None:
         """Update the descriptors' statistics; the first ones are of all training clients."""
         if not self.moments.rate:
             return
         sampled = self.descriptors
         observed = {c: sampled[c] for c in (n.client for n in nodes) if c in sampled}
         if not len(self.moments.mean):
-            self.meet([n for n in self.training_nodes() if n.client not in sampled])
+            self.ensure_embeddings([n for n in self.training_nodes() if n.client not in sampled])
             observed |= self.descriptors
             self.descriptors = sampled
         if observed:

@@ -24,7 +24,7 @@ from clients.core.arrays import Arrays, group, prefixed, to_tensors
 from clients.core.optimizers import SGD, Adam, Optimizer
 from clients.methods.pfedhn import NOVEL_ROUNDS
 from fedapps.common.seeds import drawing, seed_of
-from fedapps.common.settings import MOMENTUM, RATE, WEIGHT, WIDTH, setting
+from fedapps.common.settings import MOMENTUM, NONNEGATIVE, RATE, WIDTH, setting
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.rounds import PersonalizedStrategy
 from strategies.maths.hypernetwork import Hypernetwork
@@ -70,7 +70,9 @@ class PFedHN(PersonalizedStrategy):
     embedding_lr = setting(0.0, "learning rate of the embeddings; 0: server-lr", RATE)
     server_momentum = setting(0.9, "momentum of the server's SGD", MOMENTUM)
     server_weight_decay = setting(0.001, "weight decay of the server's optimizer", "[0, 10]")
-    clip_norm = setting(50.0, "norm at which each server gradient is clipped; 0: never", WEIGHT)
+    clip_norm = setting(
+        50.0, "norm at which each server gradient is clipped; 0: never", NONNEGATIVE
+    )
     novel_rounds = NOVEL_ROUNDS
 
     def __init__(
@@ -103,7 +105,7 @@ class PFedHN(PersonalizedStrategy):
 
     # Embeddings
 
-    def meet(self, nodes: Sequence[Node]) -> list[Node]:
+    def ensure_embeddings(self, nodes: Sequence[Node]) -> list[Node]:
         """Give every node its v_i; returns the nodes that have one and whose network is known.
 
         Learnt ones start at N(0, I), and are kept when a client leaves. Fixed ones are asked for
@@ -133,7 +135,7 @@ class PFedHN(PersonalizedStrategy):
                     self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
         return [node for node in nodes if node.client in self.embeddings]
 
-    def observe(self, nodes: Sequence[Node]) -> None:
+    def update_descriptor_statistics(self, nodes: Sequence[Node]) -> None:
         """Called with a training round's nodes before their models are generated."""
 
     def embedding(self, client: int) -> Tensor:
@@ -218,14 +220,16 @@ class PFedHN(PersonalizedStrategy):
         """Training clients; in the novel rounds all novel clients."""
         if not self.frozen:
             return super().sample()
-        self.phase, self.evaluate_novel = 1, self._serves_novel
-        self.reports_last = True  # φ is frozen: training clients' validation cannot choose a round
+        self.selection_phase, self.evaluate_novel = 1, self._serves_novel
+        self.report_last_round = (
+            True  # φ is frozen: training clients' validation cannot choose a round
+        )
         return [node for node in self.nodes if node.novel]
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ) for every node."""
         with torch.no_grad():
-            nodes = self.meet(nodes)
+            nodes = self.ensure_embeddings(nodes)
             self.network().eval()
             models: dict[Node, Arrays] = {}
             for name, members in self.targets.by_network(nodes).items():
@@ -234,8 +238,8 @@ class PFedHN(PersonalizedStrategy):
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ); the graph is kept for the vector–Jacobian product."""
-        known, nodes = len(self.embeddings), self.meet(nodes)
-        self.observe(nodes)
+        known, nodes = len(self.embeddings), self.ensure_embeddings(nodes)
+        self.update_descriptor_statistics(nodes)
         if len(self.embeddings) > known:
             self.arrays = self.server_arrays()  # to which an undone round returns
         self.network().train(not self.frozen).requires_grad_(not self.frozen)
@@ -245,7 +249,7 @@ class PFedHN(PersonalizedStrategy):
             theta = self.generate(members, name)
             self._generated.append((members, theta))
             payloads |= self.targets.named(theta, members, name)
-        self._spread = spread([theta for _, theta in self._generated])
+        self._spread = relative_weight_spread([theta for _, theta in self._generated])
         return payloads
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
@@ -328,7 +332,7 @@ def free_memory() -> int:
         return free
 
 
-def spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:
+def relative_weight_spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:
     """The square root of Σ_i ‖w_i − w̄‖² / Σ_i ‖w_i‖² over generated models w_i, with the mean w̄ of
     each network. None for single clients."""
     flat = [torch.cat([t.detach().reshape(len(t), -1) for t in w.values()], 1) for w in generated]

@@ -105,14 +105,14 @@ class PFL(PersonalizedStrategy):
 
         Where no training client is present, those that were handed out last."""
         if not self.training_nodes():
-            return self.handout
+            return self.published_models
         sent = self._present_trainer().personalize(arrays, self.training_nodes())
         models: Arrays = {}
         updates = self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole))
         trained = [update for update in updates if not update.metrics.get("untrained")]
         for update in trained or updates:
             models |= prefixed(str(update.node.client), update.arrays)
-        self.handout = models
+        self.published_models = models
         return models
 
     def _present_trainer(self) -> PersonalizedStrategy:
@@ -141,7 +141,7 @@ class PFLEnsemble(PFL):
 class PFLNearest(PFL):
     """A novel client gets the model of the nearest training client, in A-distance."""
 
-    kept = ("nearest",)
+    persistent_attributes = ("nearest",)
     requires = Requirement(
         "pfl-nearest",
         "answer `query.export` and `query.domain`, which compares inputs",

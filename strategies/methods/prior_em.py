@@ -29,7 +29,7 @@ def prior(counts: np.ndarray) -> np.ndarray:
 class PriorEM(FedAvg):
     """With `source_prior` = "training" it asks for the clients' label counts."""
 
-    kept = ("source",)
+    persistent_attributes = ("source",)
 
     source_prior = SOURCE_PRIOR
 

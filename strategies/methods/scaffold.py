@@ -16,7 +16,12 @@ import numpy as np
 from clients.core.arrays import Arrays, group, is_statistic, prefixed
 from fedapps.common.settings import POSITIVE, setting
 from strategies.core.aggregation import mean, mean_statistics, weighted_mean
-from strategies.core.limits import COHORT, bounded_weights, group_norms, usual_size
+from strategies.core.limits import (
+    MIN_REPLIES_FOR_QUARTILE,
+    bounded_weights,
+    group_norms,
+    usual_size,
+)
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.rounds import PersonalizedStrategy
 
@@ -24,7 +29,7 @@ from strategies.core.rounds import PersonalizedStrategy
 class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
 
-    kept = ("controls", "met")
+    persistent_attributes = ("controls", "met")
     requires = Requirement(
         "scaffold",
         "return changes of the model (`delta/…`) and of their control variates (`control/…`)",
@@ -54,10 +59,10 @@ class Scaffold(PersonalizedStrategy):
     def expected(self, sent: Arrays) -> Arrays:
         """``delta/…`` and ``control/…`` for every weight, and statistics."""
         c = group(sent, "control")
-        statistics = self.reference(sent)
+        statistics = self.baseline_arrays(sent)
         return prefixed("delta", c) | prefixed("control", c) | statistics
 
-    def reference(self, sent: Arrays) -> Arrays:
+    def baseline_arrays(self, sent: Arrays) -> Arrays:
         """Changes are measured from zero."""
         return {name: a for name, a in sent.items() if is_statistic(name, a)}
 
@@ -88,7 +93,7 @@ class Scaffold(PersonalizedStrategy):
             }
         norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
         most = self.max_update_ratio * usual_size(norms.values())
-        for client, norm in norms.items() if len(norms) >= COHORT else ():
+        for client, norm in norms.items() if len(norms) >= MIN_REPLIES_FOR_QUARTILE else ():
             if 0 < most < norm:
                 c_i, factor = controls[client], np.float32(most / norm)
                 controls[client] = {n: np.asarray(a * factor) for n, a in c_i.items()}

@@ -76,7 +76,7 @@ def test_em_by_hand(steps, source, expected):
     z = client.predict(P.log())
     assert z.numpy() == pytest.approx(P.log().numpy() + np.log(np.array(expected) / pi), abs=1e-5)
     torch.testing.assert_close(client.personal_model(P.log())(P.log()), z)
-    assert torch.equal(client.stages["base"], P.log())
+    assert torch.equal(client.intermediate_logits["base"], P.log())
 
 
 @pytest.mark.parametrize("source", [None, {"prior": [0.3, 0.7]}])
@@ -324,7 +324,7 @@ def test_each_image_adapts_the_network_for_itself(name):
 def test_no_rate_or_step_is_fedavg_and_a_served_network_adapts_as_the_client_did():
     client, x = image_client(MEMOClient, 4, adapt_lr=0.0)
     torch.testing.assert_close(client.predict(x), client.model(x))
-    assert torch.equal(client.stages["base"], client.model(x))
+    assert torch.equal(client.intermediate_logits["base"], client.model(x))
     client.adapt_lr, client.adapt_steps = 0.5, 0
     torch.testing.assert_close(client.predict(x), client.model(x))
     client.adapt_steps = 1

@@ -12,7 +12,7 @@ from torch import nn
 
 from clients.core.arrays import (
     from_record,
-    load_arrays,
+    load_into_model,
     model_arrays,
     read_array,
     reply_with,
@@ -80,7 +80,7 @@ def test_a_model_takes_read_only_arrays_without_a_warning():
     torch.set_warn_always(True)  # else once in a process
     try:
         with warnings.catch_warnings(action="error"):
-            load_arrays(model, arrays, {})
+            load_into_model(model, arrays, {})
     finally:
         torch.set_warn_always(False)
     for name, array in model_arrays(model).items():

@@ -202,7 +202,10 @@ def test_what_an_adaptation_tells_is_of_the_samples_behind_the_accuracy():
     class Adapts(Client):
         def predict(self, x):
             z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])[: len(x)]
-            self.stages, self.adapted = {"base": z.flip(0)}, {"adapt-steps": len(x)}
+            self.intermediate_logits, self.adaptation_metrics = (
+                {"base": z.flip(0)},
+                {"adapt-steps": len(x)},
+            )
             return z
 
     share = parts()

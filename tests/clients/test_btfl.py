@@ -41,7 +41,7 @@ def test_a_batchs_evidence_reaches_the_next_batch_alone():
     g, p = torch.stack([sure] * 3 + [unsure]), torch.stack([unsure] * 4)
     f = torch.full((4, 2), 3.0)
     means = torch.tensor(0.5), torch.tensor(0.4)  # entropies 0.33 and 0.69
-    weigh = btfl.Weighing(shares, means, 3)
+    weigh = btfl.ModelMixing(shares, means, 3)
     e = weigh(g, p, f)
     h_g, h_l = 0.6931, 0.6931
     s_g, s_l = 2 * math.log(0.74), 2 * math.log(0.26)
@@ -61,7 +61,7 @@ def test_a_personal_head_without_entropy_in_training_gives_finite_weights():
     shares = torch.full((2, 4), 0.5), torch.full((2, 4), 0.5)
     sure = torch.tensor([[200.0, 0, 0]] * 3).log_softmax(1)
     means = torch.tensor(0.1), torch.tensor(0.0)
-    e = btfl.Weighing(shares, means, 32)(sure, sure, torch.rand(3, 4))
+    e = btfl.ModelMixing(shares, means, 32)(sure, sure, torch.rand(3, 4))
     assert e.isfinite().all() and ((e > 0) & (e < 1)).all()
 
 
@@ -83,7 +83,7 @@ def test_the_prior_counts_inputs_that_shares_and_both_entropies_decide():
     ]
     g, p, f = map(torch.stack, zip(*inputs, strict=True))
     shares = torch.tensor([[0.45, 0.45], [0.55, 0.55]]), torch.tensor([[0.55, 0.55], [0.45, 0.45]])
-    e = btfl.Weighing(shares, (torch.tensor(0.5), torch.tensor(0.4)), 8)(g, p, f)
+    e = btfl.ModelMixing(shares, (torch.tensor(0.5), torch.tensor(0.4)), 8)(g, p, f)
     h_g, h_l = math.log(2), -(0.7 * math.log(0.7) + 0.3 * math.log(0.3))
     s_g, s_l = 2 * math.log(0.53), 2 * math.log(0.47)
     rho = math.exp((s_l * math.exp(h_l / 0.4 - 1) - s_g * math.exp(h_g / math.log(100) - 1)) / 2)

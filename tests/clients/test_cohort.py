@@ -139,7 +139,7 @@ def test_each_reads_its_own_tensors():
     """From w = 0, where the loss's gradient is −2, (w − near)²/2 with near = 1 adds −1."""
 
     class Near(Two):
-        stacked = ("near",)
+        vmapped_tensors = ("near",)
 
         def loss(self, x, y):
             return super().loss(x, y) + (self.model.w - self.near[0]).square().sum() / 2
@@ -153,7 +153,7 @@ def test_each_reads_its_own_tensors():
 
 
 class Sets(Two):
-    stacked = ()
+    vmapped_tensors = ()
 
     def loss(self, x, y):
         self.last = x
@@ -161,14 +161,14 @@ class Sets(Two):
 
 
 class Reads(Two):
-    stacked = ()
+    vmapped_tensors = ()
 
     def loss(self, x, y):
         return super().loss(x, y) * (1 + self.client)
 
 
 class ReadsModel(Two):
-    stacked = ()
+    vmapped_tensors = ()
 
     def __init__(self, w, client):
         super().__init__(w, client)

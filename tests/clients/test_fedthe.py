@@ -185,7 +185,7 @@ def test_objective_by_hand():
 
 def weighing(**changes):
     means = torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.0, 3.0, 1.0])
-    return replace(fedthe.Weighing(means, 0.1, 0.2, 20, 0.1), **changes)
+    return replace(fedthe.HeadMixing(means, 0.1, 0.2, 20, 0.1), **changes)
 
 
 def outputs(n=6):
@@ -281,7 +281,7 @@ def test_a_training_client_mixes_both_heads(cls):
     client, sent = two_heads(cls)
     client.receive(sent, {})
     one, again = client.predict(X), client.predict(X)
-    assert torch.equal(one, again) and not client.stages
+    assert torch.equal(one, again) and not client.intermediate_logits
     with torch.no_grad():
         torch.testing.assert_close(deepcopy(client.personal_model(X))(X), one)
     Client.receive(client, sent, {})
@@ -300,7 +300,7 @@ def test_fedthe_mixes_by_its_weights():
     f = body.features(X).detach()
     g, p = body.head(f).detach(), f @ client.personal_head.T
     means = torch.from_numpy(sent[SUMMARY]), f.mean(0)
-    e = fedthe.Weighing(means, 0.1, 0.1, 20, 0.1)(g, p, f)
+    e = fedthe.HeadMixing(means, 0.1, 0.1, 20, 0.1)(g, p, f)
     torch.testing.assert_close(client.predict(X), e[:, :1] * g + e[:, 1:] * p)
     assert float((e[:, 0] - 0.5).abs().max()) > 0.01
 
@@ -342,7 +342,7 @@ def test_btfl_mixes_log_probabilities():
     log_p = [z.log_softmax(1).detach() for z in (body.head(f), f @ client.personal_head.T)]
     h = [-(z.exp() * z).sum(1).mean() for z in log_p]
     received = torch.from_numpy(sent[SUMMARY])
-    e = btfl.Weighing((received, client.summary(f)), tuple(h), 32)(*log_p, f)
+    e = btfl.ModelMixing((received, client.summary(f)), tuple(h), 32)(*log_p, f)
     expected = e[:, :1] * log_p[0] + e[:, 1:] * log_p[1]
     torch.testing.assert_close(client.predict(X), expected)
     assert not torch.allclose(received, torch.full_like(received, 0.5))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from clients.core.client import Client
-from clients.methods._adaptation import Step, kl
+from clients.methods._adaptation import Step, kl_categorical
 from clients.methods.fedtta import FedTTAClient, FedTTAPlusPlusClient, GuardedFedTTAPlusPlusClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
@@ -175,8 +175,12 @@ def test_kl_by_hand():
         torch.tensor([[3.0, 1.0], [1.0, 4.0]]).log(),
         torch.tensor([[1.0, 1.0], [1.0, 4.0]]).log(),
     )
-    assert kl(p, q).item() == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2)
-    assert kl(q, p).item() == pytest.approx((0.5 * math.log(2 / 3) + 0.5 * math.log(2)) / 2)
+    assert kl_categorical(p, q).item() == pytest.approx(
+        (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
+    )
+    assert kl_categorical(q, p).item() == pytest.approx(
+        (0.5 * math.log(2 / 3) + 0.5 * math.log(2)) / 2
+    )
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
@@ -305,7 +309,9 @@ def test_a_guarded_step_must_agree_with_the_first():
     model = line(w=[1.0, -0.2], a=[1.0, -1.0])
     client = GuardedFedTTAPlusPlusClient(model, share(ONE), batch_size=1)
     z = client.predict(torch.ones(1, 1))[0]
-    assert client.adapted["adapt-steps"] == 1 and (z[0] - z[1]).item() == pytest.approx(0.2)
+    assert client.adaptation_metrics["adapt-steps"] == 1 and (z[0] - z[1]).item() == pytest.approx(
+        0.2
+    )
 
 
 def test_agreement_by_hand():
@@ -313,7 +319,7 @@ def test_agreement_by_hand():
     client = FedTTAPlusPlusClient(network(nn.ReLU(), classes=2), share(ONE))
     first = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
     later = torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
-    client.stages = {"one-step": first}
+    client.intermediate_logits = {"one-step": first}
     for bound, expected in ((0.0, True), (0.75, True), (0.76, False), (1.0, False)):
         client.min_agreement = bound
         assert client.agrees(Step(2, {}, later, 0.0, 0.0)) is expected
@@ -339,8 +345,8 @@ def test_which_step_is_kept_and_when_adapting_ends_by_hand():
         assert client.predict(torch.ones(1, 3)).tolist() == [[kept, kept]]
         assert len(asked) == taken
         got = {"adapt-steps": kept, "entropy": entropies[kept], "entropy-before": 0.1}
-        assert client.adapted == got
-        assert [client.stages[n][0, 0] for n in ("base", "one-step")] == [0, 1]
+        assert client.adaptation_metrics == got
+        assert [client.intermediate_logits[n][0, 0] for n in ("base", "one-step")] == [0, 1]
 
 
 def test_the_proxy_term_pulls_to_the_model_that_was_sent_this_round():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from clients.core.arrays import load_arrays, model_arrays
+from clients.core.arrays import load_into_model, model_arrays
 from clients.core.layout import layout_of
 
 
@@ -87,7 +87,7 @@ def test_arrays_are_loaded_into_the_changed_network(change):
     model_arrays(model)
     change(model)
     sent = {name: a + 5 for name, a in model_arrays(model).items() if a.dtype != bool}
-    load_arrays(model, sent, {})
+    load_into_model(model, sent, {})
     for name, tensor in model.state_dict().items():
         np.testing.assert_array_equal(tensor.numpy(), sent[name])
 
@@ -106,7 +106,7 @@ def test_arrays_are_copies_and_of_a_tied_parameters_names_the_first_counts():
     model[2] = nn.Linear(2, 2, bias=False)
     model[2].weight = model[0].weight
     arrays = model_arrays(model)
-    load_arrays(
+    load_into_model(
         model, arrays | {"0.weight": np.full((2, 2), 3.0), "2.weight": -arrays["2.weight"]}, {}
     )
     assert model[2].weight.tolist() == [[3, 3], [3, 3]]
@@ -116,7 +116,7 @@ def test_arrays_are_copies_and_of_a_tied_parameters_names_the_first_counts():
 def test_types_that_numpy_lacks_are_loaded():
     model = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
     assert layout_of(model).views is None
-    load_arrays(model, {"weight": np.float32([[1.5, -2]])}, {})
+    load_into_model(model, {"weight": np.float32([[1.5, -2]])}, {})
     assert model.weight.tolist() == [[1.5, -2]]
 
 

@@ -17,16 +17,16 @@ from strategies.core.rounds import PersonalizedStrategy
 class Mean:
     """Predicts class 1 for inputs above the mean of those that it sees at once."""
 
-    device, novel_batch, novel_stream, batchwise, goes_on = "cpu", 0, False, False, True
+    device, novel_batch, novel_stream, batchwise, supports_streaming = "cpu", 0, False, False, True
 
     def __init__(self, data, novel_batch):
         self.share, self.novel_batch = data, novel_batch
-        self.seen, self.adapted, self.stages = [], {}, {}
+        self.seen, self.adaptation_metrics, self.intermediate_logits = [], {}, {}
 
     def predict(self, x):
         self.seen.append(x.flatten().tolist())
-        self.adapted = {"level": float(x.mean())}
-        self.stages = {"base": torch.stack([x, -x], 1)[:, :, 0]}
+        self.adaptation_metrics = {"level": float(x.mean())}
+        self.intermediate_logits = {"base": torch.stack([x, -x], 1)[:, :, 0]}
         return torch.stack([x.mean() - x, x - x.mean()], 1)[:, :, 0]
 
 

@@ -191,8 +191,8 @@ def test_which_methods_go_on():
         (HyperFedZeroClient, {"granularity": "sample"}),
         (T3AClient, {"supports": 0}),
     ):
-        assert novel(kind).goes_on and not novel(kind, **settings).goes_on
-    able = {name for name, method in METHODS.items() if method.client.goes_on}
+        assert novel(kind).supports_streaming and not novel(kind, **settings).supports_streaming
+    able = {name for name, method in METHODS.items() if method.client.supports_streaming}
     assert able == {"atp", "bbse", "bn-adapt", "flowdup", "hyperfedzero", "prior-em", "shot", "t3a",
                     "tent"}  # fmt: skip
     assert set(SETTINGS) == {METHODS[name].client for name in able}

@@ -45,7 +45,7 @@ def test_a_step_in_bits_with_weight_decay_by_hand(clip):
     slope = 0.1 / 2**0.5 if clip else 3 / 16 * math.log(3) / math.log(2)
     expected = [math.log(3) * 0.9 + 0.5 * slope, -0.5 * slope]
     assert tent.predict(torch.ones(1, 1))[0].tolist() == pytest.approx(expected, rel=1e-4)
-    assert tent.stages["base"][0].tolist() == pytest.approx([math.log(3), 0.0])
+    assert tent.intermediate_logits["base"][0].tolist() == pytest.approx([math.log(3), 0.0])
 
 
 def test_two_steps_by_hand_without_the_momentum_of_training():
@@ -59,8 +59,8 @@ def test_two_steps_by_hand_without_the_momentum_of_training():
         h = -(p * np.log(p)).sum()
         last, z = z, z + 0.7 * p * (np.log(p) + h)
     assert tent.predict(torch.ones(1, 1))[0].tolist() == pytest.approx(last.tolist())
-    assert tent.stages["base"][0].tolist() == pytest.approx(first.tolist())
-    assert tent.adapted == {"adapt-steps": 2, "entropy": pytest.approx(h)}
+    assert tent.intermediate_logits["base"][0].tolist() == pytest.approx(first.tolist())
+    assert tent.adaptation_metrics == {"adapt-steps": 2, "entropy": pytest.approx(h)}
     served = tent.personal_model(torch.ones(1, 1)).weight.flatten().tolist()
     assert served == pytest.approx(last.tolist())
     assert tent.model.weight.flatten().tolist() == pytest.approx(first.tolist())

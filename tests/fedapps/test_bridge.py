@@ -189,8 +189,8 @@ def test_only_exchanges_of_the_method_and_of_the_run_are_answered():
         ask(node(), "query.domain", {})
     assert ask(node(run={"bound": True}), "query.domain", ARRAYS)[0].keys() == ARRAYS.keys()
     context = node()
-    ask(context, "train.recall", {"calls": np.array(6)})
-    assert ask(context, "query.keep", {})[0] == {"calls": 6}
+    ask(context, "train.set_state", {"calls": np.array(6)})
+    assert ask(context, "query.get_state", {})[0] == {"calls": 6}
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2])

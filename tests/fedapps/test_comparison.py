@@ -51,7 +51,7 @@ def test_fewer_than_five_seeds_are_not_tested(tmp_path):
         leave(tmp_path, "fedavg", seed, base)
         leave(tmp_path, "tent", seed, [a + 0.01 * i for i, a in enumerate(base, 1)])
     got, found = lines(tmp_path)
-    assert got["novel", "tent"].less_reference == pytest.approx(3.5)
+    assert got["novel", "tent"].difference_to_reference == pytest.approx(3.5)
     assert math.isnan(got["novel", "tent"].p)
     texts = as_table(found)
     place = texts.columns.index("less fedavg")
@@ -66,7 +66,7 @@ def test_the_sign_over_five_seeds(tmp_path):
         leave(tmp_path, "fedavg", seed, [0.2 + seed / 10, 0.4])
         leave(tmp_path, "tent", seed, [0.2 + seed / 10 + 0.02 * (seed + 1), 0.4])
     got, found = lines(tmp_path)
-    assert got["novel", "tent"].less_reference == pytest.approx(3)
+    assert got["novel", "tent"].difference_to_reference == pytest.approx(3)
     assert got["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
     assert "Student's paired t test over 5 seeds or more" in as_table(found).caption
     assert got["train", "tent"].p == 1  # no difference at all
@@ -86,7 +86,7 @@ def test_a_row_is_tested_on_the_seeds_that_it_has(tmp_path):
             leave(tmp_path, "fedtta", seed, [0.2 + seed / 10 + 0.01 * (seed + 1)])
     got, _ = lines(tmp_path)
     assert got["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
-    assert got["novel", "fedtta"].less_reference == pytest.approx(2.5)
+    assert got["novel", "fedtta"].difference_to_reference == pytest.approx(2.5)
     assert math.isnan(got["novel", "fedtta"].p)
 
 
@@ -97,11 +97,13 @@ def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
             leave(tmp_path, label, 0, [alpha / 2 + plus, 0.3 + plus], partition="dirichlet")
     got, found = lines(tmp_path)
     assert found.by == ["method", "partition.alpha"]
-    assert got["novel", "tent", "0.1"].less_reference == pytest.approx(4)
-    assert got["novel", "tent", "1.0"].less_reference == pytest.approx(2)
+    assert got["novel", "tent", "0.1"].difference_to_reference == pytest.approx(4)
+    assert got["novel", "tent", "1.0"].difference_to_reference == pytest.approx(2)
     whole = lines(tmp_path, by=["method"])[0]
     assert ("novel", "tent partition.alpha=0.1") in whole  # not averaged over α
-    assert math.isnan(whole["novel", "tent partition.alpha=1.0"].less_reference)  # another split
+    assert math.isnan(
+        whole["novel", "tent partition.alpha=1.0"].difference_to_reference
+    )  # another split
     with pytest.raises(ValueError, match="more than one run of a seed"):
         compare(read_runs(tmp_path)[0], by=["partition.alpha"])
     with pytest.raises(ValueError, match="no run has a setting 'alpha'"):

@@ -47,7 +47,7 @@ def test_the_first_pages_count_the_methods():
 def test_every_method_has_a_page_with_its_paper_and_settings(pages):
     assert pages.keys() == {"index", *METHODS}
     for name, method in METHODS.items():
-        row = f"| {method.line} | {method.paper} | {method.novel or 'no'} |"
+        row = f"| {method.summary} | {method.paper} | {method.novel or 'no'} |"
         assert f"| [`{name}`]({name}.md) {row}\n" in pages["index"]
         assert f"Paper: {method.paper}.\n" in pages[name]
         keys = re.findall(r"^\| `([\w-]+)` \|", section(pages[name], "Settings"), re.M)

@@ -20,7 +20,7 @@ from fedapps.engines.flower import free_port, superlink
 from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.process_group import RESUME_HINT
 from fedapps.engines.run import run_jobs
-from fedapps.results.folder import read_memories
+from fedapps.results.folder import read_client_states
 from fedapps.serverapp import APPS
 from fedapps.settings.config import defaults
 
@@ -72,8 +72,8 @@ def test_all_engines_agree_to_the_last_bit(tmp_path):
         for engine, job in zip(jobs, (one, two), strict=True):
             assert job.summary()["engine"] == engine
             assert {file.name for file in job.folder.iterdir()} == names
-            memories = read_memories(job.folder)
-            assert repr(memories) == repr(read_memories(one.folder))
+            memories = read_client_states(job.folder)
+            assert repr(memories) == repr(read_client_states(one.folder))
             assert list(memories) == [0] * (one.method == "fedper")  # both rounds draw client 0
 
 

@@ -17,10 +17,10 @@ from fedapps.results.folder import (
     check_unseen,
     clear,
     model_files,
+    read_client_states,
     read_former,
-    read_memories,
+    write_client_states,
     write_final,
-    write_memories,
 )
 from fedapps.settings.config import defaults
 
@@ -87,12 +87,12 @@ def test_a_run_has_its_token_beside_its_model(tmp_path):
 def test_memories_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     """Client 3 kept something once, and 11 does now; a former try was killed within client 5's. An
     error on the way leaves what was there."""
-    write_memories(tmp_path, {3: ARRAYS})
+    write_client_states(tmp_path, {3: ARRAYS})
     begun = tmp_path / f".{folders.CLIENTS}"
     begun.mkdir()
     (begun / "5.safetensors").write_text("half")
-    write_memories(tmp_path, {11: ARRAYS, 2: HANDOUT})
-    np.testing.assert_equal(read_memories(tmp_path), {11: ARRAYS, 2: HANDOUT})
+    write_client_states(tmp_path, {11: ARRAYS, 2: HANDOUT})
+    np.testing.assert_equal(read_client_states(tmp_path), {11: ARRAYS, 2: HANDOUT})
 
     def full(path, arrays):
         path.write_text("half")
@@ -100,8 +100,8 @@ def test_memories_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(folders, "write_arrays", full)
     with pytest.raises(OSError, match="no space left"):
-        write_memories(tmp_path, {4: ARRAYS})
-    assert sorted(read_memories(tmp_path)) == [2, 11]
+        write_client_states(tmp_path, {4: ARRAYS})
+    assert sorted(read_client_states(tmp_path)) == [2, 11]
     assert not begun.exists()
 
 
@@ -130,8 +130,8 @@ def test_what_clients_keep_beyond_some_bytes_lies_in_a_file_without_a_name(tmp_p
             assert array.dtype == KEPT_BY[client][name].dtype
             assert not array.flags.writeable
             assert array.flags.aligned
-    write_memories(tmp_path, found)
-    np.testing.assert_equal(read_memories(tmp_path), {k: dict(v) for k, v in KEPT_BY.items()})
+    write_client_states(tmp_path, found)
+    np.testing.assert_equal(read_client_states(tmp_path), {k: dict(v) for k, v in KEPT_BY.items()})
 
 
 def test_little_that_clients_keep_needs_no_disk(tmp_path):
@@ -162,7 +162,7 @@ def test_what_a_methods_predictions_need_is_asked_for(tmp_path):
     check_former(tmp_path, "fedavg")
     with pytest.raises(ValueError, match="holds no clients/"):
         check_former(tmp_path, "fedper")
-    write_memories(tmp_path, {1: ARRAYS})
+    write_client_states(tmp_path, {1: ARRAYS})
     check_former(tmp_path, "fedper")
 
 

@@ -269,10 +269,10 @@ def test_a_simulations_recall_lowers_nothing(places, tmp_path):
     """A simulated client takes back what a checkpoint kept of it; its ledger is no part of that."""
     own = places[0] | {"dp-epsilon": 8.0, "simulated": True}
     grid = node(own, tmp_path, rounds=1)
-    kept = ask(grid, "query.keep").content["arrays"]
+    kept = ask(grid, "query.get_state").content["arrays"]
     assert answer_of(ask(grid)) and not list(kept)
     before = counted(tmp_path)
-    assert not ask(grid, "train.recall").has_error()
+    assert not ask(grid, "train.set_state").has_error()
     assert counted(tmp_path) == before > 0
     assert "has spent ε" in ask(grid, **{"server-round": 2}).error.reason
 
@@ -284,7 +284,7 @@ MESSAGES = st.fixed_dictionaries(
         "round": st.integers(1, 3),
         "token": st.sampled_from("abcdefgh"),
         "anew": st.booleans(),  # the node starts anew
-        "action": st.sampled_from(["train"] * 8 + ["evaluate", "query", "train.recall"]),
+        "action": st.sampled_from(["train"] * 8 + ["evaluate", "query", "train.set_state"]),
         "run": st.sampled_from(
             [
                 *[{}] * 6,
@@ -339,7 +339,7 @@ def test_no_sequence_of_messages_gets_more_than_the_nodes_epsilon(
                 promised["dp-epsilon"] = 1.0
             asked = message["noise"] * noise_of(promised)
             reply = ask(grid, message["action"], **got, **{NOISE: asked})
-            if message["action"] in ("evaluate", "train.recall"):
+            if message["action"] in ("evaluate", "train.set_state"):
                 assert reply.has_error()
             elif message["action"] == "train" and not reply.has_error():
                 answers.append(answer_of(reply))

@@ -20,8 +20,8 @@ from clients.methods.tent import TENTClient
 from clients.models.adaptable import Adaptable, Adaptation
 from fedapps.common.memory_limits import VARIABLE
 from fedapps.results.card import Card
-from fedapps.service.inputs import read_inputs, unlabeled
-from partitions.datasets.readers.local import inputs_of, read_local
+from fedapps.service.inputs import read_input_files, unlabeled
+from partitions.datasets.readers.local import read_local, scaled_pixels
 
 CARD = Card("tent", "mine", "mlp", (1, 4, 4), ("ant", "bee"), 255.0)
 
@@ -51,16 +51,16 @@ def test_arrays_are_refused_before_they_are_unpacked(name, tmp_path, monkeypatch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np.lib.npyio.NpzFile, "__getitem__", None)
         with pytest.raises(ValueError, match=rf"{name} takes 0.002 GB .* {VARIABLE}=1"):
-            read_inputs(tmp_path / name, CARD)
+            read_input_files(tmp_path / name, CARD)
     monkeypatch.setenv(VARIABLE, "0.003")
     with pytest.raises(ValueError, match=r"mine takes 0.016 GB"):
-        inputs_of(np.zeros((125_000, 16), np.int8), "mine", whole=True)
+        scaled_pixels(np.zeros((125_000, 16), np.int8), "mine", whole=True)
     assert len(read_local(tmp_path / name).x) == 125_000
     with pytest.raises(ValueError, match=r"the model's answer to 125000 samples takes 0.035 GB"):
-        read_inputs(tmp_path / name, CARD)
+        read_input_files(tmp_path / name, CARD)
     monkeypatch.setenv(VARIABLE, "much")
     with pytest.raises(ValueError, match="'much'; it must be a number of gigabytes"):
-        read_inputs(tmp_path / name, CARD)
+        read_input_files(tmp_path / name, CARD)
 
 
 def test_the_number_of_classes_counts():
@@ -77,7 +77,7 @@ def test_images_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: None)
     (tmp_path / "a.png").write_bytes(image(20_000, 20_000))
     with pytest.raises(ValueError, match=r"a\.png is no whole image .*exceeds limit of 178956970"):
-        read_inputs(tmp_path, CARD)
+        read_input_files(tmp_path, CARD)
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.png").write_bytes(image(400, 300))
     with pytest.raises(ValueError, match=r"a\.png with 2 more images takes 0.00108 GB"):
@@ -97,7 +97,7 @@ def test_an_image_starts_no_program(tmp_path, monkeypatch):
     eps = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n%%EOF\n"
     (tmp_path / "in" / "a.png").write_text(eps)
     with pytest.raises(ValueError, match=r"a\.png is no whole image"):
-        read_inputs(tmp_path / "in", CARD)
+        read_input_files(tmp_path / "in", CARD)
     assert not (tmp_path / "mark").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_table_opens_no_other_file(tmp_path):
     table = datasets.Dataset.from_dict(rows, feature)
     table.to_parquet(tmp_path / "x.parquet")
     with pytest.raises(ValueError, match="no whole image"):
-        read_inputs(tmp_path / "x.parquet", CARD)
+        read_input_files(tmp_path / "x.parquet", CARD)
 
 
 def test_a_table_is_refused_before_it_is_unpacked(tmp_path):

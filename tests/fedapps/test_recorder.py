@@ -18,18 +18,18 @@ from strategies.core.replies import Node, Update
 class Reports:
     """What the recorder reads of a strategy."""
 
-    phase, reports_last, saved_rounds = 0, False, 0
+    selection_phase, report_last_round, saved_rounds = 0, False, 0
 
     def __init__(self):
         self.arrays, self.evaluation = {}, []
 
 
-def best_round(*accuracies, reports_last=False, phases=()):
+def best_round(*accuracies, report_last_round=False, phases=()):
     """The round that a run with these accuracies of training clients reports."""
     recorder, strategy = Recorder(defaults(), "", None), Reports()
-    strategy.reports_last = reports_last
+    strategy.report_last_round = report_last_round
     for number, accuracy in enumerate(accuracies, 1):
-        strategy.phase = int(number in phases)
+        strategy.selection_phase = int(number in phases)
         got = {} if accuracy is None else {"train-accuracy": accuracy, "train-clients": 2}
         recorder.record({"round": number, "evaluation": got}, strategy)
     return recorder.summary["best_round"]
@@ -41,7 +41,7 @@ def best_round(*accuracies, reports_last=False, phases=()):
         ((0.5, 0.7, 0.7, 0.6), {}, 2),  # the first of the best
         ((None, None, None), {}, 3),  # nothing to choose by
         ((0.9, 0.7, 0.8), {"phases": (2, 3)}, 3),
-        ((0.9, 0.7, 0.7), {"reports_last": True}, 3),
+        ((0.9, 0.7, 0.7), {"report_last_round": True}, 3),
     ],
 )
 def test_the_round_is_chosen_by_training_clients_validation(accuracies, options, expected):

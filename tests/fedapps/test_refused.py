@@ -24,8 +24,8 @@ from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
 from fedapps.serverapp import APPS, check_run, main
 from fedapps.service import onnx
-from fedapps.service.inputs import read_inputs, unlabeled
-from fedapps.service.served_node import inputs_of
+from fedapps.service.inputs import read_input_files, unlabeled
+from fedapps.service.served_node import node_inputs
 from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults, run_configuration
 from fedapps.tuning import validation_accuracy
@@ -267,9 +267,9 @@ def test_inputs_that_do_not_fit_a_run(tmp_path):
         unlabeled(torch.ones(2, 4), nowhere)
     folder = export(federation(SMALL), tmp_path)[0]
     with pytest.raises(ValueError, match=r"holds inputs of shape \(1, 8, 8\) and 10 classes"):
-        read_inputs(folder, CARD)
+        read_input_files(folder, CARD)
     with pytest.raises(ValueError, match="must name its data: data-path"):
-        inputs_of(SimpleNamespace(node_config={}), CARD)
+        node_inputs(SimpleNamespace(node_config={}), CARD)
 
 
 def test_a_server_without_data_keeps_no_moments(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint, read_state, state_bytes
-from fedapps.results.folder import read_memories
+from fedapps.results.folder import read_client_states
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
@@ -68,7 +68,9 @@ def test_resumed_is_as_good_as_undisturbed(name, tmp_path):
         "odpfl-hn",
         "lg-fedavg",
     ):  # they keep no state in these runs
-        assert bool(read_memories(tmp_path / "whole")) == bool(METHODS[method].client.needs_state)
+        assert bool(read_client_states(tmp_path / "whole")) == bool(
+            METHODS[method].client.needs_state
+        )
 
 
 FEDPER = {"rounds": 3, "evaluate-every": 1}

@@ -15,7 +15,7 @@ import partitions
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid, Simulated
 from fedapps.serverapp import run
-from fedapps.service.finished_run import opened
+from fedapps.service.finished_run import restore_strategy
 from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults
 from partitions.inspect import export
@@ -94,11 +94,13 @@ def test_a_training_node_is_served_the_run_that_it_trained_last(tmp_path):
         run(InProcessGrid(app, own, places), own, "deployment")
         served = fedapps.load(tmp_path / name)
         grid = InProcessGrid(app, own | {"serving": served.card.line()}, places)
-        got = serve_once(opened(served, grid), served)
+        got = serve_once(restore_strategy(served, grid), served)
         assert set(got.values()) == {"has its model now (training)"} and len(got) == 3
     first = fedapps.load(tmp_path / "first")
     grid = InProcessGrid(app, config | {"serving": first.card.line()}, places)
-    assert set(serve_once(opened(first, grid), first).values()) == {"it failed; see the log"}
+    assert set(serve_once(restore_strategy(first, grid), first).values()) == {
+        "it failed; see the log"
+    }
 
 
 def test_a_novel_clients_budget_is_one_for_all_runs(tmp_path):

@@ -27,7 +27,7 @@ from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.sweep import begun_jobs, keep_finished
 from fedapps.serverapp import run_in_process
 from fedapps.service.finished_run import load
-from fedapps.service.inputs import read_inputs
+from fedapps.service.inputs import read_input_files
 from partitions import federation
 from partitions.inspect import export
 
@@ -226,7 +226,7 @@ def test_data_of_a_stranger_are_read_or_refused(tmp_path):
         shutil.copytree(source, folder)
         spoil(draw.choice(sorted(folder.iterdir())), draw)
         with suppress(ValueError, OSError):
-            share = read_inputs(folder, card).share
+            share = read_input_files(folder, card).share
             assert share.everything[:][0].shape[1:] == (1, 8, 8)
             assert len(share.train[:][1]) == len(share.train)
         shutil.rmtree(folder)
@@ -239,4 +239,4 @@ def test_data_of_a_stranger_are_read_or_refused(tmp_path):
     ):
         np.savez(tmp_path / "a.npz", **arrays)
         with pytest.raises(ValueError, match="must have a row for each sample"):
-            read_inputs(tmp_path / "a.npz", card)
+            read_input_files(tmp_path / "a.npz", card)

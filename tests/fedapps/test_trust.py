@@ -30,7 +30,7 @@ from fedapps.components import client_app
 from fedapps.engines.in_process_grid import respond
 from fedapps.results.card import Card
 from fedapps.serverapp import run_in_process
-from fedapps.service.delivery import Served
+from fedapps.service.delivery import PersonalizationResult
 from fedapps.settings.config import defaults, override
 from partitions import federation
 from partitions.datasets.loading import load
@@ -343,7 +343,9 @@ def test_a_message_names_no_file_of_a_node(tmp_path):
 def test_predictions_are_no_formulas():
     card = Card("tent", "mine", "mlp", (4,), ("=cmd()", "bee"), 1.0)
     inputs = SimpleNamespace(names=["-1+2", "a"])
-    served = Served(card, nn.Identity(), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), inputs, {})
+    served = PersonalizationResult(
+        card, nn.Identity(), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), inputs, {}
+    )
     rows = [row[:2] for row in csv.reader(io.StringIO(served.predictions()))]
     assert rows == [["sample", "class"], ["'-1+2", "'=cmd()"], ["a", "bee"]]
 

@@ -15,7 +15,7 @@ from partitions.rules.class_fraction import ClassFractionPartitioner
 from partitions.rules.coarse import CoarsePartitioner
 from partitions.rules.dirichlet import DirichletPartitioner, NormalizedDirichletPartitioner, _draw
 from partitions.rules.dirichlet_split import SplitDirichletPartitioner
-from partitions.rules.iid import SomePartitioner
+from partitions.rules.iid import SubsetIidPartitioner
 from partitions.rules.natural import NaturalPartitioner
 from partitions.rules.partitioner import assign_by_shares
 from partitions.rules.pathological import PathologicalPartitioner
@@ -186,7 +186,7 @@ def test_rows_without_a_value_are_nobodys():
 
 def test_some_samples_and_superclasses_by_hand():
     """7 of 9 rows over 3 clients: 3, 2, 2. Two superclasses over four clients: each has both."""
-    assert sets(dealt(SomePartitioner(3, 7), [0] * 9)) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert sets(dealt(SubsetIidPartitioner(3, 7), [0] * 9)) == [[0, 1, 2], [3, 4], [5, 6]]
     labels, coarse = [1, 0, 3, 2, 0, 1, 2, 3], ["x", "x", "y", "y", "x", "x", "y", "y"]
     rule = CoarsePartitioner(4)
     assert sets(dealt(rule, labels, coarse=coarse)) == [[0, 1], [4, 5], [2, 3], [6, 7]]

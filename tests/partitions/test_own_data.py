@@ -8,7 +8,7 @@ from PIL import Image
 from fedapps.settings.config import defaults
 from partitions.datasets.loading import configured, described
 from partitions.datasets.readers import hub
-from partitions.datasets.readers.local import inputs_of, read_local
+from partitions.datasets.readers.local import read_local, scaled_pixels
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -37,7 +37,9 @@ def test_whole_numbers_up_to_255_in_images_are_bytes(tmp_path, caplog, kind):
     config = saved(tmp_path / "d.npz", x=x, y=[0, 1])
     assert (described(config).scale, configured(config).x.numpy().dtype) == (255, np.uint8)
     assert "images hold whole numbers up to 51; they are divided by 255" in caplog.text
-    assert inputs_of(x, "mine", whole=True).dtype == np.int64  # a later client's, on a run's scale
+    assert (
+        scaled_pixels(x, "mine", whole=True).dtype == np.int64
+    )  # a later client's, on a run's scale
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 256), (-1, 255)])
@@ -66,8 +68,8 @@ def test_large_floats_in_images_are_warned_of(tmp_path, caplog):
 
 def test_a_fourth_channel_may_be_the_last():
     """The first axis of an image is larger than 4, so it does not count channels."""
-    assert inputs_of(np.zeros((2, 5, 6, 4), np.uint8), "mine").shape == (2, 4, 5, 6)
-    assert inputs_of(np.zeros((2, 4, 6, 4), np.uint8), "mine").shape == (2, 4, 6, 4)
+    assert scaled_pixels(np.zeros((2, 5, 6, 4), np.uint8), "mine").shape == (2, 4, 5, 6)
+    assert scaled_pixels(np.zeros((2, 4, 6, 4), np.uint8), "mine").shape == (2, 4, 6, 4)
 
 
 def test_links_do_not_multiply_images(tmp_path):

@@ -70,16 +70,20 @@ def test_a_function_gets_what_it_takes_and_options_win():
     def taken(a, b=2, **more):
         return a, b, more
 
-    assert external_code.called("f", taken, {"a": 1, "c": 3}, {"b": 5, "d": 6}) == (1, 5, {"d": 6})
-    assert external_code.called("f", taken, {"a": 1, "b": 3}, {}) == (1, 3, {})
-    assert external_code.called("f", taken, {"a": 1, "b": 3}, {"b": 5}) == (1, 5, {})
+    assert external_code.call_with("f", taken, {"a": 1, "c": 3}, {"b": 5, "d": 6}) == (
+        1,
+        5,
+        {"d": 6},
+    )
+    assert external_code.call_with("f", taken, {"a": 1, "b": 3}, {}) == (1, 3, {})
+    assert external_code.call_with("f", taken, {"a": 1, "b": 3}, {"b": 5}) == (1, 5, {})
     with pytest.raises(ValueError, match="'f' needs 'a'; it is given c"):
-        external_code.called("f", taken, {"c": 3}, {})
+        external_code.call_with("f", taken, {"c": 3}, {})
 
 
 def test_a_table_adopts_each_reference_once(written):
     made = []
-    table = external_code.Table("thing", {"one": 1}, lambda name, of: made.append(name) or name)
+    table = external_code.Registry("thing", {"one": 1}, lambda name, of: made.append(name) or name)
     name = written(1)
     assert (table["one"], table[name], table[name], made) == (1, name, name, [name])
     assert list(table) == ["one"]  # adopted ones are nobody's choice

@@ -94,7 +94,7 @@ def test_superclasses_are_dealt_to_equally_many_clients(divide, toy):
         (lambda: from_items([]), "list is not a dataset with items and a length above 0"),
         (lambda: from_tensors(torch.ones(2, 4), torch.ones(3)), "2 inputs, but 3 labels"),
         (lambda: item_of(("a", 1)), "str where its input should be a tensor"),
-        (lambda: external_code.called("a:b", 3, {}, {}), "'a:b' is 3; it must be a function"),
+        (lambda: external_code.call_with("a:b", 3, {}, {}), "'a:b' is 3; it must be a function"),
         (lambda: loading._made("os:getcwd", {}), "'os:getcwd' is .*; a dataset must be an Info"),
         (lambda: hub._read({"dev": []}, "here", (1,), ()), r"here: no split 'train'.*\['dev'\]"),
         (lambda: hub._array(np.ones((3, 4)), (1, 4, 4), "row 7"), r"row 7: .*\(1, 3, 4\), not"),

@@ -6,10 +6,10 @@ import sys
 PROGRAM = """
 import sys
 from clients.models import MODELS
-from partitions.datasets import DATASETS, info
+from partitions.datasets.loading import DATASETS, info
 from partitions.rules.registry import PARTITIONS
-rows = [info(name).line for name in DATASETS]
-rows += [row.line for table in (MODELS, PARTITIONS) for row in table.values()]
+rows = [info(name).summary for name in DATASETS]
+rows += [row.summary for table in (MODELS, PARTITIONS) for row in table.values()]
 assert len(rows) > 30 and all(rows)
 print(*sorted({"torch", "flwr", "datasets", "flwr_datasets", "PIL", "scipy"} & set(sys.modules)))
 """

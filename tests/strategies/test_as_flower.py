@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from clients.core.arrays import from_record, to_record
-from clients.core.protocol import OFFERS
+from clients.core.protocol import CAPABILITIES
 from fedapps.engines.in_process_grid import InProcessGrid
 from strategies import AFL, FedAvg, FedRep
 from strategies.core.evaluation import foreign_means
@@ -46,7 +46,7 @@ def clients(query=None, offers=None, count=3, keys=("arrays", "config")):
         def query_(message, context):
             if query:
                 return query(message)
-            ours = {OFFERS: offers[context.node_id]} if context.node_id in offers else {}
+            ours = {CAPABILITIES: offers[context.node_id]} if context.node_id in offers else {}
             said = ConfigRecord({"client": context.node_id} | ours)
             return Message(RecordDict({"said": said}), reply_to=message)
 
@@ -141,7 +141,7 @@ def test_only_our_clients_are_believed():
 
     def query(message):
         node = message.metadata.dst_node_id
-        said = {"client": 20 + node, "num-examples": 1} | ({OFFERS: ""} if node == 3 else {})
+        said = {"client": 20 + node, "num-examples": 1} | ({CAPABILITIES: ""} if node == 3 else {})
         if node == 1:
             return Message(RecordDict({"said": ArrayRecord()}), reply_to=message)
         return Message(RecordDict({"said": ConfigRecord(said)}), reply_to=message)

@@ -37,7 +37,7 @@ def answered(strategy, changes):
         moves = {name: body if name == "body" else head for name in sent[node]}
         trained = {name: a + np.float32(moves[name]) for name, a in sent[node].items()}
         replies.append(update(node.client, trained))
-    replies, _ = strategy.named(replies, [sent[node] for node in nodes])
+    replies, _ = strategy.to_server_names(replies, [sent[node] for node in nodes])
     if strategy.privacy is not None:
         replies = strategy.privacy.protect(replies, strategy.arrays, 1)
     strategy.arrays = strategy.aggregate(strategy.arrays, replies)
@@ -47,7 +47,7 @@ def answered(strategy, changes):
 def test_heads_that_nobody_used_exist_after_an_empty_round():
     """Else the names of a private model would tell that nobody was drawn."""
     strategy = started(FedRep(heads="server"), [3, 8])
-    assert strategy.named([], []) == ([], [])
+    assert strategy.to_server_names([], []) == ([], [])
     assert strategy.arrays.keys() == {"body", "held/3/head.w", "held/8/head.w"}
 
 

@@ -137,7 +137,7 @@ def test_a_finished_run_is_served_with_less_memory(monkeypatch):
     initial = to_record({"w": np.zeros(1000, np.float32)})
     trained = PFedHN(embedding_dim=1)
     trained.open(None, initial, {})
-    trained.meet([Node(3, 53)])
+    trained.ensure_embeddings([Node(3, 53)])
     monkeypatch.setattr(pfedhn, "free_memory", lambda: 1)
     served = PFedHN(embedding_dim=1, former={"arrays": trained.server_arrays()})
     served.open(None, initial, {})

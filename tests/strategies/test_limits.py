@@ -8,11 +8,11 @@ from tiny import update
 
 from strategies.core.limits import (
     Change,
-    Sizes,
+    NormHistory,
     bound_numbers,
     bounded_weights,
     group_norms,
-    lower,
+    lower_quantile,
     scaled,
     usual_count,
 )
@@ -36,9 +36,9 @@ def usual_of(sizes, *norms, kind="train"):
 
 
 def test_quantiles_are_members():
-    assert lower([9, 1, 5, 7]) == 5
-    assert lower([9, 1], 0.75) == 1
-    assert lower(range(10), 0.75) == 6
+    assert lower_quantile([9, 1, 5, 7]) == 5
+    assert lower_quantile([9, 1], 0.75) == 1
+    assert lower_quantile(range(10), 0.75) == 6
 
 
 def test_norms_by_hand():
@@ -68,19 +68,19 @@ def test_scaling_by_hand():
 def test_three_liars_of_ten_do_not_move_the_usual_norm():
     """Of 1, …, 7 and three of 1e9 it is 7. Of 1, 2, 3, 4 and three liars, whose lie the upper
     quartile is, it is 4 times the median 4."""
-    assert usual_of(Sizes(), 1e9, *range(1, 8), 1e9, 1e9) == 7
-    assert usual_of(Sizes(), 1e9, *range(1, 5), 1e9, 1e9) == 16
+    assert usual_of(NormHistory(), 1e9, *range(1, 8), 1e9, 1e9) == 7
+    assert usual_of(NormHistory(), 1e9, *range(1, 5), 1e9, 1e9) == 16
 
 
 def test_a_usual_norm_is_that_of_several_clients():
     """Of 2, 1e30 and 3 it is 3. Client 1 alone, however often it comes, has one vote of three. A
     cohort that has grown is its own measure, at once; of two the former ones decide."""
-    sizes = Sizes()
+    sizes = NormHistory()
     assert usual_of(sizes, 2.0, 1e30, 3.0) == 3.0
     for _ in range(9):
         assert sizes.usual("train", {1: {"": 1e12}}) == {"": 3.0}
     assert sizes.state() == {"train ": {0: 2.0, 2: 3.0, 1: 1e12}}
-    again = Sizes()
+    again = NormHistory()
     again.load_state(sizes.state())
     assert again.usual("train", {1: {"": 9.0}}) == {"": 3.0}
     assert usual_of(sizes, 70.0, 80.0) == 70.0  # of 3, 70, 80
@@ -89,14 +89,14 @@ def test_a_usual_norm_is_that_of_several_clients():
 
 
 def test_of_many_clients_the_last_are_remembered():
-    sizes = Sizes()
+    sizes = NormHistory()
     sizes.usual("train", {i: {"": 1.0} for i in range(300)})
     assert list(sizes.state()["train "]) == list(range(100, 300))
 
 
 def test_a_cohort_that_has_grown_is_not_measured_by_former_ones():
     """900 clients were at 1. Three that are at 70, 80 and 90 now have the usual norm 80."""
-    sizes = Sizes()
+    sizes = NormHistory()
     sizes.usual("train", {i: {"": 1.0} for i in range(9, 300)})
     assert usual_of(sizes, 70.0, 80.0, 90.0) == 80.0
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from clients.core.arrays import model_arrays
 from clients.models import build_model
-from strategies.maths.matching import chain, layer_arrays, match, neurons, spread, take
+from strategies.maths.matching import chain, layer_arrays, match, neurons, scatter_columns, take
 
 
 def rows(*values):
@@ -67,7 +67,7 @@ def test_every_match_is_one_to_one_and_averages(seed, count, cost, sweeps):
 def test_spread_by_hand():
     """Two channels of 2 flattened inputs each, moved to places 2 and 0 of three."""
     weight = np.array([[1, 2, 3, 4]])
-    wide = spread(weight, np.array([2, 0]), 3)
+    wide = scatter_columns(weight, np.array([2, 0]), 3)
     np.testing.assert_array_equal(wide, [[3, 4, 0, 0, 1, 2]])
     np.testing.assert_array_equal(take(wide, np.array([2, 0]), 3), weight)
 
@@ -76,7 +76,7 @@ def test_spread_by_hand():
 def test_take_undoes_spread(shape):
     weight = np.random.default_rng(0).normal(size=shape)
     assignment = np.array([4, 0, 2])
-    wide = spread(weight, assignment, 5)
+    wide = scatter_columns(weight, assignment, 5)
     assert wide.shape == (4, 5 * shape[1] // 3, *shape[2:])
     np.testing.assert_array_equal(take(wide, assignment, 5), weight)
 

@@ -9,7 +9,7 @@ from tiny import federate
 from clients.core.arrays import from_record, group
 from strategies.maths.moments import Moments
 from strategies.methods.odpfl_hn import ODPFLHN
-from strategies.methods.pfedhn import spread
+from strategies.methods.pfedhn import relative_weight_spread
 
 
 def test_statistics_by_hand():
@@ -54,10 +54,10 @@ def test_the_gradient_is_that_of_a_constant_scale():
 def test_spread_by_hand():
     """Networks (1, 0) and (3, 0) about (2, 0): √(2 / 10); a third of another size is alone."""
     pair = {"w": torch.tensor([[[1.0], [0.0]], [[3.0], [0.0]]])}
-    assert spread([pair]) == pytest.approx(0.2**0.5)
+    assert relative_weight_spread([pair]) == pytest.approx(0.2**0.5)
     alone = {"w": torch.full((1, 3), 2.0)}
-    assert spread([pair, alone]) == pytest.approx((2 / 22) ** 0.5)
-    assert spread([alone]) is None
+    assert relative_weight_spread([pair, alone]) == pytest.approx((2 / 22) ** 0.5)
+    assert relative_weight_spread([alone]) is None
 
 
 GROUPS = {"partition": "rotated", "partition.samples": 240, "partition.angles": "0,90,180,270"}

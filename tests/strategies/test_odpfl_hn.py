@@ -194,13 +194,13 @@ def test_the_last_rounds_alone_fine_tune(monkeypatch):
         for number in range(1, 6):
             strategy.now = Round(number)
             strategy.broadcast({}, [])
-            found.append((strategy.free, strategy.phase, strategy.may_stop))
+            found.append((strategy.free, strategy.selection_phase, strategy.may_stop))
         assert found == expected
 
 
 def test_with_private_novel_clients_the_last_round_is_reported():
-    assert strategy_of(descriptor_epsilon=1.0).reports_last
-    assert not strategy_of().reports_last
+    assert strategy_of(descriptor_epsilon=1.0).report_last_round
+    assert not strategy_of().report_last_round
 
 
 def test_with_free_embeddings_the_encoder_is_the_mean_of_the_clients(monkeypatch):

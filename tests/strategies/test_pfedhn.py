@@ -80,7 +80,7 @@ def test_a_linear_step_by_hand():
     )  # fmt: skip
     strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
     strategy.now, node = Round(3), Node(0, 50)
-    strategy.meet([node])
+    strategy.ensure_embeddings([node])
     (weight,) = strategy.network().parameters()
     with torch.no_grad():
         weight.fill_(2.0)
@@ -101,7 +101,7 @@ def test_the_mean_is_over_those_who_replied_and_clipped_after_it():
     )  # fmt: skip
     strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
     nodes = [Node(i, 50 + i) for i in range(3)]
-    strategy.meet(nodes)
+    strategy.ensure_embeddings(nodes)
     (weight,) = strategy.network().parameters()
     with torch.no_grad():
         weight.fill_(2.0)
@@ -123,7 +123,7 @@ def test_every_client_starts_from_an_embedding_of_its_own():
         strategy = PFedHN(hidden_layers=1, hidden_dim=2)
         strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
         strategy.nodes = [Node(i, 50 + i, novel=i >= 8) for i in range(12)]
-        strategy.meet(strategy.nodes[:2][::order])
+        strategy.ensure_embeddings(strategy.nodes[:2][::order])
         found.append({client: v.tolist() for client, v in strategy.embeddings.items()})
     assert found[0] == found[1]
     assert min(min(v) for v in found[0].values()) < 0  # of N(0, I)
@@ -139,8 +139,8 @@ def test_novel_rounds_are_of_novel_clients_alone_and_are_reported():
     for number in (3, 4):
         strategy.now = Round(number)
         sampled = [node.client for node in strategy.sample()]
-        got.append((sampled, strategy.frozen, strategy.phase))
-        got.append((strategy.evaluate_novel, strategy.reports_last))
+        got.append((sampled, strategy.frozen, strategy.selection_phase))
+        got.append((strategy.evaluate_novel, strategy.report_last_round))
     assert got == [([0, 1], False, 0), (False, False), ([7], True, 1), (True, True)]
 
 
@@ -156,7 +156,7 @@ def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter(
     strategy = PFedHN(embedding_dim=1, hidden_layers=0, bias=False)
     strategy.open(None, to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}), {})
     nodes = [Node(0, 50), Node(1, 51)]
-    strategy.meet(nodes)
+    strategy.ensure_embeddings(nodes)
     (weight,) = strategy.network().parameters()
     with torch.no_grad():
         weight.fill_(1.0)

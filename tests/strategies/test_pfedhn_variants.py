@@ -70,7 +70,7 @@ def test_fixed_descriptors_have_the_size_that_most_tell():
     got = [{"descriptor": np.full(n, 1 / n, np.float32)} for n in (9, 2, 2)] + [{}]
     replies = [Update(n, arrays, 1, {}) for n, arrays in zip(nodes, got, strict=True)]
     strategy.exchange = lambda *_: replies
-    assert strategy.meet(nodes) == nodes[1:3]
+    assert strategy.ensure_embeddings(nodes) == nodes[1:3]
 
 
 def test_a_novel_client_that_trains_is_scored_on_what_it_does_not_train_on():

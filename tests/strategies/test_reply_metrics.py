@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.core.protocol import OFFERS
+from clients.core.protocol import CAPABILITIES
 from strategies.core.reply_metrics import LARGEST, READERS, checked_values
 
 ANYTHING = st.one_of(
@@ -61,7 +61,13 @@ def test_what_no_honest_client_tells(values):
         checked_values(values)
 
 
-KINDS = {"novel": bool, "model": str, "error": str, OFFERS: str, "counts": list}  # others: numbers
+KINDS = {
+    "novel": bool,
+    "model": str,
+    "error": str,
+    CAPABILITIES: str,
+    "counts": list,
+}  # others: numbers
 
 
 @given(st.dictionaries(st.one_of(st.sampled_from(sorted(READERS)), st.text()), ANYTHING))

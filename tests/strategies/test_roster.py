@@ -3,7 +3,7 @@
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.core.protocol import OFFERS
+from clients.core.protocol import CAPABILITIES
 from fedapps.engines.in_process_grid import InProcessGrid
 from strategies.core.roster import Roster
 
@@ -19,7 +19,7 @@ def federation(*got):
         said = words[context.node_id - 1]
         if isinstance(said, Exception):
             said = {"error": f"{type(said).__name__}: {said}"}
-        got = ConfigRecord({OFFERS: ""} | said)
+        got = ConfigRecord({CAPABILITIES: ""} | said)
         return Message(RecordDict({"properties": got}), reply_to=message)
 
     return InProcessGrid.simulation(client_app, {}, len(words)), words
@@ -130,9 +130,9 @@ def test_nodes_with_equal_properties_share_them():
     """They differ in their ids alone; a hundred thousand nodes then take little memory."""
     grid, _ = federation(*({"client": i, "num-examples": 20 + i // 3} for i in range(4)))
     first, second, third, other = Roster(4, 0.0, "").present(grid, {}, 1.0)
-    assert first.properties == {OFFERS: "", "num-examples": 20}
+    assert first.properties == {CAPABILITIES: "", "num-examples": 20}
     assert first.properties is second.properties is third.properties
-    assert other.properties == {OFFERS: "", "num-examples": 21}
+    assert other.properties == {CAPABILITIES: "", "num-examples": 21}
 
 
 def test_the_list_of_nodes_is_made_again_when_nodes_join_or_leave():

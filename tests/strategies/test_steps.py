@@ -94,7 +94,7 @@ def test_a_method_may_measure_from_elsewhere():
     """From zero, as changes are: node i is at 100 + i in two entries, clipped at norm 1: √½."""
 
     class FromZero(FedAvg):
-        def reference(self, sent):
+        def baseline_arrays(self, sent):
             return {}
 
     result, _, _ = go(FromZero(max_update_norm=1.0))
@@ -107,7 +107,7 @@ def test_a_wrapper_limits_changes_itself(runs_itself, moved):
     move by twice the ratio. In a wrapper the mean is 2."""
 
     class Wrapped(FedAvg):
-        leads = property(lambda self: runs_itself, lambda self, value: None)
+        runs_own_loop = property(lambda self: runs_itself, lambda self, value: None)
 
     result, _, reports = go(Wrapped(max_update_ratio=0.25))
     assert from_record(result.arrays)["w"] == pytest.approx([100 + moved] * 2)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def read_local(path: Path, size: int = 0, whole: bool = False, label: str = "") -> Raw:
     """The samples at `path`, training ones first; images cropped and resized to `size`×`size`
     (0: as they are, which must be equal sizes). For a later client, `whole` numbers stay whole, as
-    in `inputs_of`, and a table may lack the column `label`.
+    in `scaled_pixels`, and a table may lack the column `label`.
 
     A folder may hold ``train`` and ``test`` folders of class folders; what has no class folder, no
     ``y`` and no column of labels has label −1. A table has them in the column `label`, "": the
@@ -221,7 +221,9 @@ def _arrays(path: Path, whole: bool) -> Raw:
                 name: a for name, a in arrays.items()
                 if name not in ("x", "y") and a.shape == (len(x),)
             }  # fmt: skip
-            parts.append(Raw(inputs_of(x, path, whole), y, len(x) * (ending != "_test"), columns))
+            parts.append(
+                Raw(scaled_pixels(x, path, whole), y, len(x) * (ending != "_test"), columns)
+            )
     if not parts:
         raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and y")
     return joined(parts, path)
@@ -271,7 +273,7 @@ def _inputs(
     if numbers and not any(name in split.column_names for name in known):
         check_size(8 * len(split) * len(numbers), source)
         table = split.select_columns(numbers).to_pandas()
-        return inputs_of(table.to_numpy(), source, whole), numbers, False
+        return scaled_pixels(table.to_numpy(), source, whole), numbers, False
     inputs = hub.column(split, known, source)
     rows = split.select_columns([inputs])
     if type(split.features[inputs]).__name__ == "Image":  # its path, maybe a URL, is not opened
@@ -282,7 +284,7 @@ def _inputs(
     x = np.asarray(rows.with_format("numpy")[inputs][:])
     if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
         x = x.astype(np.uint8)
-    return inputs_of(x, source, whole), [inputs], False
+    return scaled_pixels(x, source, whole), [inputs], False
 
 
 def _dtype(feature: Any) -> str:
@@ -297,7 +299,7 @@ def _stored(feature: Any) -> str:
     return _dtype(feature)
 
 
-def inputs_of(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndarray:
+def scaled_pixels(x: np.ndarray, source: Path | str, whole: bool = False) -> np.ndarray:
     """Inputs as uint8 (0 … 255) or float32, other whole numbers as int64 if `whole`; images
     (n, H, W) and (n, H, W, C) with the channels first. Unless `whole`, whole numbers in images are
     bytes: ValueError for others than 0 … 255."""

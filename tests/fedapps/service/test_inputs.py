@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from fedapps.results.card import Card
-from fedapps.service.delivery import Personal
-from fedapps.service.inputs import read_inputs, unlabeled
+from fedapps.service.delivery import PersonalModel
+from fedapps.service.inputs import read_input_files, unlabeled
 from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
 
@@ -50,13 +50,13 @@ def test_whole_numbers_outside_the_scale_are_refused(value, tmp_path):
     x[1, 0, 0, 1] = value
     np.save(tmp_path / "x.npy", x)
     with pytest.raises(ValueError, match=r"run takes whole numbers .* from 0 to 16"):
-        read_inputs(tmp_path / "x.npy", CARD)
+        read_input_files(tmp_path / "x.npy", CARD)
     if value == 17:
         unlabeled(torch.from_numpy(x), replace(CARD, scale=1.0))
         every = Samples(torch.from_numpy(x).long(), torch.ones(2).long(), torch.arange(2), 16.0)
         Share(every, every, None, every, True).save(tmp_path, Info("mine", (1, 2, 2), 3, ""))
         with pytest.raises(ValueError, match=r"numbers from 0 to 17; .* from 0 to 16"):
-            read_inputs(tmp_path, CARD)
+            read_input_files(tmp_path, CARD)
 
 
 def test_a_single_number_is_no_input():
@@ -66,7 +66,7 @@ def test_a_single_number_is_no_input():
 
 def test_a_model_that_is_delivered_prepares_its_inputs_itself():
     """(v/16 − ½)/¼ of a stored v and (v − ½)/¼ of a v in [0, 1]; by channel, (v/16 − ⅛·c)/2ᶜ."""
-    model = Personal(torch.nn.Identity(), CARD, {})
+    model = PersonalModel(torch.nn.Identity(), CARD, {})
     scaled = torch.from_numpy(ROWS / np.float32(16))
     for given in (torch.from_numpy(ROWS), scaled, scaled.double(), scaled[:, 0]):
         assert (found := model(given)).numpy() == pytest.approx(SEEN)
@@ -75,7 +75,7 @@ def test_a_model_that_is_delivered_prepares_its_inputs_itself():
     both = np.concatenate([ROWS, ROWS], 1)
     means, deviations = np.array([0.125, 0.25]), np.array([2.0, 4.0])
     expected = (both / 16 - means[:, None, None]) / deviations[:, None, None]
-    found = Personal(torch.nn.Identity(), card, {})(torch.from_numpy(both))
+    found = PersonalModel(torch.nn.Identity(), card, {})(torch.from_numpy(both))
     assert found.numpy() == pytest.approx(expected)
 
 
@@ -96,14 +96,14 @@ def test_a_tables_column_of_labels_is_the_runs(tmp_path):
     card = replace(CARD, shape=(2,), scale=1.0, mean=0.0, std=1.0, label="kind")
     for text, labels in (("a,kind,b\n1,bee,4\n2,elk,8\n", [1, -1]), ("a,b\n1,4\n2,8\n", [-1, -1])):
         (tmp_path / "x.csv").write_text(text)
-        found = read_inputs(tmp_path / "x.csv", card)
+        found = read_input_files(tmp_path / "x.csv", card)
         assert (seen(found).tolist(), found.labels.tolist()) == ([[1, 4], [2, 8]], labels)
 
 
 def test_files_of_every_kind(tmp_path):
     """A label that is none of the run's classes is none; texts match class names."""
     for name, labels in saved(tmp_path).items():
-        found = read_inputs(tmp_path / name, CARD)
+        found = read_input_files(tmp_path / name, CARD)
         assert seen(found) == pytest.approx(SEEN), name
         assert found.labels.tolist() == labels, name
         assert found.share.everything.y.tolist() == [-1, -1]  # in no client's reach
@@ -116,12 +116,12 @@ def test_folders_of_pictures_are_named_by_the_runs_classes(tmp_path):
     for name, colour in (("cat", (200, 0, 0)), ("dog", (10, 10, 10))):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4), colour).save(tmp_path / name / "0.png")
-    found = read_inputs(tmp_path, CARD)
+    found = read_input_files(tmp_path, CARD)
     assert found.names == ["cat/0.png", "dog/0.png"] and found.labels.tolist() == [2, -1]
     assert found.share.everything.x[:, 0, 0, 0].tolist() == [60, 10]
     colours = Card("tent", "mine", "mlp", (3, 2, 2), ("ant",), 255.0)
     np.save(tmp_path / "grey.npy", ROWS)
-    grey = read_inputs(tmp_path / "grey.npy", colours).share.everything.x
+    grey = read_input_files(tmp_path / "grey.npy", colours).share.everything.x
     assert grey.shape == (2, 3, 2, 2) and torch.equal(grey[:, 0], grey[:, 2])
 
 
@@ -146,4 +146,4 @@ def test_values_that_are_not_finite_are_refused(tmp_path, value):
     for novel in (True, False):
         Share(every, every, None, every, novel).save(tmp_path / "node", info)
         with pytest.raises(ValueError, match=f"node {got}"):
-            read_inputs(tmp_path / "node", CARD)
+            read_input_files(tmp_path / "node", CARD)

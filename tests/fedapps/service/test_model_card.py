@@ -12,7 +12,7 @@ import yaml
 
 from fedapps.files import read_json, write_text
 from fedapps.serverapp import run_in_process
-from fedapps.service.finished_run import Run
+from fedapps.service.finished_run import FinishedRun
 from fedapps.service.model_card import PATHS, model_card, push, write_model
 from fedapps.settings.config import defaults
 
@@ -94,7 +94,7 @@ def hub(monkeypatch):
 
 
 def test_the_card_has_front_matter_scores_and_the_way_to_use_it(folder):
-    text = model_card(Run(folder), REPO)
+    text = model_card(FinishedRun(folder), REPO)
     front = yaml.safe_load(text.split("---\n")[1])
     assert front["library_name"] == "fedapps" and "tent" in front["tags"]
     (index,) = front["model-index"]
@@ -115,7 +115,7 @@ def test_texts_of_the_run_are_no_markup(folder, tmp_path):
     card = read_json(copy / "serving.json")
     card["classes"][0] = "a | [x](javascript:1) <script>"
     write_text(copy / "serving.json", json.dumps(card))
-    text = model_card(Run(copy))
+    text = model_card(FinishedRun(copy))
     assert r"a \| \[x\](javascript:1) \<script\>" in text
 
 
@@ -128,23 +128,23 @@ def test_of_the_users_data_the_last_component_is_told(folder, tmp_path):
         assert text.count('"digits"') == 1
         write_text(own / name, text.replace('"digits"', '"/home/me/secret/mine.npz"'))
     out.mkdir()
-    write_model(Run(own), out, REPO)
+    write_model(FinishedRun(own), out, REPO)
     texts = {file.name: file.read_text() for file in out.iterdir() if file.suffix != ".safetensors"}
     assert len(texts) == 4
     for name, text in texts.items():
         assert "mine.npz" in text and "secret" not in text, name
-    assert Run(out).card.dataset == "mine.npz"
+    assert FinishedRun(out).card.dataset == "mine.npz"
 
 
 def test_an_uploaded_run_serves_later_clients(folder, hub, tmp_path):
     address = f"http://127.0.0.1:{hub.server_port}"
-    assert push(Run(folder), REPO, private=True, endpoint=address).endswith("/commit/1")
+    assert push(FinishedRun(folder), REPO, private=True, endpoint=address).endswith("/commit/1")
     assert hub.created.get("visibility", hub.created.get("private")) in ("private", True)
     assert {"README.md", "config.toml", "model.safetensors"} <= hub.files.keys()
     assert not {"token.json", ".lock"} & hub.files.keys()
     for name, content in hub.files.items():
         (tmp_path / name).write_bytes(content)
-    downloaded = Run(tmp_path)
+    downloaded = FinishedRun(tmp_path)
     assert not any(downloaded.config[key] for key in PATHS)
-    expected, served = (run.personalize(X)(X) for run in (Run(folder), downloaded))
+    expected, served = (run.personalize(X)(X) for run in (FinishedRun(folder), downloaded))
     torch.testing.assert_close(served, expected, rtol=0, atol=0)

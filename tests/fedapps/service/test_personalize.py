@@ -16,7 +16,7 @@ import partitions
 from clients.models import build_model
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
-from fedapps.service.inputs import read_inputs
+from fedapps.service.inputs import read_input_files
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 
@@ -162,7 +162,7 @@ def test_the_files_of_a_folder_of_images(run, tmp_path):
 def test_an_exported_novel_folder_is_served_without_its_labels(run, tmp_path):
     client, samples = novel()
     folder = export(partitions.federation(SMALL), tmp_path)[client]
-    inputs = read_inputs(folder, fedapps.load(run("fedavg")).card)
+    inputs = read_input_files(folder, fedapps.load(run("fedavg")).card)
     assert inputs.share.everything[:][1].unique().tolist() == [-1]
     assert torch.equal(inputs.labels, samples[:][1])
     torch.testing.assert_close(inputs.share.everything[:][0], samples[:][0])
@@ -173,7 +173,7 @@ def test_a_training_client_is_scored_on_what_it_did_not_learn_from(run, tmp_path
     federation = partitions.federation(SMALL)
     client = int(np.flatnonzero(~federation.novel)[0])
     share, folder = federation.share(client), export(federation, tmp_path)[client]
-    inputs = read_inputs(folder, fedapps.load(run("fedavg")).card)
+    inputs = read_input_files(folder, fedapps.load(run("fedavg")).card)
     seen = {x.numpy().tobytes() for x in share.train[:][0]}
     fresh = [x.numpy().tobytes() not in seen for x in inputs.share.everything[:][0]]
     assert inputs.scored.tolist() == fresh

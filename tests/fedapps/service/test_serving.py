@@ -26,8 +26,8 @@ from fedapps.results.card import LONGEST, Card
 from fedapps.serverapp import run_in_process
 from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
-from fedapps.service.finished_run import hand_out, opened
-from fedapps.service.serving import check_serving, serve, serve_once, wishes
+from fedapps.service.finished_run import hand_out, restore_strategy
+from fedapps.service.serving import check_serving, nodes_wanting_model, serve, serve_once
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 
@@ -76,7 +76,7 @@ def test_nodes_are_served_once_and_again_when_data_or_run_change(folders, tmp_pa
     own = places([folders[0], tmp_path / "x.npy"], tmp_path)
     grid = Nodes(run, own)
     grid.there = 1
-    strategy = opened(run, grid)
+    strategy = restore_strategy(run, grid)
     assert serve_once(strategy, run) == {0: "has its model now (training)"}
     grid.there = 2  # a late one, with unlabeled data
     assert serve_once(strategy, run) == {1: "has its model now (novel)"}
@@ -97,7 +97,7 @@ def test_nodes_are_served_once_and_again_when_data_or_run_change(folders, tmp_pa
     model.save(tmp_path / "state-1")
     assert serve_once(strategy, run) == {}  # its data are those that it was served with
     other = trained("fedavg", tmp_path / "other")  # the same data, but another run
-    assert serve_once(opened(other, Nodes(other, own)), other).keys() == {0, 1}
+    assert serve_once(restore_strategy(other, Nodes(other, own)), other).keys() == {0, 1}
 
 
 def test_serve_round_chooses_the_model(folders, tmp_path, monkeypatch):
@@ -126,13 +126,13 @@ def test_two_servers_of_one_run_serve_a_node_as_one_does(folders, tmp_path):
     """Both ask before either serves; then a third has nothing to do."""
     run = trained("odpfl-hn", tmp_path / "run")
     one, both = (places([folders[3]], tmp_path / name) for name in ("one", "both"))
-    serve_once(opened(run, Nodes(run, one)), run)
+    serve_once(restore_strategy(run, Nodes(run, one)), run)
     grid = Nodes(run, both)
-    servers = [opened(run, grid), opened(run, grid)]
-    wanting = [wishes(server, server.present(), None) for server in servers]
+    servers = [restore_strategy(run, grid), restore_strategy(run, grid)]
+    wanting = [nodes_wanting_model(server, server.present(), None) for server in servers]
     for server, nodes in zip(servers, wanting, strict=True):
         assert len(nodes) == 1 and not hand_out(server, nodes)
-    assert serve_once(opened(run, grid), run) == {}
+    assert serve_once(restore_strategy(run, grid), run) == {}
     for file in FILES:
         expected = Path(one[0]["state-dir"]) / file
         assert (Path(both[0]["state-dir"]) / file).read_bytes() == expected.read_bytes(), file
@@ -143,7 +143,7 @@ def test_a_node_that_fails_is_told_and_the_others_are_served(folders, tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 3, 3), np.uint8))
     own = places([folders[0], tmp_path / "x.npy", folders[1]], tmp_path)
     del own[2]["state-dir"]
-    strategy = opened(run, Nodes(run, own))
+    strategy = restore_strategy(run, Nodes(run, own))
     assert serve_once(strategy, run) == {0: "has its model now (training)"}
 
 
@@ -187,7 +187,7 @@ def test_a_personal_part_must_be_on_its_node_or_arrive(
     novel one has the global model, if there is one."""
     run_in_process(SMALL | settings | {"output-dir": str(tmp_path / "run")})
     run = fedapps.load(tmp_path / "run")
-    strategy = opened(run, Nodes(run, places([folders[0], folders[3]], tmp_path)))
+    strategy = restore_strategy(run, Nodes(run, places([folders[0], folders[3]], tmp_path)))
     assert serve_once(strategy, run) == {0: training, 1: novel}
 
 
