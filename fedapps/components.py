@@ -26,7 +26,7 @@ from clients.core.flower_fast import (
 )
 from clients.core.protocol import NAMES
 from clients.methods._preferences import GlobalClient
-from clients.models.head import blank_inputs, headed
+from clients.models.head import blank_inputs, fitted
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
 from fedapps.engines.in_process_grid import respond
@@ -194,10 +194,10 @@ def _network(method: str, model: Model, config: Config, shape: tuple[int, ...]) 
         base = model()
         with torch.no_grad():
             classes = base.eval()(blank_inputs(base, shape)).shape[1]
-        if METHODS[method].client.needs_head:
-            base = headed(base, type(base).__name__, shape, classes)
+        base = fitted(base, type(base).__name__, shape, classes)
         info = Info("own", shape, classes, "")
-        return network_around(base, method, info, of_method(config, method))
+        values = of_method(config, method) | {"model": type(base).__name__}
+        return network_around(base, method, info, values)
 
 
 def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:

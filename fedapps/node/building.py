@@ -14,6 +14,7 @@ from clients.core.arrays import Arrays, model_arrays
 from clients.core.client import Client
 from clients.core.cohort import in_cohort
 from clients.models import build_model, sized
+from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.external_code import options
 from fedapps.common.seeds import drawing
@@ -147,6 +148,10 @@ def _method_model(
 def network_around(base: nn.Module, method: str, info: Info, values: dict[str, Any]) -> Network:
     """The method's network around `base`, by the method's settings `values`."""
     client = METHODS[method].client
+    if client.needs_head:
+        base = headed(
+            base, str(values.get("model", type(base).__name__)), info.shape, info.num_classes
+        )
 
     def separate(name: str) -> bool:
         return client.is_personal(name) or name.startswith(client.separately_trained)

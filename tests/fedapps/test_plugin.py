@@ -157,7 +157,7 @@ def test_shot_finds_the_head_of_a_users_network():
 
     result, _ = run_shot(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     assert result.arrays["head.weight"].shape == (3, 5)
-    with pytest.raises(ValueError, match="does not end in a linear layer of 4 outputs"):
+    with pytest.raises(ValueError, match="has no linear layer whose 4 outputs are the network"):
         run_shot(nn.Identity())
 
 

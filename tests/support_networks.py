@@ -1,0 +1,78 @@
+"""Networks as people have them, for inputs (1, 8, 8): forms that no package's network has."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LogProbabilities(nn.Module):
+    """Its outputs are no linear layer's: they end in `log_softmax`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 24)
+        self.second = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.log_softmax(self.second(F.relu(self.first(x.flatten(1)))), dim=1)
+
+
+class Scaled(nn.Module):
+    """A learnt temperature behind the last linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 24)
+        self.out = nn.Linear(24, 10)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.body(x.flatten(1)))) * self.temperature
+
+
+class ViewFlattens(nn.Module):
+    """`view` needs contiguous samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.fc = nn.Linear(144, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.relu(self.conv(x)).view(x.shape[0], -1))
+
+
+class HeadIsFirst(nn.Module):
+    """The layer called `head` is the first one, and the classifier is registered before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(24, 10)
+        self.head = nn.Linear(64, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.relu(self.head(x.flatten(1))))
+
+
+class WithDropout(nn.Module):
+    """Another function in training than in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 24)
+        self.norm = nn.BatchNorm1d(24)
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.dropout(self.norm(self.body(x.flatten(1))), training=self.training))
+
+
+class NamedOutputs(nn.Module):
+    """It gives a dict, as many libraries' networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.out(x.flatten(1))}
