@@ -6,7 +6,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays
 from clients.core.protocol import Config, Metrics
@@ -26,6 +25,7 @@ class Client(Protocol):
     batchwise: bool
     supports_streaming: bool
     stream: dict[str, Tensor]
+    criterion: Callable[[Tensor, Tensor], Tensor]
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes)."""
@@ -80,7 +80,7 @@ def score_samples(
     if SUB_POPULATION in client.share.attributes:  # TN, FP, FN, TP of a user with a preference
         metrics["counts"] = (2 * y + predicted).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
-    return float(F.cross_entropy(logits, y)), count, metrics
+    return float(client.criterion(logits, y)), count, metrics
 
 
 def macro_f1(y: Tensor, predicted: Tensor) -> float:

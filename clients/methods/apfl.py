@@ -9,7 +9,6 @@ plain. The authors' code also adds 0.02 α to α's gradient and mixes logits, no
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
@@ -49,7 +48,7 @@ class APFLClient(Client):
         mixed = {n: p.detach().lerp(self.v[n], self.alpha) for n, p in self.w.items()}
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         logits = functional_call(self.model, {**mixed, **buffers}, (x,))
-        return super().loss(x, y) + F.cross_entropy(logits, y)
+        return super().loss(x, y) + self.criterion(logits, y)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """v̄_i of v_i and the server's w; w itself before any training."""

@@ -20,7 +20,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from clients.core.arrays import VARIANCE, Arrays, prefixed
 from clients.core.client import Config, Metrics
@@ -124,7 +123,7 @@ class ATPClient(BatchwiseClient, HoldingOut):
         h = self.directions(x)
         theta = {name: t.requires_grad_() for name, t in self.adapted_by(h).items()}
         with differentiable_norms(self.model):
-            loss = F.cross_entropy(functional_call(self.model, theta, (x,)), y)
+            loss = self.criterion(functional_call(self.model, theta, (x,)), y)
         g = torch.autograd.grad(loss, list(theta.values()), materialize_grads=True)
         steps = [(a * b).sum() / b.numel() ** 0.5 for a, b in zip(g, h.values(), strict=True)]
         self.alpha.add_(torch.stack(steps), alpha=self.rates_lr)

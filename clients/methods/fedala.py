@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
-from clients.core.client import Client, Config, Metrics
+from clients.core.client import Client, Config, Criterion, Metrics
 from clients.core.protocol import StateUse
 from fedapps.common.settings import POSITIVE_INT, RATE, setting
 
@@ -64,7 +64,13 @@ class FedALAClient(Client):
         rows = rows[: max(1, round(self.mixing_share * len(rows)))]
         batches = [self.share.train.to(self.device)[index] for index in rows]
         weight = train_weights(
-            self.model, theta, weight, batches, self.mixing_lr, 1 if known else MAX_PASSES
+            self.model,
+            theta,
+            weight,
+            batches,
+            self.mixing_lr,
+            max_passes=1 if known else MAX_PASSES,
+            criterion=self.criterion,
         )
         self.state |= prefixed("mixing", to_numpy(weight))
 
@@ -81,20 +87,31 @@ def top_layers(model: nn.Module, count: int) -> list[str]:
 
 
 def train_weights(
-    model: nn.Module, theta: Tensors, weight: Tensors, batches: Batches, lr: float, max_passes: int
+    model: nn.Module,
+    theta: Tensors,
+    weight: Tensors,
+    batches: Batches,
+    lr: float,
+    max_passes: int,
+    criterion: Criterion = F.cross_entropy,
 ) -> Tensors:
     """W after at most `max_passes` over the batches, until their loss settles; model holds w."""
     losses: list[float] = []
     while len(losses) < max_passes and not (
         len(losses) >= WINDOW and np.std(losses[-WINDOW:]) < TOLERANCE
     ):
-        weight, loss = one_pass(model, theta, weight, batches, lr)
+        weight, loss = one_pass(model, theta, weight, batches, lr, criterion)
         losses.append(loss)
     return weight
 
 
 def one_pass(
-    model: nn.Module, theta: Tensors, weight: Tensors, batches: Batches, lr: float
+    model: nn.Module,
+    theta: Tensors,
+    weight: Tensors,
+    batches: Batches,
+    lr: float,
+    criterion: Criterion = F.cross_entropy,
 ) -> tuple[Tensors, float]:
     """W after a step on every batch, and their mean loss.
 
@@ -104,7 +121,7 @@ def one_pass(
     for x, y in batches:
         at = {name: w_i.requires_grad_() for name, w_i in weight.items()}
         hat = {name: theta[name] + (w[name] - theta[name]) * at[name] for name in at}
-        loss = F.cross_entropy(functional_call(model, hat, (x,)), y)
+        loss = criterion(functional_call(model, hat, (x,)), y)
         slopes = torch.autograd.grad(loss, list(at.values()))
         steps = zip(at.items(), slopes, strict=True)
         weight = {name: (a - lr * slope).detach().clamp(0, 1) for (name, a), slope in steps}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, model_arrays, prefixed
 from clients.core.client import Client, Config, Metrics
@@ -129,6 +128,6 @@ class PFLSampledClient(PFLClient):
         if not count:
             return 0.0, 0, {}
         logits = self.each(x)[:, labeled]
-        losses = [float(F.cross_entropy(z, y[labeled])) for z in logits]
+        losses = [float(self.criterion(z, y[labeled])) for z in logits]
         accuracy = float((logits.argmax(2) == y[labeled]).float().mean())
         return sum(losses) / len(losses), count, {"accuracy": accuracy}

@@ -207,6 +207,34 @@ def test_the_users_loss_is_what_is_trained_on(my_app):
         np.testing.assert_allclose(result.arrays[name].numpy(), tensor.numpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["apfl", "fedala", "atp"])
+def test_every_loss_of_labels_is_the_users(my_app, method):
+    """With a loss of zero neither the server's model nor a client's own arrays move in 3 rounds:
+    each is one of the initial arrays, or constant (weights of a mixture, rates)."""
+    task = my_app("task")
+    result, strategy = run_apps(
+        method,
+        task.Net,
+        data_of(task),
+        shape=(1, 8, 8),
+        rounds=3,
+        loss=lambda logits, y: 0.0 * logits.sum(),
+        local_steps=2,
+        seed=5,
+        **({"fedavg_rounds": 1} if method == "atp" else {}),
+    )
+    torch.manual_seed(5)
+    start = [tensor.numpy() for tensor in task.Net().state_dict().values()]
+    found = list(result.arrays.values())
+    for node in strategy.nodes:
+        for record in strategy.grid.contexts[node.id].state.array_records.values():
+            found.extend(record.values())
+    for array in (value.numpy() for value in found):
+        same = [first for first in start if first.shape == array.shape]
+        moved = not any(np.allclose(array, first, rtol=1e-5) for first in same)
+        assert not moved or not array.size or np.ptp(array) == 0
+
+
 def test_random_transforms_stay_random_and_mappings_are_read():
     """Each access adds 1 to a counter, which is the input."""
 
