@@ -25,7 +25,7 @@ from fedapps.settings.config import (
     settings,
 )
 from fedapps.settings.experiments import experiments
-from fedapps.settings.run import Run
+from fedapps.settings.run import RunSettings
 from fedapps.settings.variants import check_shadowed
 from strategies.core.privacy import Privacy
 
@@ -47,7 +47,7 @@ except ValueError:
 print({"torch", "flwr", "ray"} & sys.modules.keys())
 """
 
-READ_BY_APPS = {*Run.declared, *taken(Privacy)}
+READ_BY_APPS = {*RunSettings.declared, *taken(Privacy)}
 COMMON = {key.replace("-", "_") for key in defaults() if "." not in key}
 
 

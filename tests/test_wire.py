@@ -55,7 +55,7 @@ PRIVATE = {"dp-noise-multiplier": 1.0, "rounds": 1, "fedembed.assignment": "type
 def test_a_private_client_sends_only_its_identity_and_its_change(method, kind):
     model = {"model": "convnet-bn"} if method in ("fedbn", "bn-adapt") else {}
     seen, names = messages(method, dp=kind, **PRIVATE, **model)
-    assert names.pop(("query", UP)) == {"fedapps", "client", "novel", "model", "input-size"}
+    assert names.pop(("query", UP)) == {"capabilities", "client", "novel", "model", "input-size"}
     trained = names.pop(("train", UP), {"model", "num-examples"})  # sampling may select nobody
     assert trained - {"own/model"} == {"model", "num-examples"}
     assert {way for _, way in names} <= {DOWN}

@@ -289,8 +289,10 @@ class Recorder:
             },
             "seconds": None if private else time.monotonic() - self._started,
             **({"privacy": spent} if (spent := _privacy(self.rounds[-1])) else {}),
-            "clipped_replies": sum(r.get("clipped", 0) for r in self.rounds),
-            "recounted_replies": sum(r.get("recounted", 0) for r in self.rounds),
+            "clipped_replies": None if private else sum(r.get("clipped", 0) for r in self.rounds),
+            "recounted_replies": None
+            if private
+            else sum(r.get("recounted", 0) for r in self.rounds),
             "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
         }
 

@@ -83,8 +83,8 @@ class Summary(Evaluation, Named):
     best_round: Count = 0
     novel_round: Count | None = None  # None: best_round, as in runs of earlier releases
     last: Evaluation = Evaluation()
-    clipped_replies: Count = 0
-    recounted_replies: Count = 0
+    clipped_replies: Count | None = None
+    recounted_replies: Count | None = None
     dropped_replies: Count | None = None
     privacy: Privacy | None = None
     finished: bool | None = None

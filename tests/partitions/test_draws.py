@@ -87,7 +87,7 @@ def test_no_two_draws_of_a_federation_share_a_generator(toy, divide, monkeypatch
         got.append(words)
         return seed_of(*words)
 
-    for name in ("base", "registry", "changes"):
+    for name in ("federations", "rules.registry", "shifts.changes"):
         monkeypatch.setattr(import_module(f"partitions.{name}"), "seed_of", noted)
     fed = divide(toy(np.arange(600) % 4, 500), partition="subsampled", partition_base=base,
                  num_clients=4, seed=3, novel_shots=1)  # fmt: skip

@@ -17,7 +17,7 @@ from strategies.methods.afl import AFL
 
 
 def make(mixture_lr, clients=2):
-    strategy = AFL(mixture_lr=mixture_lr)
+    strategy = AFL(mixture_lr=mixture_lr, protect=True)
     strategy.nodes = [Node(i, 50 + i) for i in range(clients)]
     return strategy
 

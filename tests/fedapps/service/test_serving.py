@@ -6,6 +6,7 @@ import csv
 import json
 import ssl
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,7 +216,10 @@ def test_what_a_deployment_writes(tmp_path):
     assert Deployment.read(tmp_path / "d") == deployment
     for secret in ("keys/node-0", "keys/node-1", "tls/ca.key", "tls/server.key"):
         assert (tmp_path / "d" / secret).stat().st_mode & 0o777 == 0o600
-    assert len((tmp_path / "d" / "README.md").read_text().strip().splitlines()) == 5
+    readme = (tmp_path / "d" / "README.md").read_text()
+    assert len(readme.strip().splitlines()) == 6 and "--run-config" in readme
+    written = tomllib.loads((tmp_path / "d" / "run.toml").read_text())
+    assert written == {"protect": True}  # nodes of others may send anything
     assert (tmp_path / "d" / "superlink.db").stat().st_mode & 0o777 == 0o600
     for private in ("state", "state/node-0", "state/node-1"):
         assert (tmp_path / "d" / private).stat().st_mode & 0o777 == 0o700
