@@ -1,4 +1,4 @@
-"""TODO."""
+"""How a run is planned: its options are read, checked and turned into jobs, before work begins."""
 
 from contextlib import nullcontext, suppress
 from pathlib import Path

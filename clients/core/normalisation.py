@@ -1,4 +1,4 @@
-"""TODO."""
+"""Layers that normalise, whose statistics are the batch's, and the entropy of predictions."""
 
 from collections.abc import Collection
 from functools import partial

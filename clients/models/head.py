@@ -49,17 +49,16 @@ class SplitNetwork(HeadedNetwork):
         return self.body(x)
 
 
-class GreyNetwork(nn.Module):
-    """A network for images of several channels, which gets images of one: the one is repeated."""
+class RepeatedChannel:
+    """A forward pre-hook of networks for images of several channels: the one given is repeated."""
 
-    def __init__(self, body: nn.Module, channels: int) -> None:
-        super().__init__()
-        self.body = body
+    def __init__(self, channels: int) -> None:
         self.channels = channels
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, C) of images x (n, 1, height, width)."""
-        return self.body(x.expand(-1, self.channels, -1, -1))
+    def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The images (n, channels, height, width) of inputs (n, 1, height, width)."""
+        x, *others = inputs
+        return x.expand(-1, self.channels, -1, -1), *others
 
 
 def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
@@ -75,11 +74,11 @@ def fitted(network: nn.Module, name: str, shape: tuple[int, ...], num_classes: i
     Raises ValueError if it is no network, or cannot take such inputs, or gives other outputs."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name!r} gives {type(network).__name__}, not a torch.nn.Module")
-    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
-    if convolutions and shape[:1] == (1,) and convolutions[0].in_channels != 1:
-        network = GreyNetwork(network, convolutions[0].in_channels)
     if standard_strides not in network._forward_pre_hooks.values():
         network.register_forward_pre_hook(standard_strides)
+        convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+        if convolutions and shape[:1] == (1,) and convolutions[0].in_channels != 1:
+            network.register_forward_pre_hook(RepeatedChannel(convolutions[0].in_channels))
     training = network.training
     try:
         with torch.no_grad():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny import federate, share, update
+from torch.nn import functional as F
 
 from clients.core.evaluation import score_samples
 from strategies.core.replies import Node
@@ -18,6 +19,7 @@ class Mean:
     """Predicts class 1 for inputs above the mean of those that it sees at once."""
 
     device, novel_batch, novel_stream, batchwise, supports_streaming = "cpu", 0, False, False, True
+    criterion = staticmethod(F.cross_entropy)
 
     def __init__(self, data, novel_batch):
         self.share, self.novel_batch = data, novel_batch

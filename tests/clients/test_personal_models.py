@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny import federate, share, states
 from torch import nn
+from torch.nn import functional as F
 
 from clients.methods.apfl import APFLClient
 from clients.methods.ditto import DittoClient
@@ -163,9 +164,10 @@ def test_fedalas_weights_start_at_one_and_go_on_from_there(monkeypatch):
     and is learnt in up to 100 passes, later from where it was and in one."""
     seen = []
 
-    def watched(model, theta, weight, batches, lr, most):
+    def watched(model, theta, weight, batches, lr, *, max_passes, criterion):
+        assert criterion is F.cross_entropy
         seen.append((theta["weight"].flatten().tolist(), weight["weight"].flatten().tolist()))
-        seen.append(([len(y) for _, y in batches], lr, most))
+        seen.append(([len(y) for _, y in batches], lr, max_passes))
         return {"weight": torch.full((2, 1), 0.25)}
 
     monkeypatch.setattr("clients.methods.fedala.train_weights", watched)

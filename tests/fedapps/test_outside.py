@@ -10,6 +10,7 @@ from PIL import Image
 from tiny import federate
 
 from clients.models import build_model
+from clients.models.head import headed
 from fedapps.common import external_code
 from fedapps.engines.job_pool import make_jobs
 from fedapps.settings.config import defaults, override, own_settings, settings
@@ -67,7 +68,7 @@ def test_what_is_refused_names_value_and_choices(changes, words):
         ({"partition": "flwr_datasets.partitioner:DirichletPartitioner"}, "needs 'alpha'"),
         ({"dataset": "my_lab.rules:BySize"}, "a dataset must be an Info, or a function"),
         ({"model": "my_lab.data:rings"}, "a model must be a subclass of torch.nn.Module"),
-        ({"model": "torch.nn:Flatten"}, "does not end in a linear layer of 10"),
+        ({"model": "torch.nn:Flatten"}, r"'torch.nn:Flatten' gives \(2, 64\) for 2 inputs"),
         ({"dataset": "my_lab/nothing.npz"}, "unknown dataset 'my_lab/nothing.npz'"),
     ],
 )
@@ -101,7 +102,7 @@ def test_an_info_tells_the_task_unread():
 def test_a_foreign_network_ends_in_the_head_that_methods_know(name):
     """Grey inputs are repeated to three channels; head(features(x)) is the network."""
     external_code.allow(name)
-    network = build_model(name, (1, 32, 32), 7, 0).eval()
+    network = headed(build_model(name, (1, 32, 32), 7, 0), name, (1, 32, 32), 7).eval()
     same = build_model(name, (1, 32, 32), 7, 0)
     assert all(
         torch.equal(a, b) for a, b in zip(network.parameters(), same.parameters(), strict=True)

@@ -101,7 +101,7 @@ def test_labels_that_are_shown_are_drawn_by_client(crossed, monkeypatch):
     federation = crossed(novel_shots=3)
     noted.clear()
     shares = [federation.share(client) for client in range(5)]
-    drawn = [words for words in noted if words[1] == "shots"]
-    assert drawn == [(4, "shots", client) for client in range(5)]
+    drawn = dict.fromkeys(words for words in noted if words[:2] == (4, "shots"))
+    assert sorted(drawn) == [(4, "shots", client) for client in range(5)]
     shown = [np.bincount(share.train[:][1]).tolist() for share in shares if share.novel]
     assert shown == [[3, 3]] * 2

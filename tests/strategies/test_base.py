@@ -122,7 +122,7 @@ def test_evaluations_come_every_so_often_and_after_the_last_round():
 )
 def test_a_sample_count_is_bounded(joined, replied, mean):
     """With `protect`. Node i adds i. Of 20, 30, 40 and 10⁹ samples, the last counts as 3 times the
-    lower median 30, whether or not the counts were given on joining: 90·1 + 20·2 + 30·3 + 40·4 of 180. A node that
-    gave 3 on joining never weighs more: (3·1 + 2 + 3 + 4) / 6 = 2."""
+    lower median 30, whether or not the counts were given on joining: 90·1 + 20·2 + 30·3 + 40·4 of
+    180. A node that gave 3 on joining never weighs more: (3·1 + 2 + 3 + 4) / 6 = 2."""
     result, _, _ = go(FedAvg(protect=True), nodes=4, joined=joined, replied=replied)
     assert from_record(result.arrays)["w"].tolist() == pytest.approx([100 + mean] * 2, rel=1e-6)

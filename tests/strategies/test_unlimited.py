@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from torch import nn
@@ -114,7 +114,6 @@ def test_server_app_weighs_clients_by_their_samples():
         then=lambda result, _: found.append(result), **settings,
     )  # fmt: skip
     places = [{"partition-id": i, "num-partitions": 6} for i in range(6)]
-    from flwr.app import Context
 
     server(InProcessGrid(client, {}, places), Context(1, 0, {}, RecordDict(), {}))
     torch.manual_seed(3)
