@@ -300,6 +300,8 @@ def _privacy(config: Config, method: str) -> Privacy | None:
         return None
     if config["standardize"] == "training-clients":
         privacy.admit("moments of inputs")
+    if config["early-stopping"]:
+        privacy.admit("scores by which early-stopping ends the run")
     if (labeled := float(config["partition.labeled-clients"])) < 1:
         raise ValueError(
             f"dp is {privacy.mode!r} and partition.labeled-clients {labeled:g}; the noise is that "

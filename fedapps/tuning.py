@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
+from clients.core.privacy import EVERYTHING
 from fedapps.common.external_code import is_reference
 from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.files import write_text
@@ -147,6 +148,12 @@ class Tuning:
     group: str = "training"
 
     def __post_init__(self) -> None:
+        dp, covers = self.config["dp"], self.config["dp-covers"]
+        if dp != "none" and covers == EVERYTHING:
+            raise ValueError(
+                f"tune compares validation scores, which dp {dp!r} with dp-covers {covers!r} keeps "
+                "on the clients; set dp-covers to 'model-updates' if ε need not cover them"
+            )
         self.trial_config = override(self.config, NO_NOVEL_CLIENTS)
 
     def tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:

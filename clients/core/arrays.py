@@ -191,6 +191,14 @@ def is_statistic(name: str, array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or name.rpartition(".")[2] in ("running_mean", VARIANCE)
 
 
+def is_counter(array: np.ndarray) -> bool:
+    """Whether the entries are integers or booleans, as in a normalisation layer's count of steps.
+
+    Such an array says how often a client trained, not how far its model moved. It counts in no norm
+    and no distance, and does not leave a private client."""
+    return array.dtype.kind in "biu"
+
+
 def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The array in the dtype; integers and booleans are rounded and clipped."""
     if dtype.kind in "biu":

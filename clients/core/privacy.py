@@ -1,6 +1,7 @@
 """Differential privacy on the client: what a reply may contain under the run's `dp`.
 
-A train reply holds only the change, clipped as one vector and, if the privacy is local, noised. Of
+A train reply holds only the change, clipped as one vector and, if the privacy is local, noised.
+Integers and booleans, such as a normalisation layer's count of steps, return as they were sent. Of
 its properties a client sends the public ones. Flower's `fixedclipping_mod` fails on a change of
 zeros and passes one that is not finite; its `LocalDpMod` fixes ε and δ of one message and draws
 from numpy's global generator. So neither is used."""
@@ -16,7 +17,7 @@ import scipy  # its modules load where they are used
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
-from clients.core.arrays import Arrays, as_type, from_record, to_record
+from clients.core.arrays import Arrays, as_type, from_record, is_counter, to_record
 from clients.core.protocol import CAPABILITIES, UNLABELED
 from fedapps.common.errors import Refusal
 from fedapps.common.seeds import seed_of
@@ -173,9 +174,15 @@ def _protect(
     trained = from_record(record)
     if trained.keys() != sent.keys():
         raise Refusal(f"a private reply must have the names {sorted(sent)}")
-    change = {name: a.astype(float) - sent[name] for name, a in trained.items()}
+    change: Arrays = {}
+    for name, array in trained.items():
+        if not (is_counter(array) or is_counter(sent[name])):
+            change[name] = array.astype(float) - sent[name]
     change = clipped(change, float(options["dp-clip"]))
     if deviation:
         change = noised(change, deviation, source)
-    moved = {n: as_type(sent[n] + c, trained[n].dtype) for n, c in change.items()}
-    reply.content[key] = to_record(moved)
+    private_reply: Arrays = {}
+    for name, array in trained.items():
+        moved = sent[name] + change[name] if name in change else sent[name]
+        private_reply[name] = as_type(moved, array.dtype)
+    reply.content[key] = to_record(private_reply)

@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from clients.core.arrays import filled
 from clients.core.cohort import Cohort
-from fedapps.node.bridge import DEBUG, is_simulated, reason_of
+from fedapps.node.bridge import SIMULATED, SIMULATION, is_simulated, raises_errors, reason_of
 
 UserConfig = Mapping[str, str | int | float | bool]
 _ids = map(f"{uuid4().hex}-{{}}".format, count())  # of messages; a new UUID for each is slow
@@ -214,7 +214,7 @@ class Simulated(Sequence[UserConfig]):
 
 def simulated_node(number: int, num_nodes: int) -> UserConfig:
     """The configuration of one simulated node."""
-    return {"partition-id": number, "num-partitions": num_nodes, "simulated": True}
+    return {"partition-id": number, "num-partitions": num_nodes, SIMULATED: SIMULATION}
 
 
 def with_ids(messages: Iterable[Message]) -> list[Message]:
@@ -243,7 +243,7 @@ def respond(client_app: ClientAppCallable, message: Message, context: Context) -
     try:
         return client_app(copied, context)
     except (Exception, SystemExit) as error:  # a failing client must not end the run
-        if context.node_config.get(DEBUG):
+        if raises_errors(context):
             raise
         if not is_simulated(context):
             log(ERROR, "the client's answer failed", exc_info=error)

@@ -29,12 +29,25 @@ from clients.core.protocol import (
 from fedapps.common.errors import brief, described
 from fedapps.files import locked, write_arrays
 
-SIMULATED = "simulated"  # node configuration of the in-process engine's clients
-DEBUG = "debug"  # the same: a client's error is raised, and not sent as a reply
+SIMULATED = "simulated"  # key of a node's configuration: SIMULATION in that of a virtual client
+DEBUG = "debug"  # the same: a virtual client's error is raised, and not sent as a reply
+FLOWER_ACTORS = "flwr.simulation.ray_transport.ray_actor"  # their module, loaded in each of them
 STATE = "fedapps."  # key of a client's state in context.state, followed by the method
 ACROSS_RUNS = "fedapps-across-runs."  # the same of its part that outlives a change of the method
 
 MakeClient = Callable[[Context, str], Client]
+
+
+class SimulationMark(int):
+    """The value of ``simulated`` in the configuration of a node that an engine of this package
+    simulates. A SuperNode's configuration is text, from which no such object is read."""
+
+    def __reduce__(self) -> str:
+        """The object's name, so that a copy in another process is its SIMULATION again."""
+        return "SIMULATION"
+
+
+SIMULATION = SimulationMark(True)
 
 
 def register(app: ClientApp, message_type: str, handler: ClientAppCallable, *mods: Mod) -> None:
@@ -50,7 +63,7 @@ def answer(message: Message, context: Context, make_client: MakeClient) -> Messa
     try:
         return reply_to(message, context, make_client)
     except Exception as error:
-        if message.metadata.message_type != "query" or context.node_config.get(DEBUG):
+        if message.metadata.message_type != "query" or raises_errors(context):
             raise
         log(ERROR, "this client cannot start", exc_info=error)
         reason = brief(reason_of(error, context))[:200]
@@ -131,9 +144,28 @@ def reason_of(error: Exception | SystemExit, context: Context) -> str:
 
 
 def is_simulated(context: Context) -> bool:
-    """Whether the client is virtual, so that its server is the same program."""
-    ray = sys.modules.get("ray")
-    return bool(context.node_config.get(SIMULATED) or (ray and ray.is_initialized()))
+    """Whether the client is virtual, so that its server is the same program.
+
+    Only an engine can say so: this package's mark the node's configuration, Flower's answers in an
+    actor of its own. A text in a node's configuration does not count, nor does a Ray that code on
+    the node has started."""
+    if context.node_config.get(SIMULATED) is SIMULATION:
+        return True
+    return _is_flower_actor()
+
+
+def _is_flower_actor() -> bool:
+    """Whether this process is an actor of Flower's simulation engine."""
+    flower_actors, ray = sys.modules.get(FLOWER_ACTORS), sys.modules.get("ray")
+    if flower_actors is None or ray is None or not ray.is_initialized():
+        return False
+    actors = ray._private.worker.global_worker.actors.values()  # none in a driver
+    return any(isinstance(actor, flower_actors.VirtualClientEngineActor) for actor in actors)
+
+
+def raises_errors(context: Context) -> bool:
+    """Whether an error of the client is raised, for a person who debugs a simulation."""
+    return bool(context.node_config.get(DEBUG)) and is_simulated(context)
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:

@@ -2,34 +2,42 @@
 
 Flower's functions: median and trimmed mean by coordinate (Yin et al., ICML 2018), and multi-Krum
 (Blanchard et al., NeurIPS 2017), the plain mean of the n − f updates nearest to their neighbours,
-f = ⌊fraction · n⌋. All ignore sample counts, which clients could forge."""
+f = ⌊fraction · n⌋. All ignore sample counts, which clients could forge. Integers and booleans, such
+as counts of steps, are averaged as all arrays, and are part of no distance."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
-from clients.core.arrays import Arrays, as_type, is_statistic, to_record
+from clients.core.arrays import Arrays, as_type, is_counter, is_statistic, to_record
 from strategies.core.replies import Update
 
-Mean = Callable[[Sequence[Arrays], float], Arrays]
+Mean = Callable[[Sequence[Arrays], float, Collection[str]], Arrays]  # changes, fraction, measured
 
 
-def median(changes: Sequence[Arrays], fraction: float) -> Arrays:
+def median(changes: Sequence[Arrays], fraction: float, measured: Collection[str]) -> Arrays:
     """The median of every entry; it tolerates any malicious minority."""
     return {n: np.median([c[n] for c in changes], axis=0) for n in changes[0]}
 
 
-def trimmed_mean(changes: Sequence[Arrays], fraction: float) -> Arrays:
+def trimmed_mean(changes: Sequence[Arrays], fraction: float, measured: Collection[str]) -> Arrays:
     """The mean of every entry without the ⌊fraction · n⌋ largest and smallest values."""
     return {n: trim_mean(np.stack([c[n] for c in changes]), fraction) for n in changes[0]}
 
 
-def krum(changes: Sequence[Arrays], fraction: float) -> Arrays:
-    """The mean of the n − f changes with the least distances to their n − f − 2 nearest."""
-    records = [RecordDict({"arrays": to_record(c)}) for c in changes]
+def krum(changes: Sequence[Arrays], fraction: float, measured: Collection[str]) -> Arrays:
+    """The mean of the n − f changes with the least distances to their n − f − 2 nearest.
+
+    Distances are those of the `measured` arrays; without any, all changes are equally near."""
+    if not measured:
+        return {name: np.mean([c[name] for c in changes], axis=0) for name in changes[0]}
+    records = []
+    for change in changes:
+        distant = {name: a for name, a in change.items() if name in measured}
+        records.append(RecordDict({"arrays": to_record(distant)}))
     f = int(fraction * len(changes))
     chosen = {id(record) for record in select_multikrum(records, f, len(changes) - f)}
     kept = [c for c, record in zip(changes, records, strict=True) if id(record) in chosen]
@@ -56,7 +64,9 @@ def robust_mean(kind: str, fraction: float, start: Arrays, models: Sequence[Arra
     if not models[0]:  # all arrays are personal
         return {}
     changes = [{n: a.astype(float) - start[n] for n, a in w.items()} for w in models]
-    moved = {n: start[n] + change for n, change in MEANS[kind](changes, fraction).items()}
+    measured = {name for name in models[0] if not is_counter(start[name])}
+    mean = MEANS[kind](changes, fraction, measured)
+    moved = {name: start[name] + change for name, change in mean.items()}
     return {name: as_type(a, start[name].dtype) for name, a in moved.items()}
 
 

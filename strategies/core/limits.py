@@ -3,11 +3,12 @@
 *Norms*: in each group of a reply's arrays (see `group_norms`), a change longer than a few times the
 usual norm is scaled down to that; a thousand times the usual norm refuses the reply. The usual norm
 is the upper quartile of the clients' last norms, the lower median among four clients or fewer. So
-no client moves it alone, however often it is sampled. *Sample counts* are limited to a few times
-the median count; with a change of ρ > 1 usual norms to 1/ρ of that, so that norm and count together
-stay within one limit. *Risks and losses* are
-limited to a few times the cohort's upper quartile. Replies within the limits are not changed. Among
-fewer than `MIN_REPLIES_FOR_NORMS` replies norms may be twice as long, and do not limit counts."""
+no client moves it alone, however often it is sampled. Integers and booleans, such as counts of
+steps, are part of no norm. *Sample counts* are limited to a few times the median count; with a
+change of ρ > 1 usual norms to 1/ρ of that, so that norm and count together stay within one limit.
+*Risks and losses* are limited to a few times the cohort's upper quartile. Replies within the limits
+are not changed. Among fewer than `MIN_REPLIES_FOR_NORMS` replies norms may be twice as long, and do
+not limit counts."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,12 +17,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from clients.core.arrays import Arrays, as_type, is_statistic
+from clients.core.arrays import Arrays, as_type, is_counter, is_statistic
 from clients.core.protocol import DOMAIN
 from strategies.core.replies import EXAMPLES, Node, Update, finite
 
 ABSURD = 1000.0  # ratio of a norm to the usual one; beyond it a reply is refused
 LARGEST = 1e18  # of norms; beyond it squares overflow in float32
+LARGEST_COUNT = 2**53  # of integers; beyond it their mean is not exact
 REMEMBERED = 200  # clients, by their last norm
 MIN_REPLIES_FOR_NORMS = (
     5  # replies; honest ones of fewer clients differ more, and each decides more of the usual
@@ -95,10 +97,14 @@ def group_of(name: str, statistic: bool, parts: tuple[str, ...]) -> str:
 
 
 def group_norms(arrays: Arrays, start: Arrays, parts: tuple[str, ...] = ()) -> Norms:
-    """‖y − x‖ by group of the arrays y; x is 0 where `start` lacks one of the same shape."""
+    """‖y − x‖ by group of the arrays y; x is 0 where `start` lacks one of the same shape.
+
+    Integers and booleans do not count."""
     squares: Norms = {}
     with np.errstate(over="ignore", invalid="ignore"):  # infinity is a valid distance
         for name, y in arrays.items():
+            if is_counter(y):
+                continue
             wide = y if y.dtype in WIDE else y.astype(np.float64)
             x = start.get(name)
             change = wide if x is None or x.shape != y.shape else wide - x
@@ -109,11 +115,11 @@ def group_norms(arrays: Arrays, start: Arrays, parts: tuple[str, ...] = ()) -> N
 
 def scaled(arrays: Arrays, start: Arrays, factors: Norms, parts: tuple[str, ...] = ()) -> Arrays:
     """x + factor (y − x) with the x of `group_norms` and the factor of each array's group, in the
-    dtypes of y; arrays of other groups do not change."""
+    dtypes of y; arrays of other groups do not change, nor do integers and booleans."""
     result = dict(arrays)
     for name, y in arrays.items():
         group = group_of(name, is_statistic(name, y), parts)
-        if group in factors:
+        if group in factors and not is_counter(y):
             x = start.get(name)
             x = np.zeros_like(y) if x is None or x.shape != y.shape else x
             result[name] = as_type(x + factors[group] * (y.astype(float) - x), y.dtype)
@@ -139,6 +145,19 @@ class Change:
             limit = min(ABSURD * max(1.0, usual[group]), LARGEST)
             if norm > limit:
                 return f"{norm:.3g} from what was sent, > {limit:.3g}" + (group and f" ({group})")
+        return self._absurd_count()
+
+    def _absurd_count(self) -> str:
+        """Why an array of integers is refused; "" if its numbers are counts."""
+        for name, y in self.update.arrays.items():
+            if not is_counter(y) or not y.size:
+                continue
+            sent = self._start.get(name)
+            if sent is not None and np.array_equal(y, sent):
+                continue
+            largest = max(int(y.max()), -int(y.min()))
+            if largest > LARGEST_COUNT:
+                return f"{name} holds {largest}, > {LARGEST_COUNT}"
         return ""
 
     def limited(

@@ -134,6 +134,9 @@ class Messenger:
             if update is None:
                 self.drop(node, cause, detail)
                 continue
+            if train and sender.privacy is not None and (why := sender.privacy.exposed(update)):
+                self.drop(node, "not-private", why)
+                continue
             change = Change(
                 update, sender.baseline_arrays(payloads.get(node, {})), sender.limit_groups
             )

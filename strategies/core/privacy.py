@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.core.arrays import Arrays, as_type
+from clients.core.arrays import Arrays, as_type, is_counter
 from clients.core.privacy import (
     COVERS,
     DP_GENERATOR,
@@ -173,6 +173,18 @@ class Privacy(Configured):
                 self._add(str(node.client), local_loss(self.z))
         self._notify()
 
+    def exposed(self, update: Update) -> str:
+        """Why a train reply is not that of a client that keeps local privacy; "" if it may be.
+
+        Such a client sends its noisy change and nothing else, and says that it has one sample."""
+        if self.mode != "local":
+            return ""
+        more = sorted({*update.metrics, *update.foreign_metrics})
+        if not more and update.num_examples == 1:
+            return ""
+        told = ", ".join([*more, f"num-examples {update.num_examples:g}"])
+        return f"the client keeps no local privacy: beside its model it sends {told:.200}"
+
     def _notify(self) -> None:
         if self.on_spend is not None:
             self.on_spend(self.state())
@@ -181,17 +193,24 @@ class Privacy(Configured):
         """Updates whose unweighted mean is the private one; central: a single update.
 
         The updates started from `arrays`, may lack some of its names and need not be clipped. If
-        sampling selected nobody, noise is still added."""
+        sampling selected nobody, noise is still added. Central: integers and booleans keep the
+        server's values, whatever clients send."""
         if self.mode != "central":
             return [replace(update, num_examples=1) for update in updates]
-        total = {name: np.zeros(x.shape) for name, x in arrays.items()}
+        total = {n: np.zeros(x.shape) for n, x in arrays.items() if not is_counter(x)}
         for update in updates:
-            change = {name: y.astype(float) - arrays[name] for name, y in update.arrays.items()}
+            change: Arrays = {}
+            for name, y in update.arrays.items():
+                if not is_counter(arrays[name]):
+                    change[name] = y.astype(float) - arrays[name]
             for name, part in clipped(change, self.clip).items():
                 total[name] += part
         source = generator(self._generator, self._seed, "dp-central", round_)
         total = noised(total, self.z * self.clip, source)
-        mean = {n: as_type(x + total[n] / self.expected, x.dtype) for n, x in arrays.items()}
+        mean: Arrays = {}
+        for name, x in arrays.items():
+            moved = x + total[name] / self.expected if name in total else x
+            mean[name] = as_type(moved, x.dtype)
         return [Update(Node(0, 0), mean, 1, {})]
 
     def released(self, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,10 @@ class FedEmbed(HeldHeads, WithSelfOrganizingMap, CentralAdam):
         return np.array([round_, *(node.client for node in self.volunteers())], np.int64)
 
     def _organize(self, nodes: Sequence[Node]) -> list[Node]:
-        """Refit the map to the users; its new nodes take over the heads of old ones."""
+        """Refit the map to the users; its new nodes take over the heads of old ones. An empty
+        private sample moves no node."""
+        if not nodes:
+            return []
         old = self.centers
         new, nodes = self._refitted(nodes)
         counts = np.zeros((len(old), len(old)), np.int64)

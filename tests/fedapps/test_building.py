@@ -9,12 +9,13 @@ from tiny import SMALL
 from clients.core.arrays import from_record, to_record
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.node.bridge import SIMULATED, SIMULATION
 from fedapps.node.building import client_settings
 from fedapps.settings.config import completed
 
 
 def client(config, number, method="fedavg", **node):
-    node = {"partition-id": number, "num-partitions": 6, "simulated": True} | node
+    node = {"partition-id": number, "num-partitions": 6, SIMULATED: SIMULATION} | node
     return make_client(Context(1, number, node, RecordDict(), config), method)
 
 

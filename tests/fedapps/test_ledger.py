@@ -3,8 +3,10 @@
 Messages go through the project's client app. A grid with new contexts is a node that was started
 again, with nothing but the state-dir."""
 
+import copy
 import json
 import math
+import pickle
 from functools import cache
 
 import pytest
@@ -24,6 +26,7 @@ from fedapps.clientapp import app, host
 from fedapps.engines.hosting import TABLE, pack
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node import ledger
+from fedapps.node.bridge import SIMULATED, SIMULATION
 from fedapps.node.building import shared_arrays
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
@@ -149,6 +152,20 @@ def test_a_run_that_began_with_local_privacy_ends_neither_that_nor_what_it_cover
     assert not ask(later, "evaluate", **{"run-token": "b"}).has_error()
 
 
+@pytest.mark.parametrize("value", [True, 1, "true", "simulated"])
+def test_no_text_in_a_nodes_configuration_makes_it_a_simulation(places, value, tmp_path):
+    """Its answers are counted, its state stays on it, and its errors are not raised."""
+    grid = node(places[0] | {"simulated": value, "debug": True}, tmp_path, rounds=1)
+    assert answer_of(ask(grid)) and counted(tmp_path) > 0
+    assert "has spent ε" in ask(grid, **{"server-round": 2}).error.reason
+    assert "PermissionError" in ask(grid, "query.get_state").error.reason
+
+
+def test_a_simulations_mark_is_itself_in_every_process():
+    copies = [pickle.loads(pickle.dumps(SIMULATION)), copy.deepcopy(SIMULATION)]
+    assert all(mark is SIMULATION for mark in copies)
+
+
 def test_without_a_state_dir_that_is_said_once(places, caplog):
     grid = node(places[0])
     for number in (1, 2):
@@ -267,7 +284,7 @@ def test_one_users_data_are_not_asked_under_many_numbers(places, tmp_path):
 
 def test_a_simulations_recall_lowers_nothing(places, tmp_path):
     """A simulated client takes back what a checkpoint kept of it; its ledger is no part of that."""
-    own = places[0] | {"dp-epsilon": 8.0, "simulated": True}
+    own = places[0] | {"dp-epsilon": 8.0, SIMULATED: SIMULATION}
     grid = node(own, tmp_path, rounds=1)
     kept = ask(grid, "query.get_state").content["arrays"]
     assert answer_of(ask(grid)) and not list(kept)

@@ -5,13 +5,23 @@ import math
 from itertools import pairwise
 
 import pytest
-from tiny import dying_in, fedapps, federate
+from tiny import NEEDS, SMALL, dying_in, fedapps, federate
 
+from clients.core.arrays import settled, to_record
+from fedapps.clientapp import app
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.methods import METHODS
+from fedapps.node.building import shared_arrays
 from fedapps.node.ledger import policy_of
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results
+from fedapps.serverapp import check_run
+from fedapps.settings.config import construct
+from fedapps.tuning import Tuning
 from strategies.core.accountant import central_epsilon
+from strategies.core.privacy import Privacy
+from strategies.methods.fedavg import FedAvg
 
 PRIVATE = {"dp": "central", "dp-noise-multiplier": 1.5, "fraction-train": 0.5, "local-steps": 1}
 ALL = {"fraction-train": 1.0}  # a closed form: no numbers to compose
@@ -31,6 +41,43 @@ def test_a_budget_goes_on_with_the_model(tmp_path):
     got = [summary(folder)["privacy"]["epsilon"] for folder in folders]
     two, three = (central_epsilon({(1.5, 1.0): n}, 1e-5) for n in (2, 3))
     assert got == [two, three, three]
+
+
+OF_FEDEMBED = [
+    *[{"fedembed.assignment": how} for how in ("prototype", "som", "personal", "type")],
+    {"fedembed.assignment": "personal", "fedembed.heads": "server"},
+]
+OTHERS = [m for m, entry in METHODS.items() if "central" in entry.dp and m != "fedembed"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[{"method": "fedembed"} | changes for changes in OF_FEDEMBED],
+        {"method": "fedavg"},
+        *[pytest.param({"method": m}, marks=pytest.mark.slow) for m in OTHERS],
+    ],
+    ids=str,
+)
+def test_a_round_in_which_nobody_is_sampled_adds_noise(changes, monkeypatch):
+    """The first of two rounds is empty: the model moves all the same, and the run goes on."""
+    sample, numbers = Privacy.sample, []
+
+    def none_at_first(self, nodes, round_):
+        numbers.append(round_)
+        return [] if round_ == 1 else sample(self, nodes, round_)
+
+    monkeypatch.setattr(Privacy, "sample", none_at_first)
+    models = []
+    monkeypatch.setattr(
+        "strategies.core.rounds.settled",
+        lambda arrays, like: models.append((like, settled(arrays, like))) or models[-1][1],
+    )
+    own = PRIVATE | NEEDS.get(changes["method"], {}) | changes
+    federate(**own, rounds=2, **{"dp-covers": "model-updates"})
+    before, after = models[0]
+    assert numbers == [1, 2] and len(models) == 2
+    assert all((after[n] != x).any() for n, x in before.items() if x.dtype.kind == "f")
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 0])
@@ -174,3 +221,49 @@ def test_how_long_a_central_run_took_is_not_reported(tmp_path):
 def test_a_nodes_bad_policy_is_named(own, why):
     with pytest.raises(ValueError, match=why):
         policy_of(own)
+
+
+# What looks at data before training, or beside it
+
+LOOKS = [
+    ({"standardize": "training-clients"}, "moments of inputs"),
+    ({"early-stopping": 1}, "scores by which early-stopping ends the run"),
+    ({"method": "prior-em", "prior-em.source-prior": "training"}, "label counts"),
+    ({"method": "fedembed"} | NEEDS["fedembed"], "embeddings and sub-populations of prototypical"),
+    (
+        {"method": "fedembed", "fedembed.assignment": "som"} | NEEDS["fedembed"],
+        "every user's embedding, in its map update",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "what"), LOOKS, ids=[what for _, what in LOOKS])
+@pytest.mark.parametrize("dp", ["central", "local"])
+def test_what_looks_at_data_beside_training_is_refused_or_listed(changes, what, dp):
+    """Before the first message, while ε is to cover everything; else it is named beside ε."""
+    own = PRIVATE | ALL | {"dp": dp, "rounds": 1, "evaluate-every": 1} | changes
+    with pytest.raises(ValueError, match=f"with dp '{dp}' {what}.* would leave the clients"):
+        federate(**own)
+    config = SMALL | own | {"dp-covers": "model-updates"}
+    privacy = check_run(config)
+    method = config["method"]
+    construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
+    assert what in privacy.terms()
+
+
+@pytest.mark.parametrize("dp", ["central", "local"])
+def test_tune_refuses_before_its_first_trial_what_it_cannot_compare(dp, tmp_path):
+    config = SMALL | PRIVATE | {"dp": dp}
+    with pytest.raises(ValueError, match="tune compares validation scores, which dp"):
+        Tuning(config, [0], {"lr": [0.1]}, tmp_path, 1, print)
+    Tuning(config | {"dp-covers": "model-updates"}, [0], {"lr": [0.1]}, tmp_path, 1, print)
+
+
+def test_a_server_claims_no_local_privacy_of_clients_that_keep_none():
+    """The clients' configuration says nothing of dp: they would train as if there were none."""
+    privacy = Privacy(dp="local", dp_noise_multiplier=4.0)
+    strategy = FedAvg(privacy=privacy, min_available_nodes=6)
+    grid = InProcessGrid.simulation(app, SMALL | {"method": "fedavg"}, 6)
+    start = to_record(shared_arrays(SMALL, "fedavg", SMALL["model"]))
+    with pytest.raises(RuntimeError, match=r"0 valid replies.*not-private.*keeps no local"):
+        strategy.start(grid, start, 1)

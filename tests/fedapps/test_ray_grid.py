@@ -12,18 +12,22 @@ import lab
 import numpy as np
 import pytest
 import ray
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.simulation.ray_transport.ray_actor import ClientAppActor
 from tiny import SMALL, UNUSUAL, Cut, bits, cut_before, left
 
 import partitions
 from clients.core.arrays import from_record, to_record
+from clients.core.privacy import NOISE
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid, Simulated, with_ids
 from fedapps.engines.memory_files import MEMORY, MemoryFiles
 from fedapps.engines.ray_actors import AHEAD, Actors
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid, Task
+from fedapps.node.bridge import is_simulated
 from fedapps.node.building import method_model
+from fedapps.node.ledger import guarded
 from fedapps.serverapp import load_client_app, run
 
 NODE = 2  # of a training client that takes part in rounds 1 and 2, which the tests check
@@ -340,6 +344,39 @@ def test_a_run_that_is_interrupted_stops_between_replies(actors):
     with pytest.raises(Cut):
         run(RayGrid(actors, config, Simulated(6), pause=pause), config, "ray")
     assert len(waited) == 3
+
+
+def test_only_flowers_own_actors_say_that_they_simulate(actors):
+    """Not a process whose code has started Ray, as this one, and not an actor of its own."""
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": 6}, RecordDict(), {})
+    assert ray.is_initialized() and not is_simulated(context)
+
+    class Worker:
+        def asks(self):
+            return is_simulated(context)
+
+    worker = ray.remote(num_cpus=0)(Worker).remote()
+    assert not ray.get(worker.asks.remote())
+
+    def app_of_flower():
+        return lambda message, context: is_simulated(context)
+
+    flowers = ClientAppActor.options(num_cpus=0).remote()
+    _, answer, _ = ray.get(flowers.run.remote(app_of_flower, None, "0", context))
+    assert answer
+    for actor in (worker, flowers):
+        ray.kill(actor)
+
+
+def test_a_real_node_whose_code_started_ray_counts_what_it_gives(actors, tmp_path):
+    """A file with the ledger, before the client's answer leaves."""
+    config = SMALL | {"dp": "local", "dp-noise-multiplier": 1.0, "rounds": 1}
+    context = Context(1, 1, {"state-dir": str(tmp_path)}, RecordDict(), config)
+    arrays = {"arrays": to_record({"w": np.zeros(2)}), "config": ConfigRecord({NOISE: 9.0})}
+    (message,) = with_ids([Message(RecordDict(arrays), 1, "train")])
+    moved = {"arrays": to_record({"w": np.ones(2)}), "metrics": MetricRecord({"num-examples": 3})}
+    reply = guarded(message, context, lambda m, c: Message(RecordDict(moved), reply_to=m))
+    assert not reply.has_error() and (tmp_path / "privacy.safetensors").is_file()
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(actors, tmp_path):

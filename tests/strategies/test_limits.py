@@ -42,25 +42,25 @@ def test_quantiles_are_members():
 
 
 def test_norms_by_hand():
-    """(4 − 1, 6 − 2): 5. A counter 12 that was not sent, a statistic and a group count apart, and
-    so does a network that is named as a part."""
+    """(4 − 1, 6 − 2): 5. A statistic and a group count apart, and so does a network that is named
+    as a part. A counter 12 and a mask count nowhere."""
     y = arrays(w=[4, 6], control__w=[3], bn_running__mean=[2], base_w=[7])
-    y |= {"n": np.array(12), "bn.running_mean": y.pop("bn.running/mean")}
-    expected = {"": math.hypot(5, 7), "control": 3.0, "running_mean": 2.0, "n": 12.0}
+    y |= {"n": np.array(12), "mask": np.ones(9, bool), "bn.running_mean": y.pop("bn.running/mean")}
+    expected = {"": math.hypot(5, 7), "control": 3.0, "running_mean": 2.0}
     assert group_norms(y, arrays(w=[1, 2])) == pytest.approx(expected)
-    apart = {"": 5.0, "base.": 7.0, "control": 3.0, "running_mean": 2.0, "n": 12.0}
+    apart = {"": 5.0, "base.": 7.0, "control": 3.0, "running_mean": 2.0}
     assert group_norms(y, arrays(w=[1, 2]), ("base.",)) == apart
     assert group_norms({"w": np.full(2, 3e38, np.float32)}, {}) == {"": np.inf}
-    assert group_norms({"n": np.array([2**62, 2**62])}, {})["n"] == np.sqrt(2) * 2.0**62
+    assert group_norms({"n": np.array([2**62, 2**62])}, {}) == {}
     assert group_norms({"w": np.ones(4, np.float16)}, {"w": np.ones(3, np.float16)}) == {"": 2.0}
 
 
 def test_scaling_by_hand():
-    """From 1 to 5 by a quarter: 2; from nothing to 8: 2; a counter from 0 to 10 by a fifth: 2."""
+    """From 1 to 5 by a quarter: 2; from nothing to 8: 2; a counter stays at 10."""
     y = {"w": np.array([5], np.float32), "d": np.array([8.0]), "n": np.array(10)}
     start = {"w": np.array([1], np.float32), "d": np.zeros(3)}
     near = scaled(y, start, {"": 0.25, "n": 0.2})
-    assert {name: a.tolist() for name, a in near.items()} == {"w": [2.0], "d": [2.0], "n": 2}
+    assert {name: a.tolist() for name, a in near.items()} == {"w": [2.0], "d": [2.0], "n": 10}
     assert [a.dtype for a in near.values()] == [a.dtype for a in y.values()]
     assert scaled(y, start, {"n": 0.2})["w"] is y["w"]
 
@@ -182,3 +182,28 @@ def test_risks_and_losses_stay_in_the_cohorts_range():
     assert limited[4].metrics == {"risk": -8.0, "loss": 400.0, "accuracy": 1.0}
     assert all(one is other for one, other in zip(limited[:4], updates[:4], strict=True))
     assert bound_numbers([update(0, {}), update(1, {}, loss=3.0)])[1].metrics == {"loss": 3.0}
+
+
+def test_a_count_that_no_training_gives_is_refused_and_one_that_was_sent_is_not():
+    """2⁵³ + 1 is no exact number in a mean. The server's own large numbers may come back."""
+    large = {"w": np.ones(1, np.float32), "n": np.array([2**53 + 1, -3])}
+    usual = {"": 1.0}
+    assert "n holds 9007199254740993" in Change(update(0, large), {}).absurd(usual)
+    assert not Change(update(0, large), large).absurd(usual)
+    low = large | {"n": np.array([-(2**63)])}
+    assert "n holds 9223372036854775808" in Change(update(0, low), large).absurd(usual)
+    assert not Change(update(0, large | {"n": np.array([2**53])}), {}).absurd(usual)
+
+
+def test_a_client_that_trained_more_often_is_as_long_as_its_change():
+    """Twenty times the steps of the others at the same change of weights: nothing is limited."""
+    start = {"w": np.zeros(2), "bn.num_batches_tracked": np.array(0)}
+    steps = [20, 20, 20, 20, 20, 400]
+    changes = [
+        Change(update(i, {"w": np.ones(2), "bn.num_batches_tracked": np.array(n)}, 9), start)
+        for i, n in enumerate(steps)
+    ]
+    usual = NormHistory().usual("train", {i: change.norms for i, change in enumerate(changes)})
+    for change in changes:
+        limited = change.limited(usual, 3.5, 1.5, math.inf)
+        assert limited is change.update

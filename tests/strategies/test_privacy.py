@@ -21,13 +21,13 @@ ROLE = {"client": 4, "novel": False, "unlabeled": True, "model": "mlp"}
 PROPERTIES = ROLE | {"num-examples": 20, "prototype": 3}
 
 
-def replied(action, change, asked, dp, client=4, properties=None, **options):
+def replied(action, change, asked, dp, client=4, properties=None, given=None, **options):
     """The reply of `client` that the mod lets through; with `train`, arrays of ones were sent and
     grew by `change`."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
     sent = {name: np.ones_like(a) for name, a in change.items()}
     config = ConfigRecord({"server-round": 3} | asked)
-    content = RecordDict({"arrays": to_record(sent), "config": config})
+    content = RecordDict({"arrays": to_record(sent), "config": config} | (given or {}))
     message = Message(content, dst_node_id=1, message_type=action)
     message.metadata.__dict__["_message_id"] = "1"
     known = {"dp": dp, "dp-clip": 1.0, "dp-noise-multiplier": 0.0, "dp-covers": "everything"}
@@ -39,7 +39,8 @@ def replied(action, change, asked, dp, client=4, properties=None, **options):
         if action == "query":
             reply = RecordDict({"properties": ConfigRecord(PROPERTIES | (properties or {}))})
         elif action != "evaluate":
-            reply["arrays"] = to_record({name: 1 + a for name, a in change.items()})
+            grown = change if given else {name: 1 + a for name, a in change.items()}
+            reply["arrays"] = to_record(grown)
         return Message(reply, reply_to=message)
 
     return private(message, context, answer).content
@@ -59,6 +60,25 @@ def test_update_is_clipped_over_all_arrays_together():
     assert reply["heads.3.weight"] == pytest.approx(np.array([[0, 0.8]]))
     assert answered({"a": np.array([0.3, 0.4])})["a"] == pytest.approx([0.3, 0.4])
     assert answered({"a": np.array([30.0])}, dp="none")["a"].tolist() == [30.0]
+
+
+@pytest.mark.parametrize("dp", ["central", "local"])
+def test_counters_leave_no_private_client(dp, monkeypatch):
+    """Twenty steps would clip a change of norm 0.5 at C = 1 to a fortieth, and tell their number.
+    The counter returns as it was sent, 1. Names and dtypes are kept."""
+    monkeypatch.setattr("clients.core.privacy.noised", lambda arrays, *_: arrays)
+    change = {"w": np.array([0.3, 0.4]), "n": np.array(20)}
+    reply = from_record(replied("train", change, {NOISE: 1.0}, dp)["arrays"])
+    assert list(reply) == ["w", "n"] and reply["n"].dtype == np.int64
+    assert reply["w"] - 1 == pytest.approx(change["w"]) and reply["n"].tolist() == 1
+
+
+def test_a_server_that_sends_a_counter_as_a_float_learns_no_count(monkeypatch):
+    """The client's array is one of integers, whatever dtype was sent; and the other way round."""
+    for sent, grown in ((np.ones(1), np.array([21])), (np.ones(1, int), np.array([1.5]))):
+        asked = {"arrays": to_record({"a": sent})}
+        reply = replied("train", {"a": grown}, {}, "central", given=asked)
+        assert from_record(reply["arrays"])["a"].tolist() == [1]
 
 
 def test_local_noise_has_the_scale_that_was_asked_for():
@@ -188,6 +208,21 @@ def test_the_server_clips_all_arrays_together():
     (only,) = privacy.protect([Update(Node(0, 50), moved, 1, {})], start, 1)
     assert only.arrays["a"] - 1 == pytest.approx(0.03)
     assert only.arrays["b"] - 1 == pytest.approx(0.04)
+
+
+def test_the_server_keeps_its_counters():
+    """A stranger's client sends 400 more steps: the server keeps 7, adds no noise to it, and clips
+    the change of weights, of norm 0.5, not at all: 0.5 / 20 over 1."""
+    start = {"w": np.ones(1), "n": np.array(7), "mask": np.array([True])}
+    sent = {"w": np.array([1.5]), "n": np.array(407), "mask": np.array([False])}
+    privacy = central(dp_noise_multiplier=1e-12)
+    for replies in ([Update(Node(0, 50), sent, 1, {})], []):
+        (only,) = privacy.protect(replies, start, 1)
+        assert only.arrays["w"] - 1 == pytest.approx(0.025 * len(replies))
+        assert only.arrays["n"] == 7 and only.arrays["mask"].tolist() == [True]
+        assert [a.dtype for a in only.arrays.values()] == [a.dtype for a in start.values()]
+    loud = central(dp_noise_multiplier=1000.0)
+    assert loud.protect([], start, 1)[0].arrays["n"] == 7
 
 
 @pytest.mark.parametrize("count", [0, 10])

@@ -39,6 +39,20 @@ def test_krum_leaves_out_who_is_far_from_the_others():
     np.testing.assert_allclose(moved["w"], [12.5, 0.75], rtol=1e-6)
 
 
+def test_krum_measures_no_counter():
+    """Clients 0 to 3 lie within 1.5 of each other, client 4 by 100 away, by one step of training.
+    Client 0 trained 1000 times as often. With counters in the distances it would be left out."""
+    changes = [0.0, 0.5, 1.0, 1.5, 100.0]
+    steps = [9000, 9, 9, 9, 9]
+    start = {"w": np.zeros(1), "n": np.array(0)}
+    models = [{"w": np.array([c]), "n": np.array(k)} for c, k in zip(changes, steps, strict=True)]
+    moved = robust_mean("krum", 0.2, start, models)
+    assert moved["w"].tolist() == [0.75]
+    assert moved["n"].tolist() == round((9000 + 27) / 4)
+    only = [{"n": model["n"]} for model in models]
+    assert robust_mean("krum", 0.2, start, only)["n"].tolist() == round(9036 / 5)
+
+
 @pytest.mark.parametrize("kind", ["median", "trimmed-mean", "krum"])
 def test_the_methods_that_average_take_them(kind):
     """Sample counts count for nothing; pFedMe mixes: 0.5 · 10 + 0.5 · the mean."""
