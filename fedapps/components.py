@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from clients.core.arrays import to_record
-from clients.core.client import Client, Criterion
+from clients.core.client import Client
+from clients.core.criterion import Criterion, OwnLoss
 from clients.core.flower_fast import (
     Code,
     EvaluateIns,
@@ -26,7 +26,7 @@ from clients.core.flower_fast import (
 )
 from clients.core.protocol import NAMES
 from clients.methods._preferences import GlobalClient
-from clients.models.head import blank_inputs, fitted
+from clients.models.foreign import adopted
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
 from fedapps.engines.in_process_grid import respond
@@ -61,18 +61,21 @@ def client_app(
     samples. Each is a DataLoader (its dataset is used), a dataset, a tensor or array of inputs, or
     a pair of them (x, y). A node whose samples have no labels, or with ``novel=true`` in its
     configuration, is a novel client. `public` returns the inputs that FedMD's methods learn from.
-    `loss` replaces the cross entropy of logits and labels. `settings` are the method's and the
-    common ones, see `fedapps list methods` and pyproject.
+    `loss` replaces the cross entropy of logits and labels, in training and in scores. Methods that
+    adapt without labels read outputs as logits of a softmax, whatever the loss. `settings` are the
+    method's and the common ones, see `fedapps list methods` and pyproject.
 
     Raises ValueError for an unknown method or setting."""
     config = _configuration(method, settings)
     kind, given = METHODS[method].client, client_settings(config, method)
+    criterion = None if loss is None else OwnLoss(loss)
 
     def make_client(context: Context, _: str) -> Client:
         share = share_of(data(context), context, public)
         network, initial = _network(method, model, config, tuple(share.everything.x.shape[1:]))
         client = kind(network, share, client=identity(context), initial=initial, **given)
-        client.criterion = loss or client.criterion
+        if criterion is not None:
+            client.criterion = criterion.to(client.device)
         return client
 
     def handle(message: Message, context: Context) -> Message:
@@ -192,12 +195,9 @@ def _network(method: str, model: Model, config: Config, shape: tuple[int, ...]) 
     """The method's network around the user's. The seed alone decides its initial arrays."""
     with drawing(int(str(config["seed"]))):
         base = model()
-        with torch.no_grad():
-            classes = base.eval()(blank_inputs(base, shape)).shape[1]
-        base = fitted(base, type(base).__name__, shape, classes)
+        network, classes = adopted(base, type(base).__name__, shape)
         info = Info("own", shape, classes, "")
-        values = of_method(config, method) | {"model": type(base).__name__}
-        return network_around(base, method, info, values)
+        return network_around(network.eval(), method, info, of_method(config, method))
 
 
 def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:

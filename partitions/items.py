@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from partitions.datasets.readers.hub import IMAGES, LABELS
 from partitions.datasets.readers.raw import UNLABELED
-from partitions.shares import Rows, Samples, for_convolution
+from partitions.shares import Rows, Samples, row_major
 
 INPUTS = ("x", "input", "inputs", *IMAGES)
 
@@ -29,7 +29,7 @@ class Items(Samples):
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         chosen = [item_of(self.items[int(row)])[0] for row in self.index[rows]]
         x, y = torch.stack(chosen).float().to(self.device), self.y[self.index[rows]]
-        return for_convolution(x), y.to(self.device)
+        return row_major(x), y.to(self.device)
 
     def to(self, device: str | torch.device) -> "Items":
         """The samples on `device`, moved when they are accessed."""

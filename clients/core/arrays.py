@@ -19,6 +19,7 @@ from clients.core.layout import layout_of
 Arrays = dict[str, np.ndarray]
 R = TypeVar("R", ArrayRecord, MetricRecord, RecordDict)
 VARIANCE = "running_var"  # of a normalisation layer, the last part of its name
+NUMPY_FLOATS = {torch.float16, torch.float32, torch.float64}
 NUMPY = "numpy.ndarray"  # Flower's name of a serialised .npy file
 
 
@@ -141,8 +142,16 @@ HEADERS = {
 
 
 def to_numpy(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Copies of the tensors as numpy arrays; they share no memory with a model."""
-    return {name: t.numpy(force=True).copy() for name, t in tensors.items()}
+    """Copies of the tensors as numpy arrays; they share no memory with a model.
+
+    Floats of a width that numpy lacks, such as bfloat16, become float32, which holds them all."""
+    return {name: as_known_type(t).numpy(force=True).copy() for name, t in tensors.items()}
+
+
+def as_known_type(tensor: Tensor) -> Tensor:
+    """The tensor, or in float32 if numpy lacks its type."""
+    lacks = tensor.is_floating_point() and tensor.dtype not in NUMPY_FLOATS
+    return tensor.float() if lacks else tensor
 
 
 def to_tensors(arrays: Arrays, device: str | torch.device = "cpu") -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ Beside it stand local SGD (`clients.core.sgd`), scoring (`clients.core.evaluatio
 to Flower's NumPyClient (`clients.core.protocol`)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group, load_into_model, model_arrays, prefixed, to_tensors
 from clients.core.cohort import run_sgd
+from clients.core.criterion import Criterion
 from clients.core.domain import domain_gradient
 from clients.core.evaluation import Streaming, by_parts, score_parts, score_samples
 from clients.core.flower_fast import NumPyClient
@@ -39,7 +40,6 @@ from fedapps.common.settings import COUNT, MOMENTUM, POSITIVE_INT, RATE, Configu
 from partitions.datasets.loading import Info
 from partitions.shares import Share
 
-Criterion = Callable[[Tensor, Tensor], Tensor]
 has_cuda = cache(torch.cuda.is_available)  # slow, and asked for every message
 
 
@@ -62,7 +62,7 @@ class Client(Streaming, Configured, NumPyClient):
     # Whether a novel client gets another model than a training client. Training clients then score
     # both, the former as if they came now; each decides the round that its group reports.
     also_scores_global_model = False
-    needs_head = False  # the network's last linear layer must be named `head`
+    needs_head = False  # the network must be ``head(features(x))``, see `clients.models.head`
     batchwise = False  # `predict` itself splits inputs into batches of `novel_batch`
     needs_public = False  # learns from public samples, which belong to no client
     # Further messages, e.g. ("query.encode",), and what else strategies may require of it.
@@ -123,7 +123,7 @@ class Client(Streaming, Configured, NumPyClient):
         # names; made on both sides, never sent
         parameters = layout.parameters.items()
         self.frozen = frozenset(name for name, p in parameters if not p.requires_grad)
-        self.criterion: Criterion = F.cross_entropy  # of logits (n, C) and labels (n,)
+        self.criterion: Criterion = F.cross_entropy  # used wherever outputs meet labels
         self.state: Arrays = {}  # kept between rounds
         self.stream = {}
         self.adaptation_metrics: Metrics = {}  # metrics of the last prediction's adaptation
@@ -152,6 +152,11 @@ class Client(Streaming, Configured, NumPyClient):
         An override may take settings of the method by keyword. Torch's seed is set before the
         call, so server and clients start from the same arrays."""
         return model
+
+    @classmethod
+    def uses_head(cls, values: Mapping[str, Any], /) -> bool:
+        """Whether the method with these settings needs the network's head: `needs_head`."""
+        return cls.needs_head
 
     @classmethod
     def build_network(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from clients.core.criterion import Criterion
 from clients.core.optimizers import SGD
 from clients.core.sgd import sgd
 from partitions.shares import Samples
@@ -38,7 +39,7 @@ class Client(Protocol):
     vmapped_tensors: tuple[str, ...]
     model: nn.Module
     device: str
-    criterion: Callable[[Tensor, Tensor], Tensor]
+    criterion: Criterion
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss () of a mini-batch."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
+from clients.core.criterion import Criterion
 from clients.core.protocol import Config, Metrics
 from partitions.datasets.readers.raw import UNLABELED
 from partitions.shares import SUB_POPULATION, Samples, Share
@@ -24,8 +25,8 @@ class Client(Protocol):
     novel_stream: bool
     batchwise: bool
     supports_streaming: bool
+    criterion: Criterion
     stream: dict[str, Tensor]
-    criterion: Callable[[Tensor, Tensor], Tensor]
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, classes)."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.optimizers import SGD
-from partitions.shares import Samples, for_convolution
+from partitions.shares import Samples
 
 
 def batches(
@@ -46,7 +46,7 @@ def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Ten
     if len(order) > len(samples):
         x, y = samples[:]
         for some in order.to(x.device).split(sizes):
-            yield for_convolution(x.index_select(0, some)), y.index_select(0, some)
+            yield x.index_select(0, some), y.index_select(0, some)
     else:
         x, y = samples[order]
         yield from zip(x.split(sizes), y.split(sizes), strict=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
@@ -18,6 +17,7 @@ from clients.core.evaluation import by_parts
 from clients.core.optimizers import Adam
 from clients.core.protocol import FewShot, StateUse
 from clients.models import build_model
+from clients.models.head import headed
 from clients.models.preference import EmbeddingNet
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import RATE, WIDTH, setting
@@ -34,7 +34,8 @@ def enclose(
     """The registered network `model` as the encoder of an `EmbeddingNet`."""
     channels, *sides = info.shape
     shape = (channels + bool(dim), *sides)
-    encoder = build_model(model, shape, info.num_classes, seed)
+    network = build_model(model, shape, info.num_classes, seed)
+    encoder = headed(network, "a method for users with preferences", shape, info.num_classes)
     return EmbeddingNet(encoder, info.shape, dim=dim, heads=heads, **options)
 
 
@@ -65,7 +66,7 @@ class GlobalClient(Client):
 
     def losses(self, x: Tensor, y: Tensor, types: Tensor) -> dict[str, Tensor]:
         """The local losses by name, mean over the batch; they are summed."""
-        return {"head": F.cross_entropy(self.model(x, self.k), y)}
+        return {"head": self.criterion(self.model(x, self.k), y)}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """A step of Adam on the sum of the losses for each mini-batch; unused heads come back

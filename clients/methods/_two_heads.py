@@ -7,6 +7,7 @@ has neither: it predicts by the global model."""
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -62,12 +63,39 @@ def mixed(e: Tensor, g: Tensor, p: Tensor) -> Tensor:
     return e[..., :1] * g + e[..., 1:] * p
 
 
+class Weigher(nn.Module):
+    """A dataclass `weigh`, whose tuples of tensors are buffers: they move with the network and are
+    saved with it."""
+
+    def __init__(self, weigh: Any) -> None:
+        super().__init__()
+        self.weigh = weigh
+        self.counts: dict[str, int] = {}  # of tensors, by field
+        for field in fields(weigh):
+            value = getattr(weigh, field.name)
+            if not isinstance(value, tuple):
+                continue
+            self.counts[field.name] = len(value)
+            for number, tensor in enumerate(value):
+                self.register_buffer(f"{field.name}_{number}", tensor.clone())
+
+    def forward(self, g: Tensor, p: Tensor, f: Tensor) -> Tensor:
+        """e (n, 2) of logits or log-probabilities g and p (n, C) and features f (n, d)."""
+        tensors = {}
+        for name, count in self.counts.items():
+            tensors[name] = tuple(self.get_buffer(f"{name}_{i}") for i in range(count))
+        e: Tensor = replace(self.weigh, **tensors)(g, p, f)
+        return e
+
+
 class MixedNetwork(nn.Module):
     """e_g g + e_l p of inputs in the order in which they arrive; `weigh` gives e."""
 
     def __init__(self, heads: TwoHeads, weigh: Weigh, megabytes: float) -> None:
         super().__init__()
-        self.heads, self.weigh, self.megabytes = heads, weigh, megabytes
+        self.heads = heads
+        self.weigh = Weigher(weigh)
+        self.megabytes = megabytes
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C) of inputs x (n, *shape)."""

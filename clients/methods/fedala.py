@@ -16,8 +16,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
-from clients.core.client import Client, Config, Criterion, Metrics
+from clients.core.client import Client, Config, Metrics
+from clients.core.criterion import Criterion
 from clients.core.protocol import StateUse
+from clients.models.foreign import layers_by_call
 from fedapps.common.settings import POSITIVE_INT, RATE, setting
 
 MAX_PASSES = 100  # that train W_i in the first round
@@ -55,22 +57,21 @@ class FedALAClient(Client):
     def learn(self, arrays: Arrays, config: Config) -> None:
         """Train W_i from θ_i and the server's w."""
         self.load(arrays)
+        theta = to_tensors(group(self.state, "own"), self.device)
+        known = to_tensors(group(self.state, "mixing"), self.device)
+        weight: Tensors = known
+        if not known:
+            x, _ = self.share.train.to(self.device)[:1]
+            names = top_layers(self.model, self.layers, x)
+            weight = {name: torch.ones_like(theta[name]) for name in names}
         self.model.train()
-        theta, known = (to_tensors(group(self.state, n), self.device) for n in ("own", "mixing"))
-        names = top_layers(self.model, self.layers)
-        weight: Tensors = known or {n: torch.ones_like(theta[n]) for n in names}
         rows = self.rows(config, "mixing", epochs=1)
         rows = [row for row in rows if len(row) > 1] or rows  # one sample has no batch statistics
         rows = rows[: max(1, round(self.mixing_share * len(rows)))]
         batches = [self.share.train.to(self.device)[index] for index in rows]
+        passes = 1 if known else MAX_PASSES
         weight = train_weights(
-            self.model,
-            theta,
-            weight,
-            batches,
-            self.mixing_lr,
-            max_passes=1 if known else MAX_PASSES,
-            criterion=self.criterion,
+            self.model, theta, weight, batches, self.mixing_lr, passes, self.criterion
         )
         self.state |= prefixed("mixing", to_numpy(weight))
 
@@ -79,11 +80,13 @@ class FedALAClient(Client):
         super().receive(self.mixed(arrays), config)
 
 
-def top_layers(model: nn.Module, count: int) -> list[str]:
-    """The names of the parameters of the last `count` layers."""
-    names = [name for name, _ in model.named_parameters()]
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))[-count:]
-    return [name for name in names if name.rpartition(".")[0] in layers]
+def top_layers(model: nn.Module, count: int, x: Tensor) -> list[str]:
+    """The names of the trained parameters of the last `count` layers that a forward pass of x ends
+    with."""
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    owners = {name: name.rpartition(".")[0] for name in trained}
+    layers = [layer for layer in layers_by_call(model, x) if layer in owners.values()]
+    return [name for name in trained if owners[name] in layers[-count:]]
 
 
 def train_weights(

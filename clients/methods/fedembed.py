@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group
 from clients.core.client import Config, Metrics
@@ -56,7 +55,6 @@ class FedEmbedClient(GlobalPlusClient):
 
     The first `prototypical_users` of every sub-population volunteer their embeddings."""
 
-    personal = (EMBEDDING, "own.")
     exchanges = ("query.prototype", "query.som", "train.assign")
     rates: tuple[str, ...] = ("lr", "embedding_lr", "triplet_lr")
 
@@ -72,6 +70,11 @@ class FedEmbedClient(GlobalPlusClient):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.preferred = int(self.share.attributes[SUB_POPULATION])
+
+    @classmethod
+    def is_personal(cls, name: str) -> bool:
+        """Whether it is the embedding, or a head that stays on the client."""
+        return super().is_personal(name) or name.startswith("own.")
 
     @classmethod
     def build(  # type: ignore[override]  # it takes more settings
@@ -111,11 +114,11 @@ class FedEmbedClient(GlobalPlusClient):
         inputs = net.conditioned(features)
         assert net.global_head is not None
         losses = {
-            "head": F.cross_entropy(net.head(self.k)(inputs), y),
-            "global": F.cross_entropy(net.global_head(net.conditioned(features.detach())), y),
+            "head": self.criterion(net.head(self.k)(inputs), y),
+            "global": self.criterion(net.global_head(net.conditioned(features.detach())), y),
         }
         if net.type_head is not None:
-            losses["type"] = F.cross_entropy(net.type_head(inputs), types)
+            losses["type"] = self.criterion(net.type_head(inputs), types)
         return losses
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:

@@ -1,11 +1,17 @@
 """FedMA client (Wang et al., ICLR 2020): trains networks that the server widens."""
 
+from copy import deepcopy
+from itertools import pairwise
+
+import torch
 from torch import nn
 
 from clients.core.arrays import Arrays, group
 from clients.core.client import Client, Config, Metrics
 from clients.core.sgd import train_only
+from clients.models.foreign import blank_inputs
 from clients.models.roles import roles_of
+from fedapps.common.seeds import drawing
 from partitions.datasets.loading import Info
 
 
@@ -24,6 +30,7 @@ class FedMAClient(Client):
                     f"fedma permutes the neurons of every layer, but {min(names)!r} is "
                     f"{kind}; let every parameter be trained, and none be tied"
                 )
+        check_chain(model, tuple(info.shape))
         return model
 
     def load(self, arrays: Arrays) -> None:
@@ -42,6 +49,34 @@ class FedMAClient(Client):
             loss = self.fit_locally(config, rows=rows, parameters=trained)
         reply = self.arrays()
         return {name: reply[name] for name in upper}, {"loss": loss}
+
+
+def check_chain(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if the network computes something else when a layer's neurons, and the
+    inputs of the next layer, change their order. Layers are in the order of their declaration.
+
+    The server refuses networks with other layers, and layers whose sizes do not fit."""
+    trial = deepcopy(model).eval()
+    named = [(n, m) for n, m in trial.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    with drawing(0), torch.no_grad():
+        x = torch.randn(4, *shape).to(blank_inputs(model, shape).device)
+        expected = trial(x)
+        for (name, layer), (following, above) in pairwise(named):
+            width = len(layer.weight)
+            if above.weight.shape[1] % width or layer.bias is None:
+                return
+            order = torch.randperm(width).to(x.device)
+            layer.weight.copy_(layer.weight[order])
+            layer.bias.copy_(layer.bias[order])
+            inputs = above.weight.unflatten(1, (width, -1))
+            above.weight.copy_(inputs[:, order].flatten(1, 2))
+            if not torch.allclose(trial(x), expected, rtol=1e-3, atol=1e-5):
+                raise ValueError(
+                    f"fedma permutes neurons of layers that feed one another in the order of their "
+                    f"declaration, but {type(model).__name__} computes something else when the "
+                    f"outputs of {name!r} and the inputs of {following!r} are permuted; declare "
+                    "the layers in the order of the forward pass, or choose fedavg"
+                )
 
 
 def resize(model: nn.Module, arrays: Arrays) -> None:

@@ -7,6 +7,7 @@ With `representation` = "widened" the network is that of FedTTA's comparison (Ye
 784-200-400-10."""
 
 import math
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +15,42 @@ from torch.nn import functional as F
 
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
+from clients.models.foreign import blank_inputs, layers_of
 from clients.models.head import HeadedNetwork, take_head
+from fedapps.common.seeds import drawing
 from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
 
 
-def widen(model: nn.Module, width: int) -> None:
-    """Replace the last linear layer of `model`, which gives `width` features, by one of twice as
-    many. Raises ValueError if it has none of that width."""
+def widen(model: nn.Module, width: int, shape: tuple[int, ...]) -> None:
+    """Replace the linear layer of `model` that gives its `width` features by one of twice as many.
+
+    Raises ValueError if there is none."""
     linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    if not linear or linear[-1][1].out_features != width:
-        raise ValueError(f"{type(model).__name__} has no last hidden layer of {width} units")
-    name, last = linear[-1]
-    model.set_submodule(name, nn.Linear(last.in_features, 2 * width))
+    for name, layer in reversed(linear):
+        if layer.out_features == width and _widens(model, name, shape):
+            wider = nn.Linear(layer.in_features, 2 * width).to(layer.weight)
+            model.set_submodule(name, wider)
+            return
+    raise ValueError(
+        f"{type(model).__name__} has no last hidden layer of {width} units that could be widened; "
+        f"it has {layers_of(model)}: set fedsr.representation to 'added'"
+    )
+
+
+def _widens(model: nn.Module, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether twice as many outputs of the layer make twice as many features."""
+    with drawing(0), torch.no_grad():
+        trial = deepcopy(model).eval()
+        layer = trial.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        x = blank_inputs(trial, shape)
+        trial.set_submodule(name, nn.Linear(layer.in_features, 2 * layer.out_features).to(x))
+        try:
+            features = trial(x)
+        except RuntimeError:
+            return False
+    return features.shape == (len(x), 2 * layer.out_features)
 
 
 class Stochastic(HeadedNetwork):
@@ -39,7 +63,13 @@ class Stochastic(HeadedNetwork):
     Sampled in training mode, the mean in evaluation mode. `reference_mean` and `reference_scale`
     (C, d) make r(z|y), a trained Gaussian per class, σ = softplus(reference_scale)."""
 
-    def __init__(self, model: nn.Module, num_classes: int, layer: str = "added") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        num_classes: int,
+        layer: str = "added",
+        shape: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
         self.head = take_head(model)
         self.body = model
@@ -48,7 +78,7 @@ class Stochastic(HeadedNetwork):
         if layer == "added":
             self.representation = nn.Linear(width, 2 * width)
         else:
-            widen(model, width)
+            widen(model, width, shape)
         self.reference_mean = nn.Parameter(torch.zeros(num_classes, width))
         self.reference_scale = nn.Parameter(torch.ones(num_classes, width))
 
@@ -99,7 +129,7 @@ class FedSRClient(Client):
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, representation: str) -> nn.Module:
         """The target network with a Gaussian representation before its head."""
-        return Stochastic(model, info.num_classes, representation)
+        return Stochastic(model, info.num_classes, representation, tuple(info.shape))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y))."""

@@ -6,10 +6,11 @@ the mean of all clients' h^l. Test, input by input in their order: a_t = α f_t 
 a_1 = f_1, h̃ = β f + (1 − β) a. (e_g, e_l) = σ(ω), from ω = (1, 1) by Adam on s H(σ(e_g g + e_l p))
 + (1 − s)(e_g ‖h̃ − h^g‖ + e_l ‖h̃ − h^l‖), s = cos(σ(g), σ(p)).
 
-Departs from the authors' code: there the first input of each later batch repeats the old history,
-and Adam stops once a batch's gradient is below 1e-5; here batches do not matter. Training features
-are those in evaluation mode. h^g is of the round before, as there. On the same history it agrees
-with that code to 1e-5 (tests/test_authors_heads.py)."""
+Another loss than the cross entropy gets z + log(count_y + 1) too. Departs from the authors' code:
+there the first input of each later batch repeats the old history, and Adam stops once a batch's
+gradient is below 1e-5; here batches do not matter. Training features are those in evaluation mode.
+h^g is of the round before, as there. On the same history it agrees with that code to 1e-5
+(tests/test_authors_heads.py)."""
 
 from dataclasses import dataclass
 

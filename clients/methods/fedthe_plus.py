@@ -7,7 +7,7 @@ Departs from the paper: views are crops and mirror images (`clients.methods.memo
 
 from torch import Tensor, nn
 
-from clients.methods._two_heads import TwoHeads, Weigh
+from clients.methods._two_heads import TwoHeads, Weigh, Weigher
 from clients.methods.fedthe import FedTHEClient
 from clients.methods.memo import MEMOClient, MEMONetwork
 
@@ -36,5 +36,5 @@ class FedTHEPlusClient(FedTHEClient, MEMOClient):
         if self.personal_head is None:
             return self.adapting(self.network(), MEMONetwork)
         model = self.adapting(self.two_heads(), FedTHEPlusNetwork)
-        model.weigh = self.weigh
+        model.weigh = Weigher(self.weigh)
         return model

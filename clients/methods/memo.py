@@ -73,9 +73,11 @@ class MEMONetwork(nn.Module):
         rows = mirrored(shifts[0][..., None] + torch.arange(height), height)
         columns = mirrored(shifts[1][..., None] + torch.arange(width), width)
         columns = torch.where(flipped[..., None], columns.flip(-1), columns)
-        first = torch.arange(len(x))[:, None, None, None]
-        cut = x[first, :, rows[..., None], columns[..., None, :]]  # (n, views, height, width, c)
-        return cut.movedim(-1, 2)
+        # One index for each axis of the result (n, views, channels, height, width), which then has
+        # the strides of a new tensor.
+        image = torch.arange(len(x))[:, None, None, None, None]
+        channel = torch.arange(x.shape[1])[:, None, None]
+        return x[image, channel, rows[:, :, None, :, None], columns[:, :, None, None, :]]
 
 
 N = TypeVar("N", bound=MEMONetwork)

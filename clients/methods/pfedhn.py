@@ -42,8 +42,10 @@ class PFedHNClient(Client):
         return {"descriptor": (counts / counts.sum()).float().numpy()}, {}
 
     def num_classes(self) -> int:
-        """C, from the last linear layer."""
-        return head_of(self.model).out_features
+        """C, the network's outputs."""
+        x, _ = self.share.everything.to(self.device)[:1]
+        with torch.no_grad():
+            return int(self.model.eval()(x).shape[1])
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
         """As every client; a novel client that trains is scored on validation and test samples."""

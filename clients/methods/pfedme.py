@@ -5,6 +5,9 @@ w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at
 in the authors' code. The last θ stays on the client and is scored; if the server holds heads, the
 head of the last θ goes to it. A novel client needs a few labels to find a θ near w."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy
@@ -30,6 +33,11 @@ class PFedMeClient(Client):
     penalty = setting(15.0, "λ, pull of the local to the personal model", "(0, 1000000]")
     inner_steps = setting(5, "K, steps to the proximal point for each mini-batch", POSITIVE_INT)
     personal_lr = setting(0.09, "learning rate of the inner steps", POSITIVE)
+
+    @classmethod
+    def uses_head(cls, values: Mapping[str, Any], /) -> bool:
+        """If the server holds the heads."""
+        return bool(values.get("heads") == "server")
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Returns w_i and keeps θ_i; ``loss`` is the mean of L at the last inner steps."""

@@ -3,7 +3,7 @@
 A training client trains as pFedHN's or FedPer's does; the server hands its personal model to novel
 clients. These baselines therefore send FedPer's head, which FedPer itself never does."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,11 @@ class PFLClient(Client):
     exchanges = ("query.export", "query.domain")
 
     base = BASE
+
+    @classmethod
+    def uses_head(cls, values: Mapping[str, Any], /) -> bool:
+        """FedPer's head; a hypernetwork generates the network whole."""
+        return bool(values.get("base", "fedper") == "fedper")
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

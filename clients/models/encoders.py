@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.models.networks import convolved, pooled
+from clients.models.networks import channels_last, convolved, pooled
 
 POOLED = 200  # units that are pooled after each convolution: half by mean, half by maximum
 WIDTH = 500  # of fully connected layers for features
@@ -90,7 +90,7 @@ class DeepSymmetricSets(Encoder):
 
     def forward(self, x: Tensor) -> Tensor:
         """g({x}; γ)."""
-        x = x if self.images else x.flatten(1)
+        x = channels_last(x) if self.images else x.flatten(1)
         for each, mean in zip(self.siamese, self.aggregated, strict=True):
             x = each(x) + mean(x.mean(0, keepdim=True))
             x = F.relu(pooled(x) if self.images else x)
@@ -212,7 +212,7 @@ class Described(nn.Module):
 def _convolutions(target: nn.Module, shape: Shape) -> nn.ModuleList:
     """New convolutions as large as the target network's, the first one for inputs of `shape`."""
     of_target = [m for m in target.modules() if isinstance(m, nn.Conv2d)]
-    channels = [shape[0], *(m.in_channels for m in of_target[1:])]
+    channels = [shape[0], *(m.out_channels for m in of_target[:-1])]  # one feeds the next
     return nn.ModuleList(
         nn.Conv2d(count, m.out_channels, m.kernel_size, padding=m.padding)  # type: ignore[arg-type]
         for count, m in zip(channels, of_target, strict=False)
@@ -224,7 +224,14 @@ def _sizes(convolutions: nn.ModuleList, shape: Shape) -> list[int]:
     sizes, x = [], torch.zeros(1, *shape)
     with torch.no_grad():
         for convolution in convolutions:
-            x = pooled(convolution(x))
+            try:
+                x = pooled(convolution(x))
+            except RuntimeError as error:
+                raise ValueError(
+                    "the encoder repeats the network's convolutions, with max-pooling by 2 after "
+                    f"each; for {convolution} nothing is left of inputs of shape {shape}: choose a "
+                    "network with fewer convolutions, or with padding"
+                ) from error
             sizes.append(x.numel())
     return sizes or [x.numel()]
 

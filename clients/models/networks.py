@@ -151,13 +151,25 @@ class FeatureMLP(HeadedNetwork):
 def convolved(x: Tensor, *layers: nn.Module) -> Tensor:
     """ReLU(maxpool 2(layer(x))) of one convolution after the other; x itself without any.
 
-    On a CPU the channels are last in memory: lenet then takes a third less time. Images of one
-    channel come like this from their samples (`partitions.shares.for_convolution`)."""
-    if layers and x.device.type == "cpu":
-        x = x.contiguous(memory_format=torch.channels_last)
+    On a CPU the channels are last in memory: see `channels_last`."""
+    if layers:
+        x = channels_last(x)
     for layer in layers:
         x = F.relu(pooled(layer(x)))  # in the other order it is the same, and takes more time
     return x
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The images x (n, C, H, W), on a CPU with the channels last in memory.
+
+    Convolutions then train in 0.65 to 0.8 of the time and predict in half. The convolution's output
+    has these strides too, so a network that flattens by `view` must not get them."""
+    if x.device.type != "cpu":
+        return x
+    if x.shape[1] == 1:  # the same memory; torch would keep the strides of channels first
+        count, _, height, width = x.shape
+        return x.reshape(count, height, width, 1).permute(0, 3, 1, 2)
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def pooled(x: Tensor) -> Tensor:

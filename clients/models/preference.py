@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.models.head import HeadedNetwork
+from clients.models.head import HeadedNetwork, take_head
 from clients.models.networks import convolved, image_shape
 
 GRID = 7  # the fully connected layer sees at most GRID × GRID positions
@@ -61,8 +61,7 @@ class EmbeddingNet(nn.Module):
                 f"embedding-dim is {dim}; diag(v) must fit images of {shape[1]}×{shape[2]} pixels: "
                 f"set it to at most {min(shape[1:])}"
             )
-        width = int(encoder.head.in_features) + dim  # type: ignore[union-attr, arg-type]
-        encoder.head = nn.Identity()
+        width = take_head(encoder).in_features + dim
         self.encoder, self.dim = encoder, dim
         self.embedding = nn.Parameter(torch.zeros(dim)) if dim else None
         self.own = nn.Linear(width, 2) if own else None
@@ -76,7 +75,7 @@ class EmbeddingNet(nn.Module):
             channel = x.new_zeros(x.shape[-2:])
             channel[: self.dim, : self.dim] = torch.diag(self.embedding)
             x = torch.cat([x, channel.expand(len(x), 1, -1, -1)], 1)
-        return self.encoder.features(x)  # type: ignore[operator]
+        return self.encoder(x)
 
     def conditioned(self, features: Tensor) -> Tensor:
         """Features with v_u appended: the input of every head."""

@@ -84,7 +84,7 @@ def _adopted(name: str, build: Any) -> Model:
     """The network of ``module:NAME``, which gets `num_classes` and, if it takes it, `shape`."""
     from torch import nn
 
-    from clients.models.head import fitted
+    from clients.models.foreign import adopted
 
     if isinstance(build, Model):
         return build
@@ -98,7 +98,8 @@ def _adopted(name: str, build: Any) -> Model:
         kinds = [p.kind for p in inspect.signature(build).parameters.values()]
         passed = {"num_classes": num_classes} if VARIADIC[1] in kinds else {}
         given = {"shape": shape, "num_classes": num_classes}
-        return fitted(call_with(name, build, given, passed | options), name, shape, num_classes)
+        network = call_with(name, build, given, passed | options)
+        return adopted(network, name, shape, num_classes)[0]
 
     return Model(made, f"{build.__doc__ or name}".partition("\n")[0])
 

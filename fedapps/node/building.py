@@ -148,16 +148,41 @@ def _method_model(
 def network_around(base: nn.Module, method: str, info: Info, values: dict[str, Any]) -> Network:
     """The method's network around `base`, by the method's settings `values`."""
     client = METHODS[method].client
-    if client.needs_head:
-        base = headed(
-            base, str(values.get("model", type(base).__name__)), info.shape, info.num_classes
-        )
+    if client.uses_head(values):
+        base = headed(base, method, tuple(info.shape), info.num_classes)
 
     def separate(name: str) -> bool:
         return client.is_personal(name) or name.startswith(client.separately_trained)
 
     model = check_tied(client.build_network(base, info, **values), separate, method)
-    return model, model_arrays(model)
+    arrays = model_arrays(model)
+    check_personal(client, method, model, arrays)
+    return model, arrays
+
+
+def check_personal(client: type[Client], method: str, model: nn.Module, arrays: Arrays) -> None:
+    """Raise ValueError where what the method keeps on the client is no array of the network, or
+    every array of it: it would train as another method."""
+    kept = [name for name in arrays if client.is_personal(name)]
+    names = f"those of {type(model).__name__} are {', '.join(arrays):.500}"
+    for prefix in client.personal:
+        if not any(name.startswith(prefix) for name in arrays):
+            raise ValueError(
+                f"{method} keeps arrays on the client whose names begin with {prefix!r}, but "
+                f"{names}; name the part so, or change `personal` of {client.__name__}"
+            )
+    own_rule = any("is_personal" in vars(kind) for kind in client.__mro__ if kind is not Client)
+    if own_rule and not kept:
+        raise ValueError(
+            f"{method} keeps no array on the client: `is_personal` of {client.__name__} names "
+            f"none, and {names}"
+        )
+    if client.personal != ("",) and kept and len(kept) == len(arrays):
+        raise ValueError(
+            f"{method} keeps {', '.join(kept):.500} on the client, so nothing of "
+            f"{type(model).__name__} would be shared; choose a network with more layers, or the "
+            "method local"
+        )
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

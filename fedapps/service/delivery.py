@@ -33,6 +33,10 @@ class PersonalModel(nn.Module):
     them, or floats in [0, 1]. `classes` names the outputs, `report` describes the adaptation,
     `last` is what the client received last; None if the model was loaded from a folder."""
 
+    scale: Tensor
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self,
         network: nn.Module,
@@ -44,9 +48,11 @@ class PersonalModel(nn.Module):
         super().__init__()
         self.network, self.classes, self.report = network, card.classes, report
         self.card, self.last, self.stream = card, last, stream
-        self.scale = card.scale
         self.flat = card.shape[0] == 1 and len(card.shape)  # dimensions of images without a channel
-        self.mean, self.std = (_broadcast(moment, card.shape) for moment in (card.mean, card.std))
+        # Buffers: they move with the network, and a saved state has them.
+        self.register_buffer("scale", torch.tensor(float(card.scale)))
+        self.register_buffer("mean", _broadcast(card.mean, card.shape))
+        self.register_buffer("std", _broadcast(card.std, card.shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C)."""
@@ -62,7 +68,8 @@ class PersonalModel(nn.Module):
         if self.stream is None:
             raise cannot_go_on(self.card.method)
         last = self.last = updated(self.card, self.stream, read_inputs(data, self.card))
-        self.network, self.report, self.stream = last.network.eval(), last.report(), last.stream
+        self.network = last.network.eval().to(self.mean.device)
+        self.report, self.stream = last.report(), last.stream
         return last.logits
 
     def __getstate__(self) -> dict[str, Any]:

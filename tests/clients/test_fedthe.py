@@ -305,6 +305,23 @@ def test_fedthe_mixes_by_its_weights():
     assert float((e[:, 0] - 0.5).abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("kind", [FedTHEClient, FedTHEPlusClient, BTFLClient])
+def test_what_weighs_the_heads_moves_and_is_saved_with_the_network(kind):
+    """The means, and BTFL's shares, are buffers: the state of another client's network brings
+    them."""
+    models = []
+    for shift in (0.0, 0.5):
+        client, sent = two_heads(kind)
+        client.receive(sent | {SUMMARY: sent[SUMMARY] + np.float32(shift)}, {})
+        models.append(client.personal_model(X))
+    one, other = models
+    other.load_state_dict(one.state_dict())
+    with torch.no_grad():
+        assert torch.equal(other(X[:3]), one(X[:3]))
+    places = {t.device.type for t in other.to("meta").state_dict().values()}
+    assert places == {"meta"} and any("weigh" in name for name in other.state_dict())
+
+
 def test_fedthe_plus_adapts_all_of_the_network_to_each_input():
     """Two steps by hand for each image alone, each on further views, at its e."""
     client, sent = two_heads(FedTHEPlusClient, adapt_lr=0.2, adapt_steps=2)

@@ -10,9 +10,9 @@ from support_networks import (
     ViewFlattens,
     WithDropout,
 )
-from torch import nn
 
-from clients.models.head import fitted, headed
+from clients.models.foreign import adopted
+from clients.models.head import headed
 from clients.models.networks import MLP
 from partitions.shares import Samples
 
@@ -50,35 +50,26 @@ def test_the_head_is_the_layer_whose_outputs_the_network_gives(kind, head):
 @pytest.mark.parametrize("kind", [LogProbabilities, Scaled])
 def test_what_stands_behind_the_last_layer_is_not_lost(kind):
     """Such a network has no head: the sentence names its layers. As it is, it stays itself."""
-    with pytest.raises(ValueError, match=r"linear layers: '\w+' \(64 to 24\), '\w+' \(24 to 10\)"):
-        headed(kind(), "own", SHAPE, 10)
+    with pytest.raises(ValueError, match=r"it has '\w+' \(64 → 24\), '\w+' \(24 → 10\)"):
+        headed(kind(), "fedper", SHAPE, 10)
     network = kind()
-    assert fitted(network, "own", SHAPE, 10) is network
+    assert adopted(network, "own", SHAPE, 10) == (network, 10)
 
 
-def test_outputs_that_are_no_tensor_are_refused():
-    with pytest.raises(ValueError, match="gives a dict; a network must give one tensor of logits"):
-        fitted(NamedOutputs(), "own", SHAPE, 10)
+def test_of_several_outputs_the_logits_remain():
+    network, classes = adopted(NamedOutputs(), "own", SHAPE)
+    assert (network(torch.rand(3, *SHAPE)).shape, classes) == ((3, 10), 10)
 
 
 def test_a_head_of_that_name_stays_where_it_is():
     network = MLP(SHAPE, 10)
     assert headed(network, "mlp", SHAPE, 10) is network
-    own = nn.Sequential()
-    own.add_module("flat", nn.Flatten())
-    own.add_module("head", nn.Linear(64, 10))
-    assert headed(own, "own", SHAPE, 10) is own
 
 
-def test_a_network_from_outside_gets_the_strides_of_a_new_tensor():
-    """Samples of one channel come in the strides of channels last; `view` needs the usual ones."""
+def test_a_network_that_flattens_by_view_takes_samples():
+    """They have the strides of a new tensor, also with one channel."""
     samples = Samples(torch.rand(6, *SHAPE), torch.zeros(6).long(), torch.arange(6), scale=1.0)
     x, _ = samples[:4]
-    assert x.stride() != torch.empty(x.shape).stride()
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        ViewFlattens()(x)
-    network = ViewFlattens()
-    for _ in range(2):  # a function may give the same network again
-        assert fitted(network, "own", SHAPE, 10)(x).shape == (4, 10)
-        assert len(network._forward_pre_hooks) == 1
-    assert headed(network, "own", SHAPE, 10).features(x).shape == (4, 144)
+    assert x.stride() == torch.empty(x.shape).stride()
+    assert ViewFlattens()(x).shape == (4, 10)
+    assert headed(ViewFlattens(), "own", SHAPE, 10).features(x).shape == (4, 144)

@@ -11,7 +11,7 @@ from clients.methods.fedma import resize
 from clients.methods.pfl import Ensemble
 from clients.models import build_model
 from clients.models.adaptable import Adaptation
-from clients.models.head import fitted
+from clients.models.foreign import adopted
 from clients.models.networks import MLP, convolved
 from clients.models.registry import sized
 
@@ -20,9 +20,8 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 def test_a_network_is_probed_on_its_own_device():
     """As a user's may be on a GPU already; the device without values stands for it."""
-    own = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).to("meta")
-    network = fitted(own, "own", (1, 2, 2), 3)
-    assert network[1].weight.device.type == "meta"
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).to("meta")
+    assert adopted(network, "own", (1, 2, 2)) == (network, 3)
 
 
 def test_only_the_gpu_s_tests_see_a_gpu():

@@ -68,7 +68,7 @@ def test_what_is_refused_names_value_and_choices(changes, words):
         ({"partition": "flwr_datasets.partitioner:DirichletPartitioner"}, "needs 'alpha'"),
         ({"dataset": "my_lab.rules:BySize"}, "a dataset must be an Info, or a function"),
         ({"model": "my_lab.data:rings"}, "a model must be a subclass of torch.nn.Module"),
-        ({"model": "torch.nn:Flatten"}, r"'torch.nn:Flatten' gives \(2, 64\) for 2 inputs"),
+        ({"model": "torch.nn:Flatten"}, r"gives \(2, 64\) for 2 inputs, not logits \(2, 10\)"),
         ({"dataset": "my_lab/nothing.npz"}, "unknown dataset 'my_lab/nothing.npz'"),
     ],
 )
@@ -100,14 +100,19 @@ def test_an_info_tells_the_task_unread():
 
 @pytest.mark.parametrize("name", ["my_lab.nets:resnet10", "torchvision.models:mobilenet_v3_small"])
 def test_a_foreign_network_ends_in_the_head_that_methods_know(name):
-    """Grey inputs are repeated to three channels; head(features(x)) is the network."""
+    """Grey inputs are repeated to three channels; head(features(x)) is the network. A method
+    without a head gets the network under its own names."""
     external_code.allow(name)
-    network = headed(build_model(name, (1, 32, 32), 7, 0), name, (1, 32, 32), 7).eval()
+    whole = build_model(name, (1, 32, 32), 7, 0).eval()
+    assert not any(n.startswith(("body.", "head.")) for n in whole.state_dict())
+    x = torch.rand(2, 1, 32, 32)
+    logits = whole(x)
+    network = headed(whole, "fedper", (1, 32, 32), 7).eval()
+    assert torch.equal(network(x), logits)
     same = build_model(name, (1, 32, 32), 7, 0)
     assert all(
         torch.equal(a, b) for a, b in zip(network.parameters(), same.parameters(), strict=True)
     )
-    x = torch.rand(2, 1, 32, 32)
     assert network.head.out_features == 7
     assert torch.equal(network(x), network.head(network.features(x)))
     assert torch.equal(network(x), network(x.repeat(1, 3, 1, 1)))

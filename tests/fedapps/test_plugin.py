@@ -253,7 +253,7 @@ def test_random_transforms_stay_random_and_mappings_are_read():
     assert first[1].tolist() == second[1].tolist() == [4, 5]
     assert (second[0] - first[0]).flatten().tolist() == [2.0] * 12
     assert samples.x.shape == (2, 1, 2, 3)
-    assert first[0].stride() == (6, 1, 3, 1)  # channels last, for convolutions
+    assert first[0].stride() == (6, 6, 3, 1)
 
 
 def test_tensors_in_datasets_are_taken_as_they_are_and_others_item_by_item():

@@ -15,7 +15,7 @@ from clients.core.sgd import mini_batches
 from fedapps.settings.config import defaults
 from partitions.datasets.loading import info
 from partitions.federations import Federation
-from partitions.shares import PreferredSamples, Samples, for_convolution
+from partitions.shares import PreferredSamples, Samples, row_major
 
 PARTITIONS = ["iid", "shards", "pathological", "dirichlet"]
 seeds = st.integers(0, 10**6)
@@ -122,17 +122,20 @@ def test_samples_by_hand():
     assert found[:, :, 0].tolist() == [[[4.0, 4.0], [0.25, 0.25]]] * 2
 
 
-def test_images_of_one_channel_have_the_strides_of_channels_last():
-    """The same memory as rows of 3×5 pixels; other inputs keep theirs."""
+def test_samples_have_the_strides_of_a_new_tensor():
+    """Also images of one channel, whose strides of channels last mean the same memory, and inputs
+    that were stored with other strides: a network may flatten a convolution's output by `view`."""
     y, rows = torch.arange(4), torch.tensor([3, 1])
     gray, rgb = torch.arange(60.0).reshape(4, 1, 3, 5), torch.arange(180.0).reshape(4, 3, 3, 5)
-    x, _ = Samples(gray, y, rows, scale=1.0)[:]
-    assert torch.equal(x, gray[rows]) and x.stride() == (15, 1, 5, 1)
-    assert for_convolution(gray).data_ptr() == gray.data_ptr()
-    assert x.view(2, 15).tolist() == x.flatten(1).tolist() == gray[rows].flatten(1).tolist()
-    assert Samples(rgb, y, rows, scale=1.0)[:][0].stride() == (45, 15, 5, 1)
-    moved = gray.transpose(2, 3)
-    assert for_convolution(moved) is moved
+    for images in (gray, rgb):
+        usual = images.stride()
+        for stored in (images, images.to(memory_format=torch.channels_last)):
+            x, _ = Samples(stored, y, rows, scale=1.0)[:]
+            assert torch.equal(x, images[rows]) and x.stride() == usual
+    assert row_major(gray) is gray
+    last = gray.as_strided(gray.shape, (15, 1, 5, 1))  # as torch gives channels last
+    assert row_major(last).stride() == (15, 15, 5, 1)
+    assert row_major(last).data_ptr() == gray.data_ptr()
 
 
 def test_rows_of_the_cpu_choose_samples_of_a_gpu():

@@ -71,6 +71,22 @@ def test_a_novel_client_gets_what_it_was_scored_with(method, run):
     assert served.report()["role"] == "novel" and "accuracy" not in served.report()
 
 
+def test_a_personal_models_preprocessing_moves_and_is_saved_with_it(run):
+    """Scale, mean and deviation are buffers. What an update gives is where the model was moved to;
+    torch's device without values stands for a GPU."""
+    _, samples = novel()
+    x = samples.x[samples.index]
+    model, other = (fedapps.load(run("prior-em")).personalize(x) for _ in range(2))
+    model.mean += 0.25
+    model.std *= 2
+    model.scale *= 3
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(other(x), model(x))
+    model.to("meta").update(x)
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
+
+
 @pytest.mark.parametrize("method", ["fedavg", "pfl-ensemble", "odpfl-hn"])
 def test_the_last_rounds_model_is_served_if_asked(method, run, tmp_path):
     """At this learning rate the loss is least before the last of four rounds. Each of the two

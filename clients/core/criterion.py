@@ -1,0 +1,34 @@
+"""The loss that compares outputs with labels: the cross entropy, or a user's own."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+Criterion = Callable[[Tensor, Tensor], Tensor]  # of logits (n, C) and labels (n,)
+
+
+class OwnLoss(nn.Module):
+    """A user's loss. Tensors of a module, such as class weights, move with it.
+
+    Raises ValueError for a class, or for what cannot be called."""
+
+    def __init__(self, loss: Criterion) -> None:
+        super().__init__()
+        if isinstance(loss, type) or not callable(loss):
+            raise ValueError(
+                f"loss= is {loss!r:.200}; it must be a function of logits and labels, or a module "
+                "such as torch.nn.CrossEntropyLoss()"
+            )
+        self.loss = loss
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss (). Raises ValueError for a result that is not one number."""
+        value = self.loss(logits, labels)
+        if isinstance(value, Tensor) and not value.ndim:
+            return value
+        found = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(
+            f"loss= gave {found:.200} for logits {tuple(logits.shape)} and labels "
+            f"{tuple(labels.shape)}; it must give their mean loss, a tensor without dimensions, "
+            "as torch.nn.CrossEntropyLoss() does"
+        )

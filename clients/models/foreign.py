@@ -1,0 +1,175 @@
+"""Networks from outside the package: what they take and return is found by trial, before a run."""
+
+import threading
+from collections.abc import Mapping
+from logging import INFO
+from typing import Any
+
+import torch
+from flwr.common.logger import log
+from torch import Tensor, nn
+
+COMPILED = "_orig_mod"  # where torch.compile keeps the network that it was given
+_said: set[str] = set()  # what was logged, once a process
+_lock = threading.Lock()
+
+
+def say_once(text: str) -> None:
+    """Log the text unless this process has done so."""
+    with _lock:
+        new = text not in _said
+        _said.add(text)
+    if new:
+        log(INFO, text)
+
+
+def layers_of(network: nn.Module) -> str:
+    """The network's linear layers for a message: names and sizes."""
+    linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+    found = [f"{name or 'itself'!r} ({m.in_features} → {m.out_features})" for name, m in linear]
+    return ", ".join(found) or "no linear layer"
+
+
+def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Two inputs (2, *shape) of zeros, on the device of the network's parameters."""
+    device = next(network.parameters(), torch.empty(0)).device
+    return torch.zeros(2, *shape, device=device)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in a network's output: the output itself, ``output["logits"]`` of a mapping, as
+    the outputs of Hugging Face are, or the first entry of a tuple or list.
+
+    Raises ValueError for another output."""
+    found = output
+    if isinstance(output, Mapping):
+        found = output.get("logits")
+    elif isinstance(output, tuple | list) and output:
+        found = output[0]
+    if isinstance(found, Tensor):
+        return found
+    described = type(output).__name__
+    if isinstance(output, Mapping):
+        described += f" with {', '.join(map(repr, output)) or 'no key'}"
+    raise ValueError(
+        f"the network returns {described}; it must return logits (n, C), a mapping that has them "
+        "under 'logits', or a tuple whose first entry they are"
+    )
+
+
+def _only_logits(network: nn.Module, inputs: Any, output: Any) -> Any:
+    """A forward hook: of several outputs the logits remain."""
+    if isinstance(output, Tensor):
+        return None
+    logits = logits_of(output)
+    kind = type(output).__name__
+    which = "'logits'" if isinstance(output, Mapping) else "its first entry"
+    say_once(
+        f"{type(network).__name__} returns a {kind} of {len(output)}: {which} is what is trained "
+        "and scored, the rest is dropped"
+    )
+    return logits
+
+
+class _Repeated:
+    """A forward pre-hook: images of one channel become images of `channels` equal ones."""
+
+    def __init__(self, channels: int) -> None:
+        self.channels = channels
+
+    def __call__(self, network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *others = inputs
+        return (x.expand(-1, self.channels, -1, -1), *others)
+
+
+def uncompiled(network: nn.Module) -> nn.Module:
+    """The network without torch.compile, which puts `_orig_mod.` in front of names."""
+    places = [name for name, m in network.named_modules() if COMPILED in m._modules]
+    if places:
+        say_once("the network is compiled by torch.compile; it runs as it was before that")
+    for place in reversed(places):  # inner ones first
+        inner = network.get_submodule(place)._modules[COMPILED]
+        assert inner is not None
+        if not place:
+            network = inner
+        else:
+            network.set_submodule(place, inner)
+    for module in network.modules():
+        module._compiled_call_impl = None  # of `Module.compile`, which changes no name
+    return network
+
+
+def adopted(
+    network: Any, name: str, shape: tuple[int, ...], num_classes: int | None = None
+) -> tuple[nn.Module, int]:
+    """The network, which gives logits (n, C) of inputs (n, *shape), and C. Its names stay.
+
+    Images of one channel are repeated where it takes more, and of several outputs the logits
+    remain. Raises ValueError for inputs that it cannot take, and for outputs that are no logits of
+    at least two classes, or of `num_classes`."""
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{name!r} gives {type(network).__name__}, not a torch.nn.Module")
+    network = uncompiled(network)
+    network.register_forward_hook(_only_logits)
+    training = network.training
+    logits = _tried(network.eval(), name, shape)
+    network.train(training)
+    classes = logits.shape[1] if logits.ndim == 2 else 0
+    if logits.shape == (2, 1):
+        raise ValueError(
+            f"{name!r} gives one output; it must give one for each class: let its last layer have "
+            f"{num_classes or 2} outputs, also for two classes"
+        )
+    if logits.shape != (2, num_classes or classes) or not classes:
+        wanted = num_classes or "C"
+        raise ValueError(
+            f"{name!r} gives {tuple(logits.shape)} for 2 inputs, not logits (2, {wanted})"
+        )
+    return network, classes
+
+
+def _tried(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
+    """The output for two blank inputs, whose channel is repeated if the network takes more.
+
+    Raises ValueError if it cannot take them."""
+    x = blank_inputs(network, shape)
+    with torch.no_grad():
+        try:
+            return network(x)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            failure = error
+        counts = [m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)]
+        if shape[:1] != (1,) or len(shape) != 3:
+            counts = []
+        for channels in dict.fromkeys(count for count in counts if count > 1):
+            handle = network.register_forward_pre_hook(_Repeated(channels))
+            try:
+                return network(x)
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                handle.remove()
+    raise ValueError(f"{name!r} cannot take inputs of shape {shape}: {failure}") from failure
+
+
+def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
+    """The names of the modules that have parameters of their own, in the order in which their
+    forward passes of x end; those that are not called come first."""
+    owners = [n for n, m in network.named_modules() if any(True for _ in m.parameters(False))]
+    ended: list[str] = []
+    handles = []
+    for name in owners:
+
+        def note(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
+            ended.append(name)
+
+        handles.append(network.get_submodule(name).register_forward_hook(note))
+    modes = {module: module.training for module in network.modules()}
+    try:
+        with torch.no_grad():
+            network.eval()(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    called = list(dict.fromkeys(ended))
+    return [name for name in owners if name not in called] + called
