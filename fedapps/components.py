@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from clients.core.arrays import to_record
 from clients.core.client import Client
@@ -34,12 +32,10 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register, unpack
 from fedapps.node.building import Network, client_settings, network_around, shared_of
 from fedapps.node.ledger import guarded
+from fedapps.node.own_data import say_what_is_unused, share_of
 from fedapps.settings.config import Config, accepted, check_method, construct, defaults, override
 from fedapps.settings.config import settings as of_method
 from partitions.datasets.loading import Info
-from partitions.datasets.readers.raw import UNLABELED
-from partitions.items import from_items, from_tensors
-from partitions.shares import Samples, Share
 from strategies.core.rounds import PersonalizedStrategy
 
 Model = Callable[[], nn.Module]
@@ -58,12 +54,13 @@ def client_app(
     """Flower's client half of `method`, around the network that `model` makes.
 
     `data` returns a node's samples: training samples, or a pair of training and validation
-    samples. Each is a DataLoader (its dataset is used), a dataset, a tensor or array of inputs, or
-    a pair of them (x, y). A node whose samples have no labels, or with ``novel=true`` in its
-    configuration, is a novel client. `public` returns the inputs that FedMD's methods learn from.
-    `loss` replaces the cross entropy of logits and labels, in training and in scores. Methods that
-    adapt without labels read outputs as logits of a softmax, whatever the loss. `settings` are the
-    method's and the common ones, see `fedapps list methods` and pyproject.
+    samples; without the latter the node's model is not evaluated. Each is a DataLoader (its dataset
+    is used; one with a sampler or a collate function of its own is refused), a dataset, a tensor or
+    array of inputs, or a pair of them (x, y). A node whose samples have no labels, or with
+    ``novel=true`` in its configuration, is a novel client. `public` returns the inputs that FedMD's
+    methods learn from. `loss` replaces the cross entropy of logits and labels, in training and in
+    scores. Methods that adapt without labels read outputs as logits of a softmax, whatever the
+    loss. `settings` are the method's and the common ones, see `fedapps list methods`, pyproject.
 
     Raises ValueError for an unknown method or setting."""
     config = _configuration(method, settings)
@@ -71,11 +68,15 @@ def client_app(
     criterion = None if loss is None else OwnLoss(loss)
 
     def make_client(context: Context, _: str) -> Client:
-        share = share_of(data(context), context, public)
-        network, initial = _network(method, model, config, tuple(share.everything.x.shape[1:]))
+        samples = data(context)
+        share = share_of(samples, context, public)
+        shape = tuple(share.everything.x.shape[1:])
+        (network, initial), classes = _network(method, model, config, shape)
+        share = share.below(classes)
         client = kind(network, share, client=identity(context), initial=initial, **given)
         if criterion is not None:
             client.criterion = criterion.to(client.device)
+        say_what_is_unused(samples, client.batch_size)
         return client
 
     def handle(message: Message, context: Context) -> Message:
@@ -115,7 +116,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        network = _network(method, model, config, shape)
+        network, _ = _network(method, model, config, shape)
         strategy: PersonalizedStrategy = construct(
             entry.strategy,
             config=config,
@@ -134,38 +135,6 @@ def server_app(
             then(result, strategy)
 
     return app
-
-
-def share_of(given: Any, context: Context, public: Callable[[], Tensor] | None = None) -> Share:
-    """A client's share of what its node's `data` function returned."""
-    pair = isinstance(given, tuple | list) and len(given) == 2 and not _are_tensors(given)
-    train, *validation = [_samples(part) for part in (given if pair else [given])]
-    empty = replace(train, index=train.index[:0])
-    unlabeled = bool((train.y[train.index] == UNLABELED).all())
-    novel = unlabeled or bool(context.node_config.get("novel", False))
-    public_samples = None if public is None else from_tensors(public())
-    return Share(
-        empty if novel else train,
-        validation[0] if pair else empty,
-        None,
-        train,
-        novel,
-        {},
-        public_samples,
-    )
-
-
-def _samples(part: Any) -> Samples:
-    if isinstance(part, Tensor | np.ndarray):
-        return from_tensors(part)
-    if _are_tensors(part):
-        return from_tensors(*part)
-    return from_items(part.dataset if isinstance(part, DataLoader) else part)
-
-
-def _are_tensors(given: Any) -> bool:
-    arrays = (Tensor, np.ndarray)
-    return isinstance(given, tuple | list) and all(isinstance(part, arrays) for part in given)
 
 
 def _configuration(method: str, settings: dict[str, Any]) -> Config:
@@ -191,13 +160,17 @@ def _configuration(method: str, settings: dict[str, Any]) -> Config:
     return config
 
 
-def _network(method: str, model: Model, config: Config, shape: tuple[int, ...]) -> Network:
-    """The method's network around the user's. The seed alone decides its initial arrays."""
+def _network(
+    method: str, model: Model, config: Config, shape: tuple[int, ...]
+) -> tuple[Network, int]:
+    """The method's network around the user's, and the number of its outputs. The seed alone decides
+    its initial arrays."""
     with drawing(int(str(config["seed"]))):
         base = model()
         network, classes = adopted(base, type(base).__name__, shape)
         info = Info("own", shape, classes, "")
-        return network_around(network.eval(), method, info, of_method(config, method))
+        built = network_around(network.eval(), method, info, of_method(config, method))
+        return built, classes
 
 
 def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from partitions.datasets.readers.raw import Raw
 
-VERSION = 3  # of the format and of the readers' results
+VERSION = 4  # of the format and of the readers' results
 DATA, META = "data.safetensors", "meta.json"
 
 
@@ -90,7 +90,12 @@ def _store(raw: Raw, target: Path) -> None:
             names[column] = unique.tolist()
         save_arrays(arrays, temporary / DATA)
         (temporary / DATA).chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private
-        meta = {"num_train": raw.num_train, "classes": raw.classes, "columns": names}
+        meta = {
+            "num_train": raw.num_train,
+            "classes": raw.classes,
+            "columns": names,
+            "notes": raw.notes,
+        }
         (temporary / META).write_text(json.dumps(meta), "utf-8")
         try:
             temporary.rename(target)
@@ -110,7 +115,14 @@ def _mapped(target: Path) -> Raw:
     columns = {
         name: np.array(values)[arrays[f"column.{name}"]] for name, values in meta["columns"].items()
     }
-    return Raw(arrays["x"], arrays["y"], meta["num_train"], columns, tuple(meta["classes"]))
+    return Raw(
+        arrays["x"],
+        arrays["y"],
+        meta["num_train"],
+        columns,
+        tuple(meta["classes"]),
+        notes=tuple(meta.get("notes", ())),
+    )
 
 
 # The rows of each client. flwr-datasets and its dependencies cost a process seconds and a hundred

@@ -178,6 +178,16 @@ class Federation:
                 f"clients {some} got fewer than 2 samples; use fewer clients than num-clients="
                 f"{self.num_clients} or a milder partition than {name!r}"
             )
+        training = [client for client in range(self.num_clients) if not self.novel[client]]
+        for client in sorted(training, key=lambda client: len(self._rows[client])):
+            parts = self._split(self._rows[client])
+            if not len(parts["train"]):
+                taken = ", ".join(f"{len(rows)} for {part}" for part, rows in parts.items())
+                raise ValueError(
+                    f"client {client} has {len(self._rows[client])} samples ({taken}), and none is "
+                    f"left to train on; use fewer clients than num-clients={self.num_clients}, or "
+                    "set partition.test-fraction or partition.validation-fraction to 0"
+                )
 
     def _scaling(self, standardize: str) -> tuple[Moment, Moment]:
         """Mean and deviation by which inputs in [0, 1] are standardised."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partitions.cache import save_arrays
+from partitions.datasets.labels import check_below
 from partitions.datasets.loading import Info, Moment
 from partitions.datasets.readers.raw import UNLABELED
 
@@ -53,6 +54,20 @@ class Samples:
         if self.mean != 0.0:
             x -= mean / std
         return row_major(x), self.y.index_select(0, index)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether any of the samples has a label."""
+        return bool((self.y[self.index] != UNLABELED).any())
+
+    def labels(self) -> Tensor:
+        """The labels (n,) as stored, −1 where there is none."""
+        return self.y[self.index]
+
+    def below(self, num_classes: int) -> "Samples":
+        """The samples. Raises ValueError for a label that is not below `num_classes`."""
+        check_below(self.labels().cpu().numpy(), num_classes, "labels")
+        return self
 
     def converted(self) -> Self:
         """The same samples, converted to the form of ``samples[rows]``; itself if not `fixed`."""
@@ -144,8 +159,16 @@ class Share:
     @property
     def unlabeled(self) -> bool:
         """Whether it is a training client's, and no training sample has a label."""
-        y = self.train.y[self.train.index]
-        return not self.novel and len(y) > 0 and bool((y == UNLABELED).all())
+        return not self.novel and len(self.train) > 0 and not self.train.has_labels
+
+    def below(self, num_classes: int) -> "Share":
+        """The share of a network with so many outputs. Raises ValueError for other labels."""
+        return replace(
+            self,
+            train=self.train.below(num_classes),
+            validation=self.validation.below(num_classes),
+            everything=self.everything.below(num_classes),
+        )
 
     def with_shots(self, shots: int, seed: int) -> "Share":
         """A novel client's share with `shots` labels of each class, at least one sample being left

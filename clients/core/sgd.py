@@ -23,7 +23,9 @@ def batches(
 
     `steps` batches of min(batch_size, n) rows, which continue into the next pass; if `short`, the
     last batch of a pass holds what remains instead. With `epochs` > 0 so many passes, whose last
-    batch may be shorter."""
+    batch may be shorter. Raises ValueError if there is no sample."""
+    if not n:
+        raise ValueError("the client has no samples to train on")
     if epochs > 0 or short:
         count = epochs or -(-steps // -(-n // batch_size))
         passes = [torch.randperm(n, generator=generator) for _ in range(count)]

@@ -19,7 +19,7 @@ from clients.core.protocol import FewShot, StateUse
 from clients.models.head import head_of
 from fedapps.common.settings import ROUNDS, setting
 from partitions.datasets.readers.raw import UNLABELED
-from partitions.shares import Share
+from partitions.shares import Samples, Share
 
 NOVEL_ROUNDS = setting(0, "pfedhn: rounds after these in which labeled novel clients learn", ROUNDS)
 
@@ -123,5 +123,5 @@ class PFedHNPCClient(PFedHNClient):
 
 def labels(share: Share, part: str) -> Tensor:
     """The labels (n,) of a part of the share."""
-    samples = getattr(share, part)
-    return samples.y[samples.index].cpu()
+    samples: Samples = getattr(share, part)
+    return samples.labels().cpu()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from copy import deepcopy
 from logging import INFO
 from typing import Any
 
@@ -10,6 +11,8 @@ from flwr.common.logger import log
 from torch import Tensor, nn
 
 COMPILED = "_orig_mod"  # where torch.compile keeps the network that it was given
+TRAINING = ("training_step", "configure_optimizers", "manual_backward", "optimizer_step")
+LIBRARIES = ("lightning", "pytorch_lightning")  # whose base classes define these
 _said: set[str] = set()  # what was logged, once a process
 _lock = threading.Lock()
 
@@ -110,6 +113,7 @@ def adopted(
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name!r} gives {type(network).__name__}, not a torch.nn.Module")
     network = uncompiled(network)
+    check_trains_nothing(network)
     network.register_forward_hook(_only_logits)
     training = network.training
     logits = _tried(network.eval(), name, shape)
@@ -153,23 +157,37 @@ def _tried(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
 def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     """The names of the modules that have parameters of their own, in the order in which their
     forward passes of x end; those that are not called come first."""
+    network = deepcopy(network).eval()
     owners = [n for n, m in network.named_modules() if any(True for _ in m.parameters(False))]
     ended: list[str] = []
-    handles = []
     for name in owners:
 
         def note(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
             ended.append(name)
 
-        handles.append(network.get_submodule(name).register_forward_hook(note))
-    modes = {module: module.training for module in network.modules()}
-    try:
-        with torch.no_grad():
-            network.eval()(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+        network.get_submodule(name).register_forward_hook(note)
+    with torch.no_grad():
+        network(x)
     called = list(dict.fromkeys(ended))
     return [name for name in owners if name not in called] + called
+
+
+def check_trains_nothing(network: nn.Module) -> None:
+    """Raise ValueError for a network that says how it is trained, as a LightningModule does: local
+    training takes its outputs alone."""
+    own = [name for name in TRAINING if _is_defined(network, name)]
+    if own:
+        name = type(network).__name__
+        raise ValueError(
+            f"{name} has {' and '.join(own)}, which would not be called: clients train the outputs "
+            "of the network by SGD with the settings lr, momentum and weight-decay, on loss=; "
+            f"return the network inside, or torch.nn.Sequential({name}(…)) to leave them unused"
+        )
+
+
+def _is_defined(network: nn.Module, name: str) -> bool:
+    """Whether a class of the network, but not Lightning's own base class, defines the method."""
+    for kind in type(network).__mro__:
+        if name in vars(kind):
+            return kind.__module__.partition(".")[0] not in LIBRARIES
+    return False

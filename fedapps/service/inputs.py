@@ -3,7 +3,9 @@
 Labels in the data are kept apart from the client's share; they are used for scoring alone."""
 
 import hashlib
+import logging
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,14 +16,17 @@ from torch import Tensor
 from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.results.card import Card
 from partitions.datasets.readers.local import read_local
-from partitions.datasets.readers.raw import UNLABELED
+from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.shares import META, Samples, Share
 
 Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are
 
 SLACK = 0.01  # scaled inputs may leave [0, 1] by this, as interpolation does
 PIXEL_MAX = 255.0
+NUMBER = re.compile(r"-?[0-9]+")
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601-2, as PIL converts to grey
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     square = len(card.shape) == 3 and card.shape[1] == card.shape[2]
     raw = read_local(path, card.shape[1] if square else 0, whole=True, label=card.label)
     x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
-    labels = _labels(raw.y, raw.classes, card)
+    labels = _labels(raw, card, path)
     return unlabeled(x, card, names=list(raw.samples), labels=labels, picture=bool(raw.samples))
 
 
@@ -165,11 +170,29 @@ def _match_channels(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return x
 
 
-def _labels(y: np.ndarray, names: tuple[str, ...], card: Card) -> Tensor:
-    """Labels as the run numbers its classes, by name if there are names; −1 for other classes."""
-    if names:
-        number = {name: i for i, name in enumerate(card.classes)}
-        numbers = np.array([number.get(name, UNLABELED) for name in names])
-        y = np.where(y >= 0, numbers[np.maximum(y, 0)], UNLABELED)
-    y = np.where((y >= 0) & (y < len(card.classes)), y, UNLABELED)
-    return torch.from_numpy(y.astype(np.int64))
+def _labels(raw: Raw, card: Card, path: Path) -> Tensor:
+    """Labels as the run numbers its classes; −1 for other classes, with a warning.
+
+    Names are matched with the run's. Numbers are, where the run calls its classes by numbers; else
+    they are the run's own numbers."""
+    if not raw.labeled:
+        return torch.full((len(raw.y),), UNLABELED)
+    classes = {name: number for number, name in enumerate(card.classes)}
+    by_number = all(NUMBER.fullmatch(name) for name in card.classes)
+    values, at = np.unique(raw.y, return_inverse=True)
+    numbers = []
+    for value in values.tolist():
+        if raw.classes:
+            number = classes.get(raw.classes[value], UNLABELED) if value >= 0 else UNLABELED
+        elif by_number:
+            number = classes.get(str(value), UNLABELED)
+        else:
+            number = value if 0 <= value < len(classes) else UNLABELED
+        numbers.append(number)
+    labels = np.array(numbers, dtype=np.int64)[at]
+    if unknown := int((labels == UNLABELED).sum()):
+        logger.warning(
+            "%s: %d labels are none of the run's %d classes (%s); their samples are not scored",
+            path, unknown, len(classes), ", ".join(list(classes)[:10]),
+        )  # fmt: skip
+    return torch.from_numpy(labels)

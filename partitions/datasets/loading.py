@@ -22,6 +22,7 @@ import numpy as np
 from fedapps.common import external_code
 from partitions.cache import cached, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
+from partitions.datasets.labels import is_sparse
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "info", "load"]
 
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,10 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     size, label = given.pop("image_size", 0), given.pop("label_column", "")
     path = own_path(name, root)
     if path is not None:
-        from partitions.datasets.readers.local import read_local
+        from partitions.datasets.readers.local import read_files
 
         key = f"own-{fingerprint(path)}-{size}" + f"-{label.encode().hex()}" * bool(label)
-        raw = cached(key, lambda: _numbered(read_local(path, size, label=label), name))
+        raw = cached(key, lambda: _numbered(read_files(path, size, label=label), name))
     elif external_code.is_reference(name):
         key = f"{name}-{external_code.source_code(name)}-" + ",".join(
             f"{k}={v}" for k, v in options
@@ -148,6 +150,8 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
             "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
             "folder or parquet file of the datasets library"
         )
+    for note in raw.notes:
+        logger.warning("%s", note)
     count = len(raw.classes) or int(raw.y.max()) + 1
     scale = 255.0 if raw.x.dtype == np.uint8 else 1.0
     shape, columns = raw.x.shape[1:], tuple(raw.columns)
@@ -156,27 +160,22 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
 
 
 def _numbered(raw: Raw, name: str) -> Raw:
-    """The data. ValueError if labels without names leave most of the classes 0, 1, … empty; a
-    warning if they begin above 0."""
+    """The data. ValueError if labels without names leave most of the classes 0, 1, … empty."""
     labels = np.unique(raw.y)
     if raw.classes or not len(labels):
         return raw
     low, high = int(labels[0]), int(labels[-1])
-    if high >= 10 * len(labels) + 100:  # such labels are no numbers of classes
+    if is_sparse(min(low, 0), high, len(labels)):
         raise ValueError(
             f"{name}: labels go up to {high}, but only {len(labels)} different ones occur; number "
             "the classes from 0, or give the labels as texts"
-        )
-    if low > 0:
-        logging.getLogger(__name__).warning(
-            "%s: labels begin at %d; class 0 has no sample, and counts as a class", name, low
         )
     return raw
 
 
 def _made(name: str, options: dict[str, Any]) -> Raw:
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
-    from partitions.datasets.readers.local import joined, scaled_pixels
+    from partitions.datasets.readers.convert import joined, labels_of, scaled_pixels
 
     function = external_code.load(name)
     if not _makes_data(function):
@@ -191,8 +190,10 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
         made = Raw(x, y, len(x))
-    x = scaled_pixels(made.x, name)
-    return joined([Raw(x, made.y, made.num_train, made.columns, made.classes)], name)
+    notes: list[str] = []
+    x = scaled_pixels(made.x, name, notes=notes)
+    y = labels_of(np.asarray(made.y), name, notes)
+    return joined([replace(made, x=x, y=y)], name).noted(*notes)
 
 
 def _makes_data(function: Any) -> bool:

@@ -198,7 +198,7 @@ def test_fedala_learns_in_training_mode_whatever_mode_the_network_was_left_in():
         reply, _, _ = client.train({"1.weight": np.array([[1.0, 0.5], [-1, 2]], np.float32)}, {})
         found.append((reply["1.weight"].tolist(), client.state["mixing/1.weight"].tolist()))
     assert found[0] == found[1]
-    assert modes and all(modes)
+    assert modes.count(False) == 2 < len(modes)  # each client's look for the top layer
 
 
 def test_fedala_leaves_out_a_mini_batch_of_one_sample():
@@ -208,7 +208,12 @@ def test_fedala_leaves_out_a_mini_batch_of_one_sample():
     samples = share(torch.arange(5.0)[:, None], [0, 1, 0, 1, 1])
     client = FedALAClient(model, samples, mixing_share=1.0, batch_size=2, local_steps=1)
     sizes = []
-    model.register_forward_hook(lambda _, given, __: sizes.append(len(given[0])))
+
+    def note(net, given, _):
+        if net.training:
+            sizes.append(len(given[0]))
+
+    model.register_forward_hook(note)
     for _ in range(2):
         client.train(client.initial, {})
     assert set(sizes) == {2}

@@ -52,10 +52,11 @@ def test_mini_batches_are_their_rows_be_they_gathered_at_once_or_not(passes):
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_mini_batches_of_gray_images_have_the_strides_of_channels_last(passes):
+def test_mini_batches_of_gray_images_have_the_strides_of_a_new_tensor(passes):
+    """So a network that flattens by `view` takes them."""
     samples = Samples(torch.rand(4, 1, 3, 5), torch.arange(4), torch.arange(4), scale=1.0)
     found = list(mini_batches(samples, [torch.tensor([1, 0]), torch.tensor([2, 3])] * passes))
-    assert [x.stride() for x, _ in found] == [(15, 1, 5, 1)] * 2 * passes
+    assert [x.stride() for x, _ in found] == [(15, 15, 5, 1)] * 2 * passes
 
 
 def test_samples_that_are_drawn_at_each_access_are_asked_for_at_each():
@@ -89,3 +90,9 @@ def test_batches_of_seven_samples_in_threes():
     ):
         assert [len(rows) for rows in drawn(7, 3, **options)] == expected
     assert [len(rows) for rows in drawn(2, 3, steps=2)] == [2, 2]
+
+
+@pytest.mark.parametrize("count", [{"steps": 2}, {"epochs": 1}])
+def test_no_sample_is_a_sentence(count):
+    with pytest.raises(ValueError, match="the client has no samples to train on"):
+        batches(0, 4, generator=torch.Generator(), **count)

@@ -189,3 +189,33 @@ def test_shares_that_memory_does_not_keep_are_cut_again_the_same(monkeypatch):
     for i in range(6):
         bounded.share(i)
     assert bounded.share(2) is not before
+
+
+def test_a_training_client_has_something_to_train_on(divide, toy):
+    """Of two samples one is for validation and one for test: nothing to train on, which raised
+    ZeroDivisionError in each of the client's rounds. The smallest client is named."""
+    few = {"num_clients": 2, "train_fraction": 1.0, "partition": "natural"}
+    few |= {"partition_column": "place", "partition_min_samples": 1}
+    dataset = toy([0, 1] * 4, place=list("aabbbbbb"))
+    small = int(np.argmin([len(rows) for rows in divide(dataset, **few)._rows]))
+    words = rf"client {small} has 2 samples \(0 for train, 1 for validation, 1 for test\), and none"
+    with pytest.raises(ValueError, match=words):
+        divide(dataset, **few, partition_test_fraction=0.2)
+    for enough in ({"partition_test_fraction": 0.0}, {"partition_validation_fraction": 0.0}):
+        fed = divide(dataset, **few | {"partition_test_fraction": 0.2} | enough)
+        assert min(len(fed.share(i).train) for i in range(2)) == 1
+
+
+def test_a_novel_client_needs_nothing_to_train_on(divide, toy):
+    few = {"num_clients": 2, "train_fraction": 0.5, "partition_test_fraction": 0.2}
+    dataset = toy([0, 1, 0, 1, 0, 1, 0], place=[*"aabbbbb"])
+    column = {"partition": "natural", "partition_column": "place", "partition_min_samples": 1}
+    sizes = []
+    for seed in range(6):
+        try:
+            fed = divide(dataset, **few, **column, seed=seed)
+        except ValueError as error:
+            assert "none is left to train on" in str(error)
+            continue
+        sizes.append(sorted(len(fed.share(i).everything) for i in range(2)))
+    assert sizes and sizes[0] == [2, 5]

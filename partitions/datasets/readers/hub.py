@@ -1,12 +1,14 @@
 """Datasets in the `datasets` library's form: a local folder, or the Hugging Face hub."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from partitions.datasets.features import bert, mobilenet_v2
+from partitions.datasets.labels import one_per_sample
 from partitions.datasets.readers.raw import Raw, concatenate
 
 IMAGES, TEXTS = ("image", "img"), ("question_title", "question_content", "best_answer", "text")
@@ -94,8 +96,8 @@ def _read(loaded: Any, source: Path, shape: tuple[int, ...], columns: Sequence[s
         raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
     parts = [_split(splits[s], source, shape, columns, s in TRAIN) for s in train + test]
     feature = splits[train[0]].features[column(splits[train[0]], LABELS, source)]
-    raw = concatenate(parts)
-    return Raw(raw.x, raw.y, raw.num_train, raw.columns, tuple(getattr(feature, "names", ())))
+    raw = replace(concatenate(parts), classes=tuple(getattr(feature, "names", ())))
+    return raw.noted(*unused_splits(splits, train + test, source))
 
 
 def _split(
@@ -120,7 +122,8 @@ def _split(
         for name in columns
         if any(known in split.column_names for known in COLUMNS[name])
     }
-    y = np.asarray(split[column(split, LABELS, source)][:])
+    labels = column(split, LABELS, source)
+    y = one_per_sample(split[labels][:], f"{source}, column {labels}")
     return Raw(x, y, len(y) if train else 0, natural)
 
 
@@ -140,11 +143,24 @@ def _pictures(images: Any, name: str, source: Path) -> Iterator[Any]:
 
 
 def column(split: Any, names: Sequence[str], source: Path) -> str:
-    """The first of the names that the split has as a column; ValueError if it has none."""
-    for name in names:
-        if name in split.column_names:
-            return name
-    raise ValueError(f"{source}: none of the columns {names} among {split.column_names}")
+    """That of the names which the split has as a column; ValueError if it has none, or several."""
+    found = [name for name in names if name in split.column_names]
+    if not found:
+        raise ValueError(f"{source}: none of the columns {names} among {split.column_names}")
+    if len(found) > 1:
+        raise ValueError(
+            f"{source}: one of the columns {' and '.join(found)} is needed, and it is not clear "
+            "which; leave the others out"
+        )
+    return found[0]
+
+
+def unused_splits(splits: Iterable[str], used: Sequence[str], source: Path) -> list[str]:
+    """A note of the splits that are not `used`, if there are any."""
+    others = [name for name in splits if name not in used]
+    if not others:
+        return []
+    return [f"{source}: of the splits {', '.join(used)} is read, not {', '.join(others)}"]
 
 
 def _array(picture: Any, shape: tuple[int, ...], where: str) -> np.ndarray:

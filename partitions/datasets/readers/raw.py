@@ -5,7 +5,7 @@ import logging
 import tarfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,12 @@ class Raw:
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     classes: tuple[str, ...] = ()  # names, where the files have them
     samples: tuple[str, ...] = ()  # names of the samples, where they are pictures
+    notes: tuple[str, ...] = ()  # what was left out, preferred or converted, for the user
+    labeled: bool = True  # whether labels were given; if not, y is UNLABELED
+
+    def noted(self, *notes: str) -> "Raw":
+        """The same data with further notes."""
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
 
 
 def concatenate(parts: list[Raw]) -> Raw:
@@ -36,6 +42,8 @@ def concatenate(parts: list[Raw]) -> Raw:
         columns,
         parts[0].classes,
         tuple(name for part in parts for name in part.samples),
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        all(part.labeled for part in parts),
     )
 
 

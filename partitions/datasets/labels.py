@@ -1,0 +1,202 @@
+"""Labels in the forms that people bring, as one class for each sample.
+
+A form with a single reading is read: a column (n, 1), whole decimals, truth values, texts. Where
+all labels of a dataset are there, so are numbers from 1, the signs −1 and 1, and one-hot rows.
+Every other form is refused by a sentence that names it and says what to write."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MISSING_TEXTS = {"", "?", "na", "n/a", "nan", "<na>", "none", "null"}
+SIGNS = (-1, 1)
+LARGEST = 2**53  # whole decimals beyond it have no exact neighbour
+ONE_CLASS = "a label is one class for each sample, a whole number from 0 or a text"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Classes `y` (n,) int64 of a whole dataset, and their names if the numbers are not the
+    user's. `note` says how an unusual form was read."""
+
+    y: np.ndarray
+    classes: tuple[str, ...] = ()
+    note: str = ""
+
+
+def one_per_sample(given: Any, source: str) -> np.ndarray:
+    """Labels (n,) of type int64, bool or str, as they are given.
+
+    Raises ValueError for several numbers for each sample, decimals, gaps and other types."""
+    labels = np.asarray(given)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise ValueError(f"{source}: {_several(labels)}")
+    if labels.dtype.kind == "O":
+        labels = _of_one_type(labels, source)
+    kind = labels.dtype.kind
+    if kind == "f":
+        return _whole(labels, source)
+    if kind in "US":
+        return _texts(labels, source)
+    if kind == "u" and labels.size and labels.max() > LARGEST:
+        raise ValueError(f"{source}: labels go up to {labels.max()}; {ONE_CLASS}")
+    if kind in "iu":
+        return labels.astype(np.int64, copy=False)
+    if kind == "b":
+        return labels
+    raise ValueError(f"{source}: labels are {labels.dtype}; {ONE_CLASS}")
+
+
+def numbered(labels: np.ndarray) -> Labels:
+    """Labels of `one_per_sample`, all that a dataset has, as classes 0, 1, …
+
+    Truth values, signs and numbers from above 0 keep their names, as texts do. Other numbers below
+    0 stay as they are, for the caller to refuse."""
+    if labels.dtype.kind == "U":
+        return named(labels)
+    if labels.dtype.kind == "b":
+        return Labels(labels.astype(np.int64), ("False", "True"))
+    values = np.unique(labels)
+    if tuple(values) == SIGNS:
+        return Labels((labels > 0).astype(np.int64), ("-1", "1"), "labels are -1 and 1: 2 classes")
+    if not len(values) or values[0] <= 0:
+        return Labels(labels)
+    low, high = int(values[0]), int(values[-1])
+    if is_sparse(low, high, len(values)):
+        return Labels(labels)
+    names = tuple(str(number) for number in range(low, high + 1))
+    note = f"labels are {low} to {high}: {len(names)} classes, called by these numbers"
+    return Labels(labels - low, names, note)
+
+
+def named(texts: np.ndarray) -> Labels:
+    """Texts as classes in alphabetical order."""
+    classes, y = np.unique(texts, return_inverse=True)
+    return Labels(y.astype(np.int64), tuple(classes.tolist()))
+
+
+def of_node(given: Any, source: str) -> np.ndarray:
+    """The classes (n,) int64 of one node's samples, which alone cannot tell how the federation
+    numbers its classes. Raises ValueError for all but whole numbers from 0 and truth values."""
+    rows = np.asarray(given)
+    if rows.ndim == 2 and (count := one_hot_classes(rows)):
+        raise ValueError(
+            f"{source}: labels are one-hot rows of {count} classes; give their numbers, y.argmax(1)"
+        )
+    labels = one_per_sample(rows, source)
+    if labels.dtype.kind == "U":
+        raise ValueError(
+            f"{source}: labels are texts such as {str(labels[0])!r:.80}; number the classes 0, 1, "
+            "…, alike on all nodes"
+        )
+    y = labels.astype(np.int64)
+    check_not_negative(y, source)
+    return y
+
+
+def check_not_negative(y: np.ndarray, source: str) -> None:
+    """Raise ValueError for labels below 0, naming the first."""
+    rows = np.flatnonzero(y < 0)
+    if len(rows):
+        raise ValueError(
+            f"{source}: row {rows[0]} has the label {y[rows[0]]}, which is no class; number the "
+            "classes from 0 (0 and 1 in place of -1 and 1), leave out samples without a label, and "
+            "give a client without labels its inputs alone"
+        )
+
+
+def check_below(y: np.ndarray, num_classes: int, source: str) -> None:
+    """Raise ValueError for labels that have no output of the network, naming the first."""
+    rows = np.flatnonzero(y >= num_classes)
+    if len(rows):
+        raise ValueError(
+            f"{source}: row {rows[0]} has the label {y[rows[0]]}, but the network has "
+            f"{num_classes} outputs, for labels from 0 to {num_classes - 1}"
+        )
+
+
+def one_hot_classes(rows: np.ndarray) -> int:
+    """The number of columns if each row of `rows` (n, k), k > 1, has one 1 and else 0; 0 if not."""
+    if rows.dtype.kind not in "biuf" or rows.shape[1] < 2 or not len(rows):
+        return 0
+    marks = (rows == 0) | (rows == 1)
+    ones = (rows == 1).sum(1)
+    return rows.shape[1] if marks.all() and (ones == 1).all() else 0
+
+
+def is_sparse(low: int, high: int, count: int) -> bool:
+    """Whether numbers from `low` to `high`, of which `count` occur, are no numbers of classes."""
+    return high - low >= 10 * count + 100
+
+
+def _several(labels: np.ndarray) -> str:
+    """What is wrong with labels that are not (n,)."""
+    if labels.ndim == 2:
+        return (
+            f"labels have {labels.shape[1]} columns; {ONE_CLASS}, and several labels for a sample "
+            "are not learnt"
+        )
+    if labels.ndim > 2:
+        return f"labels have the shape {labels.shape}, as masks have; {ONE_CLASS}"
+    return f"labels are a single value, {labels!r:.80}; {ONE_CLASS}"
+
+
+def _of_one_type(labels: np.ndarray, source: str) -> np.ndarray:
+    """Python objects as an array of texts or of numbers. Raises ValueError for gaps, by row."""
+    for row, label in enumerate(labels):
+        if _is_missing(label):
+            raise _missing(row, label, source)
+    texts = [isinstance(label, str) for label in labels]
+    if all(texts):
+        return labels.astype(str)
+    if any(texts):
+        row = texts.index(not texts[0])
+        raise ValueError(
+            f"{source}: row 0 has the label {labels[0]!r:.80}, row {row} {labels[row]!r:.80}; give "
+            "all labels as texts or all as numbers"
+        )
+    converted = np.array(labels.tolist())
+    if converted.ndim != 1 or converted.dtype.kind == "O":
+        raise ValueError(f"{source}: labels are {type(labels[0]).__name__}; {ONE_CLASS}")
+    return converted
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it is None, NaN or the missing value of pandas, which equals nothing."""
+    if label is None or type(label).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(label, float | np.floating) and bool(np.isnan(label))
+
+
+def _whole(labels: np.ndarray, source: str) -> np.ndarray:
+    """Whole decimals as int64."""
+    gaps = np.flatnonzero(np.isnan(labels))
+    if len(gaps):
+        raise _missing(int(gaps[0]), labels[gaps[0]], source)
+    with np.errstate(invalid="ignore"):  # of infinity
+        wrong = np.flatnonzero((labels % 1 != 0) | (np.abs(labels) > LARGEST))
+    if len(wrong):
+        raise ValueError(
+            f"{source}: labels are decimals such as {labels[wrong[0]]:g} (row {wrong[0]}); "
+            f"{ONE_CLASS}, and values are not learnt"
+        )
+    return labels.astype(np.int64)
+
+
+def _texts(labels: np.ndarray, source: str) -> np.ndarray:
+    """Texts without marks of a missing value."""
+    texts = labels.astype(str)
+    for text in np.unique(texts):
+        if str(text).strip().lower() in MISSING_TEXTS:
+            raise _missing(int(np.flatnonzero(texts == text)[0]), str(text), source)
+    return texts
+
+
+def _missing(row: int, label: Any, source: str) -> ValueError:
+    shown = repr(label) if isinstance(label, str) else str(label)
+    return ValueError(
+        f"{source}: row {row} has no label ({shown:.20}); fill it in, or leave the row out"
+    )

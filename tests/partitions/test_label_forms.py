@@ -1,0 +1,208 @@
+"""Labels of files in the forms that people bring: read where they have one reading, else refused by
+a sentence."""
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedapps.settings.config import defaults
+from partitions.datasets.labels import of_node, one_per_sample
+from partitions.datasets.loading import _own, configured, described
+from partitions.datasets.readers.local import read_local
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+X = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+
+
+def saved(path, y, **arrays):
+    np.savez(path / "d.npz", x=X, y=np.asarray(y), **arrays)
+    return defaults() | {"dataset": str(path / "d.npz")}
+
+
+@pytest.mark.parametrize(
+    ("y", "read", "classes"),
+    [
+        ([[2], [0], [1], [0]], [2, 0, 1, 0], ()),
+        ([2.0, 0.0, 1.0, 0.0], [2, 0, 1, 0], ()),
+        ([[2.0], [0.0], [1.0], [0.0]], [2, 0, 1, 0], ()),
+        ([True, False, True, True], [1, 0, 1, 1], ("False", "True")),
+        (["b", "a", "c", "a"], [1, 0, 2, 0], ("a", "b", "c")),
+        ([[b"b"], [b"a"], [b"c"], [b"a"]], [1, 0, 2, 0], ("a", "b", "c")),
+        ([3, 1, 2, 1], [2, 0, 1, 0], ("1", "2", "3")),
+        ([3.0, 1.0, 2.0, 1.0], [2, 0, 1, 0], ("1", "2", "3")),
+        ([-1, 1, 1, -1], [0, 1, 1, 0], ("-1", "1")),
+        ([[0, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 0]], [2, 0, 1, 0], ()),
+    ],
+)
+def test_a_form_with_one_reading_is_read(tmp_path, y, read, classes):
+    found = configured(saved(tmp_path, y))
+    assert (found.y.tolist(), found.classes) == (read, classes)
+    assert found.info.num_classes == (len(classes) or 3)
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        ([1.0, np.nan, 0.0, 1.0], r"d\.npz: row 1 has no label \(nan\); fill it in, or leave"),
+        (["a", "b", "?", "a"], r"d\.npz: row 2 has no label \('\?'\); fill it in"),
+        (["a", "", "b", "a"], r"d\.npz: row 1 has no label \(''\)"),
+        ([0.5, 1.0, 40.25, 3.0], r"labels are decimals such as 0\.5 \(row 0\); a label is one cl"),
+        ([1.0, np.inf, 0.0, 1.0], r"labels are decimals such as inf \(row 1\)"),
+        ([[1, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 0]], "labels have 3 columns; a label is one cla"),
+        (np.zeros((4, 5, 5), int), r"labels have the shape \(4, 5, 5\), as masks have"),
+        (np.zeros((4, 0), int), "must have a row for each sample"),
+        ([1j, 0, 0, 1], "labels are complex128; a label is one class"),
+        ([-1, 0, 1, 2], "labels -1…2 lie outside 0…2; every label must be a whole number from 0"),
+    ],
+)
+def test_other_forms_are_refused(tmp_path, y, words):
+    with pytest.raises(ValueError, match=words):
+        configured(saved(tmp_path, y))
+
+
+def test_a_gap_in_a_tables_labels_is_named_by_its_row(tmp_path):
+    """pandas makes the numbers beside a gap decimals, the texts objects."""
+    for cells in ("0,,1", "a,,b", "a,NA,b"):
+        rows = [f"{i},{cell}" for i, cell in enumerate(cells.split(","))]
+        (tmp_path / "d.csv").write_text("\n".join(["size,kind", *rows]))
+        with pytest.raises(ValueError, match=r"d\.csv, column kind: row 1 has no label"):
+            read_local(tmp_path / "d.csv", label="kind")
+
+
+def test_what_is_said_of_data_is_said_in_each_process(tmp_path, caplog):
+    """Also where the cache holds the data: `_own` keeps them for one process."""
+    config = saved(tmp_path, [[0, 1], [1, 0], [0, 1], [1, 0]], size=np.ones(9))
+    for _ in range(2):
+        described(config)
+        one_hot, unused = (message.rpartition("d.npz: ")[2] for message in caplog.messages)
+        assert one_hot == "labels are one-hot: 2 classes"
+        assert unused == "arrays are left out (they have no entry for each sample): size"
+        caplog.clear()
+        _own.cache_clear()
+
+
+def test_label_names_the_array_of_labels(tmp_path):
+    config = saved(tmp_path, [0, 1, 0, 1], kind=np.array(["b", "a", "b", "a"])) | {"label": "kind"}
+    assert configured(config).classes == ("a", "b")
+    assert configured(config).columns["y"].tolist() == [0, 1, 0, 1]
+    with pytest.raises(ValueError, match=r"d\.npz holds no labels sort; its arrays: kind, x, y"):
+        configured(config | {"label": "sort"})
+    with pytest.raises(ValueError, match=r"d\.npz: 4 inputs, but 3 labels"):
+        np.savez(tmp_path / "d.npz", x=X, y=[[0], [1], [0]])
+        read_local(tmp_path / "d.npz")
+
+
+def test_splits_with_labels_have_them_all(tmp_path):
+    whole = {"x_train": X, "y_train": [0, 1, 0, 1], "x_test": X, "y_test": [0, 1, 0, 1]}
+    for missing, words in (
+        ("y_test", "holds no labels y_test; its arrays: x_test, x_train, y_train"),
+        ("x_train", "holds x_test without x_train"),
+    ):
+        np.savez(tmp_path / "d.npz", **{n: a for n, a in whole.items() if n != missing})
+        with pytest.raises(ValueError, match=words):
+            read_local(tmp_path / "d.npz")
+    np.savez(tmp_path / "d.npz", **whole | {"y_test": list("abab")})
+    with pytest.raises(ValueError, match="training and test labels differ in type"):
+        read_local(tmp_path / "d.npz")
+
+
+def test_a_folder_of_images_takes_no_column_of_labels(tmp_path):
+    (tmp_path / "cat").mkdir()
+    Image.new("L", (2, 2)).save(tmp_path / "cat" / "0.png")
+    with pytest.raises(ValueError, match=r"label is 'kind', but .* whose labels are the names of"):
+        read_local(tmp_path, label="kind")
+
+
+def test_images_that_are_left_out_are_said(tmp_path, caplog):
+    """Two files that are no images in class folders, a folder beside train and test, a second
+    frame, and transparency. Hidden files and folders are a program's."""
+    for split in ("train", "test", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (2, 2)).save(tmp_path / split / "cat" / "0.png")
+    train = tmp_path / "train"
+    Image.new("RGB", (2, 2)).save(train / "stray.png")
+    (train / "cat" / "1.heic").write_text("")
+    (train / "cat" / ".hidden").write_text("")
+    (train / ".cache").mkdir()
+    first, second = (Image.new("RGB", (2, 2), grey) for grey in ("red", "blue"))
+    first.save(train / "cat" / "2.tiff", save_all=True, append_images=[second])
+    Image.new("RGBA", (2, 2)).save(train / "cat" / "3.png")
+    raw = read_local(tmp_path)
+    assert raw.samples == ("cat/0.png", "cat/2.tiff", "cat/3.png", "cat/0.png")
+    assert raw.classes == ("cat",)
+    frames, transparent, files, folders = caplog.messages
+    assert frames.endswith("2.tiff: frames but the first left out, here and in 0 more images")
+    assert transparent.endswith("3.png: transparency left out, here and in 0 more images")
+    assert "2 files are left out, such as train/cat/1.heic; images (.jpg" in files
+    assert folders.endswith("folders beside train and test are left out: val")
+
+
+def test_columns_with_several_readings_are_refused(tmp_path):
+    image = [Image.new("L", (2, 2))] * 2
+    for columns, words in (
+        ({"image": image, "x": [[1.0], [2.0]], "label": [0, 1]}, "columns image and x is needed"),
+        ({"a": [1, 2], "label": [0, 1], "class": [1, 0]}, "label and class may both hold the lab"),
+    ):
+        datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "d"))
+        with pytest.raises(ValueError, match=words):
+            read_local(tmp_path / "d")
+    assert read_local(tmp_path / "d", label="class").y.tolist() == [1, 0]
+
+
+def test_what_a_table_leaves_out_is_said(tmp_path, caplog):
+    """A column of numbers called x is one of the table's numbers, and truth values are numbers."""
+    columns = {"x": [1, 2], "old": [True, False], "site": ["n", "s"], "label": [0, 1]}
+    table = datasets.Dataset.from_dict(columns | {"trace": [[1], [2]]})
+    datasets.DatasetDict({"train": table, "test": table, "validation": table}).save_to_disk(
+        str(tmp_path / "d")
+    )
+    raw = read_local(tmp_path / "d")
+    assert raw.x.tolist() == [[1, 1], [2, 0]] * 2
+    assert "inputs are 2 columns of numbers; other columns: site (texts), trace (List)" in (
+        caplog.text
+    )
+    assert "of the splits train, test is read, not validation" in caplog.text
+
+
+def test_cells_and_columns_without_a_name_or_a_number_are_named(tmp_path):
+    for text, words in (
+        ("a,b,label\n1,2,0\n3,,1\n", r"column b has 1 cells without a number, the first in row 1"),
+        (",a,label\n0,5,0\n1,6,1\n", r"column 0 \(from 0\) has no name; name it, or leave it out"),
+        ("a,label\n0,5,0\n1,6,1\n", r"rows have more cells than the header"),
+    ):
+        (tmp_path / "d.csv").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_local(tmp_path / "d.csv")
+
+
+def test_names_of_images_survive_labels_that_are_texts(tmp_path):
+    table = datasets.Dataset.from_dict({"image": [Image.new("L", (2, 2))], "label": ["elk"]})
+    table.save_to_disk(str(tmp_path / "d"))
+    assert read_local(tmp_path / "d").samples == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (np.eye(3), r"mine: labels are one-hot rows of 3 classes; give their numbers, y\.argmax"),
+        (["a", "b"], "mine: labels are texts such as 'a'; number the classes 0, 1, …, alike"),
+        ([0, -1], "mine: row 1 has the label -1, which is no class; number the classes from 0"),
+        ([-1, -1], "row 0 has the label -1, .* give a client without labels its inputs alone"),
+        (3, "labels are a single value"),
+        ([None, 1], r"row 0 has no label \(None\)"),
+        (["a", 1, None], "row 2 has no label"),
+        (np.array(["a", 1], object), "row 0 has the label 'a', row 1 1; give all labels as texts"),
+        (np.array([{}, 1], object), "labels are dict; a label is one class"),
+        (np.array([2**63], np.uint64), "labels go up to 9223372036854775808"),
+    ],
+)
+def test_a_node_alone_takes_numbers_of_classes_only(y, words):
+    with pytest.raises(ValueError, match=words):
+        of_node(y, "mine")
+
+
+def test_objects_of_one_type_are_that_type():
+    assert one_per_sample(np.array(["a", "b"], object), "mine").tolist() == ["a", "b"]
+    assert of_node(np.array([1, 2.0], object), "mine").tolist() == [1, 2]
+    assert of_node([True, False], "mine").tolist() == [1, 0]
