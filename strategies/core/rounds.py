@@ -90,6 +90,7 @@ class PersonalizedStrategy(StrategyBase):
                 f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
                 "client has its own; leave it out and read the clients' evaluations"
             )
+        self.construction.begin(self)
         self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
         self.common_config = dict(train_config or {})
         training = ConfigRecord(self.common_config)
@@ -98,6 +99,7 @@ class PersonalizedStrategy(StrategyBase):
             return self._run(initial_arrays, training, evaluate_config or training, evaluate_fn)
         finally:
             self.runs_own_loop = False
+            self.construction.end(self)
 
     def _run(
         self,
@@ -139,6 +141,7 @@ class PersonalizedStrategy(StrategyBase):
         """Load the `former` state without any round, to serve the nodes of the grid.
 
         `personalize` and `exchange` then work; their messages hold `config`."""
+        self.construction.begin(self)
         self.grid, self.common_config = grid, dict(config)
         self._initial_arrays.accept(initial_arrays)
 
@@ -185,9 +188,9 @@ class PersonalizedStrategy(StrategyBase):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages to the sampled training nodes."""
-        self.now, self.grid = Round(server_round), grid
         if not self.runs_own_loop and server_round == 1:
-            self._initial_arrays = InitialArraysTracker(self)  # initialise again
+            self.construction.begin(self)  # a wrapper's run begins
+        self.now, self.grid = Round(server_round), grid
         self._initial_arrays.accept(arrays)
         self._ask_who_is_there()
         nodes, now = self.sample(), self.now
@@ -366,6 +369,8 @@ class PersonalizedStrategy(StrategyBase):
         now.payloads = {}
         now.report["seconds"] = time.monotonic() - now.started
         now.report["phases"] = now.phases
+        if not self.runs_own_loop:
+            self.construction.end(self)  # a wrapper does not say which round is the last
         if self.on_round is not None:
             self.on_round(self.privacy.released(now.report) if self.privacy else now.report)
         return metrics

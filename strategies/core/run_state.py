@@ -26,11 +26,18 @@ def copy_containers(state: Any) -> Any:
     return state
 
 
+def own_copy(state: Mapping[str, Any], *, in_place: bool) -> dict[str, Any]:
+    """A state that a strategy may change without changing `state`; `in_place`: as its own."""
+    copied: dict[str, Any] = copy_containers(state)
+    for name in ("optimizers", "arrays") if in_place else ("optimizers",):
+        if name in copied:
+            copied[name] = deepcopy(copied[name])
+    return copied
+
+
 def snapshot(strategy: StrategyBase) -> dict[str, Any]:
     """The state before `aggregate`, with copies of all that it may change."""
-    state = copy_containers(strategy.state())
-    changed = ("optimizers", "arrays") if strategy.in_place else ("optimizers",)
-    return state | {name: deepcopy(state[name]) for name in changed}
+    return own_copy(strategy.state(), in_place=strategy.in_place)
 
 
 def model_is_finite(strategy: StrategyBase) -> bool:
@@ -88,7 +95,7 @@ class InitialArraysTracker:
             return
         strategy.arrays = strategy.initialize(arrays)
         if strategy.former is not None:
-            strategy.load_state(strategy.former)
+            strategy.load_state(own_copy(strategy.former, in_place=strategy.in_place))
             strategy.former = None
         self._taken = record
         messenger.record = record if strategy.arrays is arrays else None

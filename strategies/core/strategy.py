@@ -17,6 +17,7 @@ from clients.core.optimizers import Optimizer
 from clients.core.protocol import LR_FACTOR, RUN_TOKEN, SELECT, lr_factor
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
+from strategies.core.construction import Construction, Rebuilding
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
 from strategies.core.replies import EXAMPLES, Node, Requirement, Update
@@ -26,7 +27,7 @@ from strategies.core.round import Request, Round
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]  # as Flower's FedAvg takes it
 
 
-class StrategyBase(Configured, Strategy):
+class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     """A strategy's settings, state and hooks; `strategies.core.rounds` makes a Flower strategy of
     it."""
 
@@ -86,6 +87,7 @@ class StrategyBase(Configured, Strategy):
     seed = SEED
 
     grid: Grid
+    construction: Construction
 
     def __init__(
         self,

@@ -207,14 +207,14 @@ class PFedHN(PersonalizedStrategy):
         **options: Any,
     ) -> Result:
         """As the base, followed by the novel rounds."""
-        self._last_training_round = num_rounds
         total = num_rounds + self.novel_rounds
         return super().start(grid, initial_arrays, total, *args, **options)
 
     @property
     def frozen(self) -> bool:
         """Whether this round's clients are the novel ones, and φ is frozen."""
-        return bool(self.novel_rounds) and self.round > self._last_training_round
+        last_training_round = self.num_rounds - self.novel_rounds
+        return bool(self.novel_rounds) and self.round > last_training_round
 
     def sample(self) -> list[Node]:
         """Training clients; in the novel rounds all novel clients."""
