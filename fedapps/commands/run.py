@@ -155,6 +155,13 @@ def say_failures(console: Console, work: "list[Job]") -> None:
     for job in work:
         if job.error:
             say_error(console, job.error, f"{job.name} failed:")
+        if undone := job.undone_rounds():
+            say_error(
+                console,
+                f"{undone} of {job.summary()['rounds']} rounds were undone: NaN or infinity would "
+                "have come into the model",
+                f"{job.name}:",
+            )
         if not (causes := job.failures()):
             continue
         cause = causes[-1] if causes[-1].startswith("server\n") else causes[0]

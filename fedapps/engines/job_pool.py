@@ -73,6 +73,10 @@ class Job:
         file = self.folder / "summary.json"
         return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
+    def undone_rounds(self) -> int:
+        """How many rounds the run has undone, by its summary."""
+        return int(self.summary().get("undone_rounds") or 0)
+
     def failures(self) -> list[str]:
         """The causes in the run's errors.log."""
         file = self.folder / ERRORS

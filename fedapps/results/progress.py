@@ -1,5 +1,6 @@
 """Progress of `fedapps run`: live bars in a terminal; elsewhere a line for each evaluation."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ class Display:
         self._news: dict[str, dict[str, str]] = {
             job.name: {"kept": "kept"} if job.done else {} for job in jobs
         }
+        self._undone = Counter[str]()  # rounds, by the job's name
         self._all = self._progress.add_task("all", total=sum(job.total for job in jobs), news="")
 
     def __enter__(self) -> "Display":
@@ -60,6 +62,9 @@ class Display:
                 self._progress.start_task(task)
                 self._progress.update(task, completed=report["round"])
                 news |= shown(report)
+                if report.get("undone"):
+                    self._undone[job.name] += 1
+                    self._say_undone(job, report["round"])
                 if "evaluation" in report and "kept" not in news:
                     self._log(job, f"round {report['round']}/{job.total}", *news.values())
             if job.error and "error" not in news:
@@ -73,6 +78,14 @@ class Display:
         if (seconds := seconds_left(self._jobs, self._parallel)) is not None:
             left = timedelta(seconds=round(seconds))
             self._progress.update(self._all, news=f"{left} left" if seconds else "")
+
+    def _say_undone(self, job: "Job", round_: int) -> None:
+        """Keep the number of undone rounds in the job's news; log each one at once."""
+        news, count = self._news[job.name], self._undone[job.name]
+        news["undone"] = f"[red]{count} round{'s' * (count > 1)} undone[/red]"
+        if "kept" not in news:
+            why = "NaN or infinity would have come into the model"
+            self._log(job, f"round {round_}/{job.total} [red]is undone[/red]: {why}")
 
     def _log(self, job: "Job", *words: str) -> None:
         """Print a line about a job where there are no live bars; the console flushes it."""
@@ -91,6 +104,8 @@ def shown(report: dict[str, Any]) -> dict[str, str]:
             news[role] = f"{word} {100 * accuracy:.1f} %"
     if "train-f1" in numbers:
         news["f1"] = f"F1 {numbers['train-f1']:.3f}"
+    if report.get("undone"):
+        news["undone"] = "[red]this round is undone[/red]"
     for name in ("clipped", "recounted"):
         if report.get(name):
             news[name] = f"{name} {report[name]}"

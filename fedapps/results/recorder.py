@@ -289,6 +289,7 @@ class Recorder:
             },
             "seconds": None if private else time.monotonic() - self._started,
             **({"privacy": spent} if (spent := _privacy(self.rounds[-1])) else {}),
+            "undone_rounds": sum(bool(r.get("undone")) for r in self.rounds),
             "clipped_replies": None if private else sum(r.get("clipped", 0) for r in self.rounds),
             "recounted_replies": None
             if private

@@ -23,7 +23,7 @@ SCORES = ROLES | {"test": "test samples", "f1": "F1", "f1-users": "F1, users"}
 F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
 ROUNDS = ("best", "last")
 BOUND = ("training_error", "half_distance", "bound")  # terms of ODPFL-HN's bound and their sum
-NUMBERS = (*BOUND, "rounds", "seconds", "down", "up", "dropped", "epsilon", "delta")
+NUMBERS = (*BOUND, "rounds", "seconds", "down", "up", "dropped", "undone", "epsilon", "delta")
 UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort",
            "callbacks", "versions"}  # settings in which runs of one row may differ  # fmt: skip
 
@@ -209,6 +209,7 @@ def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dic
     if summary is not None:
         row |= {"rounds": summary.rounds, "seconds": summary.seconds}
         row |= dict(summary.megabytes_per_client_round) | {"dropped": summary.dropped_replies}
+        row |= {"undone": summary.undone_rounds}
         row |= dict(summary.privacy or {})
         error = summary.train.get("training_error")
         distance = (summary.novel or {}).get("half_distance")
@@ -255,6 +256,11 @@ def _doubts(row: dict[str, Any]) -> Iterator[str]:
         rounds = row["config"].get("rounds", expected)
         if summary.finished is False or (summary.finished is None and expected < rounds):
             yield f"has not finished: {expected} of {rounds} rounds"
+        if summary.undone_rounds:
+            yield (
+                f"{summary.undone_rounds} of {expected} rounds were undone: NaN or infinity would "
+                "have come into the model"
+            )
         if read < expected:
             yield f"metrics.jsonl is damaged or cut short: {read} of {expected} rounds"
 

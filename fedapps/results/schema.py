@@ -83,6 +83,7 @@ class Summary(Evaluation, Named):
     best_round: Count = 0
     novel_round: Count | None = None  # None: best_round, as in runs of earlier releases
     last: Evaluation = Evaluation()
+    undone_rounds: Count | None = None
     clipped_replies: Count | None = None
     recounted_replies: Count | None = None
     dropped_replies: Count | None = None

@@ -46,6 +46,7 @@ def results(runs: "DataFrame") -> TextTable:
         *["ε (δ): spent in the whole run, each run by itself"] * ("ε" in columns),
         *terms_of_privacy(runs),
         *lost_replies(runs),
+        *undone_rounds(runs),
         *["± standard deviation over seeds"] * spread,
         *["± standard error over clients"] * (joined and not spread),
         "MB per client and round",
@@ -86,6 +87,15 @@ def lost_replies(runs: "DataFrame") -> list[str]:
     counts = runs.groupby("method", sort=False).dropped.sum()
     words = [f"{method} {count:.0f}" for method, count in counts.items() if count]
     return [f"training replies dropped: {', '.join(words)}"] if words else []
+
+
+def undone_rounds(runs: "DataFrame") -> list[str]:
+    """The number of undone rounds by method, summed over seeds, and what an undone round means."""
+    counts = runs.groupby("method", sort=False).undone.sum()
+    words = [f"{method} {count:.0f}" for method, count in counts.items() if count]
+    if not words:
+        return []
+    return [f"rounds undone, as NaN or infinity would have come into the model: {', '.join(words)}"]
 
 
 def _cells(runs: "DataFrame", spread: bool) -> dict[str, str]:

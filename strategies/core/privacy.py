@@ -34,7 +34,8 @@ from strategies.core.accountant import central_epsilon, local_epsilon, local_los
 from strategies.core.replies import Node, Update
 
 TEST_SETTING = "; TEST SETTING: a person who knows the seed knows the noise"
-RELEASED = ("round", "evaluation")  # keys of a report, beside dp-…, under central privacy
+# Keys of a report, beside dp-…, under central privacy. The released model shows "undone" as well.
+RELEASED = ("round", "evaluation", "undone")
 CONTINUED = "; goes on from a saved run: what else goes on from that one is not counted"
 UNKNOWN_TERMS: dict[str, Any] = {  # the weakest ones
     "generator": "seeded",

@@ -134,6 +134,7 @@ class PersonalizedStrategy(StrategyBase):
         if not num_rounds:
             self.now = Round(0, report={"round": 0})
             self._evaluate(0, arrays, evaluation, result)
+        self._stop_on_undone()
         result.arrays = to_record(self.arrays)
         return result
 
@@ -305,6 +306,16 @@ class PersonalizedStrategy(StrategyBase):
                 f"round {now.number}: no {role} client could be evaluated (fraction-evaluate=0 "
                 f"evaluates none); {now.failure}"
             )
+
+    def _stop_on_undone(self) -> None:
+        """Raise RuntimeError if every round of the run was undone: nothing was trained."""
+        if not self.undone_rounds or self.undone_rounds < self.round:
+            return
+        raise RuntimeError(
+            f"every round was undone ({self.undone_rounds} of {self.round}): NaN or infinity would "
+            f"have come into the model, which is that of the start; lower lr, or mend aggregate of "
+            f"{type(self).__name__}"
+        )
 
     def _lacking(self) -> str:
         """What clients lack, if replies were refused for that, or foreign clients failed."""

@@ -13,7 +13,7 @@ from clients.core.protocol import RESTORE_STATE, SAVE_STATE
 from strategies.core.replies import Node, finite
 from strategies.core.strategy import StrategyBase
 
-NOT_OF_MODEL = ("round", "sizes", "privacy", "token")  # keys of a strategy's state
+NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token")  # keys of a strategy's state
 STATE_BATCH = 100  # clients whose states travel in one exchange
 
 
@@ -51,6 +51,7 @@ def undo_round(strategy: StrategyBase, before: dict[str, Any]) -> None:
     strategy.forget()
     spent = {"privacy": strategy.privacy.state()} if strategy.privacy else {}
     strategy.load_state(before | spent | {"handout": strategy.published_models})
+    strategy.undone_rounds += 1
     strategy.now.report["undone"] = True
 
 

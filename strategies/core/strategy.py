@@ -134,6 +134,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         self.published_models: Arrays = {}
         self.evaluation: list[Update] = []  # replies of the last evaluation
         self.now = Round()  # the present round; everything else lives through the run
+        self.undone_rounds = 0  # whose aggregate was not finite
         self.num_rounds, self.timeout = 0, 3600.0
         self.token = uuid4().hex  # the nodes know by it which of their states belong to this run
         self.common_config: dict[str, Any] = {}  # of every message
@@ -241,6 +242,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         """All that lives through the run: dicts, lists and sets of arrays, numbers and texts."""
         return {
             "round": self.round,
+            "undone-rounds": self.undone_rounds,
             "arrays": self.arrays,
             "kept": {name: getattr(self, name) for name in self.persistent_attributes},
             "optimizers": [optimizer.state() for optimizer in self.optimizers()],
@@ -260,6 +262,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             setattr(self, name, value)
         if "round" in state:
             self.now.number = state["round"]
+            self.undone_rounds = state.get("undone-rounds", 0)  # earlier checkpoints have none
             for optimizer, saved in zip(self.optimizers(), state["optimizers"], strict=True):
                 optimizer.load_state(saved)
             self.messenger.sizes.load_state(state["sizes"])
