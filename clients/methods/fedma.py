@@ -58,6 +58,9 @@ def check_chain(model: nn.Module, shape: tuple[int, ...]) -> None:
     The server refuses networks with other layers, and layers whose sizes do not fit."""
     trial = deepcopy(model).eval()
     named = [(n, m) for n, m in trial.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    matched = {f"{name}.{key}" for name, layer in named for key in layer.state_dict()}
+    if matched != trial.state_dict().keys():
+        return
     with drawing(0), torch.no_grad():
         x = torch.randn(4, *shape).to(blank_inputs(model, shape).device)
         expected = trial(x)

@@ -210,20 +210,22 @@ class PFedHN(PersonalizedStrategy):
         total = num_rounds + self.novel_rounds
         return super().start(grid, initial_arrays, total, *args, **options)
 
+    def _run(self, *args: Any) -> Result:
+        self._last_training_round = self.num_rounds - self.novel_rounds  # a stop moves the former
+        return super()._run(*args)
+
     @property
     def frozen(self) -> bool:
         """Whether this round's clients are the novel ones, and φ is frozen."""
-        last_training_round = self.num_rounds - self.novel_rounds
-        return bool(self.novel_rounds) and self.round > last_training_round
+        return bool(self.novel_rounds) and self.round > self._last_training_round
 
     def sample(self) -> list[Node]:
         """Training clients; in the novel rounds all novel clients."""
         if not self.frozen:
             return super().sample()
         self.selection_phase, self.evaluate_novel = 1, self._serves_novel
-        self.report_last_round = (
-            True  # φ is frozen: training clients' validation cannot choose a round
-        )
+        # φ is frozen: training clients' validation cannot choose a round.
+        self.report_last_round = True
         return [node for node in self.nodes if node.novel]
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:

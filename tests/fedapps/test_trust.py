@@ -331,7 +331,7 @@ def test_a_message_names_no_file_of_a_node(tmp_path):
         return federation(SMALL).share(0).everything[:]
 
     def net():
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Linear(4, 10))
 
     there = context(state_dir=str(tmp_path / "state"))
     mine: ClientApp = client_app("fedper", model=net, data=data)
