@@ -2,11 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from logging import INFO
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
@@ -22,18 +25,29 @@ from clients.core.flower_fast import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from clients.core.privacy import settings_of
 from clients.core.protocol import NAMES
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import adopted
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
+from fedapps.component_settings import (
+    announced,
+    check_agreement,
+    check_carried_out,
+    check_users,
+    clients_privacy,
+    initial_configuration,
+    privacy_of,
+    spent_budget,
+)
 from fedapps.engines.in_process_grid import respond
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register, unpack
 from fedapps.node.building import Network, client_settings, network_around, shared_of
 from fedapps.node.ledger import guarded
 from fedapps.node.own_data import say_what_is_unused, share_of
-from fedapps.settings.config import Config, accepted, check_method, construct, defaults, override
+from fedapps.settings.config import Config, accepted, check_method, construct, override
 from fedapps.settings.config import settings as of_method
 from partitions.datasets.loading import Info
 from strategies.core.rounds import PersonalizedStrategy
@@ -49,6 +63,7 @@ def client_app(
     data: Data,
     public: Callable[[], Tensor] | None = None,
     loss: Criterion | None = None,
+    rounds: int = 0,
     **settings: Any,
 ) -> ClientApp:
     """Flower's client half of `method`, around the network that `model` makes.
@@ -60,14 +75,20 @@ def client_app(
     ``novel=true`` in its configuration, is a novel client. `public` returns the inputs that FedMD's
     methods learn from. `loss` replaces the cross entropy of logits and labels, in training and in
     scores. Methods that adapt without labels read outputs as logits of a softmax, whatever the
-    loss. `settings` are the method's and the common ones, see `fedapps list methods`, pyproject.
+    loss. `settings` are those that the method's clients read, see `fedapps settings`; others are
+    refused. With ``dp="local"`` each reply is clipped and noised on the node, which counts what it
+    reveals; `rounds` is then the number of rounds of the run.
 
-    Raises ValueError for an unknown method or setting."""
-    config = _configuration(method, settings)
+    Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
+    config, keys = _configuration(method, settings)
+    check_carried_out("client_app", method, config, keys)
+    privacy = clients_privacy(method, config, rounds)
+    if rounds and not privacy:
+        raise ValueError("client_app reads rounds=… with dp='local' alone")
     kind, given = METHODS[method].client, client_settings(config, method)
     criterion = None if loss is None else OwnLoss(loss)
 
-    def make_client(context: Context, _: str) -> Client:
+    def make_client(context: Context) -> Client:
         samples = data(context)
         share = share_of(samples, context, public)
         shape = tuple(share.everything.x.shape[1:])
@@ -80,18 +101,30 @@ def client_app(
         return client
 
     def handle(message: Message, context: Context) -> Message:
-        return answer(message, context, make_client)
+        def checked_client(context: Context, _: str) -> Client:
+            check_agreement(method, config, keys, settings_of(message))
+            return make_client(context)
 
-    app = _App()
+        return answer(message, context, checked_client)
+
+    app = _App(privacy)
     for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
         register(app, message_type, handle, guarded)
     return app
 
 
 class _App(ClientApp):
-    """Answers an error with its reason, as much as privacy allows."""
+    """Answers an error with its reason, as much as privacy allows.
+
+    `privacy` holds the options of the app's own privacy, which the run's configuration lacks."""
+
+    def __init__(self, privacy: Config) -> None:
+        super().__init__()
+        self._privacy = privacy
 
     def __call__(self, message: Message, context: Context) -> Message:
+        if self._privacy:
+            context = replace(context, run_config={**context.run_config, **self._privacy})
         return respond(super().__call__, message, context)
 
 
@@ -108,37 +141,51 @@ def server_app(
     """Flower's server half of `method`, for networks whose inputs are (n, *shape).
 
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
-    joined, and passes the result to `then`. `settings` must be the clients'.
+    joined, and passes the result to `then`. `settings` are those that the method's strategy reads;
+    those that clients read must be equal in `client_app`. With ``dp="central"`` the server clips
+    and noises the mean over `num_clients` users; with ``dp="local"`` it asks the clients for noise.
+    ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
-    Raises ValueError for an unknown method or setting."""
-    config, entry = _configuration(method, settings), METHODS[method]
+    Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
+    entry = METHODS[check_method(method)]
+    config, keys = _configuration(method, settings)
+    check_carried_out("server_app", method, config, keys)
+    check_users(method, config, keys)
+    privacy_of(method, config, rounds or 1)  # raises for bad settings before the app starts
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         network, _ = _network(method, model, config, shape)
+        num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
+        privacy = privacy_of(method, config, num_rounds)
         strategy: PersonalizedStrategy = construct(
             entry.strategy,
             config=config,
             method=method,
             min_available_nodes=min_available_nodes,
-            evaluate_novel=bool(entry.novel),
+            privacy=privacy,
+            **({} if "evaluate-novel" in keys else {"evaluate_novel": bool(entry.novel)}),
             **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
         )
         result = strategy.start(
             grid=grid,
             initial_arrays=to_record(shared_of(network, method, of_method(config, method))),
-            num_rounds=rounds or int(context.run_config.get("num-server-rounds", 3)),
-            train_config=ConfigRecord({"method": method}),
+            num_rounds=num_rounds,
+            timeout=float(config["round-timeout"]),
+            train_config=ConfigRecord({"method": method} | announced(method, keys)),
         )
+        if privacy is not None:
+            log(INFO, "differential privacy: %s", spent_budget(privacy))
         if then is not None:
             then(result, strategy)
 
     return app
 
 
-def _configuration(method: str, settings: dict[str, Any]) -> Config:
-    """The defaults with `settings`; a method's own key wins over a common one of the same name.
+def _configuration(method: str, settings: dict[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """The defaults with `settings`, and the latter by key; a method's own key wins over a common
+    one of the same name.
 
     References in them are allowed: the programmer wrote them."""
     external_code.allow(*external_code.named([method, settings]))
@@ -149,7 +196,7 @@ def _configuration(method: str, settings: dict[str, Any]) -> Config:
             f"{method} needs users whose tastes are known, as the preference partition makes them; "
             f"those that take any data: {', '.join(able)}"
         )
-    config = defaults()
+    config = initial_configuration(method)
     keys = {name: name.replace("_", "-") for name in settings}
     changes = {
         f"{method}.{key}" if f"{method}.{key}" in config else key: settings[name]
@@ -157,7 +204,7 @@ def _configuration(method: str, settings: dict[str, Any]) -> Config:
     }
     config = override(config, changes)
     construct(entry.strategy, config=config, method=method)  # raises for a value out of range
-    return config
+    return config, changes
 
 
 def _network(

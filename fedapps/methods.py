@@ -488,3 +488,11 @@ def _adopted(name: str, method: Any) -> Method:
 
 
 METHODS = Registry("method", NAMED, _adopted)
+
+
+def check_private(method: str, mode: str) -> None:
+    """Raise ValueError for a method that cannot keep differential privacy of that mode."""
+    if mode == "none" or mode in METHODS[method].dp:
+        return
+    able = [name for name, entry in METHODS.items() if mode in entry.dp]
+    raise ValueError(f"{method} cannot keep dp {mode!r}; able: {', '.join(able)}")

@@ -23,7 +23,7 @@ from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
 from fedapps.files import PRIVACY, locked, read_json, trained_rounds, write_text
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, check_private
 from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_client_states, read_former, takes_states
@@ -307,9 +307,7 @@ def _privacy(config: Config, method: str) -> Privacy | None:
             f"dp is {privacy.mode!r} and partition.labeled-clients {labeled:g}; the noise is that "
             "of a mean over all training clients; set one of the two to its default"
         )
-    if privacy.mode not in METHODS[method].dp:
-        able = [name for name, entry in METHODS.items() if privacy.mode in entry.dp]
-        raise ValueError(f"{method} cannot keep dp {privacy.mode!r}; able: {', '.join(able)}")
+    check_private(method, privacy.mode)
     return privacy
 
 

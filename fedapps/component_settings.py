@@ -1,0 +1,220 @@
+"""Which settings the components of `fedapps.components` carry out, and how the two are compared.
+
+A setting is read by the server's component, by the clients', or by both. One that is given where
+only the other component reads it must be given there too, with the same value; the server's
+messages therefore say what its component was given, and a client's component compares. A setting
+that no component carries out is refused."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedapps.common.errors import Refusal
+from fedapps.common.settings import key_of, taken
+from fedapps.methods import METHODS, check_private
+from fedapps.settings.config import Config, construct, defaults, override, settings
+from fedapps.settings.run import RunSettings
+from strategies.core.privacy import Privacy
+
+GIVEN = "fedapps-settings"  # key of a message's config: the settings of server_app, in JSON
+# Settings of a run that `server_app` carries out, beside those of the method and of privacy.
+OF_SERVER = frozenset({"round-timeout", "num-clients"})
+PARAMETERS = frozenset({"min-available-nodes"})  # of `server_app`, which are no settings there
+
+# What a component has in the place of a run's setting.
+INSTEAD = {
+    "method": "name the method as the first argument",
+    "rounds": "server_app takes `rounds` as a parameter, and client_app too with dp='local'",
+    "model": "`model=` is the function that makes your network",
+    "client-models": "all clients have the network of `model=`",
+    "only-model": "all clients have the network of `model=`",
+    "dataset": "`data=` returns a node's samples",
+    "data-dir": "`data=` returns a node's samples",
+    "data-seed": "`data=` returns a node's samples",
+    "image-size": "resize the images in `data=`",
+    "label": "choose the column of labels in `data=`",
+    "partition": "`data=` returns a node's samples",
+    "standardize": "standardise the samples in `data=`",
+    "novel-shots": "only `fedapps run` deals few labeled samples to novel clients",
+    "callbacks": "use `then=` or the strategy's on_round",
+    "output-dir": "write what you need in `then=`",
+    "checkpoint-every": "only `fedapps run` writes checkpoints",
+    "resume": "only `fedapps run` writes checkpoints",
+    "from-dir": "load saved arrays into the network in `model=`",
+    "early-stopping": "set `rounds`",
+    "cohort": "only `fedapps run` trains clients side by side",
+}
+SERVING = "only `fedapps serve` serves a finished run"
+
+
+def check_carried_out(
+    component: str, method: str, config: Config, given: Mapping[str, Any]
+) -> None:
+    """Raise ValueError, saying what to write instead, for a key of `given` that `component`, which
+    is "client_app" or "server_app", does not carry out."""
+    of_privacy = _keys(Privacy)
+    read = of_client(method) | of_server(method) | of_privacy
+    read |= _of_network(method)
+    if component == "server_app":
+        read |= OF_SERVER
+    for key in given:
+        name = key.removeprefix(f"{method}.")
+        if name in read and key in config:
+            continue
+        if key.startswith("partition."):
+            hint = INSTEAD["partition"]
+        elif key.startswith("serv"):
+            hint = SERVING
+        elif key in INSTEAD:
+            hint = INSTEAD[key]
+        elif key in {*OF_SERVER, *PARAMETERS}:
+            hint = "it belongs to server_app"
+        elif key in _keys(RunSettings):
+            hint = "only `fedapps run` does"
+        else:
+            hint = f"{method} does not read it"
+        raise ValueError(f"{component} does not carry out the setting {key!r}: {hint}")
+
+
+def initial_configuration(method: str) -> Config:
+    """The defaults, also of a method from outside the package."""
+    return override(defaults(), {"method": method})
+
+
+def of_client(method: str) -> set[str]:
+    """The keys that the method's clients read, and those that shape its network."""
+    read = _keys(METHODS[method].client) | _of_network(method)
+    return read - set(METHODS[method].hidden_settings)
+
+
+def of_server(method: str) -> set[str]:
+    """The keys that the method's strategy reads, and those that shape its network."""
+    read = _keys(METHODS[method].strategy) | _of_network(method)
+    read -= PARAMETERS
+    return read - set(METHODS[method].hidden_settings)
+
+
+def _of_network(method: str) -> set[str]:
+    """The keys of the clients' settings by which both components build the network."""
+    client = METHODS[method].client
+    values = _ReadKeys({name: declared.default for name, declared in client.declared.items()})
+    client.uses_head(values)
+    names = {*taken(client.build), *taken(client.shared), *values.read}
+    return {key_of(name) for name in names & {*client.declared, *RunSettings.declared}}
+
+
+class _ReadKeys(dict[str, Any]):
+    """A table that notes which of its keys are read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        self.read.add(key)
+        return super().get(key, default)
+
+
+def _keys(cls: Any) -> set[str]:
+    return {key_of(name) for name in cls.declared}
+
+
+def check_users(method: str, config: Config, given: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `server_app` knows the number of users where it needs it alone."""
+    if config["dp"] == "central":
+        if "num-clients" not in given:
+            raise ValueError(
+                "dp is 'central': the private mean is over all users, present or not; give their "
+                "number as num_clients=…"
+            )
+    elif "num-clients" in given and "num-clients" not in _of_network(method):
+        raise ValueError(
+            "num-clients is read with dp='central' alone, for the mean over all users; the nodes "
+            "that the server waits for are `min_available_nodes`"
+        )
+
+
+def privacy_of(method: str, config: Config, rounds: int) -> Privacy | None:
+    """The privacy of `rounds` rounds, None without any. All of `num-clients` are users that train.
+
+    Raises ValueError for bad settings, and for a method that cannot keep it."""
+    terms = config | {"rounds": rounds, "train-fraction": 1.0}
+    privacy: Privacy = construct(Privacy, config=terms, method=method)
+    check_private(method, privacy.mode)
+    return None if privacy.mode == "none" else privacy
+
+
+def spent_budget(privacy: Privacy) -> str:
+    """What the rounds so far have spent, and its terms, in one line."""
+    report = privacy.report()
+    return f"ε = {report['dp-epsilon']:.4g} at δ = {report['dp-delta']:g}; {report['dp-terms']}"
+
+
+def clients_privacy(method: str, config: Config, rounds: int) -> Config:
+    """The options of privacy that `client_app` keeps, for `clients.core.privacy`; empty without dp.
+
+    Raises ValueError for bad settings, and for central privacy, which the server keeps."""
+    if config["dp"] == "central":
+        raise ValueError(
+            "client_app does not carry out dp='central': the server clips and adds the noise; give "
+            "dp and its settings to server_app"
+        )
+    if config["dp"] == "local" and not rounds:
+        raise ValueError("dp is 'local': ε counts the rounds; give their number as rounds=…")
+    privacy = privacy_of(method, config, rounds)
+    if privacy is None:
+        return {}
+    values = settings(config | {"rounds": rounds}, method)
+    options = {key: values[key.replace("-", "_")] for key in (*_keys(Privacy), "seed", "rounds")}
+    return options
+
+
+def announced(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of every message's config that says what `server_app` was given."""
+    short = {key.removeprefix(f"{method}."): value for key, value in given.items()}
+    return {GIVEN: json.dumps(short, sort_keys=True)}
+
+
+def check_agreement(
+    method: str, config: Config, given: Mapping[str, Any], message: Mapping[str, Any]
+) -> None:
+    """Raise Refusal where this client's settings contradict those that the server's component was
+    given, which the config of its `message` holds.
+
+    Compared are settings that one component was given and the other reads."""
+    own = {key.removeprefix(f"{method}.") for key in given} - _keys(Privacy)
+    if GIVEN not in message:
+        only_servers = sorted(own - of_client(method))
+        if only_servers:
+            key = only_servers[0]
+            raise Refusal(
+                f"the client's app was given {key}, which the server alone reads; give it to the "
+                "server's strategy, and not to client_app"
+            )
+        return
+    theirs = json.loads(str(message[GIVEN]))
+    there = initial_configuration(method)
+    mode = str(theirs.get("dp", "none"))
+    if mode == "local" and config["dp"] != "local":
+        raise Refusal(
+            "server_app was given dp='local', and client_app was not; the clients add the noise: "
+            "give client_app dp='local', its settings and rounds=…"
+        )
+    compared = (own & of_server(method)) | (theirs.keys() & of_client(method))
+    for key in sorted(compared - _keys(Privacy)):
+        here = value_of(method, config, key)
+        other = theirs[key] if key in theirs else value_of(method, there, key)
+        if here != other:
+            raise Refusal(
+                f"client_app has {key} {here!r} and server_app {other!r}; give both the same"
+            )
+
+
+def value_of(method: str, config: Config, key: str) -> Any:
+    """The value that holds for the method: that of its section, else the common one."""
+    return config.get(f"{method}.{key}", config.get(key))
