@@ -4,7 +4,8 @@
     python -m experiments.attacks table BEFORE AFTER
 
 `run` adds the runs that FILE lacks, a line each. `table` prints two such files as Markdown. The
-embedded digits, 20 clients, half of them in training, 30 rounds of 5 local steps."""
+embedded digits, 20 clients, half of them in training, 30 rounds of 5 local steps,
+with `protect`."""
 
 import json
 import logging
@@ -38,7 +39,7 @@ ATTACKS = {
     "control": "control variates and the replies to exchanges with the sign flipped, times ten; of "
     "a method without either, training on labels in reverse order",
 }
-SMALL: Config = {"local-steps": 5, "evaluate-every": 30}
+SMALL: Config = {"local-steps": 5, "evaluate-every": 30, "protect": True}
 NEEDS: dict[str, Config] = {m: {"model": "convnet-bn"} for m in ("fedbn", "bn-adapt")}
 Key = tuple[str, str, int, str]  # method, partition, seed, attack
 cli = typer.Typer(help="One lying client of ten.", no_args_is_help=True, add_completion=False)

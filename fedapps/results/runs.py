@@ -23,7 +23,19 @@ SCORES = ROLES | {"test": "test samples", "f1": "F1", "f1-users": "F1, users"}
 F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
 ROUNDS = ("best", "last")
 BOUND = ("training_error", "half_distance", "bound")  # terms of ODPFL-HN's bound and their sum
-NUMBERS = (*BOUND, "rounds", "seconds", "down", "up", "dropped", "undone", "epsilon", "delta")
+NUMBERS = (
+    *BOUND,
+    "rounds",
+    "seconds",
+    "down",
+    "up",
+    "dropped",
+    "undone",
+    "clipped",
+    "recounted",
+    "epsilon",
+    "delta",
+)
 UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort",
            "callbacks", "versions"}  # settings in which runs of one row may differ  # fmt: skip
 
@@ -210,6 +222,7 @@ def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dic
         row |= {"rounds": summary.rounds, "seconds": summary.seconds}
         row |= dict(summary.megabytes_per_client_round) | {"dropped": summary.dropped_replies}
         row |= {"undone": summary.undone_rounds}
+        row |= {"clipped": summary.clipped_replies, "recounted": summary.recounted_replies}
         row |= dict(summary.privacy or {})
         error = summary.train.get("training_error")
         distance = (summary.novel or {}).get("half_distance")

@@ -103,6 +103,7 @@ class Round(Model):
     round: Count
     evaluation: Rates = {}
     dropped: dict[str, Count] = {}
+    clipped: Count = 0
     recounted: Count = 0
     phases: dict[str, float] = {}
     novel_megabytes: dict[str, float] = Field({}, alias="novel-megabytes")

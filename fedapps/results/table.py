@@ -46,6 +46,7 @@ def results(runs: "DataFrame") -> TextTable:
         *["ε (δ): spent in the whole run, each run by itself"] * ("ε" in columns),
         *terms_of_privacy(runs),
         *lost_replies(runs),
+        *limited_replies(runs),
         *undone_rounds(runs),
         *["± standard deviation over seeds"] * spread,
         *["± standard error over clients"] * (joined and not spread),
@@ -87,6 +88,23 @@ def lost_replies(runs: "DataFrame") -> list[str]:
     counts = runs.groupby("method", sort=False).dropped.sum()
     words = [f"{method} {count:.0f}" for method, count in counts.items() if count]
     return [f"training replies dropped: {', '.join(words)}"] if words else []
+
+
+LIMITED = {
+    "clipped": "training replies scaled down by a limit on their length",
+    "recounted": "training replies that a limit counts with fewer samples",
+}
+
+
+def limited_replies(runs: "DataFrame") -> list[str]:
+    """The number of replies that limits cut, by method, summed over seeds: a line a limit."""
+    notes = []
+    for column, meaning in LIMITED.items():
+        counts = runs.groupby("method", sort=False)[column].sum()
+        words = [f"{method} {count:.0f}" for method, count in counts.items() if count]
+        if words:
+            notes.append(f"{meaning}: {', '.join(words)}")
+    return notes
 
 
 def undone_rounds(runs: "DataFrame") -> list[str]:
