@@ -12,6 +12,7 @@ from typing import Any
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.methods import METHODS, check_private
+from fedapps.settings.companions import check_beside
 from fedapps.settings.config import Config, construct, defaults, override, settings
 from fedapps.settings.run import RunSettings
 from strategies.core.privacy import Privacy
@@ -74,6 +75,7 @@ def check_carried_out(
         else:
             hint = f"{method} does not read it"
         raise ValueError(f"{component} does not carry out the setting {key!r}: {hint}")
+    check_beside(method, config, given)
 
 
 def initial_configuration(method: str) -> Config:

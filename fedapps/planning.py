@@ -75,6 +75,7 @@ def plan(
 ) -> "list[Job]":
     """The runs of an experiment, checked. Raises ValueError for bad input."""
     from clients.models import MODELS
+    from fedapps.settings.companions import check_companions
     from fedapps.settings.config import defaults, override, run_folders, saved_configuration
     from fedapps.settings.variants import OF_THE_APP, Variant, check_shadowed, combinations
     from partitions import task
@@ -92,6 +93,7 @@ def plan(
     labels = combinations(methods, experiment.grid)
     for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
         say(make_console(stderr=True), note)
+    check_companions(config, experiment.settings, labels, experiment.from_file)
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
     for label in labels:  # before torch is loaded
         named = Variant.parse(label).apply(config)

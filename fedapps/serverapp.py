@@ -28,6 +28,7 @@ from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_client_states, read_former, takes_states
 from fedapps.results.recorder import Recorder
+from fedapps.settings.companions import check_companions
 from fedapps.settings.config import (
     Config,
     accepted,
@@ -68,6 +69,7 @@ def main(grid: Grid, context: Context) -> None:
     given = {key: value for key, value in config.items() if value != defaults().get(key)}
     for note in check_shadowed(config, given, methods, from_file=given):
         log(WARNING, note)
+    check_companions(config, given, methods)
     if len(methods) == 1:
         run(grid, config, engine, report=True)
         return
@@ -248,6 +250,9 @@ def check_run(config: Config) -> Privacy | None:
         raise ValueError("resume goes on from a checkpoint in output-dir, which is not set")
     if config["robust"] != "none":
         _check_robust(config, method)
+    if config["novel-rounds"] and "novel_rounds" not in accepted(METHODS[method].strategy):
+        able = ", ".join(n for n, m in METHODS.items() if "novel_rounds" in accepted(m.strategy))
+        raise ValueError(f"{method} has no novel-rounds; able: {able}")
     for key in ("output-dir", "from-dir"):
         folder = str(config[key])
         if folder and not Path(folder).is_absolute():

@@ -93,9 +93,17 @@ class Client(Streaming, Configured, NumPyClient):
         False, "a novel client's adaptation to a batch starts from the batches before it, if it can"
     )
     novel_steps = setting(
-        20, "mini-batches that a novel client learns from with novel-shots", COUNT
+        20,
+        "mini-batches that a novel client learns from with novel-shots",
+        COUNT,
+        beside="novel-shots!=0",
     )
-    novel_lr = setting(0.1, "its learning rate then, which does not decay; 0: as in training", RATE)
+    novel_lr = setting(
+        0.1,
+        "its learning rate then, which does not decay; 0: as in training",
+        RATE,
+        beside="novel-shots!=0",
+    )
     seed = SEED
     device = setting("auto", "cuda where there is one", ("auto", "cpu", "cuda"))
 

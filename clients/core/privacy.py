@@ -27,7 +27,10 @@ NOISE = "dp-local-noise"  # key of a train message's config: deviation of the cl
 MODES = ("none", "local", "central")
 GENERATORS = ("system", "seeded")
 DP_GENERATOR = setting(
-    "system", "where noise and sampling come from; seeded: repeatable, for tests", GENERATORS
+    "system",
+    "where noise and sampling come from; seeded: repeatable, for tests",
+    GENERATORS,
+    beside="dp!=none",
 )
 EVERYTHING = "everything"
 ROUNDING = 1 - 1e-6  # tolerance for a server's noise that is just enough

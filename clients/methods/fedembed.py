@@ -62,10 +62,15 @@ class FedEmbedClient(GlobalPlusClient):
     sub_populations = setting(0, "heads; 0: one for each type", "[0, 10000]")
     type_head = setting(True, "whether there is a head that learns the types")
     prototypical_users = setting(
-        1, "volunteers of each sub-population, who send embeddings", POSITIVE_INT
+        1,
+        "volunteers of each sub-population, who send embeddings",
+        POSITIVE_INT,
+        beside="assignment=prototype",
     )
-    margin = setting(1.0, "margin of the triplet loss", NONNEGATIVE)
-    triplet_lr = setting(0.05, "learning rate of the triplet loss", POSITIVE)
+    margin = setting(1.0, "margin of the triplet loss", NONNEGATIVE, beside="assignment=prototype")
+    triplet_lr = setting(
+        0.05, "learning rate of the triplet loss", POSITIVE, beside="assignment=prototype"
+    )
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

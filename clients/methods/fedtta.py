@@ -57,10 +57,16 @@ class FedTTAClient(Adapting, Client):
     first_order = setting(False, "drop second derivatives with respect to the base model")
     max_steps = setting(1, "adaptation steps when scored, at most", POSITIVE_INT)
     patience = setting(
-        1, "stop after so many steps in a row without a new least entropy", POSITIVE_INT
+        1,
+        "stop after so many steps in a row without a new least entropy",
+        POSITIVE_INT,
+        beside="max-steps!=1",
     )
     min_agreement = setting(
-        0.0, "share of predictions that must stay the first step's; 0: no guard", SHARE
+        0.0,
+        "share of predictions that must stay the first step's; 0: no guard",
+        SHARE,
+        beside="max-steps!=1",
     )
     adapt_batch_size = setting(2048, "samples of one adapting pass, to save memory", POSITIVE_INT)
     adaptation_width = setting(32, "units of the adaptation model's three hidden layers", WIDTH)

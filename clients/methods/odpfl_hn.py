@@ -34,7 +34,7 @@ DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
 DESCRIPTOR_EPSILON = setting(
     0.0, "ε of all that a novel client reveals of its inputs; 0: no noise", NONNEGATIVE
 )
-DESCRIPTOR_DELTA = setting(0.01, "δ of that ε", "(0, 1)")
+DESCRIPTOR_DELTA = setting(0.01, "δ of that ε", "(0, 1)", beside="descriptor-epsilon!=0.0")
 
 
 class ODPFLHNClient(Client):
@@ -60,12 +60,22 @@ class ODPFLHNClient(Client):
     )
     encode_samples = setting(0, "inputs behind a descriptor, at most; 0: all", COUNT)
     encode_batch_size = setting(0, "inputs of one pass of the encoder; 0: all", COUNT)
-    encoder_steps = setting(5, "two-phase: steps of the encoder to the embedding in a round", COUNT)
-    encoder_local_lr = setting(0.01, "two-phase: learning rate of these steps", RATE)
+    encoder_steps = setting(
+        5,
+        "two-phase: steps of the encoder to the embedding in a round",
+        COUNT,
+        beside="training=two-phase",
+    )
+    encoder_local_lr = setting(
+        0.01, "two-phase: learning rate of these steps", RATE, beside="training=two-phase"
+    )
     descriptor_epsilon = DESCRIPTOR_EPSILON
     descriptor_delta = DESCRIPTOR_DELTA
     descriptor_answers = setting(
-        1, "encoders that a private novel client answers; each gets its share of ε", POSITIVE_INT
+        1,
+        "encoders that a private novel client answers; each gets its share of ε",
+        POSITIVE_INT,
+        beside="descriptor-epsilon!=0.0",
     )
     dp_generator = DP_GENERATOR
 

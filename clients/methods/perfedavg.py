@@ -27,7 +27,9 @@ class PerFedAvgClient(Client):
     novel_steps, novel_lr = 1, 0.0  # as a training client
     inner_lr = setting(0.01, "α, also of the step that personalizes; β is the local lr", RATE)
     variant = setting("exact", "second derivatives", ("exact", "first-order", "hessian-free"))
-    delta = setting(0.001, "δ of the Hessian-free difference", POSITIVE)
+    delta = setting(
+        0.001, "δ of the Hessian-free difference", POSITIVE, beside="variant=hessian-free"
+    )
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """One meta step for each pair of mini-batches; ``loss`` is the mean of F."""

@@ -97,6 +97,7 @@ def read_tuning(
     """The methods and the search that are asked for. Raises ValueError for bad input."""
     if group not in ("training", "novel"):
         raise ValueError(f"--for is {group!r}; choose training or novel")
+    from fedapps.settings.companions import check_companions
     from fedapps.settings.config import defaults, override
     from fedapps.settings.experiments import (
         Experiment,
@@ -120,6 +121,7 @@ def read_tuning(
     config = override(defaults(), experiment.settings)
     for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
         say(make_console(), note)
+    check_companions(config, experiment.settings, labels, experiment.from_file)
 
     from fedapps.engines.run import run_jobs
     from fedapps.results.progress import Display

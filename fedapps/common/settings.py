@@ -34,6 +34,7 @@ WHOLE = "[0, 9223372036854775807]"
 
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+BESIDE = "x-beside"  # keyword of our own in JSON Schema
 LIST = "comma-separated"  # format, in JSON Schema, of a text that is a list
 LONGEST = 4096  # characters of a text
 
@@ -68,12 +69,15 @@ class Interval:
 class Setting:
     """A default with its meaning and its range: an interval of numbers or a choice of texts.
 
-    The default decides the type. The text of a `listed` one is a list, separated by commas."""
+    The default decides the type. The text of a `listed` one is a list, separated by commas.
+    `beside` says where this one is read, by the value of another one: "variant=exact", or
+    "robust!=none"."""
 
     default: Value
     meaning: str
     values: str | tuple[str, ...] = ""
     listed: bool = False
+    beside: str = ""
 
     def __get__(self, instance: object, owner: type | None = None) -> Value:
         """The default, where an object has no value of its own."""
@@ -124,7 +128,10 @@ class Setting:
         if self.listed:
             value["format"] = LIST
         either = [value, {"type": "array", "items": value}]
-        return {"description": self.meaning, "default": self.default, "anyOf": either}
+        schema = {"description": self.meaning, "default": self.default, "anyOf": either}
+        if self.beside:
+            schema[BESIDE] = self.beside
+        return schema
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any]) -> "Setting":
@@ -135,15 +142,22 @@ class Setting:
             high = value.get("maximum", value.get("exclusiveMaximum"))
             left, right = "(["["minimum" in value], ")]"["maximum" in value]
             values = f"{left}{low}, {high}{right}"
-        return cls(schema["default"], schema["description"], values, value.get("format") == LIST)
+        listed = value.get("format") == LIST
+        beside = schema.get(BESIDE, "")
+        return cls(schema["default"], schema["description"], values, listed, beside)
 
 
 def setting(
-    default: T, meaning: str, values: str | tuple[str, ...] = "", *, listed: bool = False
+    default: T,
+    meaning: str,
+    values: str | tuple[str, ...] = "",
+    *,
+    listed: bool = False,
+    beside: str = "",
 ) -> T:
     """Declare a setting in a class's body, see `Setting`. Raises ValueError if the default lies
     outside of its own range."""
-    declared = Setting(default, meaning, values, listed)
+    declared = Setting(default, meaning, values, listed, beside)
     declared.checked(meaning, default)
     return declared  # type: ignore[return-value]  # on the class it reads as its default
 

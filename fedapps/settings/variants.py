@@ -92,7 +92,7 @@ class Variant:
                 raise ValueError(f"{str(self)!r}: {key} is no setting of a single method")
             if section in METHODS.known() and section not in (
                 self.method,
-                *_ancestors(self.method),
+                *ancestors(self.method),
             ):
                 raise ValueError(f"{str(self)!r}: {self.method} does not read {key}")
             own = f"{self.method}.{key}"
@@ -153,7 +153,7 @@ def check_shadowed(
     notes = _unread_options(config, changes, variants, from_file)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
-        reached = [v for v in variants if section in ("", v.method, *_ancestors(v.method))]
+        reached = [v for v in variants if section in ("", v.method, *ancestors(v.method))]
         said = {k for k in changes if k not in from_file or key in from_file}
         own = [v.method for v in reached if _sets(config, said, v, section, name, value)]
         if not own:
@@ -232,11 +232,12 @@ def _sets(
 
 
 @cache
-def _ancestors(method: str) -> tuple[str, ...]:
+def ancestors(method: str) -> tuple[str, ...]:
+    """The method that it extends, the one that this one extends, and so on."""
     parent = METHODS[method].extends
-    return (parent, *_ancestors(parent)) if parent else ()
+    return (parent, *ancestors(parent)) if parent else ()
 
 
 def root(method: str) -> str:
     """The method that it extends, in the end; itself if it extends none."""
-    return [method, *_ancestors(method)][-1]
+    return [method, *ancestors(method)][-1]

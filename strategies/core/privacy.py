@@ -57,17 +57,28 @@ class Privacy(Configured):
     Raises ValueError for settings that contradict each other."""
 
     dp = setting("none", "differential privacy of the users' updates", MODES)
-    dp_clip = setting(1.0, "C: norm at which a user's whole update is clipped", "(0, 1000000]")
+    dp_clip = setting(
+        1.0, "C: norm at which a user's whole update is clipped", "(0, 1000000]", beside="dp!=none"
+    )
     dp_noise_multiplier = setting(
-        0.0, "z: noise N(0, z²C²) on a user's update (local) or on their sum", NONNEGATIVE
+        0.0,
+        "z: noise N(0, z²C²) on a user's update (local) or on their sum",
+        NONNEGATIVE,
+        beside="dp!=none",
     )
     dp_epsilon = setting(
-        0.0, "in place of z: ε of the whole run, from which z follows", NONNEGATIVE
+        0.0,
+        "in place of z: ε of the whole run, from which z follows",
+        NONNEGATIVE,
+        beside="dp!=none",
     )
-    dp_delta = setting(0.00001, "δ of ε(δ)", "(0, 1)")
+    dp_delta = setting(0.00001, "δ of ε(δ)", "(0, 1)", beside="dp!=none")
     dp_generator = DP_GENERATOR
     dp_covers = setting(
-        EVERYTHING, "what ε covers; model-updates: evaluations and assignments are exact", COVERS
+        EVERYTHING,
+        "what ε covers; model-updates: evaluations and assignments are exact",
+        COVERS,
+        beside="dp!=none",
     )
 
     def __init__(

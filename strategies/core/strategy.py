@@ -82,7 +82,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     )
     bound = setting(False, "report the terms of ODPFL-HN's generalization bound")
     lr_decay = setting(1.0, "all learning rates × this in every lr-decay-rounds rounds", "(0, 1]")
-    lr_decay_rounds = setting(10, "rounds of that decay, which is smooth", "[1, 10000000]")
+    lr_decay_rounds = setting(
+        10, "rounds of that decay, which is smooth", "[1, 10000000]", beside="lr-decay!=1.0"
+    )
     start_timeout = setting(3600.0, "seconds for a client's first answer, with its data", SECONDS)
     seed = SEED
 

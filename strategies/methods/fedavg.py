@@ -26,7 +26,9 @@ class FedAvg(PersonalizedStrategy):
     ignores sample counts: "median", "trimmed-mean" or "krum", see `strategies.core.aggregation`."""
 
     robust = setting("none", "what stands in for the mean, against clients that lie", ROBUST)
-    robust_fraction = setting(0.2, "share of the clients that it presumes to lie", "[0, 0.5)")
+    robust_fraction = setting(
+        0.2, "share of the clients that it presumes to lie", "[0, 0.5)", beside="robust!=none"
+    )
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean weighted by sample counts."""

@@ -50,7 +50,10 @@ class FedEmbed(HeldHeads, WithSelfOrganizingMap, CentralAdam):
 
     assignment, embedding_dim = ASSIGNMENT, EMBEDDING_DIM
     som_passes = setting(
-        1, "updates of the map in a round, each by a part of its users", POSITIVE_INT
+        1,
+        "updates of the map in a round, each by a part of its users",
+        POSITIVE_INT,
+        beside="assignment=som",
     )
 
     def __init__(self, **settings: Any) -> None:

@@ -64,7 +64,9 @@ class ODPFLHN(PFedHN):
     training = setting(
         "end-to-end", "or in two phases: free embeddings, then tuning", ("end-to-end", "two-phase")
     )
-    fine_tune_rounds = setting(10, "two-phase: last rounds, with the encoder frozen", ROUNDS)
+    fine_tune_rounds = setting(
+        10, "two-phase: last rounds, with the encoder frozen", ROUNDS, beside="training=two-phase"
+    )
     descriptor_epsilon, descriptor_delta = DESCRIPTOR_EPSILON, DESCRIPTOR_DELTA
     dp_generator = DP_GENERATOR
 

@@ -68,7 +68,9 @@ class PFedHN(PersonalizedStrategy):
     server_optimizer = setting("sgd", "of hypernetwork, embeddings and encoder", ("sgd", "adam"))
     server_lr = setting(0.01, "learning rate of the hypernetwork", RATE)
     embedding_lr = setting(0.0, "learning rate of the embeddings; 0: server-lr", RATE)
-    server_momentum = setting(0.9, "momentum of the server's SGD", MOMENTUM)
+    server_momentum = setting(
+        0.9, "momentum of the server's SGD", MOMENTUM, beside="server-optimizer=sgd"
+    )
     server_weight_decay = setting(0.001, "weight decay of the server's optimizer", "[0, 10]")
     clip_norm = setting(
         50.0, "norm at which each server gradient is clipped; 0: never", NONNEGATIVE

@@ -7,6 +7,7 @@ of a random share's. No limit protects novel clients from a liar, whose model th
 (docs/reference/failures.md)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ PFEDHN_SETTINGS = ("embedding_dim", "hidden_dim", "hidden_layers", "chunk_size",
                    "server_momentum")  # fmt: skip
 
 
+def _of_pfedhn(name: str) -> Any:
+    """pFedHN's setting, which is read with the base pfedhn alone."""
+    return replace(PFedHN.declared[name], beside="base=pfedhn")
+
+
 class PFL(PersonalizedStrategy):
     """Trains as `base` = "fedper" or "pfedhn" does; "pfedhn" with `server_lr` and the other
     settings of `PFedHN`; a novel client gets all personal models, ``<client>/<name>``."""
@@ -40,10 +46,12 @@ class PFL(PersonalizedStrategy):
     )
 
     base = BASE
-    embedding_dim, hidden_dim = PFedHN.declared["embedding_dim"], PFedHN.declared["hidden_dim"]
-    hidden_layers, chunk_size = PFedHN.declared["hidden_layers"], PFedHN.declared["chunk_size"]
-    server_lr = PFedHN.declared["server_lr"]
-    server_momentum = PFedHN.declared["server_momentum"]
+    embedding_dim = _of_pfedhn("embedding_dim")
+    hidden_dim = _of_pfedhn("hidden_dim")
+    hidden_layers = _of_pfedhn("hidden_layers")
+    chunk_size = _of_pfedhn("chunk_size")
+    server_lr = _of_pfedhn("server_lr")
+    server_momentum = _of_pfedhn("server_momentum")
 
     def __init__(
         self,
