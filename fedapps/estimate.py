@@ -1,7 +1,6 @@
 """A rough estimate of the time and memory of runs, from one client's work on this machine."""
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,6 +11,7 @@ from flwr.app import Context, RecordDict
 import partitions
 from clients.core.arrays import num_bytes
 from fedapps.clientapp import make_client
+from fedapps.common.resources import num_cpus
 from fedapps.engines.in_process_grid import simulated_node
 from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS
@@ -31,7 +31,7 @@ HOW = (
 def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
     """A row for each run with its state, time on one core and memory; one for all runs on the
     engine, `parallel` at a time."""
-    processes = parallel if engine == "in-process" else max(parallel, os.cpu_count() or 1)
+    processes = parallel if engine == "in-process" else max(parallel, num_cpus())
     measured: dict[str, tuple[float, float, int]] = {}
     rows, waiting = [], [job for job in jobs if not job.done]
     costs = [cost(job, measured) for job in waiting]

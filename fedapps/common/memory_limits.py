@@ -5,15 +5,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
+from fedapps.common.resources import memory_left
 
-VARIABLE = "FEDAPPS_MAX_DATA_GB"  # the user's limit; default: half of the machine's memory
+VARIABLE = "FEDAPPS_MAX_DATA_GB"  # the user's limit; default: half of the memory that is left
 PASS_MEGABYTES = 16.0
 
 
 def check_size(size: float, source: Path | str) -> None:
     """Raise ValueError if data of `size` bytes are above the limit."""
-    text = os.environ.get(VARIABLE, "") or str(psutil.virtual_memory().total / 2e9)
+    text = os.environ.get(VARIABLE, "") or str(memory_left() / 2e9)
     try:
         limit = float(text)
     except ValueError as error:

@@ -19,6 +19,7 @@ from typing import Any
 import tomli_w
 
 from fedapps.common.errors import error_line
+from fedapps.common.resources import num_cpus
 from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import declare, stage
@@ -258,9 +259,11 @@ def _submit(link: SuperLink, group: list[Job], gpus: float) -> int:
     first = group[0]
     methods = ",".join(str(job.config["method"]) for job in group)
     folder = first.folder if len(group) == 1 else first.folder.parent
-    nodes = min(int(first.config["num-clients"]), os.cpu_count() or 1)
+    cpus = num_cpus()
+    nodes = min(int(first.config["num-clients"]), cpus)
     federation = (
-        f"num-supernodes={nodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
+        f"num-supernodes={nodes} init-args-num-cpus={cpus} "
+        f"client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
     )
     config = first.config | {"method": methods, "output-dir": str(folder)}
     return link.submit(config, federation)

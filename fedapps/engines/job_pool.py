@@ -1,7 +1,6 @@
 """Jobs: the runs of one command, and the choice of the engine that carries them out."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from clients.core.protocol import FewShot
+from fedapps.common.resources import num_cpus
 from fedapps.engines import check_engine_name
 from fedapps.files import ERRORS
 from fedapps.methods import METHODS
@@ -125,12 +125,12 @@ def choose_engine(jobs: Sequence[Job], parallel: int | None, *, ray: bool) -> tu
     Whole runs in process if every core gets one of the unfinished `jobs`, if the user set
     `parallel` > 1, or if one trains in cohorts. Otherwise one run after the other on Ray, with
     parallel clients. `ray`: options need Ray."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = num_cpus()
     runs = sum(not job.done for job in jobs)
-    few = parallel == 1 or (parallel is None and runs < max(2, cores or 1))
+    few = parallel == 1 or (parallel is None and runs < max(2, cores))
     if ray or (few and not _any_cohort(jobs)):
         return "ray", parallel or 1
-    return "in-process", parallel or min(runs, cores or 1, MAX_PROCESSES)
+    return "in-process", parallel or min(runs, cores, MAX_PROCESSES)
 
 
 def _any_cohort(jobs: Sequence[Job]) -> bool:

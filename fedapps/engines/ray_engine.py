@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from fedapps.common.resources import num_cpus
 from fedapps.engines.in_process_grid import Pause, Simulated
 from fedapps.engines.job_pool import Apps, Follow, Job
 from fedapps.engines.process import run_in_turn
@@ -40,8 +41,8 @@ def run_on_ray(jobs: list[Job], apps: Apps, gpus: float, address: str, follow: F
 
 @contextmanager
 def ray_cluster(address: str = "") -> Iterator[Check]:
-    """Ray on this machine alone, with its cores; or the cluster at `address`, to whose machines
-    the package is copied.
+    """Ray on this machine alone, with the cores that this process may use; or the cluster at
+    `address`, to whose machines the package is copied.
 
     Yields a function that raises RuntimeError once Ray's processes on this machine have died.
     Raises RuntimeError if Ray does not start."""
@@ -73,7 +74,12 @@ def _start(stack: ExitStack) -> Check:
             folder = attempt.enter_context(process_group())
             os.environ[GROUP] = str(folder)
             try:
-                _init(address="local", include_dashboard=False, _temp_dir=str(folder))
+                _init(
+                    address="local",
+                    num_cpus=num_cpus(),
+                    include_dashboard=False,
+                    _temp_dir=str(folder),
+                )
             except Exception as error:  # Ray raises a plain one if the machine is too busy
                 errors.append(f"{type(error).__name__}: {error}".replace("\n", " "))
                 ray.shutdown()

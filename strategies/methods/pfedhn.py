@@ -10,10 +10,8 @@ buffers are averaged on the server (see `strategies.methods._generated_networks`
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 from clients.core.arrays import Arrays, group, prefixed, to_tensors
 from clients.core.optimizers import SGD, Adam, Optimizer
 from clients.methods.pfedhn import NOVEL_ROUNDS
+from fedapps.common.resources import memory_left
 from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import MOMENTUM, NONNEGATIVE, RATE, WIDTH, setting
 from strategies.core.replies import Node, Requirement, Update
@@ -168,7 +167,8 @@ class PFedHN(PersonalizedStrategy):
             shapes, width = self.targets.shapes(), self.embedding_dim or 1
             phi = sum(p.numel() for p in Hypernetwork(shapes, width, **self._shape).parameters())
         moments = 2 if self.server_optimizer == "adam" else bool(self.server_momentum)
-        needed, free = (3 + 2 * moments) * phi * self.targets.dtype.itemsize, free_memory()
+        needed = (3 + 2 * moments) * phi * self.targets.dtype.itemsize
+        free = memory_left()
         if needed > free:
             weights = sum(torch.Size(shape).numel() for shape in shapes.values())
             chunk = max(1000, weights // 1000)
@@ -325,15 +325,6 @@ class PFedHN(PersonalizedStrategy):
         if self.server_optimizer == "adam":
             return Adam(parameters, lr, decay)
         return SGD(parameters, lr, self.server_momentum, decay)
-
-
-def free_memory() -> int:
-    """Bytes that a process can still take: of the machine, within its container's limit."""
-    free: int = psutil.virtual_memory().available
-    try:
-        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text("utf-8")))
-    except (OSError, ValueError):  # no container, or no limit
-        return free
 
 
 def relative_weight_spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:

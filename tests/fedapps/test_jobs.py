@@ -6,7 +6,7 @@ import signal
 import pytest
 from tiny import SMALL
 
-from fedapps.engines import flower, process
+from fedapps.engines import flower, job_pool, process
 from fedapps.engines.flower import flower_runs
 from fedapps.engines.job_pool import choose_engine, make_jobs
 from fedapps.engines.process import longest_first
@@ -137,7 +137,7 @@ def test_three_failed_polls_in_a_row_do_not_end_a_sweep(answers, survived, tmp_p
 def test_each_core_gets_a_run_if_there_are_enough(
     monkeypatch, tmp_path, runs, cohort, parallel, ray, cores, expected
 ):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(job_pool, "num_cpus", lambda: cores)
     jobs = make_jobs(SMALL | {"cohort": cohort}, ["fedavg"], list(range(runs + 1)), tmp_path)
     jobs[0].done = True
     assert choose_engine(jobs, parallel, ray=ray) == expected

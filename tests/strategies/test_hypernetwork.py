@@ -124,7 +124,7 @@ def test_more_memory_than_there_is_is_refused(monkeypatch):
         (20 * phi, {"hidden_dim": 200}, True),
         (9 * phi, {"chunk_size": 100}, False),
     ):
-        monkeypatch.setattr(pfedhn, "free_memory", lambda free=free: free)
+        monkeypatch.setattr(pfedhn, "memory_left", lambda free=free: free)
         strategy = PFedHN(embedding_dim=1, **options)
         if refused:
             with pytest.raises(ValueError, match=r"GB are free\. Set chunk-size, as to 1000, a"):
@@ -138,7 +138,7 @@ def test_a_finished_run_is_served_with_less_memory(monkeypatch):
     trained = PFedHN(embedding_dim=1)
     trained.open(None, initial, {})
     trained.ensure_embeddings([Node(3, 53)])
-    monkeypatch.setattr(pfedhn, "free_memory", lambda: 1)
+    monkeypatch.setattr(pfedhn, "memory_left", lambda: 1)
     served = PFedHN(embedding_dim=1, former={"arrays": trained.server_arrays()})
     served.open(None, initial, {})
     (one, two) = (s.personalize({}, [Node(3, 53)]) for s in (trained, served))
