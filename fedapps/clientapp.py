@@ -5,7 +5,6 @@ from collections import deque
 from functools import lru_cache
 from pathlib import Path
 
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -14,6 +13,7 @@ from clients.core.client import Client
 from fedapps.common import external_code
 from fedapps.common.external_code import is_reference
 from fedapps.common.seeds import seed_of
+from fedapps.common.threads import one_thread
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, is_simulated, register
@@ -25,8 +25,6 @@ from fedapps.settings.config import Config, check_method, completed, defaults
 from partitions.datasets.loading import DATASETS
 from partitions.federations import Federation, novel_shots
 from partitions.shares import Share
-
-torch.set_num_threads(1)  # virtual clients share the machine: one core for each process
 
 
 def make_client(context: Context, method: str) -> Client:
@@ -124,7 +122,8 @@ class App(ClientApp):
         message_type = message.metadata.message_type
         if message_type.partition(".")[2] and message_type not in self._registered_funcs:
             register(self, message_type, _answer, guarded)
-        return super().__call__(message, context)
+        with one_thread():  # Flower, which starts a node's process, leaves torch all cores
+            return super().__call__(message, context)
 
 
 def _answer(message: Message, context: Context) -> Message:

@@ -12,6 +12,7 @@ import partitions
 from clients.core.arrays import num_bytes
 from fedapps.clientapp import make_client
 from fedapps.common.resources import num_cpus
+from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import simulated_node
 from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS
@@ -70,6 +71,7 @@ def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
     return entry.relative_cost * seconds, memory
 
 
+@one_thread()
 def _measure(config: Config) -> tuple[float, float, int]:
     """Seconds of a FedAvg client's local training and of its evaluation, and bytes of its model."""
     novel = partitions.federation(with_public(config, "fedavg")).novel

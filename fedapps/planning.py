@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from fedapps.common.threads import one_thread
 from fedapps.console import make_console, say
 from fedapps.engines import check_address, check_engine_name
 from fedapps.settings.experiments import Experiment, parse_seeds, read_arguments, split_names
@@ -146,6 +147,7 @@ def start_from(
             say(make_console(stderr=True), note)
 
 
+@one_thread()  # as in the run, which uses the arrays that are made here
 def check(config: "Config") -> None:
     """Raise ValueError for every error in a configuration that can be known before a run."""
     from flwr.app import Context, RecordDict
@@ -174,6 +176,7 @@ def check(config: "Config") -> None:
             check_batches(made, config, method, task(config))
 
 
+@one_thread()
 def check_start(config: "Config") -> None:
     """Raise ValueError if from-dir holds another method's run that lacks the method's model."""
     from fedapps.files import read_arrays

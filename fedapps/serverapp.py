@@ -19,6 +19,7 @@ from clients.models import sized
 from fedapps.callbacks import make_callbacks
 from fedapps.common import external_code
 from fedapps.common.errors import error_line
+from fedapps.common.threads import one_thread
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
@@ -87,9 +88,11 @@ def main(grid: Grid, context: Context) -> None:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
 
+@one_thread()
 def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool = False) -> Result:
     """Train and evaluate `config`'s method over the grid of `engine`; results to ``output-dir``.
 
+    Server and clients compute on one thread, so all engines give the same bits.
     With `report`, log its scores at the end, and where the results are.
     Raises ValueError for a bad configuration before the first message, OSError if another process
     uses that folder."""
@@ -317,7 +320,7 @@ def _privacy(config: Config, method: str) -> Privacy | None:
 
 
 def load_client_app() -> ClientApp:
-    """The ClientApp. A server alone does not import it, since it limits torch to one thread."""
+    """The ClientApp, which a server alone does not import."""
     from fedapps.clientapp import app
 
     return app

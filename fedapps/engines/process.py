@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fedapps.common.errors import error_line
+from fedapps.common.threads import use_one_thread
 from fedapps.engines.in_process_grid import InProcessGrid, Pause, Simulated
 from fedapps.engines.job_pool import POLL_SECONDS, Apps, Follow, Job
 from fedapps.methods import METHODS
@@ -148,6 +149,7 @@ def _work(pipe: Connection, level: int) -> None:
     none. `level` is that of Flower's log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     logging.getLogger("flwr").setLevel(level)
+    use_one_thread()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

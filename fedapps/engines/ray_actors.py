@@ -16,6 +16,7 @@ import ray
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedapps.common.threads import use_one_thread
 from fedapps.engines.in_process_grid import Contexts, UserConfig, respond, with_id, with_records
 from fedapps.engines.memory_files import MemoryFiles
 
@@ -64,6 +65,7 @@ class Actor:
 
     def __init__(self, load: Callable[[], ClientApp], paths: Sequence[str]) -> None:
         keep_freed_memory()
+        use_one_thread()
         self.client_app = load()
         self.files = MemoryFiles(paths)
         self.files.unlink()

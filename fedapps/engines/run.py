@@ -3,6 +3,7 @@
 import shutil
 from contextlib import suppress
 
+from fedapps.common.threads import one_thread
 from fedapps.engines.flower import run_on_flower
 from fedapps.engines.job_pool import Apps, Follow, Job, check_engine
 from fedapps.engines.process import run_as_processes, run_in_process, run_in_turn
@@ -10,6 +11,7 @@ from fedapps.engines.ray_engine import run_on_ray
 from fedapps.files import CHECKPOINTS, ERRORS, locked, write_configuration
 
 
+@one_thread()
 def run_jobs(
     jobs: list[Job],
     engine: str,

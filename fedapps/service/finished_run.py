@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from clients.core.arrays import to_record
 from clients.core.client import Client
 from fedapps.common import external_code
+from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.files import WHICH, opening, read_json, trained_rounds
 from fedapps.methods import METHODS
@@ -84,7 +85,7 @@ class FinishedRun:
         self.check_novel()
         if not inputs.share.novel:
             raise ValueError("this is a training client's folder; its own node serves it")
-        with opening(self.folder), torch.inference_mode(False), torch.enable_grad():
+        with opening(self.folder), torch.inference_mode(False), torch.enable_grad(), one_thread():
             return self._serve(inputs, epsilon)
 
     def _serve(self, inputs: Inputs, epsilon: float | None) -> PersonalizationResult:
@@ -164,6 +165,7 @@ def restore_strategy(run: FinishedRun, grid: Grid) -> PersonalizedStrategy:
     return strategy
 
 
+@one_thread()  # the same bits as in an evaluation
 def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str]:
     """Send nodes their models; returns the reason for each client without one, by client."""
     payloads = strategy.personalize(strategy.arrays, nodes)

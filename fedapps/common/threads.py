@@ -1,0 +1,32 @@
+"""Threads of torch's linear algebra: a run computes on one, in every process that takes part.
+
+Clients share a machine, so each process has one core. Sums on several threads round differently, so
+one thread also gives the same bits in all engines. Importing the package changes nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def use_one_thread() -> None:
+    """Let this process compute on one thread from now on: for processes that the package starts."""
+    import torch  # some commands do without it
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the context torch computes on one thread; then on as many as before.
+
+    Threads that are started within it have one as well."""
+    import torch
+
+    before = torch.get_num_threads()
+    if before == 1:  # also inside of another context, which may end earlier in another thread
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
