@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.common import external_code
+from fedapps.common.class_members import check_members
 from fedapps.common.errors import described
 from fedapps.results.checkpoint import state_bytes
 from fedapps.settings.config import Config
@@ -25,6 +26,11 @@ Report = Mapping[str, Any]  # a line of metrics.jsonl
 
 class Callback:
     """Override any of these. Raise `strategies.core.rounds.Stop` to end training in order."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError for a name that seems to be a misspelling, see `class_members`."""
+        super().__init_subclass__(**options)
+        check_members(cls, {})
 
     def run_starts(self, config: Config) -> None:
         """Before the first message, with the run's whole configuration."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,10 @@ from fedapps.common.external_code import Registry, Value
 if TYPE_CHECKING:
     from clients.core.client import Client
     from strategies.core.rounds import PersonalizedStrategy
+
+
+NOVEL = ("", "global", "adapted")  # what an unlabeled novel client may get
+BOTH = ("local", "central")  # kinds of differential privacy
 
 
 class _Half:
@@ -56,10 +61,48 @@ class Method:
     hidden_settings: tuple[str, ...] = ()
     name: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a declaration of another type, or outside of its choices."""
+        for half in ("strategy", "client"):
+            _check_half(half, vars(self)[half])
+        for text in ("paper", "summary", "novel", "extends", "name"):
+            if not isinstance(getattr(self, text), str):
+                raise ValueError(_wrong(text, getattr(self, text), "a text"))
+        if self.novel not in NOVEL:
+            raise ValueError(_wrong("novel", self.novel, f"one of {', '.join(map(repr, NOVEL))}"))
+        for several in ("dp", "hidden_settings"):
+            values = getattr(self, several)
+            if not isinstance(values, tuple) or not all(isinstance(v, str) for v in values):
+                raise ValueError(_wrong(several, values, "a tuple of texts, such as ('local',)"))
+        if unknown := set(self.dp) - set(BOTH):
+            raise ValueError(_wrong("dp", min(unknown), f"of {', '.join(map(repr, BOTH))}"))
+        cost = self.relative_cost
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 < cost < inf:
+            raise ValueError(_wrong("relative_cost", cost, "a number above 0"))
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(_wrong("settings", self.settings, "a dict of keys and values"))
+
     @property
     def own_client(self) -> bool:
         """Whether its clients are of another class than FedAvg's."""
         return vars(self)["client"] != NAMED["fedavg"].__dict__["client"]
+
+
+def _check_half(half: str, given: Any) -> None:
+    """Raise ValueError unless it is a reference, or a class of that half's kind."""
+    if isinstance(given, str):
+        return
+    base: type
+    if half == "client":
+        from clients.core.client import Client as base
+    else:
+        from strategies.core.rounds import PersonalizedStrategy as base
+    if not isinstance(given, type) or not issubclass(given, base):
+        raise ValueError(_wrong(half, given, f"a subclass of {base.__module__}.{base.__name__}"))
+
+
+def _wrong(name: str, value: Any, wanted: str) -> str:
+    return f"{name} of a Method is {value!r:.200}; it must be {wanted}"
 
 
 for _half in ("strategy", "client"):
@@ -74,7 +117,6 @@ def _method(client: str, *texts: str, strategy: str = FEDAVG, **more: Any) -> Me
     return Method(strategy, client, *texts, **more)  # type: ignore[arg-type]
 
 
-BOTH = ("local", "central")
 FREE_EMBEDDINGS = ("embedding-dim", "bias", "descriptor", "embedding-lr")  # pfedhn's alone
 TWO_PHASES = ("training", "fine-tune-rounds", "encoder-steps", "encoder-local-lr")
 PRIVATE_DESCRIPTORS = ("descriptor-epsilon", "descriptor-delta", "descriptor-answers")

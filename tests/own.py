@@ -51,7 +51,7 @@ class FedDynClient(Client):
 class FedDynServer(FedAvg):
     """h ← h − (α/m) Σ_{k∈P} (θ_k − θ^{t−1}), θ^t = mean_{k∈P} θ_k − h/α."""
 
-    kept = ("h",)
+    persistent_attributes = ("h",)
     alpha = ALPHA
 
     def initialize(self, arrays: Arrays) -> Arrays:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from clients.core.protocol import (
     with_names,
 )
 from clients.core.sgd import batches, train_only
+from fedapps.common.class_members import Renamed
 from fedapps.common.memory_limits import PASS_MEGABYTES, num_parts
 from fedapps.common.seeds import SEED, seed_of, seed_torch
 from fedapps.common.settings import COUNT, MOMENTUM, POSITIVE_INT, RATE, Configured, setting, taken
@@ -49,6 +50,16 @@ class Client(Streaming, Configured, NumPyClient):
     `client` is its id, `initial` the arrays that the model starts from (default: its present ones),
     `model_name` the network's name for the server. Raises ValueError for a setting out of its range
     and for a device that is missing."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "has_global": "also_scores_global_model",
+        "separate": "separately_trained",
+        "stacked": "vmapped_tensors",
+        "sent": "shared_names",
+        "goes_on": "supports_streaming",
+    }
+    adapted = Renamed("adaptation_metrics")
+    stages = Renamed("intermediate_logits")
 
     # Prefixes of the model's names: what never leaves the client, and what else is trained
     # separately from the rest.

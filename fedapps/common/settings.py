@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
+from fedapps.common.class_members import check_members
+
 Value = str | int | float | bool
 T = TypeVar("T", str, int, float, bool)
 
@@ -166,9 +168,13 @@ class Configured:
     """A class whose settings are declared on it, and given to its constructor by keyword."""
 
     declared: ClassVar[Mapping[str, Setting]] = {}  # its settings by attribute, its bases' included
+    renamed: ClassVar[Mapping[str, str]] = {}  # present names of attributes by their former ones
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Collect the declarations; a plain value replaces an inherited default."""
+        """Collect the declarations; a plain value replaces an inherited default.
+
+        Raises TypeError for a name that seems to be a misspelling, see `class_members`, and for a
+        setting that is replaced by what is no value."""
         super().__init_subclass__(**options)
         known: dict[str, Setting] = {}
         for base in reversed(cls.__mro__[1:]):
@@ -177,8 +183,14 @@ class Configured:
             if name in known and isinstance(value, Value):
                 default = known[name].checked(key_of(name), value)
                 setattr(cls, name, replace(known[name], default=default))
+            elif name in known and not isinstance(value, Setting | property):
+                raise TypeError(
+                    f"{cls.__name__} sets {name!r} to {value!r:.80}; it is a setting: give it a "
+                    "value, or declare it by setting(…)"
+                )
             if isinstance(vars(cls)[name], Setting):
                 known[name] = vars(cls)[name]
+        check_members(cls, known, cls.renamed)
         cls.declared = known
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 

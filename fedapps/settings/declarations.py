@@ -57,8 +57,13 @@ def of_method(name: str, method: Method) -> Settings:
     """What the section of a method may set, with the defaults that hold for it: what its classes
     declare beyond the common settings, and the common ones for which it has another default.
 
-    Raises ValueError for a default of a setting that nobody reads."""
+    Raises ValueError for a default of a setting that nobody reads, or out of its range, and for a
+    hidden setting that there is not."""
     read = of_class(method.client) | of_class(method.strategy)
+    if unknown := sorted(set(method.hidden_settings) - read.keys()):
+        raise ValueError(
+            f"{name} hides {unknown[0]!r}, which its classes do not declare: {[*read]}"
+        )
     known = {k: s for k, s in read.items() if k not in common() and k not in method.hidden_settings}
     if method.extends:
         parent = of_method(method.extends, METHODS[method.extends])
@@ -68,7 +73,8 @@ def of_method(name: str, method: Method) -> Settings:
     for key, default in method.settings.items():
         if key not in known and key not in common():
             raise ValueError(f"{name} sets {key!r}, which its classes do not declare: {[*read]}")
-        known[key] = replace(known.get(key) or common()[key], default=default)
+        declared = known.get(key) or common()[key]
+        known[key] = replace(declared, default=declared.checked(f"{key} of {name}", default))
     return known
 
 

@@ -1,11 +1,13 @@
 """The base of the rules that flwr-datasets lacks."""
 
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from flwr_datasets.partitioner import Partitioner
 
+from fedapps.common.class_members import check_members
 from partitions.cache import TEST, TRAIN, VALIDATION
 
 
@@ -16,6 +18,11 @@ class RowsPartitioner(Partitioner):
     other rules each client's rows are split afterwards."""
 
     pooled = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError for a name that seems to be a misspelling, see `class_members`."""
+        super().__init_subclass__(**options)
+        check_members(cls, {})
 
     def __init__(self, num_partitions: int) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ A method overrides one or two of `initialize`, `personalize`, `broadcast` and `a
 ask its clients more within a round by `exchange`. `strategies.core.rounds` calls the hooks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import numpy as np
@@ -30,6 +30,17 @@ Aggregate = Callable[[list[RecordDict], str], MetricRecord]  # as Flower's FedAv
 class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     """A strategy's settings, state and hooks; `strategies.core.rounds` makes a Flower strategy of
     it."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "kept": "persistent_attributes",
+        "phase": "selection_phase",
+        "parts": "limit_groups",
+        "leads": "runs_own_loop",
+        "reports_last": "report_last_round",
+        "reference": "baseline_arrays",
+        "named": "to_server_names",
+        "handout": "published_models",
+    }
 
     requires: Requirement | None = None  # of clients, beyond training and scoring
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
