@@ -76,3 +76,59 @@ class NamedOutputs(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"logits": self.out(x.flatten(1))}
+
+
+class AuxiliaryOutputs(nn.Module):
+    """In training it also gives a second classifier's logits, which nothing trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 24)
+        self.side = nn.Linear(24, 10)
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        h = torch.relu(self.body(x.flatten(1)))
+        return (self.out(h), self.side(h)) if self.training else self.out(h)
+
+
+class SingleLogit(nn.Module):
+    """One output for two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1))
+
+
+class FrozenBody(nn.Module):
+    """A frozen backbone of another type, under a classifier that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(64, 24).bfloat16().requires_grad_(False)
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.backbone(x.flatten(1).bfloat16()).float())
+
+
+class TiedLayers(nn.Module):
+    """Two names of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(64, 64)
+        self.decode = nn.Linear(64, 64)
+        self.out = nn.Linear(64, 10)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.decode(torch.relu(self.encode(x.flatten(1))))))
+
+
+def compiled() -> nn.Module:
+    """Each of its names begins with `_orig_mod.`."""
+    return torch.compile(ViewFlattens())  # type: ignore[return-value]

@@ -76,7 +76,9 @@ class Adapting:
             inner = functional_call(self.base, {**source, **self.buffers()}, (x,))
         # The factor −η_inner stands inside the gradient: two passes over all weights less.
         descent = -self.inner_lr * self.personalization(inner)
-        steps = torch.autograd.grad(descent, list(source.values()), create_graph=True)
+        steps = torch.autograd.grad(
+            descent, list(source.values()), create_graph=True, materialize_grads=True
+        )
         kept = 1 - self.inner_lr * self.weight_decay
         psi_tilde = {
             name: torch.add(step, p, alpha=kept)
@@ -133,7 +135,8 @@ class Adapting:
                 z = functional_call(self.base, {**psi, **self.buffers()}, (batch,))
                 s = self._summed(self.adaptation(z), size)
             if differentiate:
-                for name, g in zip(psi, torch.autograd.grad(s, list(psi.values())), strict=True):
+                slopes = torch.autograd.grad(s, list(psi.values()), materialize_grads=True)
+                for name, g in zip(psi, slopes, strict=True):
                     gradient[name] += g
             logits.append(z.detach())
             total += float(s.detach())

@@ -125,7 +125,7 @@ def one_pass(
         at = {name: w_i.requires_grad_() for name, w_i in weight.items()}
         hat = {name: theta[name] + (w[name] - theta[name]) * at[name] for name in at}
         loss = criterion(functional_call(model, hat, (x,)), y)
-        slopes = torch.autograd.grad(loss, list(at.values()))
+        slopes = torch.autograd.grad(loss, list(at.values()), materialize_grads=True)
         steps = zip(at.items(), slopes, strict=True)
         weight = {name: (a - lr * slope).detach().clamp(0, 1) for (name, a), slope in steps}
         losses.append(float(loss.detach()))

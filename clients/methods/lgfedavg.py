@@ -4,9 +4,13 @@ In the first phase it is FedAvg's client and the whole model travels. In the sec
 server starts, the body stays on the client: it arrives once more with the first message, and the
 state keeps it."""
 
+from torch import nn
+
 from clients.core.arrays import Arrays, group, prefixed
 from clients.core.client import Client, Config, Metrics
 from clients.core.protocol import StateUse
+from clients.models.roles import frozen_names
+from partitions.datasets.loading import Info
 
 HEAD = "head."
 OWN_BODIES = "own-bodies"  # key of a train message's config: the second phase has begun
@@ -19,6 +23,18 @@ class LGFedAvgClient(Client):
     needs_state = StateUse.PREDICTIONS
     needs_head = True
     separately_trained = (HEAD,)
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info) -> nn.Module:
+        """The network itself. Raises ValueError if nothing of its body is trained."""
+        body = [name for name, _ in model.named_parameters() if not name.startswith(HEAD)]
+        if not frozen_names(model).issuperset(body):
+            return model
+        lacks = f"{', '.join(body):.300} are frozen" if body else "it has only the head"
+        raise ValueError(
+            f"lg-fedavg trains a body of {type(model).__name__} for each client, but {lacks}; "
+            "choose a network with a body that is trained, or fedavg"
+        )
 
     def load(self, arrays: Arrays) -> None:
         """The sent head on the personal body; without one all that was sent. Raises ValueError if

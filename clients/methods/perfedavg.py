@@ -98,5 +98,7 @@ class PerFedAvgClient(Client):
 
 
 def _grad(value: Tensor, weights: Weights, graph: bool = False) -> Weights:
-    gradients = torch.autograd.grad(value, list(weights.values()), create_graph=graph)
+    gradients = torch.autograd.grad(
+        value, list(weights.values()), create_graph=graph, materialize_grads=True
+    )
     return dict(zip(weights, gradients, strict=True))

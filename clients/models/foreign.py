@@ -121,8 +121,9 @@ def adopted(
     classes = logits.shape[1] if logits.ndim == 2 else 0
     if logits.shape == (2, 1):
         raise ValueError(
-            f"{name!r} gives one output; it must give one for each class: let its last layer have "
-            f"{num_classes or 2} outputs, also for two classes"
+            f"{name!r} gives one output; it must give one for each class: it has "
+            f"{layers_of(network)}; let its last layer have {num_classes or 2} outputs, also for "
+            "two classes"
         )
     if logits.shape != (2, num_classes or classes) or not classes:
         wanted = num_classes or "C"

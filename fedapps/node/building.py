@@ -177,11 +177,14 @@ def check_personal(client: type[Client], method: str, model: nn.Module, arrays: 
             f"{method} keeps no array on the client: `is_personal` of {client.__name__} names "
             f"none, and {names}"
         )
-    if client.personal != ("",) and kept and len(kept) == len(arrays):
+    frozen = frozen_names(model)  # they stay as they are made, on both sides
+    sent = [name for name in arrays if name not in frozen and not client.is_personal(name)]
+    if client.personal != ("",) and kept and not sent:
+        also = f" and {', '.join(sorted(frozen)):.300} are frozen" if frozen else ""
         raise ValueError(
-            f"{method} keeps {', '.join(kept):.500} on the client, so nothing of "
-            f"{type(model).__name__} would be shared; choose a network with more layers, or the "
-            "method local"
+            f"{method} keeps {', '.join(kept):.300} on the client{also}, so nothing of "
+            f"{type(model).__name__} would be shared; choose a network with more layers that are "
+            "trained, or the method local"
         )
 
 

@@ -22,7 +22,7 @@ from strategies.core.limits import (
     usual_count,
 )
 from strategies.core.privacy import Privacy
-from strategies.core.replies import EXAMPLES, Node, Requirement, Update, read_reply
+from strategies.core.replies import EXAMPLES, NOT_FINITE, Node, Requirement, Update, read_reply
 from strategies.core.round import Request, Round
 
 Sent = list[tuple[Message, Node]]
@@ -141,7 +141,7 @@ class Messenger:
                 update, sender.baseline_arrays(payloads.get(node, {})), sender.limit_groups
             )
             if name := change.not_finite():
-                self.drop(node, "not-finite", f"{name} holds NaN or infinity")
+                self.drop(node, NOT_FINITE, f"{name} holds NaN or infinity")
                 continue
             changes.append(change)
             sender.now.bytes["up"] += num_bytes(update.arrays.values())

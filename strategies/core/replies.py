@@ -28,6 +28,7 @@ from strategies.core.reply_metrics import (
 )
 
 EXAMPLES = "num-examples"
+NOT_FINITE = "not-finite"  # cause of refusal: an array holds NaN or infinity
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
 SHOWN = 5  # arrays of a reply that does not fit
 

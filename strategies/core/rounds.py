@@ -23,7 +23,7 @@ from clients.core.arrays import Arrays, num_bytes, settled, to_record
 from clients.core.privacy import EVERYTHING
 from clients.core.protocol import RUN_TOKEN
 from strategies.core.evaluation import Evaluation, foreign_means, losses, own_means, records
-from strategies.core.replies import LACKS, Node, Update
+from strategies.core.replies import LACKS, NOT_FINITE, Node, Update
 from strategies.core.round import Round, Stop
 from strategies.core.run_state import (
     InitialArraysTracker,
@@ -292,6 +292,8 @@ class PersonalizedStrategy(StrategyBase):
         else:
             causes = f"; dropped by cause: {dict(now.dropped)}"
         causes += f"; {now.failure}" if now.failure else ""
+        if now.dropped and set(now.dropped) == {NOT_FINITE}:
+            causes += "; training diverged: lower lr"
         raise RuntimeError(
             f"{self._lacking()}round {now.number}: {count}, min-valid-replies is {least}{causes}"
         )

@@ -52,8 +52,13 @@ class FedMA(PersonalizedStrategy):
         self.assignments: dict[int, dict[str, np.ndarray]] = {}  # of the last round's clients
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """The initial network. Raises ValueError unless it is a chain of layers."""
+        """The initial network. Raises ValueError unless it is a chain of two or more layers."""
         self.layers = chain(arrays)
+        if len(self.layers) < 2:
+            raise ValueError(
+                f"fedma matches the neurons of hidden layers, but the network has none, only "
+                f"{self.layers[0]!r}; choose a network with hidden layers, or fedavg"
+            )
         self.widths = {layer: width(arrays, layer) for layer in self.layers}
         self.support = {layer: np.ones(n, int) for layer, n in self.widths.items()}
         return arrays
