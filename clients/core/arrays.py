@@ -3,10 +3,12 @@
 Groups of arrays are name prefixes, e.g. ``control/fc1.weight``."""
 
 import math
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from io import BytesIO
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +20,9 @@ from clients.core.layout import layout_of
 
 Arrays = dict[str, np.ndarray]
 R = TypeVar("R", ArrayRecord, MetricRecord, RecordDict)
-VARIANCE = "running_var"  # of a normalisation layer, the last part of its name
+# Statistics of a normalisation layer, by the last part of their names: torch's, then Keras's.
+MEANS = ("running_mean", "moving_mean")
+VARIANCE = ("running_var", "moving_variance")
 NUMPY_FLOATS = {torch.float16, torch.float32, torch.float64}
 NUMPY = "numpy.ndarray"  # Flower's name of a serialised .npy file
 
@@ -197,7 +201,20 @@ def load_into_model(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
 def is_statistic(name: str, array: np.ndarray) -> bool:
     """Whether the array is averaged and never trained: a running statistic of a normalisation
     layer, or an array of integers or booleans."""
-    return array.dtype.kind != "f" or name.rpartition(".")[2] in ("running_mean", VARIANCE)
+    return array.dtype.kind != "f" or re.split(r"[./]", name)[-1] in (*MEANS, *VARIANCE)
+
+
+def unclear_statistics(arrays: Arrays) -> list[str]:
+    """Names of arrays that may be a normalisation layer's statistics, but do not tell: numbers of
+    neighbouring vectors of one length. None where some array has a name of its own."""
+    if not all(name.isdecimal() for name in arrays):
+        return []
+    found: list[str] = []
+    for (name, array), (following, other) in pairwise(arrays.items()):
+        floats = array.dtype.kind == other.dtype.kind == "f"
+        if floats and array.ndim == 1 and array.shape == other.shape:
+            found += [name, following]
+    return list(dict.fromkeys(found))
 
 
 def is_counter(array: np.ndarray) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
-from clients.core.arrays import Arrays, from_record
+from clients.core.arrays import Arrays, from_record, unclear_statistics
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
 from strategies.core.replies import Node, finite
 from strategies.core.strategy import StrategyBase
@@ -55,6 +55,19 @@ def undo_round(strategy: StrategyBase, before: dict[str, Any]) -> None:
     strategy.now.report["undone"] = True
 
 
+def check_names(arrays: Arrays, strategy: str, other_way: str = "") -> None:
+    """Raise ValueError if running statistics may be among the arrays under no name that tells.
+
+    `other_way` says what else to pass than names."""
+    unclear = unclear_statistics(arrays)
+    if unclear:
+        raise ValueError(
+            f"{strategy} treats batch normalisation's statistics apart from weights, and arrays "
+            f"named by number do not tell them: {', '.join(unclear):.200} may be some; {other_way}"
+            "name the arrays as in ArrayRecord(net.state_dict()), or as Keras does, …/moving_mean"
+        )
+
+
 class InitialArraysTracker:
     """The arrays that Flower's loop passes to a strategy: the strategy's own, or a wrapper's."""
 
@@ -94,6 +107,8 @@ class InitialArraysTracker:
             strategy.load_state(state | {"arrays": arrays})
             self._taken, messenger.record = record, None
             return
+        if strategy.treats_statistics_apart:
+            check_names(arrays, type(strategy).__name__)
         strategy.arrays = strategy.initialize(arrays)
         if strategy.former is not None:
             strategy.load_state(own_copy(strategy.former, in_place=strategy.in_place))

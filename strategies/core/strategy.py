@@ -44,6 +44,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
 
     requires: Requirement | None = None  # of clients, beyond training and scoring
     keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
+    treats_statistics_apart = False  # True: what moves weights would break running statistics
     holds_model = True  # False: the server has no single model that it could evaluate
     trains_unlabeled = False  # True: training clients without labels take part
     any_model = False  # True: it serves clients whose networks differ

@@ -11,40 +11,59 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, is_statistic, prefixed, settled
-from clients.models.roles import roles_of
+from clients.models.roles import Roles, roles_of
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Update
+from strategies.core.run_state import check_names
+
+OTHER_WAYS = (
+    "pass network=Net(), whose state_dict has arrays of the same number and shapes, or "
+    "buffers=('4', '5'), the names of those that are no weights, () if there are none; or "
+)
+SHOWN = 5  # names of arrays in a message
 
 
 class Targets:
     """Target networks by name, each with its arrays; the only one of a run is named "".
 
-    `modules` tell buffers, frozen and tied parameters. Without a module, statistics are recognised
-    by their names (see `clients.core.arrays.is_statistic`), and nothing is frozen or tied. Raises
-    ValueError where nothing is left to generate."""
+    `modules` tell buffers, frozen and tied parameters. Their arrays have the networks' names, or
+    the same number and shapes where arrays are named by number. Without a module `buffers` names
+    what is averaged; without either, statistics are recognised by their names (see
+    `clients.core.arrays.is_statistic`), and nothing is frozen or tied. Raises ValueError where
+    modules or `buffers` fit no network, where statistics cannot be recognised, and where nothing is
+    left to generate."""
 
     def __init__(
         self,
         networks: Mapping[str, Arrays],
         modules: Mapping[str, nn.Module] | None = None,
+        buffers: Sequence[str] | None = None,
+        strategy: str = "PFedHN",
     ) -> None:
+        modules = modules or {}
+        _check_networks(networks, modules)
+        _check_buffers(networks, modules, buffers)
         self._arrays = {network: dict(arrays) for network, arrays in networks.items()}
         self._learnt: dict[str, Arrays] = {}  # as templates
         self._tied: dict[str, Mapping[str, str]] = {}
         self.averaged: dict[str, Arrays] = {}
         for network, arrays in networks.items():
-            module = (modules or {}).get(network)
-            roles = None if module is None else roles_of(module)
-            buffers, frozen = (roles.buffers, roles.frozen) if roles else ((), ())
-            self._tied[network] = tied = roles.tied if roles else {}
+            if network in modules:
+                roles = _named_roles(modules[network], arrays, network)
+            else:
+                if buffers is None:
+                    check_names(arrays, strategy, OTHER_WAYS)
+                roles = Roles(frozenset(buffers or ()), frozenset(), {})
+            self._tied[network] = roles.tied
             self.averaged[network] = averaged = {
-                n: a for n, a in arrays.items() if n in buffers or is_statistic(n, a)
+                n: a for n, a in arrays.items() if n in roles.buffers or is_statistic(n, a)
             }
-            kept = {*averaged, *frozen, *tied}
+            kept = {*averaged, *roles.frozen, *roles.tied}
             self._learnt[network] = {n: a for n, a in arrays.items() if n not in kept}
             if not self._learnt[network]:
                 raise ValueError(
-                    f"the network has no trainable weights that could be generated: {list(arrays)}"
+                    f"the network has no trainable weights that could be generated; buffers, frozen or "
+                    f"tied are {', '.join(arrays):.500}"
                 )
 
     @property
@@ -109,3 +128,60 @@ class Targets:
 
     def _of(self, node: Node) -> str:
         return "" if "" in self._arrays else str(node.properties.get("model", ""))
+
+
+def _check_networks(networks: Mapping[str, Arrays], modules: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError for a module of no network."""
+    if unknown := sorted(modules.keys() - networks.keys()):
+        names = ", ".join(name or "one network without a name" for name in networks)
+        given = unknown[0] or "one module"
+        raise ValueError(f"network= is {given}, but the arrays are those of {names}: give a module "
+                         "for each by its name, as models= has them")  # fmt: skip
+
+
+def _check_buffers(
+    networks: Mapping[str, Arrays],
+    modules: Mapping[str, nn.Module],
+    buffers: Sequence[str] | None,
+) -> None:
+    """Raise ValueError for `buffers` that are no arrays, or beside a module, which tells them."""
+    if buffers is None:
+        return
+    if isinstance(buffers, str):
+        raise ValueError(f"buffers= is {buffers!r:.80}; give a tuple of names, ({buffers!r:.80},)")
+    if modules:
+        raise ValueError("network= tells which arrays are buffers; leave out buffers=")
+    known = {name for arrays in networks.values() for name in arrays}
+    if unknown := sorted(set(map(str, buffers)) - known):
+        raise ValueError(
+            f"buffers= names {unknown[0]!r}, which is no array: {', '.join(sorted(known)):.500}"
+        )
+
+
+def _named_roles(module: nn.Module, arrays: Arrays, network: str) -> Roles:
+    """The roles of the module's arrays, under the names of `arrays`. Raises ValueError if neither
+    names nor, where names are numbers, number and shapes are the same."""
+    roles = roles_of(module)
+    listed = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if all(listed.get(name) == shape for name, shape in shapes.items()):
+        return roles
+    numbered = all(name.isdecimal() for name in arrays)
+    if numbered and list(listed.values()) == list(shapes.values()):
+        place = dict(zip(listed, arrays, strict=True))
+        return Roles(
+            frozenset(place[name] for name in roles.buffers),
+            frozenset(place[name] for name in roles.frozen),
+            {place[name]: place[same] for name, same in roles.tied.items()},
+        )
+    expected = listed
+    if numbered:  # by their places
+        expected = dict(zip(arrays, listed.values(), strict=False))
+    other = [f"{n} {shape}" for n, shape in shapes.items() if expected.get(n) != shape]
+    other = other or [f"{len(arrays)} arrays"]
+    fits = ", ".join(f"{name} {shape}" for name, shape in listed.items())
+    raise ValueError(
+        f"network= is {type(module).__name__}, which does not fit the arrays"
+        f"{f' of {network!r}' if network else ''}: {', '.join(other[:SHOWN])} are not among its "
+        f"own: {fits:.500}; pass the clients' network, or arrays as its state_dict lists them"
+    )

@@ -26,6 +26,8 @@ class CentralAdam(PersonalizedStrategy):
 
     Running statistics and counters are the plain mean."""
 
+    treats_statistics_apart = True
+
     server_lr = setting(0.001, "learning rate of the central Adam on the mean change", POSITIVE)
 
     def __init__(self, **settings: Any) -> None:

@@ -22,6 +22,8 @@ def mask(deltas: np.ndarray, tau: float) -> np.ndarray:
 class FedGMA(PersonalizedStrategy):
     """`server_lr` is η_g, `agreement` is τ in [0, 1]."""
 
+    treats_statistics_apart = True
+
     server_lr = setting(1.0, "η_g", POSITIVE)
     agreement = setting(0.1, "τ: entries on whose sign clients agree less are damped", SHARE)
 

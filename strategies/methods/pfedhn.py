@@ -43,7 +43,8 @@ class PFedHN(PersonalizedStrategy):
     target networks by name, where clients differ in size.
 
     `network` is the target network's module, or several by name. It is needed where arrays are
-    frozen, tied, or buffers that their names do not show."""
+    frozen, tied, or buffers that their names do not show, as names that are numbers never do.
+    `buffers` are the names of buffers where there is no such module, as with Keras."""
 
     keeps_arrays = True
     any_model = True
@@ -81,6 +82,7 @@ class PFedHN(PersonalizedStrategy):
         *,
         models: Mapping[str, Arrays] | None = None,
         network: nn.Module | Mapping[str, nn.Module] | None = None,
+        buffers: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
         if settings.get("descriptor", self.descriptor) == "class-proportions":
@@ -98,6 +100,7 @@ class PFedHN(PersonalizedStrategy):
         self.embedding_lr = self.embedding_lr or self.server_lr
         self.models = models or {}
         self._modules = {"": network} if isinstance(network, nn.Module) else network
+        self._buffers = buffers
         self.embeddings: dict[int, nn.Parameter] = {}  # v_i by client id
         self.hypernetwork: Hypernetwork | None = None  # h(·; φ)
         self.optimizer: Optimizer
@@ -155,7 +158,9 @@ class PFedHN(PersonalizedStrategy):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The target networks' arrays are templates of the generated ones."""
-        self.targets = Targets(self.models or {"": arrays}, self._modules)
+        self.targets = Targets(
+            self.models or {"": arrays}, self._modules, self._buffers, type(self).__name__
+        )
         if self.num_rounds or self.former is None:  # else it only serves
             self._check_memory()
         return arrays

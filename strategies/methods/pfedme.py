@@ -20,6 +20,7 @@ class PFedMe(HeldHeads, FedAvg):
     """`heads` says who holds the personal parts: the "client" θ_i, or the "server" the heads.
     `server_beta` is β > 0; 1 is the plain mean, more than 1 extrapolates."""
 
+    treats_statistics_apart = True
     head = f"{PERSONAL}/"
     requires = Requirement(
         "pfedme",

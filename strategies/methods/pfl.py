@@ -57,6 +57,7 @@ class PFL(PersonalizedStrategy):
         self,
         *,
         network: nn.Module | Mapping[str, nn.Module] | None = None,
+        buffers: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
@@ -65,7 +66,7 @@ class PFL(PersonalizedStrategy):
         self.trainer: PersonalizedStrategy = FedAvg(**common)
         if self.base == "pfedhn":
             given = {name: getattr(self, name) for name in PFEDHN_SETTINGS}
-            self.trainer = PFedHN(**common, **given, network=network)
+            self.trainer = PFedHN(**common, **given, network=network, buffers=buffers)
         self.keeps_arrays, self.in_place = self.trainer.keeps_arrays, self.trainer.in_place
         self._heads_stay = self.base == "fedper" and self.requires is not None
 
@@ -73,6 +74,11 @@ class PFL(PersonalizedStrategy):
         """The base's; FedPer's without the head."""
         self.whole = arrays
         if self._heads_stay:
+            if not any(name.startswith(HEAD) for name in arrays):
+                raise ValueError(
+                    f"{type(self).__name__} keeps the clients' {HEAD}… arrays on them, and there "
+                    f"are none among {', '.join(arrays):.500}; use `{self.requires.usage}`"
+                )
             arrays = {name: a for name, a in arrays.items() if not name.startswith(HEAD)}
         return self.trainer.initialize(arrays)
 

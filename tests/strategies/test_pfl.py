@@ -188,7 +188,7 @@ def test_nearest_by_hand(monkeypatch):
     monkeypatch.setattr(pfl, "a_distances", distances)
     strategy = PFLNearest()
     strategy.exchange, strategy.exchanges = exchange, at_once(exchange)
-    arrays = strategy.initialize({"w": np.zeros(1)})
+    arrays = strategy.initialize({"w": np.zeros(1), "head.bias": np.zeros(1)})
     training = [Node(i, 50 + i) for i in (1, 5, 12)]
     novel = [Node(i, 50 + i, novel=True) for i in (7, 8, 9)]
     strategy.nodes = training + novel
@@ -214,7 +214,8 @@ def offered_by_ensemble(seed, share):
     ]
     strategy.nodes = [Node(i, 50 + i) for i in (3, 4, 10, 11, 12)]
     novel = [Node(i, 50 + i, novel=True) for i in (7, 8)]
-    first, second = strategy.personalize(strategy.initialize({"w": np.zeros(1)}), novel).values()
+    arrays = strategy.initialize({"w": np.zeros(1), "head.bias": np.zeros(1)})
+    first, second = strategy.personalize(arrays, novel).values()
     assert first is second
     assert all(name == f"{a.item()}/w" for name, a in first.items())
     return [int(a.item()) for a in first.values()]
