@@ -1,7 +1,7 @@
 """Any method in your own Flower app: its two components, from a network and data."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
@@ -46,6 +47,7 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register, unpack
 from fedapps.node.building import Network, client_settings, network_around, shared_of
 from fedapps.node.ledger import guarded
+from fedapps.node.mods import checked_mods
 from fedapps.node.own_data import say_what_is_unused, share_of
 from fedapps.settings.config import Config, accepted, check_method, construct, override
 from fedapps.settings.config import settings as of_method
@@ -64,6 +66,7 @@ def client_app(
     public: Callable[[], Tensor] | None = None,
     loss: Criterion | None = None,
     rounds: int = 0,
+    mods: Sequence[Mod] | None = None,
     **settings: Any,
 ) -> ClientApp:
     """Flower's client half of `method`, around the network that `model` makes.
@@ -77,11 +80,14 @@ def client_app(
     scores. Methods that adapt without labels read outputs as logits of a softmax, whatever the
     loss. `settings` are those that the method's clients read, see `fedapps settings`; others are
     refused. With ``dp="local"`` each reply is clipped and noised on the node, which counts what it
-    reveals; `rounds` is then the number of rounds of the run.
+    reveals; `rounds` is then the number of rounds of the run. `mods` are Flower's, around each
+    message: see `fedapps.node.mods`.
 
-    Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
+    Raises ValueError for an unknown method, for a setting that the app does not carry out, and for
+    a mod that could not work."""
     config, keys = _configuration(method, settings)
     check_carried_out("client_app", method, config, keys)
+    around = checked_mods(mods, METHODS[method].client.exchanges)
     privacy = clients_privacy(method, config, rounds)
     if rounds and not privacy:
         raise ValueError("client_app reads rounds=… with dp='local' alone")
@@ -107,7 +113,7 @@ def client_app(
 
         return answer(message, context, checked_client)
 
-    app = _App(privacy)
+    app = _App(privacy, around)
     for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
         register(app, message_type, handle, guarded)
     return app
@@ -118,8 +124,8 @@ class _App(ClientApp):
 
     `privacy` holds the options of the app's own privacy, which the run's configuration lacks."""
 
-    def __init__(self, privacy: Config) -> None:
-        super().__init__()
+    def __init__(self, privacy: Config, mods: list[Mod]) -> None:
+        super().__init__(mods=mods)
         self._privacy = privacy
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -220,14 +226,16 @@ def _network(
         return built, classes
 
 
-def from_client_fn(client_fn: Callable[[Any], Any]) -> ClientApp:
+def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None = None) -> ClientApp:
     """A ClientApp around the clients that `client_fn` makes of a Context, or of a ``cid``.
 
     A client is a NumPyClient, a Client, or what ``to_client()`` returns. It gets the message's
-    config and the arrays in order. Only numbers of its metrics are sent."""
+    config and the arrays in order. Only numbers of its metrics are sent. `mods` are Flower's,
+    around each message: see `fedapps.node.mods`. Raises ValueError for one that could not work."""
+    around = checked_mods(mods)
     ((name, first),) = inspect.signature(client_fn).parameters.items()
     by_cid = name == "cid" or first.annotation in (str, "str")
-    app = ClientApp()
+    app = ClientApp(mods=around)
 
     def called(message: Message, context: Context) -> tuple[Any, Any, list[str], list[Any]]:
         """The client, the config, and the arrays' names and values."""

@@ -62,8 +62,8 @@ class Targets:
             self._learnt[network] = {n: a for n, a in arrays.items() if n not in kept}
             if not self._learnt[network]:
                 raise ValueError(
-                    f"the network has no trainable weights that could be generated; buffers, frozen or "
-                    f"tied are {', '.join(arrays):.500}"
+                    "the network has no trainable weights that could be generated; buffers, "
+                    f"frozen or tied are {', '.join(arrays):.500}"
                 )
 
     @property
