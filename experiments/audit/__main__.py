@@ -63,8 +63,6 @@ def with_table(page: str, lines: Iterable[str]) -> str:
 
 def main(page: File | None = None, seeds: int = 300) -> None:
     """Attack every private path."""
-    import fedapps.serverapp  # noqa: F401  # Flower sets its log level when it is imported
-
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # nodes log what they refuse
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     print("\n".join(lines))

@@ -80,7 +80,7 @@ class Question:
 
 Answer = tuple[View, Context]
 
-external_code.allow(MODEL, DATASET, "experiments.audit.entries:Released")
+external_code.allow(MODEL, DATASET, f"{__name__}:Released")
 
 
 class Released(Callback):
@@ -135,7 +135,7 @@ def central_run(world: int, config: Config, *, registered: bool = False) -> View
     places = [node(0, BYSTANDER, tastes=tastes), node(1, PRESENT, tastes=tastes)]
     config = configured(config)
     grid = simulated(places if world == PRESENT or registered else places[:1], config)
-    if world == WITHOUT:
+    if world == WITHOUT and registered:
         grid.silent = {USER}
     return of_result(run(grid, config))
 
@@ -170,8 +170,7 @@ def of_result(result: Result) -> View:
 
 
 def of_replies(replies: Sequence[Message]) -> View:
-    """The messages of a user, without the size of its data, which is public in the roster, and how
-    long it took."""
+    """All that a user's messages hold, and their number."""
     view: View = {"messages": float(len(replies))}
     for number, reply in enumerate(replies):
         view |= of_message(reply, f"{number}/")

@@ -94,7 +94,7 @@ def local(released: str, config: Config, *, tight: bool = True) -> Path:
 def answer(
     released: str, entry: str, asked: Callable[[int], Answer], *, tight: bool = True
 ) -> Path:
-    """One answer of a node under local privacy, which counts what it spends."""
+    """Answers of a node under local privacy, which counts what it spends."""
     last: list[Context] = []
 
     def observe(world: int) -> View:
@@ -118,8 +118,8 @@ def descriptor(entry: str, observe: Callable[[int], View], *, tight: bool = True
     return Path(released, kind, entry, observe, lambda: DESCRIPTOR_EPSILON, DESCRIPTOR_DELTA, tight)
 
 
-def of_component(observe: Callable[[int, Config], Answer]) -> Callable[[int], View]:
-    """The view of a node's answer."""
+def of_answer(observe: Callable[[int, Config], Answer]) -> Callable[[int], View]:
+    """The view of a node's answer, without its context."""
     return lambda world: observe(world, DESCRIPTOR)[0]
 
 
@@ -174,8 +174,8 @@ PATHS: tuple[Path, ...] = (
     answer("scores", NODE, partial(node_answer, action="evaluate", method="fedavg")),
     answer("scores", CLIENT_APP, partial(component_answer, action="evaluate", method="fedavg")),
     descriptor(RUN, partial(descriptor_in_run, config=DESCRIPTOR), tight=False),
-    descriptor(NODE, of_component(descriptor_of_node)),
-    descriptor(CLIENT_APP, of_component(descriptor_of_component)),
+    descriptor(NODE, of_answer(descriptor_of_node)),
+    descriptor(CLIENT_APP, of_answer(descriptor_of_component)),
 )
 
 
