@@ -49,12 +49,13 @@ from fedapps.node.building import Network, client_settings, network_around, shar
 from fedapps.node.ledger import guarded
 from fedapps.node.mods import checked_mods
 from fedapps.node.own_data import say_what_is_unused, share_of
+from fedapps.run_settings import check_message, with_run_config
 from fedapps.settings.config import Config, accepted, check_method, construct, override
 from fedapps.settings.config import settings as of_method
 from partitions.datasets.loading import Info
 from strategies.core.rounds import PersonalizedStrategy
 
-Model = Callable[[], nn.Module]
+Model = Callable[..., nn.Module]  # of nothing, or of a Context
 Data = Callable[[Context], Any]
 
 
@@ -69,7 +70,8 @@ def client_app(
     mods: Sequence[Mod] | None = None,
     **settings: Any,
 ) -> ClientApp:
-    """Flower's client half of `method`, around the network that `model` makes.
+    """Flower's client half of `method`, around the network that `model` makes, of nothing or of the
+    Context.
 
     `data` returns a node's samples: training samples, or a pair of training and validation
     samples; without the latter the node's model is not evaluated. Each is a DataLoader (its dataset
@@ -91,15 +93,16 @@ def client_app(
     privacy = clients_privacy(method, config, rounds)
     if rounds and not privacy:
         raise ValueError("client_app reads rounds=… with dp='local' alone")
-    kind, given = METHODS[method].client, client_settings(config, method)
+    kind = METHODS[method].client
     criterion = None if loss is None else OwnLoss(loss)
 
-    def make_client(context: Context) -> Client:
+    def make_client(context: Context, config: Config) -> Client:
         samples = data(context)
         share = share_of(samples, context, public)
         shape = tuple(share.everything.x.shape[1:])
-        (network, initial), classes = _network(method, model, config, shape)
+        (network, initial), classes = _network(method, model, config, shape, context)
         share = share.below(classes)
+        given = client_settings(config, method)
         client = kind(network, share, client=identity(context), initial=initial, **given)
         if criterion is not None:
             client.criterion = criterion.to(client.device)
@@ -108,8 +111,11 @@ def client_app(
 
     def handle(message: Message, context: Context) -> Message:
         def checked_client(context: Context, _: str) -> Client:
-            check_agreement(method, config, keys, settings_of(message))
-            return make_client(context)
+            chosen, named = with_run_config("client_app", method, config, keys, context.run_config)
+            sent = settings_of(message)
+            check_agreement(method, chosen, named, sent)
+            check_message(method, chosen, sent)
+            return make_client(context, chosen)
 
         return answer(message, context, checked_client)
 
@@ -154,22 +160,26 @@ def server_app(
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
     entry = METHODS[check_method(method)]
-    config, keys = _configuration(method, settings)
-    check_carried_out("server_app", method, config, keys)
-    check_users(method, config, keys)
-    privacy_of(method, config, rounds or 1)  # raises for bad settings before the app starts
+    own, own_keys = _configuration(method, settings)
+    check_carried_out("server_app", method, own, own_keys)
+    check_users(method, own, own_keys)
+    privacy_of(method, own, rounds or 1)  # raises for bad settings before the app starts
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        network, _ = _network(method, model, config, shape)
+        config, keys = with_run_config("server_app", method, own, own_keys, context.run_config)
+        construct(entry.strategy, config=config, method=method)  # raises for a value out of range
+        network, _ = _network(method, model, config, shape, context)
         num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
         privacy = privacy_of(method, config, num_rounds)
         strategy: PersonalizedStrategy = construct(
             entry.strategy,
             config=config,
             method=method,
-            min_available_nodes=min_available_nodes,
+            min_available_nodes=int(
+                context.run_config.get("min-available-nodes", min_available_nodes)
+            ),
             privacy=privacy,
             **({} if "evaluate-novel" in keys else {"evaluate_novel": bool(entry.novel)}),
             **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
@@ -214,16 +224,29 @@ def _configuration(method: str, settings: dict[str, Any]) -> tuple[Config, dict[
 
 
 def _network(
-    method: str, model: Model, config: Config, shape: tuple[int, ...]
+    method: str, model: Model, config: Config, shape: tuple[int, ...], context: Context
 ) -> tuple[Network, int]:
     """The method's network around the user's, and the number of its outputs. The seed alone decides
     its initial arrays."""
     with drawing(int(str(config["seed"]))):
-        base = model()
+        base = _made(model, context)
         network, classes = adopted(base, type(base).__name__, shape)
         info = Info("own", shape, classes, "")
         built = network_around(network.eval(), method, info, of_method(config, method))
         return built, classes
+
+
+def _made(model: Model, context: Context) -> Any:
+    """The user's network; a function with one parameter gets the component's Context."""
+    parameters = inspect.signature(model).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+    if len(needed) > 1:
+        raise ValueError(
+            f"model= needs {', '.join(needed)}; give a function that takes nothing, or Flower's "
+            "Context alone"
+        )
+    return model(context) if needed else model()
 
 
 def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None = None) -> ClientApp:

@@ -27,7 +27,7 @@ ROOMS = [
     ["fedapps.results"],
     ["fedapps.service"],
     ["fedapps.clientapp", "fedapps.serverapp", "fedapps.components", "fedapps.callbacks",
-     "fedapps.component_settings",
+     "fedapps.component_settings", "fedapps.run_settings",
      "fedapps.estimate"],
     ["fedapps.planning", "fedapps.tuning"],
     ["fedapps.commands", "fedapps.api", "fedapps.__main__"],

@@ -1,0 +1,88 @@
+"""Settings of a component that come from Flower instead of its keywords.
+
+A key of the run's configuration (``[tool.flwr.app.config]``, ``flwr run --run-config``) that is a
+setting of the method holds as if it were a keyword. A key of a message's config, which a strategy
+of one's own may send, must have the value that the client has: a server does not change how clients
+train. Names that other apps use for such a setting are refused with the setting's name, and all
+other keys are the app's own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedapps.common.errors import Refusal
+from fedapps.component_settings import GIVEN, of_client, of_server, value_of
+from fedapps.settings.config import Config, override
+from strategies.core.privacy import Privacy
+
+# What other apps call a setting, by hyphens.
+ALIASES = {
+    "learning-rate": "lr",
+    "client-lr": "lr",
+    "client-learning-rate": "lr",
+    "epochs": "local-epochs",
+    "num-epochs": "local-epochs",
+    "batchsize": "batch-size",
+}
+PRIVACY = frozenset(name.replace("_", "-") for name in Privacy.declared)
+
+
+def with_run_config(
+    component: str,
+    method: str,
+    config: Config,
+    given: Mapping[str, Any],
+    run_config: Mapping[str, Any],
+) -> tuple[Config, dict[str, Any]]:
+    """`config` with the method's settings in the run's configuration, and `given` with them.
+
+    `given` are the component's keywords by key. Raises Refusal for a setting that both have with
+    different values, for another name of a setting, and for settings of privacy."""
+    known = of_client(method) | of_server(method)
+    keywords = {key.removeprefix(f"{method}."): value for key, value in given.items()}
+    changes: dict[str, Any] = {}
+    for key, value in run_config.items():
+        name = _plain(key, method)
+        if ALIASES.get(name) in known and name not in known:
+            raise Refusal(
+                f"the run's configuration has {key} = {value!r}, which {component} calls "
+                f"{ALIASES[name]}; rename the key, or leave it out"
+            )
+        if name in PRIVACY and value != config.get(name):
+            raise Refusal(
+                f"the run's configuration has {key} = {value!r}; {component} takes privacy by its "
+                f"keywords alone: {key.replace('-', '_')}=…"
+            )
+        if name not in known:
+            continue
+        if name in keywords and keywords[name] != value:
+            raise Refusal(
+                f"{name} is {keywords[name]!r} in {component} and {value!r} in the run's "
+                "configuration; set it in one place"
+            )
+        changes[f"{method}.{name}" if f"{method}.{name}" in config else name] = value
+    if not changes:
+        return config, dict(given)
+    return override(config, changes), {**given, **changes}
+
+
+def check_message(method: str, config: Config, message: Mapping[str, Any]) -> None:
+    """Raise Refusal where a message's config has a setting of the method's clients, under its own
+    name or another, with another value than `config`."""
+    known = of_client(method)
+    for key, value in message.items():
+        name = _plain(key, method)
+        name = ALIASES.get(name, name)
+        if key == GIVEN or name not in known:
+            continue
+        here = value_of(method, config, name)
+        if value != here:
+            raise Refusal(
+                f"the message's config has {key} = {value!r}, but {name} of this client is "
+                f"{here!r}, which no message changes; set {name} in client_app, or in the run's "
+                "configuration"
+            )
+
+
+def _plain(key: str, method: str) -> str:
+    """The key with hyphens, without the method's section."""
+    return key.replace("_", "-").removeprefix(f"{method}.")

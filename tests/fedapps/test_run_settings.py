@@ -1,0 +1,142 @@
+"""Settings that come from the run's configuration and from messages: they hold, or are refused."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, RecordDict
+
+import fedapps
+from clients.core.arrays import from_record, to_record
+from fedapps.common.errors import Refusal
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.run_settings import ALIASES, with_run_config
+from fedapps.settings.config import defaults
+from strategies.methods.fedavg import FedAvg
+
+START = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
+NODES = [{"partition-id": i} for i in range(2)]
+
+
+def data(context):
+    draws = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
+    x = torch.randn(24, 3, generator=draws)
+    return x, (x[:, 0] > 0).long()
+
+
+def trained(run_config=None, train_config=None, **settings):
+    """The weights after one round of FedAvg by a strategy of one's own."""
+    app = fedapps.client_app("fedavg", model=lambda: torch.nn.Linear(3, 2), data=data, **settings)
+    grid = InProcessGrid(app, run_config or {}, NODES)
+    strategy = FedAvg(fraction_evaluate=0)
+    config = ConfigRecord(train_config or {})
+    result = strategy.start(grid, to_record(START), num_rounds=1, train_config=config)
+    return from_record(result.arrays)["weight"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lr": 0.05}, {"local-epochs": 2}, {"local_epochs": 2}, {"batch-size": 5}, {"momentum": 0.9}],
+)
+def test_a_setting_of_the_runs_configuration_holds_as_a_keyword(settings):
+    """The same bits as with the keyword, and others than without."""
+    keywords = {name.replace("-", "_"): value for name, value in settings.items()}
+    by_run = trained(run_config=settings)
+    np.testing.assert_array_equal(by_run, trained(**keywords))
+    assert abs(by_run - trained()).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("run_config", "keywords", "message"),
+    [
+        ({"learning-rate": 0.05}, {}, "learning-rate = 0.05, which client_app calls lr"),
+        ({"epochs": 2}, {}, "epochs = 2, which client_app calls local-epochs"),
+        ({"lr": 0.05}, {"lr": 0.1}, "lr is 0.1 in client_app and 0.05 in the run's configuration"),
+        ({"lr": "fast"}, {}, "lr is 'fast'; it must be a number"),
+    ],
+)
+def test_what_contradicts_or_has_another_name_is_refused(run_config, keywords, message):
+    with pytest.raises(RuntimeError, match=message):
+        trained(run_config=run_config, **keywords)
+
+
+@pytest.mark.parametrize("component", ["client_app", "server_app"])
+def test_privacy_is_no_matter_of_the_runs_configuration(component):
+    """It would be half of it: the other component has none."""
+    message = f"dp = 'central'; {component} takes privacy by its keywords alone: dp="
+    with pytest.raises(Refusal, match=message):
+        with_run_config(component, "fedavg", defaults(), {}, {"dp": "central"})
+
+
+def test_keys_of_the_app_itself_are_left_alone():
+    own = {"num-server-rounds": 9, "dataset-name": "x", "wandb": True, "lr": 0.3}
+    np.testing.assert_array_equal(trained(run_config=own), trained())
+
+
+@pytest.mark.parametrize(
+    ("train_config", "message"),
+    [
+        ({"lr": 0.01}, r"config has lr = 0.01, but lr of this client is 0.3, .*client_app"),
+        ({"learning_rate": 0.01}, "has learning_rate = 0.01, but lr of this client is 0.3"),
+        ({"local-epochs": 5}, "local-epochs = 5, but local-epochs of this client is 0"),
+    ],
+)
+def test_a_message_does_not_change_how_clients_train(train_config, message):
+    """It was ignored: the same bits with and without."""
+    with pytest.raises(RuntimeError, match=message):
+        trained(train_config=train_config)
+
+
+def test_a_message_may_say_what_holds():
+    same = {"lr": 0.1, "learning-rate": 0.1, "note": "x"}
+    np.testing.assert_array_equal(trained(train_config=same, lr=0.1), trained(lr=0.1))
+
+
+def test_every_other_name_stands_for_a_setting_of_fedavg():
+    """Each is refused by the name that holds."""
+    for name, setting in ALIASES.items():
+        with pytest.raises(Refusal, match=f"{name} = 2, which client_app calls {setting}"):
+            with_run_config("client_app", "fedavg", {}, {}, {name: 2})
+
+
+def test_the_network_may_depend_on_the_context():
+    """As `client_fn` does; a function of more is refused."""
+
+    def network(context: Context):
+        return torch.nn.Sequential(
+            torch.nn.Linear(3, int(context.run_config["hidden"])), torch.nn.Linear(4, 2)
+        )
+
+    app = fedapps.client_app("fedavg", model=network, data=data)
+    grid = InProcessGrid(app, {"hidden": 4}, NODES)
+    torch.manual_seed(0)
+    made = network(Context(1, 1, {}, RecordDict(), {"hidden": 4}))
+    initial = to_record({n: t.numpy() for n, t in made.state_dict().items()})
+    result = FedAvg(fraction_evaluate=0).start(grid, initial, num_rounds=1)
+    assert from_record(result.arrays)["0.weight"].shape == (4, 3)
+    app = fedapps.client_app("fedavg", model=lambda size, depth: None, data=data)
+    with pytest.raises(RuntimeError, match="model= needs size, depth; give a function"):
+        FedAvg().start(InProcessGrid(app, {}, NODES), initial, num_rounds=1)
+
+
+def both(run_config, **settings):
+    """The result of both components under one configuration of the run."""
+    network = lambda: torch.nn.Linear(3, 2)  # noqa: E731
+    client = fedapps.client_app("fedavg", model=network, data=data, **settings)
+    found = []
+    server = fedapps.server_app(
+        "fedavg", model=network, shape=(3,), rounds=1, then=lambda *got: found.extend(got)
+    )
+    grid = InProcessGrid(client, run_config, NODES)
+    server(grid, Context(1, 1, {}, RecordDict(), run_config))
+    return found
+
+
+def test_the_server_takes_its_settings_from_the_same_configuration():
+    """Half of two nodes is one; another rate reaches the clients as well."""
+    _, strategy = both({"fraction-train": 0.5, "min-available-nodes": 2, "lr": 0.05})
+    assert strategy.fraction_train == 0.5
+    assert strategy.now.report["sampled"] == 1
+    with pytest.raises(Refusal, match=r"learning-rate = 0\.05, which server_app calls lr"):
+        both({"learning-rate": 0.05})
+    with pytest.raises(RuntimeError, match=r"lr is 0.2 in client_app and 0.05 in the run"):
+        both({"lr": 0.05}, lr=0.2)
