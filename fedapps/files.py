@@ -22,6 +22,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from clients.core.arrays import Arrays, num_bytes
+from fedapps.common.lazy import lazy
+
+# `read_arrays` has moved; its former name stays for one release.
+__getattr__ = lazy(__name__, {"read_arrays": "fedapps.saved"})
 
 MODEL = "model.safetensors"
 HANDOUT = "handout.safetensors"  # clients' models that a method may hand out
@@ -63,8 +67,11 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write files that belong together: all are replaced, or none is. A reader sees an old file or
-    the new one, never a part."""
+    """Write files that belong together, in their order: none is replaced before the disk has taken
+    all. A reader sees an old file or the new one, never a part.
+
+    A process that is killed between two replacements leaves old and new files. So the last one
+    should vouch for the others, as a run's summary does (`fedapps.saved`)."""
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
     try:
         for path, data in contents.items():
@@ -101,7 +108,8 @@ class Writer:
 
     def write(self, what: str, write: Callable[[], None]) -> None:
         """Call `write`, which writes the present state of something, and retry failed writes."""
-        self.due[what] = write
+        self.due.pop(what, None)
+        self.due[what] = write  # after the others that are due
         before, self.error = self.error, None
         for name, due in list(self.due.items()):
             try:
@@ -159,19 +167,6 @@ def array_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes
 def of_round(file: Path, which: str) -> Path:
     """The file with the state of the "best" or of the "last" round: model-final.safetensors."""
     return file.with_stem(f"{file.stem}-final") if which == "last" else file
-
-
-def read_arrays(folder: Path, which: str = "best") -> Arrays:
-    """The model in a run's folder. Raises ValueError if it has none, or a damaged one."""
-    file = of_round(folder / MODEL, which)
-    if file.is_file():
-        return read_safetensors(file)
-    if which == "last" and (folder / MODEL).is_file():
-        raise ValueError(
-            f"{folder} holds no {file.name}: the run did not finish, was copied without the file, "
-            "or is of an earlier release, which saved only the best round; use round best"
-        )
-    raise ValueError(f"{folder} holds no {MODEL}; name the folder of a run, <method>-seed<seed>")
 
 
 def read_safetensors(file: Path) -> Arrays:
@@ -237,43 +232,3 @@ def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
-
-
-def model_round(folder: Path, which: str = "best") -> int:
-    """The round of the model in a run's folder; 0 if its summary has none. Raises ValueError if
-    the entry is no round."""
-    return _round_of(
-        folder, *(["last_round"] if which == "last" else ["novel_round", "best_round"])
-    )
-
-
-def trained_rounds(folder: Path, which: str = "best") -> int:
-    """The rounds that this model was trained for, with those of the runs that its run went on from.
-    Raises ValueError as `model_round`."""
-    return model_round(folder, which) + _round_of(folder, "earlier_rounds")
-
-
-def _round_of(folder: Path, *names: str) -> int:
-    """The summary's first entry of these names."""
-    file = folder / "summary.json"
-    summary = read_json(file) if file.is_file() else {}
-    known = summary if isinstance(summary, dict) else {}
-    name = next((name for name in names if name in known), names[-1])
-    number = known.get(name, 0) if isinstance(summary, dict) else None
-    if type(number) is not int or not 0 <= number < 2**63:
-        raise ValueError(f"{file} is damaged: its {name} is {number!r:.100}")
-    return number
-
-
-@contextmanager
-def opening(folder: Path) -> Iterator[None]:
-    """Around the use of a saved run, which anybody may have written: any error that a damaged file
-    causes in other code becomes a ValueError that names the folder."""
-    try:
-        yield
-    except (ValueError, OSError):
-        raise
-    except (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
-            SafetensorError) as error:  # fmt: skip
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"{folder} cannot be used; a file in it is damaged ({reason})") from error

@@ -103,9 +103,9 @@ def plan(
         MODELS.check(str(named["model"]))
 
     from fedapps.engines.job_pool import make_jobs
-    from fedapps.files import opening
     from fedapps.results.folder import check_unseen
     from fedapps.results.published import Published
+    from fedapps.saved import opening
 
     jobs = make_jobs(config | {"resume": not fresh}, labels, seeds, output)
     with opening(from_) if from_ else nullcontext():
@@ -178,16 +178,21 @@ def check(config: "Config") -> None:
 
 @one_thread()
 def check_start(config: "Config") -> None:
-    """Raise ValueError if from-dir holds another method's run that lacks the method's model."""
-    from fedapps.files import read_arrays
-    from fedapps.results.folder import takes_states
+    """Raise ValueError if the run in from-dir cannot be used, or is another method's and lacks the
+    method's model."""
+    from fedapps.results.folder import read_client_states, read_former, takes_states
     from fedapps.serverapp import make_strategy
 
-    folder = Path(str(config["from-dir"]))
-    if config["from-dir"] and not takes_states(folder, str(config["method"])):
+    if not config["from-dir"]:
+        return
+    folder, method = Path(str(config["from-dir"])), str(config["method"])
+    arrays = read_former(folder)["arrays"]
+    if takes_states(folder, method):
+        read_client_states(folder)
+    else:
         strategy, shared = make_strategy(config)
         try:
-            strategy.restore(strategy.initialize(shared), read_arrays(folder))
+            strategy.restore(strategy.initialize(shared), arrays)
         except ValueError as error:
             raise ValueError(f"{config['method']} cannot start from {folder}: {error}") from error
 

@@ -23,12 +23,13 @@ from fedapps.common.threads import one_thread
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
-from fedapps.files import PRIVACY, locked, read_json, trained_rounds, write_text
+from fedapps.files import PRIVACY, locked, read_json, write_text
 from fedapps.methods import METHODS, check_private
 from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_client_states, read_former, takes_states
 from fedapps.results.recorder import Recorder
+from fedapps.saved import trained_rounds
 from fedapps.settings.companions import check_companions
 from fedapps.settings.config import (
     Config,

@@ -4,6 +4,8 @@ import json
 
 import tomli_w
 
+from fedapps.saved import CLIENTS, DIGESTS, SUMMARY, digest, digest_of_folder
+from fedapps.service.delivery import DESCRIPTION, REPORT
 from fedapps.settings.config import defaults
 from fedapps.settings.variants import Variant
 
@@ -31,6 +33,24 @@ def leave(folder, label, seed, novel, *, train=(0.5, 0.5), last=None, curve=(), 
     rounds = [{"round": n, "evaluation": {"train-accuracy": a}} for n, a in enumerate(curve, 1)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
     return run
+
+
+def vouch(folder, name=SUMMARY):
+    """Let the summary, or another JSON file, vouch for the files with arrays that are there."""
+    digests = {file.name: of(file) for file in folder.glob("*.safetensors")}
+    if (folder / CLIENTS).is_dir():
+        clients = {file.name: of(file) for file in (folder / CLIENTS).glob("*.safetensors")}
+        digests[CLIENTS] = digest_of_folder(clients)
+    file = folder / name
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    if name == REPORT:
+        digests[DESCRIPTION] = of(folder / DESCRIPTION)
+    file.write_text(json.dumps(content | {DIGESTS: digests}))
+
+
+def of(file):
+    """A file's digest; that of nothing if there is no such file."""
+    return digest(file.read_bytes() if file.is_file() else b"")
 
 
 def scores(train, novel):

@@ -21,7 +21,7 @@ ROOMS = [
     ["strategies.core"],
     ["strategies.methods", "strategies"],
     ["fedapps", "fedapps.partitions", "fedapps.clients", "fedapps.strategies", "fedapps.methods",
-     "fedapps.files", "fedapps.console", "fedapps.settings"],
+     "fedapps.files", "fedapps.saved", "fedapps.console", "fedapps.settings"],
     ["fedapps.node"],
     ["fedapps.engines"],
     ["fedapps.results"],

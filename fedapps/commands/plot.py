@@ -79,7 +79,7 @@ def _single(runs: "DataFrame", name: str) -> Path:
 
 
 def _of_model(kind: str, folder: Path, client: int | None, steps: int, attribute: str) -> "Figure":
-    from fedapps.files import opening
+    from fedapps.saved import opening
     from fedapps.service import figures
 
     with opening(folder):

@@ -35,7 +35,6 @@ def serve(
             raise ValueError("name either --deployment or --superlink")
 
         from fedapps.engines.flower import Flwr
-        from fedapps.files import read_arrays
         from fedapps.service.deploy import Deployment
         from fedapps.service.finished_run import FinishedRun
         from fedapps.service.serving import LINE, check_serving
@@ -44,7 +43,6 @@ def serve(
         config = loaded.config | {"serve-dir": str(loaded.folder), "serving": loaded.card.line()}
         config |= {"serve-every": every, "serve-again": again, "serve-round": round_}
         check_serving(config)
-        read_arrays(loaded.folder, round_)
         home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
         flwr = Deployment.read(deployment).flwr() if deployment else Flwr(home, superlink)
         run_id = flwr.submit(config)

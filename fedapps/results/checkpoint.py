@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from clients.core.arrays import Arrays
 from fedapps.files import CHECKPOINTS, write_files
 from fedapps.settings.config import Config, differences
 
 FORMAT = "1"
+HEADER_SIZE = 8  # bytes of a safetensors file that give the length of its header
 KEPT = 2  # if the newest is damaged, the one before it is used
 State = dict[str, Any]
 
@@ -66,6 +67,21 @@ def read_state(file: Path) -> State:
             arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"it cannot be read ({error})") from error
+    return _state(header, arrays)
+
+
+def parse_state(data: bytes) -> State:
+    """The state in the content of a file. Errors as `read_state`."""
+    try:
+        arrays = load(data)
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"it cannot be read ({error})") from error
+    size = int.from_bytes(data[:HEADER_SIZE], "little")
+    header = json.loads(data[HEADER_SIZE : HEADER_SIZE + size])
+    return _state(header.get("__metadata__", {}), arrays)
+
+
+def _state(header: Mapping[str, str], arrays: Arrays) -> State:
     if header.get("format") != FORMAT:
         raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
     if header.get("digest") != _digest(header.get("state", ""), arrays):

@@ -24,20 +24,27 @@ from fedapps.files import (
     WHICH,
     array_bytes,
     of_round,
-    read_arrays,
     read_json,
-    read_safetensors,
-    write_arrays,
     write_files,
 )
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
-from fedapps.results.checkpoint import State, read_state, state_bytes
+from fedapps.results.checkpoint import State, parse_state, state_bytes
+from fedapps.saved import (
+    CLIENTS,
+    SUMMARY,
+    SavedFiles,
+    digest,
+    digest_of_folder,
+    read_arrays,
+)
 from fedapps.settings.config import Config, run_configuration
 from fedapps.settings.variants import is_of_data, root
 from partitions.federations import Federation
+from strategies.core.replies import finite
 
-STRATEGY, CLIENTS = "strategy.safetensors", "clients"
+STRATEGY = "strategy.safetensors"
+ARRAY_FILES = (MODEL, HANDOUT, STRATEGY)
 
 
 def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
@@ -52,10 +59,16 @@ def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
     return files
 
 
-def write_final(run: Path, state: Mapping[str, Any]) -> None:
+def digests_of(files: Mapping[Path, bytes]) -> dict[str, str]:
+    """The digests of those of the files that hold arrays, by name."""
+    return {file.name: digest(data) for file, data in files.items() if file.name != TOKEN}
+
+
+def write_final(run: Path, state: Mapping[str, Any]) -> dict[str, str]:
     """Write the files of the last round's `state`: hard links to those of the reported round
-    where both have the same content."""
+    where both have the same content. Returns their digests by name."""
     files = {file: data for file, data in model_files(run, state).items() if file.name != TOKEN}
+    finals = {of_round(file, "last"): data for file, data in files.items()}
     for file, data in list(files.items()):
         final = of_round(file, "last")
         final.unlink(missing_ok=True)
@@ -64,42 +77,57 @@ def write_final(run: Path, state: Mapping[str, Any]) -> None:
                 os.link(file, final)
                 del files[file]
     write_files({of_round(file, "last"): data for file, data in files.items()})
+    return digests_of(finals)
 
 
-def write_client_states(run: Path, memories: Mapping[int, Arrays]) -> None:
-    """Write each client's state to ``clients/<id>.safetensors``: all of them, or none."""
+def write_client_states(run: Path, memories: Mapping[int, Arrays]) -> str:
+    """Write each client's state to ``clients/<id>.safetensors``: all of them, or none. Returns the
+    digest of the folder."""
+    digests: dict[str, str] = {}
     temporary = run / f".{CLIENTS}"
     rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         for client, arrays in memories.items():
-            write_arrays(temporary / f"{client}.safetensors", arrays)
+            file, data = temporary / f"{client}.safetensors", array_bytes(arrays)
+            write_files({file: data})
+            digests[file.name] = digest(data)
         rmtree(run / CLIENTS, ignore_errors=True)
         temporary.rename(run / CLIENTS)
     finally:
         rmtree(temporary, ignore_errors=True)
+    return digest_of_folder(digests)
 
 
 def clear(run: Path) -> None:
-    """Remove the results of a former run."""
-    for name in ("metrics.jsonl", "summary.json", ERRORS, MODEL, HANDOUT, STRATEGY, TOKEN):
+    """Remove the results of a former run: first the summary, without which no file is used."""
+    for name in (SUMMARY, "metrics.jsonl", ERRORS, *ARRAY_FILES, TOKEN):
         for which in WHICH:
-            of_round(run / name, which).unlink(missing_ok=True)
+            file = of_round(run / name, which)
+            file.unlink(missing_ok=True)
+            for unfinished in run.glob(f".{file.name}.*"):  # of a process that was killed
+                unfinished.unlink(missing_ok=True)
     for name in (CLIENTS, f".{CLIENTS}"):
         rmtree(run / name, ignore_errors=True)
 
 
 def read_former(run: Path, which: str = "best") -> State:
-    """The state that a strategy starts from, of the "best" or the "last" round. Raises ValueError
-    if the model is missing or another file is damaged."""
+    """The state that a strategy starts from, of the "best" or the "last" round.
+
+    Raises ValueError if the model or the summary is missing, and if a file is damaged, is not the
+    one that the summary vouches for, or holds NaN or infinity."""
     state: State = {"arrays": read_arrays(run, which)}
-    if (file := of_round(run / HANDOUT, which)).is_file():
-        state["handout"] = read_safetensors(file)
-    if (file := of_round(run / STRATEGY, which)).is_file():
+    saved = SavedFiles.of_run(run)
+    if (name := of_round(run / HANDOUT, which).name) in saved:
+        state["handout"] = saved.arrays(name)
+    if (name := of_round(run / STRATEGY, which).name) in saved:
+        data = saved.read(name)
         try:
-            state["kept"] = read_state(file)
+            state["kept"] = parse_state(data)
         except ValueError as error:
-            raise ValueError(f"{file} is refused: {error}") from error
+            raise ValueError(f"{run / name} is refused: {error}") from error
+        if not finite(state["kept"]):
+            raise saved.refusal(f"{run / name} holds NaN or infinity")
     if (file := run / TOKEN).is_file():
         content = read_json(file)
         token = content.get(RUN_TOKEN) if isinstance(content, dict) else None
@@ -110,11 +138,24 @@ def read_former(run: Path, which: str = "best") -> State:
 
 
 def read_client_states(run: Path) -> dict[int, Arrays]:
-    """The states of the run's clients by client id; {} if they are unknown."""
-    files = list((run / CLIENTS).glob("*.safetensors"))
-    if odd := [file for file in files if not file.stem.isdecimal()]:
-        raise ValueError(f"{odd[0]} is damaged: its name is no client's id")
-    return {int(file.stem): read_safetensors(file) for file in files}
+    """The states of the run's clients by client id; {} if they are unknown.
+
+    Raises ValueError as `read_former`."""
+    saved = SavedFiles.of_run(run)
+    if CLIENTS not in saved:
+        return {}
+    if not (run / CLIENTS).is_dir():
+        raise saved.refusal(f"{run} holds no {CLIENTS}/, which its {SUMMARY} vouches for")
+    states: dict[int, Arrays] = {}
+    digests: dict[str, str] = {}
+    for file in (run / CLIENTS).glob("*.safetensors"):
+        if not file.stem.isdecimal():
+            raise ValueError(f"{file} is damaged: its name is no client's id")
+        data = file.read_bytes()
+        digests[file.name] = digest(data)
+        states[int(file.stem)] = saved.parse(f"{CLIENTS}/{file.name}", data)
+    saved.check(CLIENTS, digest_of_folder(digests))
+    return states
 
 
 def takes_states(run: Path, method: str) -> bool:
@@ -128,7 +169,10 @@ def takes_states(run: Path, method: str) -> bool:
 def check_former(run: Path, method: str) -> None:
     """Raise ValueError unless the folder holds everything that the method's predictions need."""
     read_former(run)
-    known = (run / CLIENTS).is_dir() and takes_states(run, method)
+    known = (run / CLIENTS).is_dir() and CLIENTS in SavedFiles.of_run(run)
+    known = known and takes_states(run, method)
+    if known:
+        read_client_states(run)
     if METHODS[method].client.needs_state == StateUse.PREDICTIONS and not known:
         raise ValueError(
             f"{run} holds no {CLIENTS}/ of {method}: the states of {method}'s clients are missing, "

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import time
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from fedapps.results.card import FILE as CARD
 from fedapps.results.card import make_card
 from fedapps.results.checkpoint import State
 from fedapps.results.progress import shown
+from fedapps.saved import CLIENTS, DIGESTS, SUMMARY
 from fedapps.settings.config import Config
 from strategies.core.evaluation import goodness
 from strategies.core.rounds import PersonalizedStrategy
@@ -64,6 +66,7 @@ class Recorder:
         name = METHODS[str(config["method"])].name
         self._name = {"name": name} if name else {}
         self._changed = False  # whether the model is not the one in the folder
+        self._digests: dict[str, str] = {}  # of the files with arrays in the folder, by name
         self._phase = 0
         self.strategy: PersonalizedStrategy | None = None  # whose last state is written at the end
         self._started = time.monotonic()
@@ -204,10 +207,10 @@ class Recorder:
             self._writer.due.pop(CHECKPOINTS, None)
             self._write(bool(self.summary))
             if self._may_ask_states:
-                self._writer.write("clients", lambda: folders.write_client_states(folder, memories))
+                self._writer.write(CLIENTS, lambda: self._write_client_states(folder, memories))
             if error is None and self._model and (strategy := self.strategy) is not None:
                 final = _state(strategy)
-                self._writer.write("the last model", lambda: folders.write_final(folder, final))
+                self._writer.write("the last model", lambda: self._write_final(folder, final))
         missing = self._missing() if error is None else None
         failed = error or missing
         self.summary["finished"] = failed is None
@@ -231,21 +234,33 @@ class Recorder:
         )
 
     def _write(self, results: bool) -> None:
-        """Write the rounds' lines, and the summary and model if there are new `results`."""
+        """Write the rounds' lines; then, if there are new `results`, the model and the summary."""
         if self.folder is None:
             return
-        if results:
-            self._writer.write("summary.json", self._write_results)
         if self._lines < len(self.rounds):
             self._writer.write("metrics.jsonl", self._write_lines)
+        if results:
+            self._writer.write(SUMMARY, self._write_results)
 
     def _write_results(self) -> None:
-        """The summary together with its model."""
+        """The model, and last the summary, which vouches for all files with arrays."""
         assert self.folder is not None
         files = folders.model_files(self.folder, self._model) if self._changed else {}
-        summary = json.dumps(self.summary, indent=1)
-        write_files(files | {self.folder / "summary.json": summary.encode()})
+        digests = self._digests
+        if self._changed:
+            others = {n: d for n, d in digests.items() if n not in folders.ARRAY_FILES}
+            digests = others | folders.digests_of(files)
+        summary = self.summary | {DIGESTS: dict(digests)}
+        content = json.dumps(summary, indent=1).encode()
+        write_files(files | {self.folder / SUMMARY: content})
+        self.summary, self._digests = summary, digests
         self._changed = False
+
+    def _write_client_states(self, folder: Path, states: Mapping[int, Arrays]) -> None:
+        self._digests[CLIENTS] = folders.write_client_states(folder, states)
+
+    def _write_final(self, folder: Path, state: State) -> None:
+        self._digests |= folders.write_final(folder, state)
 
     def _write_lines(self) -> None:
         """The rounds that are not in metrics.jsonl."""

@@ -15,8 +15,9 @@ from clients.core.arrays import load_into_model, model_arrays
 from clients.core.normalisation import entropy
 from fedapps.common import external_code
 from fedapps.console import spreadsheet_cell
-from fedapps.files import MODEL, array_bytes, opening, read_json, read_safetensors, write_files
+from fedapps.files import MODEL, array_bytes, read_json, write_files
 from fedapps.results.card import Card
+from fedapps.saved import DIGESTS, SavedFiles, digest, opening
 from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
@@ -137,7 +138,8 @@ class PersonalizationResult:
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
-        """Write the files together. The ONNX file and the stream of a former model are removed."""
+        """Write the files together, last the report, which vouches for the others. The ONNX file
+        and the stream of a former model are removed."""
         for former in (ONNX, *([] if self.stream else [STREAM])):
             (folder / former).unlink(missing_ok=True)
         card = asdict(self.card)
@@ -149,8 +151,9 @@ class PersonalizationResult:
             DESCRIPTION: json.dumps(description, indent=1).encode(),
             PREDICTIONS: self.predictions().encode(),
             **({STREAM: self.stream.content()} if self.stream else {}),
-            REPORT: json.dumps(self.report(), indent=1).encode(),
         }
+        digests = {name: digest(data) for name, data in content.items()}
+        content[REPORT] = json.dumps(self.report() | {DIGESTS: digests}, indent=1).encode()
         write_files({folder / name: data for name, data in content.items()})
 
 
@@ -176,21 +179,31 @@ def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalM
     external_code.allow(*allow)
     folder = Path(folder)
     with opening(folder):
-        card = _read_card(folder / DESCRIPTION)
-        if not (folder / STREAM).is_file():
+        saved, report = _read_report(folder)
+        card = _read_card(folder / DESCRIPTION, saved)
+        if STREAM not in saved:
             raise cannot_go_on(card.method)
-        kept = Stream.read(folder / STREAM)
+        kept = Stream.parse(folder / STREAM, saved.read(STREAM))
         blank = unlabeled(torch.zeros(()).expand(2, *card.shape), card)
         network = updated(card, kept, blank).network.eval()  # only its structure is used
-        load_into_model(network, read_safetensors(folder / MODEL), {})
-        report = read_json(folder / REPORT)
+        load_into_model(network, saved.arrays(MODEL), {})
         return PersonalModel(network, card, report, stream=kept).eval()
 
 
-def _read_card(file: Path) -> Card:
+def _read_report(folder: Path) -> tuple[SavedFiles, dict[str, Any]]:
+    """The files that a report vouches for, and the report itself. Raises ValueError if there is
+    none."""
+    for name in (DESCRIPTION, REPORT):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no {name}; name a folder of a delivered model")
+    report = read_json(folder / REPORT)
+    saved = SavedFiles.named_in(folder, REPORT, report, "personalize the client's data again")
+    return saved, {key: value for key, value in report.items() if key != DIGESTS}
+
+
+def _read_card(file: Path, saved: SavedFiles) -> Card:
     """The card that `PersonalizationResult.write` described. Raises ValueError if it is damaged."""
-    if not file.is_file():
-        raise ValueError(f"{file.parent} holds no {file.name}; name a folder of a delivered model")
+    saved.read(file.name)
     described = read_json(file)
     card = described | described["preprocessing"] | {"model": described["architecture"]["name"]}
     rest = {key: v for key, v in card.items() if key not in ("preprocessing", "architecture")}

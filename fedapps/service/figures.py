@@ -17,12 +17,12 @@ from clients.core.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
 from clients.methods._adaptation import Adapting
 from clients.methods.atp import RATES, adaptable
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.files import model_round, read_arrays
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import Builder, with_public
 from fedapps.results.folder import check_former, read_client_states
 from fedapps.results.plot import matrix, shown
+from fedapps.saved import model_round, read_arrays
 from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, saved_configuration, settings
 from partitions.federations import Federation

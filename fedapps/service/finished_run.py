@@ -14,13 +14,14 @@ from clients.core.client import Client
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.files import WHICH, opening, read_json, trained_rounds
+from fedapps.files import WHICH
 from fedapps.methods import METHODS
 from fedapps.node.bridge import reply_to
 from fedapps.node.building import Builder, method_model, shared_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
 from fedapps.results.schema import SummaryFile
+from fedapps.saved import SUMMARY, opening, read_summary, trained_rounds
 from fedapps.service.delivery import PersonalizationResult, PersonalModel
 from fedapps.service.inputs import Data, Inputs, read_inputs
 from fedapps.service.served_node import reply, served_by
@@ -53,13 +54,13 @@ class FinishedRun:
         self.config: Config = saved_configuration(self.folder)
         self.card: Card = read_card(self.folder)
         self.method = self.card.method
-        file = self.folder / "summary.json"
-        self.summary: dict[str, Any] = read_json(file) if file.is_file() else {}
-        if file.is_file():
-            try:
-                SummaryFile.validate_python(self.summary)
-            except ValueError as error:
-                raise ValueError(f"{file} is damaged: it is no run's summary") from error
+        self.summary: dict[str, Any] = read_summary(self.folder)
+        try:
+            SummaryFile.validate_python(self.summary)
+        except ValueError as error:
+            file = self.folder / SUMMARY
+            raise ValueError(f"{file} is damaged: it is no run's summary") from error
+        read_former(self.folder, round)  # refuses files of other rounds and runs, and NaN
 
     @property
     def novel(self) -> str:

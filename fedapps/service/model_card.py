@@ -11,16 +11,17 @@ from typing import Any
 
 import tomli_w
 
-from fedapps.files import HANDOUT, MODEL, PRIVACY, model_round
+from fedapps.files import HANDOUT, MODEL, PRIVACY
 from fedapps.methods import METHODS
 from fedapps.results.card import FILE
 from fedapps.results.formats import escape_markdown
+from fedapps.saved import DIGESTS, SUMMARY, SavedFiles, model_round
 from fedapps.service.finished_run import FinishedRun
 from fedapps.settings.config import Config, defaults
 
 # What serving needs, beside what `write_model` writes itself. Clients' states stay at home, and so
 # does `token.json`, by which nodes know their states of the run.
-FILES = (PRIVACY, MODEL, HANDOUT, "strategy.safetensors")
+FILES = (MODEL, HANDOUT, "strategy.safetensors")
 PATHS = ("output-dir", "data-dir", "from-dir", "serve-dir", "serving")  # of this machine
 DATA = ("dataset", "partition.novel-dataset")  # may be paths
 MODELS_OF_NOVEL_CLIENTS = {  # by METHODS[…].novel
@@ -131,14 +132,18 @@ def write_model(run: FinishedRun, folder: Path, repo: str) -> None:
     names: Config = {key: path.name for key, path in given.items() if path.is_absolute()}
     run, dataset = copy(run), str(names.get("dataset", run.card.dataset))
     run.config, run.card = run.config | names, replace(run.card, dataset=dataset)
+    saved = SavedFiles.of_run(run.folder)
     for name in FILES:
-        if (run.folder / name).is_file():
-            shutil.copy(run.folder / name, folder)
+        if name in saved:
+            (folder / name).write_bytes(saved.read(name))
+    if (run.folder / PRIVACY).is_file():
+        shutil.copy(run.folder / PRIVACY, folder)
     (folder / "README.md").write_text(model_card(run, repo), "utf-8")
     (folder / FILE).write_text(run.card.text(), "utf-8")
-    if run.summary:
-        text = json.dumps(run.summary | {"dataset": dataset}, indent=1)
-        (folder / "summary.json").write_text(text, "utf-8")
+    summary = run.summary | {"dataset": dataset}
+    if saved.digests is not None:
+        summary[DIGESTS] = {n: d for n, d in saved.digests.items() if n in FILES}
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1), "utf-8")
     config: dict[str, Any] = tomllib.loads((run.folder / "config.toml").read_text("utf-8"))
     config |= names | {key: "" for key in PATHS if key in config}
     (folder / "config.toml").write_text(tomli_w.dumps(config), "utf-8")

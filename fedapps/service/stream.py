@@ -16,7 +16,7 @@ from fedapps.common.settings import taken
 from fedapps.methods import METHODS
 from fedapps.node.building import Builder
 from fedapps.results.card import Card
-from fedapps.results.checkpoint import read_state, state_bytes
+from fedapps.results.checkpoint import parse_state, state_bytes
 from fedapps.results.schema import Count, mismatch
 from fedapps.settings.config import Config, accepted, check_method, defaults, override
 from partitions.shares import Share
@@ -69,10 +69,10 @@ class Stream:
         return state_bytes(asdict(self))
 
     @classmethod
-    def read(cls, file: Path) -> Self:
-        """The stream in a file. Raises ValueError if it is damaged."""
+    def parse(cls, file: Path, data: bytes) -> Self:
+        """The stream in the content of a file. Raises ValueError if it is damaged."""
         try:
-            return cls(**read_state(file))
+            return cls(**parse_state(data))
         except ValidationError as error:
             raise ValueError(f"{file} is damaged: {mismatch(error)}") from error
 

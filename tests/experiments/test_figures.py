@@ -6,7 +6,7 @@ from tiny import federate
 
 import partitions
 from experiments import figures_fedembed, figures_hypernetworks
-from fedapps.files import read_arrays
+from fedapps.saved import read_arrays
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import descriptors
 from fedapps.settings.config import defaults, run_configuration

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import lab
 import numpy as np
 import pytest
+from left import vouch
 
 import partitions
 from fedapps import files
@@ -36,6 +37,7 @@ def test_what_a_strategy_keeps_lies_beside_its_model(tmp_path):
     files = model_files(tmp_path, state(HANDOUT, KEPT))
     assert len(files) == 3
     write_files(files)
+    vouch(tmp_path)
     former = read_former(tmp_path)
     assert sorted(former) == ["arrays", "handout", "kept"]
     np.testing.assert_equal(former, state(HANDOUT, KEPT))
@@ -43,6 +45,7 @@ def test_what_a_strategy_keeps_lies_beside_its_model(tmp_path):
     assert [file.name for file in model_files(tmp_path, state())] == ["model.safetensors"]
     kept = tmp_path / folders.STRATEGY
     kept.write_bytes(kept.read_bytes()[:-1])
+    vouch(tmp_path)
     with pytest.raises(ValueError, match=r"strategy.safetensors is refused: it"):
         read_former(tmp_path)
 
@@ -54,13 +57,18 @@ def test_the_last_rounds_state_lies_beside_the_best_rounds(tmp_path):
     last = {"arrays": {"w": np.arange(3.0) + 7}, "handout": HANDOUT, "kept": {"rounds": [9]}}
     for _ in range(2):
         write_final(tmp_path, last)
+    vouch(tmp_path)
     np.testing.assert_equal(read_former(tmp_path, "last"), last)
     np.testing.assert_equal(read_former(tmp_path), state(HANDOUT, KEPT))
     shared = {f.name for f in tmp_path.iterdir() if f.stat().st_nlink == 2}
     assert shared == {"handout.safetensors", "handout-final.safetensors"}
     write_files(model_files(tmp_path, state({"4/w": np.zeros(1)})))
+    vouch(tmp_path)
     np.testing.assert_equal(read_former(tmp_path, "last"), last)
     (tmp_path / "model-final.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"holds no model-final.safetensors; .* --fresh"):
+        read_former(tmp_path, "last")
+    vouch(tmp_path)
     with pytest.raises(ValueError, match=r"holds no model-final.safetensors: .* use round best"):
         read_former(tmp_path, "last")
 
@@ -69,12 +77,14 @@ def test_a_disk_without_links_has_two_files(tmp_path, monkeypatch):
     monkeypatch.setattr(folders.os, "link", Mock(side_effect=PermissionError("no links")))
     write_files(model_files(tmp_path, state(HANDOUT)))
     write_final(tmp_path, state(HANDOUT))
-    np.testing.assert_equal(read_former(tmp_path, "last"), {"arrays": ARRAYS, "handout": HANDOUT})
     assert {f.stat().st_nlink for f in tmp_path.iterdir()} == {1}
+    vouch(tmp_path)
+    np.testing.assert_equal(read_former(tmp_path, "last"), {"arrays": ARRAYS, "handout": HANDOUT})
 
 
 def test_a_run_has_its_token_beside_its_model(tmp_path):
     write_files(model_files(tmp_path, state() | {"token": "a5"}))
+    vouch(tmp_path)
     assert read_former(tmp_path)["token"] == "a5"
     for damaged in ("", "{", "[]", "{}", "[" * 100_000):
         (tmp_path / "token.json").write_text(damaged)
@@ -92,13 +102,14 @@ def test_memories_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     begun.mkdir()
     (begun / "5.safetensors").write_text("half")
     write_client_states(tmp_path, {11: ARRAYS, 2: HANDOUT})
+    vouch(tmp_path)
     np.testing.assert_equal(read_client_states(tmp_path), {11: ARRAYS, 2: HANDOUT})
 
-    def full(path, arrays):
-        path.write_text("half")
+    def full(contents):
+        next(iter(contents)).write_text("half")
         raise OSError("no space left")
 
-    monkeypatch.setattr(folders, "write_arrays", full)
+    monkeypatch.setattr(folders, "write_files", full)
     with pytest.raises(OSError, match="no space left"):
         write_client_states(tmp_path, {4: ARRAYS})
     assert sorted(read_client_states(tmp_path)) == [2, 11]
@@ -130,7 +141,8 @@ def test_what_clients_keep_beyond_some_bytes_lies_in_a_file_without_a_name(tmp_p
             assert array.dtype == KEPT_BY[client][name].dtype
             assert not array.flags.writeable
             assert array.flags.aligned
-    write_client_states(tmp_path, found)
+    assert write_client_states(tmp_path, found) == write_client_states(tmp_path, KEPT_BY)
+    vouch(tmp_path)
     np.testing.assert_equal(read_client_states(tmp_path), {k: dict(v) for k, v in KEPT_BY.items()})
 
 
@@ -159,10 +171,14 @@ def test_what_a_methods_predictions_need_is_asked_for(tmp_path):
         with pytest.raises(ValueError, match=r"holds no model.safetensors"):
             check_former(tmp_path, method)
     write_files(model_files(tmp_path, state()))
+    vouch(tmp_path)
     check_former(tmp_path, "fedavg")
     with pytest.raises(ValueError, match="holds no clients/"):
         check_former(tmp_path, "fedper")
     write_client_states(tmp_path, {1: ARRAYS})
+    with pytest.raises(ValueError, match="holds no clients/"):  # killed before the summary
+        check_former(tmp_path, "fedper")
+    vouch(tmp_path)
     check_former(tmp_path, "fedper")
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import tomli_w
-from left import leave
+from left import leave, vouch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from tiny import fedapps
@@ -234,6 +234,7 @@ def turned(tmp_path):
     (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
     arrays = {f"embedding/{i}": rng.normal(size=3).astype("float32") for i in range(8)}
     write_arrays(tmp_path / "model.safetensors", arrays)
+    vouch(tmp_path)
     return tmp_path, partitions.federation(config), arrays
 
 
@@ -263,6 +264,7 @@ def test_a_map_tells_each_clients_classes_novel_ones_in_bold(turned):
     assert axis.get_xlim() == pytest.approx((min(xs), max(xs)))
     assert axis.get_ylim() == pytest.approx((min(ys), max(ys)))
     write_arrays(folder / "model.safetensors", dict(list(arrays.items())[:3]))
+    vouch(folder)
     with pytest.raises(ValueError, match="holds 3 embeddings; a map needs at least 4"):
         embeddings(folder)
 

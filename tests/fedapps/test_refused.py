@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from left import vouch
 from tiny import SMALL, fedapps, share
 
 from clients.core.client import Client
@@ -16,12 +17,13 @@ from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import Job
 from fedapps.engines.run import run_jobs
-from fedapps.files import MODEL, read_arrays
+from fedapps.files import MODEL
 from fedapps.planning import check
 from fedapps.results import plot
 from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
+from fedapps.saved import read_arrays
 from fedapps.serverapp import APPS, check_run, main
 from fedapps.service import onnx
 from fedapps.service.inputs import read_input_files, unlabeled
@@ -212,6 +214,9 @@ def test_runs_that_are_not_whole(tmp_path):
     with pytest.raises(ValueError, match=r"config\.toml: "):
         run_configuration(tmp_path)
     (tmp_path / MODEL).write_bytes(b"none")
+    with pytest.raises(ValueError, match=r"holds no summary\.json, which vouches .* --fresh$"):
+        read_arrays(tmp_path)
+    vouch(tmp_path)
     with pytest.raises(ValueError, match=rf"{MODEL} is damaged"):
         read_arrays(tmp_path)
     with pytest.raises(ValueError, match=r"holds no serving\.json; name the folder of a run that"):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from left import vouch
 from strangers import spoil
 from tiny import NEEDS, SMALL
 from typer.testing import CliRunner
@@ -194,6 +195,10 @@ def strangers(runs, tmp_path, monkeypatch):
             shutil.copytree(source, run)
             file = draw.choice(sorted(f for f in run.rglob("*") if f.is_file()))
             kind = spoil(file, draw)
+            if (
+                file.suffix == ".safetensors" and draw.random() < 0.7
+            ):  # whoever changes it can vouch
+                vouch(run, "report.json" if run.name == "delivered" else "summary.json")
             for name in draw.sample(sorted(COMMANDS), 3):
                 if wrong := look(name, run):
                     got = f"case {case}: {name} {file.relative_to(tmp_path)} ({kind}): {wrong}"
