@@ -1,5 +1,6 @@
-"""Tuning on Optuna: settings are chosen by the training clients' validation accuracy alone, of
-their own models or of the model that a novel client would get.
+"""Tuning on Optuna: settings are chosen by the training clients' validation score alone, of their
+own models or of the model that a novel client would get. The score is the one that `select` names:
+accuracy, loss or macro F1.
 
 An experiment's [search] table holds a list of choices or a range for each setting:
 
@@ -15,7 +16,7 @@ import csv
 import math
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
 from fedapps.settings.overrides import is_method
 from fedapps.settings.variants import Variant, combinations
+from strategies.core.evaluation import goodness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +50,11 @@ RETRIED = "retry of"  # attribute of a trial: the number of the failed one
 BEST, TRIALS, FIGURE = "best.toml", "trials.csv", "trials.pdf"
 MAX_EQUAL_FAILURES = 3  # at the beginning of a method's trials; then its search stops
 MAX_GRID = 10_000  # points of lists and whole numbers that are tried in random order, each once
+DECIDING = ("select", "mean-over")  # settings of the score that compares the trials
 NO_NOVEL_CLIENTS: Config = {"evaluate-novel": False, "novel-rounds": 0, "bound": False}
 RANGE = {"low", "high", "log"}
+MEASURES = {"accuracy": "accuracy", "loss": "loss", "macro-f1": "macro F1"}  # by `select`
+PERCENT = ("accuracy",)  # those that tables and figures show in %
 
 Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
 
@@ -63,6 +68,11 @@ def read_search(
     if not search:
         raise ValueError("the experiment has no [search] table: nothing to tune")
     for key, values in search.items():
+        if key in DECIDING:
+            raise ValueError(
+                f"search of {key}: the trials are compared by the score that it sets; set it for "
+                "all trials instead"
+            )
         if isinstance(values, list):
             tried = values
         else:
@@ -117,14 +127,15 @@ def trial_label(method: str, search: Search, params: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One trial: its number from 1, its settings, and its validation accuracy, or None and the
-    `error`."""
+    """One trial: its number from 1, its settings, and its `validation` score of the kind `measure`,
+    or None and the `error`."""
 
     method: str
     number: int
     label: str
     validation: float | None
     error: str = ""
+    measure: str = "accuracy"  # a value of `select`
 
     @property
     def settings(self) -> str:
@@ -193,11 +204,16 @@ class Tuning:
                     trial_label(method, self.search, trial.params),
                     trial.value,
                     study.user_attrs.get(f"error {trial.number}", ""),
+                    self._measure(method),
                 )
                 for number, trial in enumerate(_finished(study), 1)
             ]
             write_results(outcomes, self.config, self.seeds, self.output)
         return outcomes
+
+    def _measure(self, method: str) -> str:
+        """The kind of score that compares the method's trials."""
+        return str(Variant.parse(method).apply(self.trial_config)["select"])
 
     def _study(self, method: str) -> "Study":
         import optuna
@@ -209,11 +225,13 @@ class Tuning:
         search = sorted(map(repr, self.search.items()))
         settings = repr((sorted(self.trial_config.items()), search, list(self.seeds)))
         settings += f" for {self.group}" if self.group != "training" else ""
+        measure = self._measure(method)
+        settings += f" by {measure}" if measure != "accuracy" else ""
         study = optuna.create_study(
             # a path in the URL would need escapes that differ between releases of SQLAlchemy
             storage=RDBStorage(f"sqlite:///{STORAGE}", {"creator": connect}),
             study_name=method,
-            direction="maximize",
+            direction="maximize" if goodness(measure, 1.0) > 0 else "minimize",
             load_if_exists=True,
         )
         if study.user_attrs.get("settings", settings) != settings:
@@ -273,11 +291,9 @@ class Tuning:
         self.run(jobs)
         errors = []
         for trial, label in zip(batch, labels, strict=True):
-            accuracies = [
-                validation_accuracy(job, self.group) for job in jobs if job.method == label
-            ]
-            values = [accuracy for accuracy in accuracies if accuracy is not None]
-            if len(values) < len(accuracies):
+            scores = [validation_score(job, self.group) for job in jobs if job.method == label]
+            values = [score for score in scores if score is not None]
+            if len(values) < len(scores):
                 reasons = [job.error for job in jobs if job.method == label and job.error]
                 errors.append(reasons[0] if reasons else "")
                 study.set_user_attr(f"error {trial.number}", errors[-1])
@@ -313,21 +329,40 @@ def check_database(file: Path) -> None:
         )
 
 
-def validation_accuracy(job: Job, group: str) -> float | None:
-    """Validation accuracy of the training clients at the round that the group reports, of the model
-    that the group gets; None if the run failed.
+def validation_score(job: Job, group: str) -> float | None:
+    """The score that the run's `select` names, on the training clients' validation samples, at the
+    round that the group reports, of the model that the group gets; None if the run failed.
 
-    Raises ValueError if no training client has validation samples."""
+    Raises ValueError if no training client reports the score."""
     summary = job.summary()
     if job.error or not summary.get("finished"):
         return None
-    accuracy = summary["train"]["accuracy"]
+    measure = str(job.config["select"])
     if group == "novel":
-        scores = {one.round: one.evaluation for one in read_rounds(job.folder)}
-        accuracy = scores[summary["novel_round"]].get("train-global-accuracy", accuracy)
-    if accuracy is None:
-        raise ValueError(f"{job.name}: no validation samples of training clients to tune by")
-    return float(accuracy)
+        evaluations = {line.round: line.evaluation for line in read_rounds(job.folder)}
+        scores = evaluations[summary["novel_round"]]
+        score = scores.get(f"train-global-{measure}", scores.get(f"train-{measure}"))
+    else:
+        score = summary["train"].get(measure.replace("-", "_"))
+    if score is None:
+        raise ValueError(
+            f"{job.name}: training clients report no {MEASURES[measure]} on validation samples to "
+            "tune by"
+        )
+    return float(score)
+
+
+def heading(measures: Collection[str]) -> str:
+    """What the validation scores of some trials are, for a table's or a figure's heading."""
+    if len(measures) != 1:
+        return "validation"
+    (measure,) = measures
+    return f"validation {MEASURES[measure]}" + (", %" if measure in PERCENT else "")
+
+
+def shown(measure: str, score: float) -> float:
+    """The score as tables and figures show it: accuracies in %."""
+    return 100 * score if measure in PERCENT else score
 
 
 def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
@@ -353,7 +388,11 @@ def _finished(study: "Study") -> "list[FrozenTrial]":
 
 def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
     """The best trial of each method, the first of equals; none if all trials failed."""
-    scores = [(o.method, o.validation, -o.number, o) for o in outcomes if o.validation is not None]
+    scores = [
+        (o.method, goodness(o.measure, o.validation), -o.number, o)
+        for o in outcomes
+        if o.validation is not None
+    ]
     methods = dict.fromkeys(method for method, *_ in scores)
     return {method: max(s for s in scores if s[0] == method)[-1] for method in methods}
 
@@ -367,8 +406,10 @@ def write_results(
         (output / name).unlink(missing_ok=True)
     with (output / TRIALS).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "trial", "settings", "validation", "error"])
-        writer.writerows([o.method, o.number, o.settings, o.validation, o.error] for o in outcomes)
+        writer.writerow(["method", "trial", "settings", "validation", "error", "measure"])
+        for outcome in outcomes:
+            trial = [outcome.method, outcome.number, outcome.settings]
+            writer.writerow([*trial, outcome.validation, outcome.error, outcome.measure])
     if not best(outcomes):
         return
     known, unsaved = defaults(), ("method", "output-dir")
@@ -377,24 +418,32 @@ def write_results(
     for label in labels:
         Variant.parse(label).apply(config)  # checks that best.toml can be read
     content = {"methods": labels, "seeds": list(seeds), **changed}
-    title = "# The best settings by the training clients' validation accuracy\n"
+    measures = dict.fromkeys(MEASURES[outcome.measure] for outcome in outcomes)
+    title = f"# The best settings by the training clients' validation {', '.join(measures)}\n"
     write_text(output / BEST, title + tomli_w.dumps(content))
     save(history(outcomes), output / FIGURE)
 
 
 def history(outcomes: Sequence[Outcome]) -> "Figure":
-    """Validation accuracy of each trial as a dot, and of the best so far as a line."""
+    """Validation score of each trial as a dot, and of the best so far as a line; a panel for each
+    kind of score."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axis = figure.subplots()
-    for method, style in zip(best(outcomes), line_styles(), strict=False):
+    winners = best(outcomes)
+    measures = list(dict.fromkeys(outcome.measure for outcome in winners.values()))
+    figure = Figure(figsize=(6 * len(measures), 4), layout="constrained")
+    axes = dict(zip(measures, figure.subplots(1, len(measures), squeeze=False)[0], strict=True))
+    for (method, winner), style in zip(winners.items(), line_styles(), strict=False):
+        measure, axis = winner.measure, axes[winner.measure]
         succeeded = [o for o in outcomes if o.method == method and o.validation is not None]
-        x, y = zip(*((o.number, 100 * (o.validation or 0.0)) for o in succeeded), strict=True)
-        axis.plot(x, np.maximum.accumulate(y), label=method, **style | {"marker": ""})
+        x = [outcome.number for outcome in succeeded]
+        y = [shown(measure, outcome.validation or 0.0) for outcome in succeeded]
+        so_far = np.maximum if goodness(measure, 1.0) > 0 else np.minimum
+        axis.plot(x, so_far.accumulate(y), label=method, **style | {"marker": ""})
         axis.plot(x, y, style["marker"], color=style["color"], alpha=0.6)
-    axis.set(xlabel="trial", ylabel="validation accuracy of training clients, %")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.legend()
+    for measure, axis in axes.items():
+        axis.set(xlabel="trial", ylabel=f"training clients: {heading([measure])}")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.legend()
     return figure

@@ -35,7 +35,7 @@ def tune(
         typer.Option(help="Methods. Default: the experiment's.", autocompletion=completion.methods),
     ] = "",
     seeds: Annotated[
-        str, typer.Option(help="A trial's accuracy is the mean over these. Default: 0.")
+        str, typer.Option(help="A trial's score is the mean over these. Default: 0.")
     ] = "",
     trials: Annotated[int, typer.Option(help="Trials of each method.")] = 20,
     group: Annotated[
@@ -50,7 +50,7 @@ def tune(
     jobs: Annotated[int, typer.Option(help="Trials side by side.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder of study.db, best.toml, …")] = Path("tuning"),
 ) -> None:
-    """Search settings by the training clients' validation accuracy; resumes if interrupted."""
+    """Search settings by the training clients' validation score; resumes if interrupted."""
     console = make_console()
     try:
         with refusals():
@@ -82,9 +82,18 @@ def tune(
 
 def table_of(outcomes: "Sequence[Outcome]", winners: "Mapping[str, Outcome]") -> Table:
     """A row for each trial, the `winners` in bold."""
-    table = Table("method", "trial", "settings", "validation, %", title="trials; the best in bold")
+    from fedapps.tuning import PERCENT, heading, shown
+
+    measures = {trial.measure for trial in outcomes}
+    title = "trials; the best in bold"
+    table = Table("method", "trial", "settings", heading(measures), title=title)
     for trial in outcomes:
-        score = "failed" if trial.validation is None else f"{100 * trial.validation:.2f}"
+        score = "failed"
+        if trial.validation is not None:
+            digits = 2 if trial.measure in PERCENT else 4
+            score = f"{shown(trial.measure, trial.validation):.{digits}f}"
+        if len(measures) > 1:
+            score = f"{heading([trial.measure])}: {score}"
         style = "bold" if trial == winners.get(trial.method) else None
         table.add_row(trial.method, str(trial.number), trial.settings, score, style=style)
     return table

@@ -30,7 +30,7 @@ from fedapps.service.inputs import read_input_files, unlabeled
 from fedapps.service.served_node import node_inputs
 from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults, run_configuration
-from fedapps.tuning import validation_accuracy
+from fedapps.tuning import validation_score
 from partitions import federation
 from partitions.inspect import export
 
@@ -258,10 +258,10 @@ def test_a_trial_counts_by_validation_alone(tmp_path):
     job = Job("fedavg", 0, defaults(), tmp_path)
     summary = {"finished": False, "train": {"accuracy": None}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert validation_accuracy(job, "training") is None
+    assert validation_score(job, "training") is None
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"finished": True}))
-    with pytest.raises(ValueError, match="no validation samples of training clients to tune by"):
-        validation_accuracy(job, "training")
+    with pytest.raises(ValueError, match="report no accuracy on validation samples to tune by"):
+        validation_score(job, "training")
 
 
 def test_inputs_that_do_not_fit_a_run(tmp_path):

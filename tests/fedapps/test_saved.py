@@ -21,6 +21,7 @@ from fedapps.files import MODEL, read_json
 from fedapps.planning import check_start
 from fedapps.results.folder import read_client_states, read_former
 from fedapps.results.recorder import Recorder
+from fedapps.results.runs import read_rounds
 from fedapps.saved import SUMMARY, read_arrays
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import predictions
@@ -106,6 +107,7 @@ def check_one_round(folder, rounds):
             ), text  # fmt: skip
             continue
         summary = read_json(folder / SUMMARY)
+        assert len(read_rounds(folder)) >= summary["rounds"]
         name = "last_round" if which == "last" else "novel_round"
         assert summary[name] in round_of_arrays(former["arrays"], rounds)
         assert summary["finished"] if which == "last" else True
@@ -131,7 +133,7 @@ def test_a_run_cut_before_any_change_of_its_folder_is_of_one_round_and_goes_on(m
             with pytest.raises(Cut):
                 run_in_process(config_of(method, folder))
         opened += check_one_round(folder, rounds)
-        if number % 3 == 0 or number > counter.seen - 12:  # as all, in a third of the time
+        if number % 9 == 0 or number > counter.seen - 5:  # the others agree, and take time
             run_in_process(config_of(method, folder, resume=True))
             assert left(folder) == expected, number
         shutil.rmtree(folder)

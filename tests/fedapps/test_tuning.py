@@ -15,7 +15,7 @@ from fedapps.files import FORMAT
 from fedapps.settings.config import defaults
 from fedapps.settings.experiments import read_experiment
 from fedapps.settings.variants import Variant
-from fedapps.tuning import Outcome, Tuning, best, history, read_search
+from fedapps.tuning import MEASURES, Outcome, Tuning, best, history, read_search
 
 EXPERIMENT = """
 methods = ["fedavg", "tent"]
@@ -75,21 +75,25 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
     assert (output / "trials.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_settings_are_chosen_for_the_group_that_is_asked_for(experiment, tmp_path):
+@pytest.mark.parametrize("select", ["accuracy", "loss", "macro-f1"])
+def test_settings_are_chosen_for_the_group_that_is_asked_for(select, experiment, tmp_path):
     """Ditto's training clients have models of their own, novel ones the global model. A trial is
-    worth what each group's model has in its best round."""
+    worth what each group's model has in its best round, by the score that `select` names."""
+    best_of = min if select == "loss" else max
     text = experiment.read_text().replace("rounds = 1", "rounds = 3").partition("[search.tent]")[0]
     experiment.write_text(text)
     found = {}
     for group, key in (("training", ""), ("novel", "global-")):
         output = tmp_path / group
-        fedapps("tune", experiment, "--methods", "ditto", "--for", group, "--output", output)
+        words = ["--methods", "ditto", "--for", group, "--output", output, f"select={select}"]
+        fedapps("tune", experiment, *words)
         for row in trials(output):
             lines = output / "trials" / f"ditto,{row['settings']}-seed0" / "metrics.jsonl"
             rounds = [json.loads(line)["evaluation"] for line in lines.read_text().splitlines()]
-            scores = [[e[f"train-{x}{key}accuracy"] for x in ("trimmed-", "")] for e in rounds]
+            scores = [[e[f"train-{x}{key}{select}"] for x in ("trimmed-", "")] for e in rounds]
             found[group, row["settings"]] = float(row["validation"])
-            assert found[group, row["settings"]] == max(scores)[1]
+            assert found[group, row["settings"]] == best_of(scores)[1]
+            assert row["measure"] == select
     assert found["training", "lr=0.5"] != found["novel", "lr=0.5"]
     command = ["tune", experiment, "--methods", "ditto", "--output", tmp_path / "novel"]
     assert "under other settings" in fedapps(*command, code=2)
@@ -138,6 +142,48 @@ def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatc
     assert "under other settings" in fedapps(*arguments, 6, "rounds=2", code=2)
 
 
+LAB_MEASURES = {"accuracy": "lr=0.1", "loss": "lr=0.3", "macro-f1": "lr=0.03"}
+
+
+@pytest.mark.parametrize("select", LAB_MEASURES)
+def test_the_score_that_select_names_compares_the_trials(select, lab, rates, tmp_path):
+    """In these runs the accuracy is best at 0.1, the loss at 0.3, F1 at 0.03. A study of one score
+    takes no trials of another; accuracies alone are in %."""
+    rates.write_text(rates.read_text().replace("[0.1, 0.3]", "[0.03, 0.1, 0.3]"))
+    command = ["tune", rates, "--output", tmp_path / "tuning"]
+    printed = fedapps(*command, f"select={select}")
+    heading = {"accuracy": "validation accuracy, %", "loss": "validation loss"}
+    assert heading.get(select, "validation macro F1") in printed
+    found = {row["settings"]: float(row["validation"]) for row in trials(tmp_path / "tuning")}
+    chosen = (min if select == "loss" else max)(found, key=found.get)
+    assert chosen == LAB_MEASURES[select]
+    text = (tmp_path / "tuning" / "best.toml").read_text()
+    assert f"fedavg {chosen}" in text and MEASURES[select] in text.partition("\n")[0]
+    for other in LAB_MEASURES.keys() - {select}:
+        assert "under other settings" in fedapps(*command, f"select={other}", code=2)
+
+
+def test_a_study_of_accuracies_takes_no_losses(lab, rates, tmp_path):
+    """Earlier releases took accuracies into a study whose runs chose their round by the loss."""
+    tuning = Tuning(defaults() | {"select": "loss"}, [0], {"lr": [0.1, 0.3]}, tmp_path, 1, lab.run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tuning, "_measure", lambda *_: "accuracy")
+        tuning.tune(["fedavg"], 1)
+    with pytest.raises(ValueError, match="under other settings"):
+        tuning.tune(["fedavg"], 1)
+
+
+def test_methods_that_are_compared_by_different_scores_are_told_apart(lab, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'methods = ["fedavg", "fedavg select=loss"]\n[search]\nlr = [0.1, 0.3]\n'
+    )
+    printed = fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning")
+    assert "validation loss: 0.0000" in printed and "validation accuracy, %: 100.00" in printed
+    asked = read_experiment(str(tmp_path / "tuning" / "best.toml"))
+    assert asked.methods.split(",") == ["fedavg lr=0.1", "fedavg select=loss lr=0.3"]
+    assert (tmp_path / "tuning" / "trials.pdf").is_file()
+
+
 SEARCH = {"lr": {"low": 0.001, "high": 1.0, "log": True}}
 
 
@@ -157,7 +203,9 @@ class Lab:
             rate = job.config["lr"]
             self.ran += [job.name] * (rate < self.limit)
             accuracy = 1 / (1 + abs(np.log(rate / 0.1))) + 0.01 * job.seed
-            summary = {"finished": rate < self.limit, "train": {"accuracy": accuracy, "clients": 2}}
+            scores = {"loss": abs(np.log(rate / 0.3)), "macro_f1": -abs(np.log(rate / 0.03))}
+            scores |= {"accuracy": accuracy, "clients": 2}
+            summary = {"finished": rate < self.limit, "train": scores}
             summary |= {"novel": None, "seconds": None, "rounds": 1}
             summary["megabytes_per_client_round"] = {"down": None, "up": None}
             job.folder.mkdir(parents=True, exist_ok=True)
@@ -354,6 +402,8 @@ def test_a_method_whose_trials_fail_has_no_best():
         ("lr = []", ["lr is []"]),
         ('lr = ["fast"]', ["lr is 'fast'", "a number"]),
         ("rate = [1]", ["unknown key 'rate'"]),
+        ('select = ["accuracy", "loss"]', ["search of select", "set it for all trials"]),
+        ('mean-over = ["clients", "samples"]', ["search of mean-over", "set it for all trials"]),
         ('client-models = ["small,big"]', ["client-models='small,big' cannot name a folder"]),
         ("lr = { low = 0.1 }", ["lr is {'low': 0.1}"]),
         ("lr = { low = 0.3, high = 0.1 }", ["search of lr", "(low=0.3, high=0.1)"]),
