@@ -296,6 +296,7 @@ class Recorder:
             **({"earlier_rounds": earlier} if earlier else {}),
             "train": self._best["train"]["train"],
             "novel": self._best["novel"]["novel"],
+            "saved_model_train": self._best["novel"]["train"],
             "last": {key: last[key] for key in ("train", "novel", "per_client")},
             "per_client": self._per_client(),
             "megabytes_per_client_round": {

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fedapps.results.schema import Evaluation, Failure, Round, Settings, SummaryFile, mismatch
+from fedapps.results.schema import (
+    Evaluation,
+    Failure,
+    Rates,
+    Round,
+    Settings,
+    Summary,
+    SummaryFile,
+    mismatch,
+)
 from fedapps.settings.config import CIRCUMSTANCES, defaults, ordered, ordered_names, relevant
 from fedapps.settings.variants import Variant
 
@@ -224,11 +233,24 @@ def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dic
         row |= {"undone": summary.undone_rounds}
         row |= {"clipped": summary.clipped_replies, "recounted": summary.recounted_replies}
         row |= dict(summary.privacy or {})
-        error = summary.train.get("training_error")
+        trained = at_saved_model(summary).get("training_error")  # of the model that is handed out
         distance = (summary.novel or {}).get("half_distance")
-        if error is not None and distance is not None:
-            row |= dict(zip(BOUND, (error, distance, error + distance), strict=True))
+        if trained is not None and distance is not None:
+            row |= dict(zip(BOUND, (trained, distance, trained + distance), strict=True))
     return row
+
+
+def at_saved_model(summary: Summary) -> Rates:
+    """The training clients' scores at the round of the saved model, which novel clients report; {}
+    if a summary of an earlier release lacks them."""
+    if summary.saved_model_train is not None:
+        return summary.saved_model_train
+    return {} if other_rounds(summary) else summary.train
+
+
+def other_rounds(summary: Summary) -> bool:
+    """Whether training clients report another round than that of the saved model."""
+    return summary.novel_round not in (None, summary.best_round)
 
 
 def _evaluation(summary: Any, round_: str) -> Evaluation | None:

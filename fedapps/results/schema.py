@@ -82,6 +82,7 @@ class Summary(Evaluation, Named):
     rounds: Count
     best_round: Count = 0
     novel_round: Count | None = None  # None: best_round, as in runs of earlier releases
+    saved_model_train: Rates | None = None
     last: Evaluation = Evaluation()
     undone_rounds: Count | None = None
     clipped_replies: Count | None = None

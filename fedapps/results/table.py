@@ -4,7 +4,13 @@ from typing import TYPE_CHECKING
 
 from clients.core.protocol import FEW_SAMPLES
 from fedapps.results.formats import FAILED, TextTable
-from fedapps.results.runs import differing, federation_of, label_without
+from fedapps.results.runs import (
+    at_saved_model,
+    differing,
+    federation_of,
+    label_without,
+    other_rounds,
+)
 from fedapps.settings.config import effective
 
 if TYPE_CHECKING:
@@ -48,6 +54,7 @@ def results(runs: "DataFrame") -> TextTable:
         *lost_replies(runs),
         *limited_replies(runs),
         *undone_rounds(runs),
+        *at_saved_models(runs),
         *["± standard deviation over seeds"] * spread,
         *["± standard error over clients"] * (joined and not spread),
         "MB per client and round",
@@ -114,6 +121,23 @@ def undone_rounds(runs: "DataFrame") -> list[str]:
     if not words:
         return []
     return [f"rounds undone, as NaN or infinity would have come into the model: {', '.join(words)}"]
+
+
+def at_saved_models(runs: "DataFrame") -> list[str]:
+    """By method the training clients' accuracy at the round of the saved model, the mean over
+    seeds, where they report another round."""
+    words = []
+    for method, group in runs.groupby("method", sort=False):
+        done = [summary for summary in group.summary if summary is not None]
+        if not any(map(other_rounds, done)):
+            continue
+        scores = [at_saved_model(summary).get("accuracy") for summary in done]
+        known = [100 * score for score in scores if score is not None]
+        if known:
+            words.append(f"{method} {sum(known) / len(known):.2f}")
+    if not words:
+        return []
+    return [f"training clients at the round of the saved model: {', '.join(words)}"]
 
 
 def _cells(runs: "DataFrame", spread: bool) -> dict[str, str]:

@@ -15,6 +15,8 @@ from fedapps.files import HANDOUT, MODEL, PRIVACY
 from fedapps.methods import METHODS
 from fedapps.results.card import FILE
 from fedapps.results.formats import escape_markdown
+from fedapps.results.runs import at_saved_model
+from fedapps.results.schema import Rates, Summary
 from fedapps.saved import DIGESTS, SUMMARY, SavedFiles, model_round
 from fedapps.service.finished_run import FinishedRun
 from fedapps.settings.config import Config, defaults
@@ -57,7 +59,7 @@ model = run.personalize(x)  # x: unlabeled inputs of one client, (n, {shape})
 def facts(run: FinishedRun) -> dict[str, str]:
     """What a run is, and what a later client gets from it, as texts by topic."""
     card, summary, method = run.card, run.summary, METHODS[run.method]
-    train, novel, privacy = (summary.get(key) or {} for key in ("train", "novel", "privacy"))
+    novel, privacy = (summary.get(key) or {} for key in ("novel", "privacy"))
     needs = ["unlabeled inputs"] if method.novel else ["labels, hence training"]
     needs += ["the training clients at hand"] if run.method == "pfl-nearest" else []
     needs += ["the run's public samples"] if method.client.needs_public else []
@@ -74,7 +76,8 @@ def facts(run: FinishedRun) -> dict[str, str]:
         "inputs": f"shape {card.shape}, over {card.scale:g}, less {card.mean}, over {card.std}",
         "network": f"{card.model}; {size / 1e6:.2f} MB kept",
         "rounds": f"{summary.get('rounds', '?')}, the model of round {model_round(run.folder)}",
-        "accuracy": f"training clients {_percent(train)}, novel clients {_percent(novel)}",
+        "accuracy": f"training clients {_percent(_at_saved_model(run))}, novel clients "
+        f"{_percent(novel)}",
         "a novel client gets": MODELS_OF_NOVEL_CLIENTS[method.novel],
         "it needs": ", ".join(needs),
         "ε spent in training": spent,
@@ -98,7 +101,7 @@ def model_card(run: FinishedRun, repo: str = "") -> str:
             metric_name=f"accuracy of {who} clients (mean)",
         )
         for who, group in (
-            ("training", run.summary.get("train")),
+            ("training", _at_saved_model(run)),
             ("novel", run.summary.get("novel")),
         )
         if group and group.get("accuracy") is not None
@@ -160,6 +163,14 @@ def push(run: FinishedRun, repo: str, *, private: bool = False, endpoint: str | 
     with tempfile.TemporaryDirectory() as folder:
         write_model(run, Path(folder), repo)
         return str(api.upload_folder(repo_id=repo, folder_path=folder).commit_url)
+
+
+def _at_saved_model(run: FinishedRun) -> Rates:
+    """The training clients' scores at the round of the saved model; {} if they are unknown."""
+    try:
+        return at_saved_model(Summary.model_validate(run.summary))
+    except ValueError:  # it failed before its first evaluation
+        return {}
 
 
 def _percent(group: dict[str, Any]) -> str:

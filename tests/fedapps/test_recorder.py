@@ -150,6 +150,9 @@ def test_each_group_reports_the_round_that_is_best_for_the_model_that_it_gets():
     found = recorder.summary
     assert (found["best_round"], found["novel_round"]) == (1, 3)
     assert found["train"]["accuracy"] == 0.9 and found["novel"]["accuracy"] == 0.6
+    assert found["saved_model_train"] == {
+        "accuracy": 0.7, "global_accuracy": 0.6, "clients": 1
+    }  # fmt: skip
     assert {c: got["accuracy"] for c, got in found["per_client"].items()} == {"4": 0.1, "5": 0.6}
 
 

@@ -109,6 +109,30 @@ def test_rounds_that_are_gone_of_all_jobs(tmp_path):
     assert "24/30" in line
 
 
+def test_a_saved_model_of_another_round_is_told(tmp_path):
+    """Of Ditto's two seeds one saves the model of round 3, where training clients have 0.5 instead
+    of 0.9; the other one saves that of round 2, which training clients report: (50 + 70)/2. êrr is
+    that of the saved models, (0.25 + 0.75)/2. FedAvg's rounds are one."""
+    novel = {"accuracy": 0.2, "half_distance": 0.5}
+    first = {"accuracy": 0.9, "training_error": 0.125}
+    saved = {"accuracy": 0.5, "training_error": 0.25}
+    second = {"accuracy": 0.7, "training_error": 0.75}
+    apart = {"best_round": 1, "novel_round": 3, "saved_model_train": saved}
+    one = {"best_round": 2, "novel_round": 2, "saved_model_train": second}
+    jobs = [
+        job(tmp_path, 0, "ditto", train=first, novel=novel, **apart),
+        job(tmp_path, 1, "ditto", train=second, novel=novel, **one),
+        job(tmp_path, 0, "fedavg", train=second, novel=novel, **one),
+    ]
+    shown = results(runs_of(jobs))
+    ditto = dict(zip(shown.columns, shown.rows[0], strict=True))
+    assert (ditto["training clients"], ditto["êrr"]) == ("80.00 ± 14.14", "0.500")
+    assert "training clients at the round of the saved model: ditto 60.00;" in shown.caption
+    assert "saved model" not in results(runs_of(jobs[2:])).caption
+    old = job(tmp_path, 2, "ditto", train=first, novel=novel, best_round=1, novel_round=3)
+    assert "saved model" not in results(runs_of([old])).caption
+
+
 def test_a_long_name_leaves_room_for_the_progress(tmp_path):
     folder = tmp_path / "heterotent,lr=0.3,adapt-steps=10-seed0"
     one = Job("fedavg", 0, defaults(), folder, done=True)

@@ -13,7 +13,7 @@ import yaml
 from fedapps.files import read_json, write_text
 from fedapps.serverapp import run_in_process
 from fedapps.service.finished_run import FinishedRun
-from fedapps.service.model_card import PATHS, model_card, push, write_model
+from fedapps.service.model_card import PATHS, facts, model_card, push, write_model
 from fedapps.settings.config import defaults
 
 REPO = "lab/tent-digits"
@@ -104,6 +104,26 @@ def test_the_card_has_front_matter_scores_and_the_way_to_use_it(folder):
     assert scores["accuracy of training clients (mean)"] == summary["train"]["accuracy"]
     assert f'snapshot_download("{REPO}")' in text and "num-clients=" in text
     assert str(folder) not in text
+
+
+def test_the_card_has_the_scores_of_the_round_whose_model_is_saved(folder, tmp_path):
+    """Training clients report round 1, novel clients and the model round 3. A summary of an earlier
+    release does not say what training clients had there; it does where the rounds are the same."""
+    run = FinishedRun(folder)
+    best, saved = {"accuracy": 0.9, "clients": 2}, {"accuracy": 0.7, "clients": 2}
+    run.summary |= {"best_round": 1, "novel_round": 3, "novel": {"accuracy": 0.6, "clients": 2}}
+    run.summary |= {"train": best, "saved_model_train": saved}
+
+    def told():
+        front = yaml.safe_load(model_card(run, REPO).split("---\n")[1])
+        scores = [m["value"] for r in front["model-index"][0]["results"] for m in r["metrics"]]
+        return facts(run)["accuracy"], scores
+
+    assert told() == ("training clients 70.00 %, novel clients 60.00 %", [0.7, 0.6])
+    del run.summary["saved_model_train"]
+    assert told() == ("training clients –, novel clients 60.00 %", [0.6])
+    run.summary["best_round"] = 3
+    assert told() == ("training clients 90.00 %, novel clients 60.00 %", [0.9, 0.6])
 
 
 def test_texts_of_the_run_are_no_markup(folder, tmp_path):
