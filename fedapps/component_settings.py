@@ -79,8 +79,9 @@ def check_carried_out(
 
 
 def initial_configuration(method: str) -> Config:
-    """The defaults, also of a method from outside the package."""
-    return override(defaults(), {"method": method})
+    """The defaults of an app, also for a method from outside the package: those of a run, but each
+    round is evaluated, as with Flower's strategies."""
+    return override(defaults(), {"method": method, "evaluate-every": 1})
 
 
 def of_client(method: str) -> set[str]:

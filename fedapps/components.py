@@ -153,9 +153,10 @@ def server_app(
     """Flower's server half of `method`, for networks whose inputs are (n, *shape).
 
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
-    joined, and passes the result to `then`. `settings` are those that the method's strategy reads;
-    those that clients read must be equal in `client_app`. With ``dp="central"`` the server clips
-    and noises the mean over `num_clients` users; with ``dp="local"`` it asks the clients for noise.
+    joined, and passes the result to `then`. Every round is evaluated unless `evaluate_every` says
+    otherwise. `settings` are those that the method's strategy reads; those that clients read must
+    be equal in `client_app`. With ``dp="central"`` the server clips and noises the mean over
+    `num_clients` users; with ``dp="local"`` it asks the clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
@@ -266,6 +267,11 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
         config, arrays = unpack(message.content)
         del config[NAMES]
         return client, config, list(arrays), list(arrays.values())
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        """Nothing: the server takes the node's id as the client's."""
+        return Message(RecordDict(), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -11,6 +11,7 @@ for all at once."""
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -108,6 +109,7 @@ class Member:
         self.alone = "the method has a training loop that does not call `fit_locally`"
         self.loss: float | None = None  # of the finished work
         self.result: Any = None
+        self.seconds = 0.0  # of its own work, and its part of common steps
         self._task = task
         self._error: BaseException | None = None
         self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
@@ -118,8 +120,10 @@ class Member:
     def go(self) -> bool:
         """Let it run until it waits or ends; returns whether it waits."""
         self.work = None
+        started = time.monotonic()
         self._turn.release()
         self._pause.acquire()
+        self.seconds += time.monotonic() - started
         if self._error is not None:
             raise self._error
         return self.work is not None
@@ -159,16 +163,17 @@ class Cohort:
             warnings.warn(text + self._alone, stacklevel=2)
             self._used = True  # once
 
-    def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of the tasks, one for each client. Raises the error of a task."""
-        results = []
+    def run(self, tasks: Sequence[Callable[[], Any]]) -> list[tuple[Any, float]]:
+        """The result of each client's task, and the seconds that it took. The members share the
+        seconds of common steps equally. Raises the error of a task."""
+        results: list[tuple[Any, float]] = []
         for start in range(0, len(tasks), self.size):
             members = [Member(task) for task in tasks[start : start + self.size]]
             waiting = [member for member in members if member.go()]
             while waiting:
                 self._work(waiting)
                 waiting = [member for member in waiting if member.go()]
-            results += [member.result for member in members]
+            results += [(member.result, member.seconds) for member in members]
             self._alone = members[-1].alone
         return results
 
@@ -179,11 +184,15 @@ class Cohort:
             kinds.setdefault(member.work.kind(), []).append(member)
         for members in kinds.values():
             works = [member.work for member in members if member.work is not None]
+            started = time.monotonic()
             try:
                 losses = train_together(works)
             except RuntimeError as error:  # an operation that vmap lacks, or too little memory
                 warnings.warn(f"clients train one by one: {error}", stacklevel=2)
                 continue
+            share = (time.monotonic() - started) / len(members)
+            for member in members:
+                member.seconds += share
             self._used = True
             for member, loss in zip(members, losses, strict=True):
                 member.loss = loss

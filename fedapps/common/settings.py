@@ -73,13 +73,15 @@ class Setting:
 
     The default decides the type. The text of a `listed` one is a list, separated by commas.
     `beside` says where this one is read, by the value of another one: "variant=exact", or
-    "robust!=none"."""
+    "robust!=none". The default is that of a run's configuration; an object that is constructed
+    without the setting has the value `by_hand`, if there is one."""
 
     default: Value
     meaning: str
     values: str | tuple[str, ...] = ""
     listed: bool = False
     beside: str = ""
+    by_hand: Value | None = None
 
     def __get__(self, instance: object, owner: type | None = None) -> Value:
         """The default, where an object has no value of its own."""
@@ -156,11 +158,14 @@ def setting(
     *,
     listed: bool = False,
     beside: str = "",
+    by_hand: T | None = None,
 ) -> T:
-    """Declare a setting in a class's body, see `Setting`. Raises ValueError if the default lies
+    """Declare a setting in a class's body, see `Setting`. Raises ValueError if a default lies
     outside of its own range."""
-    declared = Setting(default, meaning, values, listed, beside)
+    declared = Setting(default, meaning, values, listed, beside, by_hand)
     declared.checked(meaning, default)
+    if by_hand is not None:
+        declared.checked(meaning, by_hand)
     return declared  # type: ignore[return-value]  # on the class it reads as its default
 
 
@@ -169,6 +174,7 @@ class Configured:
 
     declared: ClassVar[Mapping[str, Setting]] = {}  # its settings by attribute, its bases' included
     renamed: ClassVar[Mapping[str, str]] = {}  # present names of attributes by their former ones
+    _by_hand: ClassVar[Mapping[str, Value]] = {}  # defaults of objects, where they are others
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Collect the declarations; a plain value replaces an inherited default.
@@ -182,7 +188,7 @@ class Configured:
         for name, value in list(vars(cls).items()):
             if name in known and isinstance(value, Value):
                 default = known[name].checked(key_of(name), value)
-                setattr(cls, name, replace(known[name], default=default))
+                setattr(cls, name, replace(known[name], default=default, by_hand=None))
             elif name in known and not isinstance(value, Setting | property):
                 raise TypeError(
                     f"{cls.__name__} sets {name!r} to {value!r:.80}; it is a setting: give it a "
@@ -192,9 +198,11 @@ class Configured:
                 known[name] = vars(cls)[name]
         check_members(cls, known, cls.renamed)
         cls.declared = known
+        cls._by_hand = {n: s.by_hand for n, s in known.items() if s.by_hand is not None}
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(self, **settings: Any) -> None:
+        vars(self).update(self._by_hand)
         vars(self).update(self.check(**settings))
 
     @classmethod
@@ -232,7 +240,9 @@ def _signature(cls: type[Configured]) -> inspect.Signature:
     named = [p for p in taken.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     keyword = inspect.Parameter.KEYWORD_ONLY
     settings = [
-        inspect.Parameter(name, keyword, default=s.default, annotation=type(s.default))
+        inspect.Parameter(
+            name, keyword, default=cls._by_hand.get(name, s.default), annotation=type(s.default)
+        )
         for name, s in cls.declared.items()
     ]
     return inspect.Signature(sorted([*named, *settings], key=lambda p: p.kind))

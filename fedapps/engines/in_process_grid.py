@@ -1,12 +1,15 @@
 """InProcessGrid: the same strategies and ClientApps in one process, without Ray or a SuperLink.
 
 This file and `clients.core.arrays` alone use Flower's internals: ``TaskIdentity`` and message ids
-as Flower's in-memory grid sets them, and the dicts inside records, messages and their metadata.
+as Flower's in-memory grid sets them, the dicts inside records, messages and their metadata, and a
+ClientApp's table of handlers.
 Therefore pyproject pins flwr to minor releases that were tried."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from logging import ERROR
 from typing import Any, Self
 from uuid import uuid4
@@ -14,6 +17,7 @@ from uuid import uuid4
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
+from flwr.clientapp.client_app import DEFAULT_ACTION
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
@@ -30,29 +34,18 @@ _ids = map(f"{uuid4().hex}-{{}}".format, count())  # of messages; a new UUID for
 Pause = Callable[[], None]  # called between messages; blocks once the command is interrupted
 
 
-class Replies(Iterable[Message]):
-    """Replies as they arrive. They can be iterated again; `once` keeps none of them in memory."""
-
-    def __init__(self, arriving: Iterator[Message]) -> None:
-        self._arriving, self._kept = arriving, list[Message]()
-
-    def __iter__(self) -> Iterator[Message]:
-        yield from self._kept
-        for reply in self._arriving:
-            self._kept.append(reply)
-            yield reply
-
-    def once(self) -> Iterator[Message]:
-        """The replies, read once as they arrive and not kept."""
-        return chain(self._kept, self._arriving)
-
-
 class AnsweringGrid(Grid):
     """Flower's Grid, reduced to `get_node_ids` and `answer`, which subclasses define."""
 
     def __init__(self) -> None:
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What replaces `send_and_receive` alone holds for `stream` as well."""
+        super().__init_subclass__(**options)
+        if "send_and_receive" in vars(cls) and "stream" not in vars(cls):
+            cls.stream = _stream_of_list  # type: ignore[method-assign, assignment]
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """The replies of the nodes; a node that needs more than `timeout` seconds has none."""
@@ -90,10 +83,23 @@ class AnsweringGrid(Grid):
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """The replies that arrive within `timeout` seconds. Messages may be sent only when the
-        caller iterates."""
-        return Replies(self.answer(with_ids(messages), timeout))
+    ) -> list[Message]:
+        """The replies that arrive within `timeout` seconds, as a list, which Flower's servers
+        expect."""
+        return list(self.answer(with_ids(messages), timeout))
+
+    def stream(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """The same replies as they arrive, none of which the grid keeps in memory. Messages may be
+        sent only when the caller iterates."""
+        return self.answer(with_ids(messages), timeout)
+
+
+def _stream_of_list(
+    grid: AnsweringGrid, messages: Iterable[Message], *, timeout: float | None = None
+) -> Iterator[Message]:
+    return iter(grid.send_and_receive(messages, timeout=timeout))
 
 
 class LocalGrid(AnsweringGrid):
@@ -143,8 +149,8 @@ class Contexts(Mapping[int, Context]):
         return Context(1, node, config, RecordDict(), self._run_config)
 
     def keep(self, node: int, context: Context) -> None:
-        """Keep the node's context if it has state."""
-        if context.state:
+        """Keep the node's context if it has state, or had some."""
+        if context.state or node in self._kept:
             self._kept[node] = context
 
 
@@ -152,7 +158,11 @@ class InProcessGrid(LocalGrid):
     """Calls `client_app` for one message after the other; `contexts` has the nodes' states.
 
     A client that raises answers with an error reply, as in Flower's engines. Up to `cohort`
-    clients train side by side, as one stack (`clients.core.cohort`)."""
+    clients train side by side, as one stack (`clients.core.cohort`).
+
+    A timeout limits the seconds of each client's own work, since clients do not work at the same
+    time. In a cohort, the members share the seconds of common steps equally. A client cannot be
+    interrupted: it works to its end, then its reply and its new state are dropped."""
 
     def __init__(
         self,
@@ -165,6 +175,7 @@ class InProcessGrid(LocalGrid):
         super().__init__(node_configs)
         self.client_app, self.cohort, self._pause = client_app, Cohort(cohort), pause
         self.contexts = Contexts(run_config, node_configs)
+        self._contexts_after: dict[int, Context] = {}  # of replies that may come too late
 
     @classmethod
     def simulation(
@@ -174,24 +185,42 @@ class InProcessGrid(LocalGrid):
         return cls(client_app, run_config, Simulated(num_nodes), *options)
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
-        """The replies; `timeout` is not used."""
+        """The replies; that of a client which worked longer than `timeout` seconds is an error."""
+        for message, (reply, seconds) in zip(messages, self._replies_of(messages), strict=True):
+            node = message.metadata.dst_node_id
+            context = self._contexts_after.pop(node, None)
+            if timeout is not None and seconds > timeout:
+                reason = f"no reply within {timeout:g} s: it took {seconds:.3g} s"
+                yield error_reply(message, reason, ErrorCode.NODE_UNAVAILABLE)
+                continue
+            if context is not None:
+                self.contexts.keep(node, context)
+            yield reply
+
+    def _replies_of(self, messages: Sequence[Message]) -> Iterator[tuple[Message, float]]:
+        """Each client's reply, and the seconds that it worked."""
         kinds = {message.metadata.message_type for message in messages}
         if self.cohort.size > 1 and all(kind.startswith("train") for kind in kinds):
             yield from self.cohort.run([partial(self._deliver, message) for message in messages])
             if kinds == {"train"}:
                 context = self.contexts.passing(messages[0].metadata.dst_node_id)
                 self.cohort.warn_if_unused(str(context.run_config.get("method", "the method")))
-        else:
-            yield from map(self._deliver, messages)
+            return
+        for message in messages:
+            started = time.monotonic()
+            reply = self._deliver(message)
+            yield reply, time.monotonic() - started
 
     def _deliver(self, message: Message) -> Message:
+        """Let the client answer, on a copy of its context."""
         self._pause()
         node = message.metadata.dst_node_id
         if node not in self.contexts:
             return error_reply(message, "there is no such node", ErrorCode.NODE_UNAVAILABLE)
-        context = self.contexts.passing(node)
+        context = copy(self._contexts_after.get(node) or self.contexts.passing(node))
+        context.state = filled(RecordDict(), context.state)
         reply = respond(self.client_app, message, context)
-        self.contexts.keep(node, context)
+        self._contexts_after[node] = context
         return with_id(reply)
 
 
@@ -238,6 +267,8 @@ def with_records(message: Message, records: Mapping[str, Any]) -> Message:
 def respond(client_app: ClientAppCallable, message: Message, context: Context) -> Message:
     """The ClientApp's reply; an error reply with the reason if it raises. A real node logs the
     whole error."""
+    if lacking := _missing_handler(client_app, message):
+        return error_reply(message, lacking)
     # A strategy may put one RecordDict into many messages, so each node gets a copy.
     copied = with_records(message, {key: r.copy() for key, r in message.content.items()})
     try:
@@ -248,6 +279,18 @@ def respond(client_app: ClientAppCallable, message: Message, context: Context) -
         if not is_simulated(context):
             log(ERROR, "the client's answer failed", exc_info=error)
         return error_reply(message, reason_of(error, context))
+
+
+def _missing_handler(client_app: ClientAppCallable, message: Message) -> str:
+    """What a ClientApp lacks to answer the message; "" if it has a handler, or is no plain one.
+    Flower would raise a ValueError, as a handler may."""
+    if type(client_app) is not ClientApp or client_app._call is not None:
+        return ""
+    kind = message.metadata.message_type
+    category, _, action = kind.partition(".")
+    if f"{category}.{action or DEFAULT_ACTION}" in client_app._registered_funcs:
+        return ""
+    return f"its ClientApp has no handler of {kind!r} messages"
 
 
 def error_reply(

@@ -13,6 +13,7 @@ from clients.core.arrays import Arrays
 from fedapps.service.finished_run import FinishedRun, hand_out, restore_strategy
 from fedapps.settings.config import Config
 from strategies.core.replies import Node
+from strategies.core.roster import NoClientStartsError
 from strategies.core.rounds import PersonalizedStrategy
 
 LINE = "served by fedapps:"  # start of the log lines that `fedapps serve` prints
@@ -51,8 +52,10 @@ def serve_once(
     With `again` every client is served once more: `again` collects those that were."""
     try:
         nodes = strategy.present()
-    except RuntimeError as error:  # no node is present, or none could start
-        return {-1: f"waiting: {error}"} if "could start" in str(error) else {}
+    except NoClientStartsError as error:
+        return {-1: f"waiting: {error}"}
+    except RuntimeError:  # no node is present
+        return {}
     able = [node for node in nodes if run.novel or not node.novel]
     lines = {n.client: f"{run.method} has no model without labels" for n in nodes if n not in able}
     wanting = nodes_wanting_model(strategy, able, again)

@@ -122,9 +122,7 @@ class Messenger:
         kind = sent[0][0].metadata.message_type if sent else ""
         payloads = sender.now.payloads if kind == "train" else {}
         changes: list[Change] = []
-        # a grid's replies, read once, do not stay in memory
-        once: Callable[[], Iterable[Message]] = getattr(replies, "once", lambda: replies)
-        for reply in once():
+        for reply in replies:
             node = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue

@@ -130,7 +130,7 @@ def read_reply(
     Its weight is its metric `weighted_by`; that of a train reply is positive. With `like`, floats
     of another width are cast to that of `like`."""
     if reply.has_error():
-        return None, "error", error_of(reply)
+        return None, "missing" if is_lost(reply) else "error", error_of(reply)
     try:
         arrays: Arrays = {}
         for record in reply.content.values():
@@ -188,9 +188,14 @@ def error_of(reply: Message) -> str:
     return bounded(reply.error.reason or "") or f"error {reply.error.code}"
 
 
+def is_lost(reply: Message) -> bool:
+    """Whether the node is lost, or had no time to answer: the error is the grid's."""
+    return reply.error.code == ErrorCode.NODE_UNAVAILABLE
+
+
 def has_raised(reply: Message) -> bool:
     """Whether the node's app ran and raised. The apps of this package always answer ``query``."""
-    return reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    return reply.has_error() and reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
 def most_common(nodes: Iterable[Node], *properties: str) -> tuple[Any, ...] | None:

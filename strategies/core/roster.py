@@ -9,12 +9,12 @@ with another id, role or model, or gives a client's id with another role or mode
 whose answer is malformed, or whose client id is taken, is refused for the time being."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from logging import WARNING, LogRecord, getLogger
-from typing import Any
+from logging import INFO, WARNING, LogRecord, getLogger
+from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
@@ -27,6 +27,21 @@ from strategies.core.reply_metrics import checked_values, raw_values
 
 POLL_SECONDS = 0.5
 ASKED_AT_ONCE = 5000  # nodes; a question and its answer take 3 kB of memory
+SHOWN = 10  # nodes in a line of the log
+# Flower's log records of an app without a query handler. They come from Flower's own processes, so
+# their text is all that tells them apart.
+UNANSWERED = ("No query function registered", "raised when processing a message by RayBackend")
+
+
+class NoClientStartsError(RuntimeError):
+    """Nodes are present, but each of them was refused."""
+
+
+class Refusal(NamedTuple):
+    """Why a node is refused."""
+
+    cause: str
+    reason: str
 
 
 class Roster:
@@ -56,7 +71,7 @@ class Roster:
         self._nodes: dict[int, Node] = {}  # by node id, with its first identity
         self._clients: dict[int, Node] = {}  # by client id, the first node that gave it
         self._holding: list[Node] | None = []  # what `_holders` returns; None if nodes changed
-        self._reasons: dict[int, str] = {}  # of refusals that hold at present, by node id
+        self._refusals: dict[int, Refusal] = {}  # that hold at present, by node id
         self._properties: dict[str, Mapping[str, Any]] = {}  # of nodes, one object for equal ones
         self._banned: set[int] = set()
 
@@ -65,7 +80,7 @@ class Roster:
 
         Refused nodes count towards `least`, so that one bad client does not block the others. Nodes
         that the grid itself leaves out, its `refused` if it has that, do not count. Raises
-        RuntimeError if too few nodes answer, or none is accepted."""
+        NoClientStartsError if all nodes are refused, RuntimeError if too few answer."""
         self.refused = Counter()
         timeout, self._start_timeout = max(timeout, self._start_timeout), 0.0
         deadline = time.monotonic() + self.wait
@@ -81,20 +96,21 @@ class Roster:
             for node in silent:  # those that gave a client id come first
                 self._admit(node)
             nodes = self._holders()
-            reasons = [reason for i, reason in self._reasons.items() if i in ids]
-            if nodes and len(nodes) + len(reasons) >= self.least:
+            refusals = [refusal for i, refusal in self._refusals.items() if i in ids]
+            if nodes and len(nodes) + len(refusals) >= self.least:
                 break
-            if reasons and not nodes:
-                if self.requires is not None and reasons[0] == self._needed():
-                    raise RuntimeError(reasons[0])
-                raise RuntimeError(f"no client could start; the first said: {reasons[0]}")
+            if refusals and not nodes:
+                first = refusals[0]
+                if first.cause == LACKS:
+                    raise NoClientStartsError(first.reason)
+                raise NoClientStartsError(f"no client could start; the first said: {first.reason}")
             if time.monotonic() > deadline:
                 left_out: Mapping[int, str] = getattr(grid, "refused", {})
                 refused = "; ".join(f"node {i} is refused: {why}" for i, why in left_out.items())
                 raise RuntimeError(
                     f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; "
                     + (refused or "start more SuperNodes or lower num-clients")
-                    + (f"; one said: {reasons[0]}" if reasons else "")
+                    + (f"; one said: {refusals[0].reason}" if refusals else "")
                 )
             time.sleep(POLL_SECONDS)
         if self.only_model:
@@ -111,7 +127,7 @@ class Roster:
         for node in sorted(self._present.values(), key=lambda node: node.id != first[node.client]):
             holder = holders.setdefault(node.client, node)
             if holder is node:
-                self._reasons.pop(node.id, None)
+                self._refusals.pop(node.id, None)
             else:
                 self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
         self._holding = sorted(holders.values())
@@ -129,25 +145,33 @@ class Roster:
             Message(RecordDict({"config": content}), dst_node_id=i, message_type="query")
             for i in node_ids
         ]
-        with unlogged("No query function registered"):
+        with unlogged(*UNANSWERED):
             replies = list(grid.send_and_receive(messages, timeout=timeout))
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
         silent = []
+        unanswered: dict[str, list[int]] = defaultdict(list)  # nodes, by the reason
         for reply in replies:
             node_id = asked.pop(reply.metadata.reply_to_message_id, None)
-            if node_id is None or (node := self._identified(reply, node_id)) is None:
+            if node_id is None:
+                continue
+            if has_raised(reply):
+                unanswered[brief(error_of(reply))].append(node_id)
+            node = self._identified(reply, node_id)
+            if node is None:
                 continue
             if "client" in node.properties:
                 self._admit(node)
             else:
                 silent.append(node)
+        for reason, nodes in unanswered.items():
+            log(INFO, "%s", _unanswered_line(nodes, reason))
         return silent
 
     def _identified(self, reply: Message, node_id: int) -> Node | None:
         """The node as its answer describes it; None if it is refused."""
+        if has_raised(reply):
+            return Node(node_id, node_id, foreign=True)
         if reply.has_error():
-            if has_raised(reply):
-                return Node(node_id, node_id, foreign=True)
             self._refuse(node_id, "error", brief(error_of(reply)))
             return None
         raw = raw_values(reply.content)
@@ -185,8 +209,9 @@ class Roster:
 
     def _refuse(self, node_id: int, cause: str, reason: str) -> None:
         """Count and log a refusal, once for each new reason."""
-        if self._reasons.get(node_id) != reason:
-            self._reasons[node_id] = reason
+        refusal = Refusal(cause, reason)
+        if self._refusals.get(node_id) != refusal:
+            self._refusals[node_id] = refusal
             self.refused[cause] += 1
             log(WARNING, "node %s refused, %s: %s", node_id, cause, reason)
 
@@ -196,13 +221,22 @@ def _identity(node: Node) -> str:
     return f"client {node.client}, {role}, model {node.properties.get('model', '')!r}"
 
 
+def _unanswered_line(nodes: Sequence[int], reason: str) -> str:
+    """What is said of nodes whose app raised an error at the question who they are."""
+    shown = ", ".join(map(str, nodes[:SHOWN]))
+    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    word = "node" if len(nodes) == 1 else "nodes"
+    return f"{word} {shown}{more}: no identity ({reason}); the node id is taken as the client's id"
+
+
 @contextmanager
-def unlogged(words: str) -> Iterator[None]:
-    """Suppress Flower's log records with these `words`: its simulation logs a traceback for each
-    app without a query handler, which is no error."""
+def unlogged(*words: str) -> Iterator[None]:
+    """Suppress Flower's log records with one of these `words`: its simulation logs a traceback for
+    each app without a query handler, which is no error."""
 
     def is_wanted(record: LogRecord) -> bool:
-        return words not in record.getMessage()
+        message = record.getMessage()
+        return not any(part in message for part in words)
 
     logger = getLogger("flwr")
     logger.addFilter(is_wanted)

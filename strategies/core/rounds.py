@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ class PersonalizedStrategy(StrategyBase):
     and server; r is `saved_rounds` more where `former` was trained for that many.
 
     `min_train_nodes` to `evaluate_metrics_aggr_fn` are those of Flower's FedAvg; they aggregate
-    the metrics of foreign clients. Without `ask` no node is asked for its identity. A `lenient`
+    the metrics of foreign clients. Without `evaluate_every` every round is evaluated, as in
+    Flower's strategies. Without `ask` no node is asked for its identity. A `lenient`
     strategy accepts clients that lack what it `requires`, and logs what it then computes.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot continue."""
@@ -118,7 +119,7 @@ class PersonalizedStrategy(StrategyBase):
         try:
             for number in range(done + 1, num_rounds + 1):
                 log(INFO, "[ROUND %s/%s]", number, num_rounds)
-                replies = self._send(self.configure_train(number, arrays, training, self.grid))
+                replies = self._train(self.configure_train(number, arrays, training, self.grid))
                 aggregated, metrics = self.aggregate_train(number, replies)
                 arrays = arrays if aggregated is None else aggregated
                 if metrics is not None:
@@ -148,6 +149,15 @@ class PersonalizedStrategy(StrategyBase):
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
         return self.grid.send_and_receive(messages, timeout=self.timeout)
+
+    def _train(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """The replies to train messages, as they arrive if the grid can do so: together they are as
+        large as all clients' models. An `aggregate_train` of a subclass gets Flower's list."""
+        if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
+            return self._send(messages)
+        send = getattr(self.grid, "stream", self.grid.send_and_receive)
+        replies: Iterable[Message] = send(messages, timeout=self.timeout)
+        return replies
 
     def _evaluate(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, result: Result
@@ -191,6 +201,7 @@ class PersonalizedStrategy(StrategyBase):
         """Messages to the sampled training nodes."""
         if not self.runs_own_loop and server_round == 1:
             self.construction.begin(self)  # a wrapper's run begins
+            self._warn_of_last_round()
         self.now, self.grid = Round(server_round), grid
         self._initial_arrays.accept(arrays)
         self._ask_who_is_there()
@@ -207,6 +218,18 @@ class PersonalizedStrategy(StrategyBase):
         now.report = {"round": server_round, "sampled": len(nodes)}
         now.end_phase("send")
         return [message for message, _ in now.sent]
+
+    def _warn_of_last_round(self) -> None:
+        """Warn if a wrapper's last round may not be evaluated."""
+        if self.evaluate_every > 1:
+            log(
+                WARNING,
+                "%s runs inside another strategy, which does not say which round is the last: with "
+                "evaluate_every=%s the last round may not be evaluated; leave it out to evaluate "
+                "every round",
+                type(self).__name__,
+                self.evaluate_every,
+            )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -69,7 +69,10 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         0, "a run begins, and goes on, with so many of the clients; 0: num-clients", COUNT
     )
     evaluate_every = setting(
-        5, "rounds between evaluations; the last round is always evaluated", "[1, 10000000]"
+        5,
+        "rounds between evaluations; the last round of a run is always evaluated",
+        "[1, 10000000]",
+        by_hand=1,  # as Flower's strategies; inside a wrapper no round is known to be the last
     )
     evaluate_novel = setting(True, "whether novel clients are evaluated; not while tuning")
     on_client_failure = setting(

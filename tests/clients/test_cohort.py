@@ -61,7 +61,8 @@ def test_two_clients_by_hand(monkeypatch):
     for client in clients:
         client.share = clients[0].share
     done = watched(monkeypatch)
-    losses = Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients[::-1]])
+    run = Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients[::-1]])
+    losses = [loss for loss, _ in run]
     assert done == [2]
     assert losses == pytest.approx([1.25, 0.7124])
     assert [c.model.w.item() for c in clients] == pytest.approx([0.7024, 0.4])
@@ -220,8 +221,8 @@ def test_what_vmap_does_not_know_is_done_one_by_one():
     for client in clients:
         client.model, client.share = Unmapped(), clients[0].share
     with pytest.warns(UserWarning, match="one by one"):
-        losses = Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients])
-    assert losses == pytest.approx([1.25, 1.25])
+        run = Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients])
+    assert [loss for loss, _ in run] == pytest.approx([1.25, 1.25])
     assert [c.model.w.item() for c in clients] == pytest.approx([0.4, 0.4])
 
 
@@ -238,7 +239,7 @@ def test_what_others_draw_changes_nothing():
     for client in clients:
         client.share = clients[0].share
     drawn = Cohort(3).run([lambda c=client: task(c) for client in clients])
-    for client, values in zip(clients, drawn, strict=True):
+    for client, (values, _) in zip(clients, drawn, strict=True):
         torch.manual_seed(client.seed)
         assert values == torch.rand(4).tolist()
 

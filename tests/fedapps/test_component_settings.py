@@ -85,7 +85,7 @@ def test_central_privacy_leaves_no_exact_scores():
     assert not any(result.evaluate_metrics_clientapp.values())
     for metrics in result.train_metrics_clientapp.values():
         assert "loss" not in metrics and "valid-replies" not in metrics
-    _, strategy = run({"lr": 0.1}, CENTRAL | {"dp_covers": "model-updates", "evaluate_every": 1})
+    _, strategy = run({"lr": 0.1}, CENTRAL | {"dp_covers": "model-updates"})
     assert "not covered: scores of evaluations" in strategy.privacy.report()["dp-terms"]
 
 
@@ -120,7 +120,7 @@ def test_a_client_counts_what_it_reveals():
         (LOCAL | {"rounds": 2}, LOCAL | {"dp_noise_multiplier": 1.0}, "asked for noise of 0.5"),
         ({"lr": 0.1}, {"lr": 0.2}, "client_app has lr 0.1 and server_app 0.2"),
         ({}, {"lr": 0.2}, "client_app has lr 0.3 and server_app 0.2"),
-        ({"evaluate_every": 1}, {}, "client_app has evaluate-every 1 and server_app 5"),
+        ({"evaluate_every": 2}, {}, "client_app has evaluate-every 2 and server_app 1"),
         ({"seed": 3}, {}, "client_app has seed 3 and server_app 0"),
         ({}, {"seed": 3}, "client_app has seed 0 and server_app 3"),
     ],
@@ -132,15 +132,15 @@ def test_components_that_disagree_do_not_train(of_client, of_server, words):
 
 
 def test_components_that_agree_train():
-    both = {"lr": 0.1, "evaluate_every": 1, "seed": 3, "local_steps": 2}
+    both = {"lr": 0.1, "evaluate_every": 2, "seed": 3, "local_steps": 2}
     result, strategy = run(both, both)
-    assert strategy.evaluate_every == 1 and strategy.seed == 3
+    assert strategy.evaluate_every == 2 and strategy.seed == 3
     assert (from_record(result.arrays)["out.weight"] != initial()).any()
 
 
 def test_a_setting_of_the_server_alone_is_refused_beside_a_strategy_by_hand():
     """Such a strategy says nothing of its settings."""
-    client = fedapps.client_app("fedavg", model=Wide, data=data, evaluate_every=1)
+    client = fedapps.client_app("fedavg", model=Wide, data=data, evaluate_every=2)
     grid = InProcessGrid(client, {}, [{"partition-id": i} for i in range(2)])
     from clients.core.arrays import to_record
     from strategies import FedAvg

@@ -33,6 +33,7 @@ from fedapps.settings.config import defaults, run_configuration
 from fedapps.tuning import validation_score
 from partitions import federation
 from partitions.inspect import export
+from strategies.core.roster import NoClientStartsError
 
 CARD = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, 0.5, 0.25)
 
@@ -292,14 +293,14 @@ def test_a_server_without_data_keeps_no_moments(tmp_path, monkeypatch):
 def test_nobody_to_serve_is_no_error():
     """A node that is there but cannot start is named; an empty federation is asked again."""
 
-    def nodes(reason):
+    def nodes(error):
         def present():
-            raise RuntimeError(reason)
+            raise error
 
         return SimpleNamespace(present=present)
 
-    assert serve_once(nodes("no node is there"), None) == {}
-    assert serve_once(nodes("none could start: a"), None) == {-1: "waiting: none could start: a"}
+    assert serve_once(nodes(RuntimeError("no client could start")), None) == {}
+    assert serve_once(nodes(NoClientStartsError("a")), None) == {-1: "waiting: a"}
 
 
 def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):

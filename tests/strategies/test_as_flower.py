@@ -123,14 +123,13 @@ def test_the_question_may_be_left_out():
 
     strategy = FedAvg(ask=False)
     grid, _ = clients(query)
-    kinds, send = [], grid.send_and_receive
+    kinds, answer = [], grid.answer
 
-    def noted(messages, **options):
-        messages = list(messages)
+    def noted(messages, timeout):
         kinds.extend(message.metadata.message_type for message in messages)
-        return send(messages, **options)
+        return answer(messages, timeout)
 
-    grid.send_and_receive = noted
+    grid.answer = noted
     assert go(strategy, grid)[0] == pytest.approx(14 / 6)
     assert set(kinds) == {"train", "evaluate"}
     assert [node.client for node in strategy.nodes] == [1, 2, 3]
