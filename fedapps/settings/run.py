@@ -47,7 +47,9 @@ class RunSettings(Configured):
     checkpoint_every = setting(10, "rounds between checkpoints in output-dir; 0: none", ROUNDS)
     resume = setting(False, "resume from the newest whole checkpoint in output-dir, if any")
     round_timeout = setting(
-        3600.0, "seconds for a client's answer; one that never answers costs a round that", SECONDS
+        3600.0,
+        "seconds for a client's answer, in process for its own work; later replies are dropped",
+        SECONDS,
     )
     cohort = setting(
         1, "in-process engine: so many clients train side by side, as one stack", "[1, 10000]"

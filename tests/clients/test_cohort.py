@@ -226,6 +226,20 @@ def test_what_vmap_does_not_know_is_done_one_by_one():
     assert [c.model.w.item() for c in clients] == pytest.approx([0.4, 0.4])
 
 
+def test_clients_share_the_seconds_of_common_steps(monkeypatch):
+    """The clock ticks once a look. Clients 0 and 1 work alone for a second before their common
+    steps and for one after them; these take a second, half of which is each client's. The third
+    one works for a second and takes no step."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(cohort.time, "monotonic", lambda: float(next(ticks)))
+    clients = [Two(0.0, 1), Two(0.0, 1)]
+    for client in clients:
+        client.share = clients[0].share
+    tasks = [lambda c=client: c.fit_locally({}) for client in clients]
+    done = Cohort(3).run([*tasks, lambda: None])
+    assert [seconds for _, seconds in done] == [2.5, 2.5, 1.0]
+
+
 def test_what_others_draw_changes_nothing():
     """Each draws what it would alone, before and after its training."""
 

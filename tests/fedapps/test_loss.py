@@ -68,12 +68,13 @@ def run_with(method, loss, shift=0, model=None):
     )
     found = []
     server = fedapps.server_app(
-        method, model=model, shape=SHAPE, rounds=2, min_available_nodes=2, evaluate_every=1,
+        method, model=model, shape=SHAPE, rounds=2, min_available_nodes=2,
         then=lambda *result: found.extend(result), **settings,
     )  # fmt: skip
     grid = InProcessGrid(client, {}, [{"partition-id": i} for i in range(2)])
     server(grid, Context(1, 0, {}, RecordDict(), {}))
     result, strategy = found
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2]  # every round, as in Flower
     assert strategy.now.failure == "" or result.train_metrics_clientapp[2]["valid-replies"] == 2
     arrays = from_record(result.arrays)
     for node, context in grid.contexts.items():

@@ -1,5 +1,6 @@
 """The arguments of Flower's FedAvg, and which clients are believed, with foreign clients."""
 
+import inspect
 import logging
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
+from flwr.serverapp.strategy import FedMedian
 
 from clients.core.arrays import from_record, to_record
 from clients.core.protocol import CAPABILITIES
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.settings.config import defaults
 from strategies import AFL, FedAvg, FedRep
 from strategies.core.evaluation import foreign_means
 from strategies.core.reply_metrics import foreign_numbers
@@ -115,6 +118,45 @@ def test_without_evaluation():
     for value in (-0.1, 1.1):
         with pytest.raises(ValueError, match="fraction-evaluate"):
             FedAvg(fraction_evaluate=value)
+
+
+def test_every_round_is_evaluated_as_in_flower():
+    assert sorted(go(FedAvg(), clients()[0], rounds=2)[1].evaluate_metrics_clientapp) == [1, 2]
+    ours = inspect.signature(FedAvg).parameters["evaluate_every"].default
+    assert (ours, defaults()["evaluate-every"]) == (1, 5)  # an own run's is another
+
+
+def test_replies_are_a_list_for_flowers_servers_and_own_aggregates():
+    """Flower's FedMedian takes the first of its replies; a subclass may ask for their number."""
+    content, counts = RecordDict({"arrays": to_record(START)}), []
+    content["config"] = ConfigRecord({"server-round": 1})
+    grid, _ = clients()
+    replies = grid.send_and_receive([Message(content, node, "train") for node in (1, 2)])
+    assert type(replies) is list and len(replies) == 2
+    result = FedMedian(min_available_nodes=3).start(grid, to_record(START), num_rounds=1)
+    assert from_record(result.arrays)["w"].tolist() == [2.0, 2.0]
+
+    class Counting(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            counts.append(len(replies))
+            return super().aggregate_train(server_round, replies)
+
+    assert go(Counting(), grid)[0] == pytest.approx(14 / 6)
+    assert counts == [3]
+
+
+def test_a_missing_query_handler_is_one_line(caplog):
+    """Nodes that no engine marks as simulated log whole errors, but this is none."""
+    client_app = clients()[0].client_app
+    with caplog.at_level(logging.INFO):
+        go(FedAvg(min_available_nodes=2), InProcessGrid(client_app, {}, [{}, {}]))
+    (record,) = [r for r in caplog.records if "handler" in r.getMessage()]
+    assert record.exc_info is None
+    assert record.getMessage() == (
+        "nodes 1, 2: no identity (its ClientApp has no handler of 'query' messages); the node id "
+        "is taken as the client's id"
+    )
+    assert not [r for r in caplog.records if r.exc_info]
 
 
 def test_the_question_may_be_left_out():

@@ -86,6 +86,19 @@ def test_a_central_optimizer_keeps_its_state():
     np.testing.assert_allclose(weights(wrapped), [x, x], rtol=1e-4)
 
 
+def test_every_round_is_evaluated_since_none_is_known_to_be_the_last(caplog):
+    result = fixed(FedAvg()).start(clients(), to_record(START), num_rounds=3)
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert "the last round" not in caplog.text
+
+
+def test_an_interval_is_kept_with_a_warning(caplog):
+    result = fixed(FedAvg(evaluate_every=2)).start(clients(), to_record(START), num_rounds=3)
+    assert sorted(result.evaluate_metrics_clientapp) == [2]
+    (line,) = [r.getMessage() for r in caplog.records if "the last round" in r.getMessage()]
+    assert "evaluate_every=2" in line and "may not be evaluated" in line
+
+
 def test_a_second_run_in_a_wrapper_begins_anew():
     strategy = CentralAdam(server_lr=0.1)
     first, second = (fixed(strategy).start(clients(), to_record(START), 2) for _ in range(2))
