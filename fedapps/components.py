@@ -50,8 +50,9 @@ from fedapps.node.ledger import guarded
 from fedapps.node.mods import checked_mods
 from fedapps.node.own_data import say_what_is_unused, share_of
 from fedapps.run_settings import check_message, with_run_config
-from fedapps.settings.config import Config, accepted, check_method, construct, override
+from fedapps.settings.config import Config, check_method, construct, override
 from fedapps.settings.config import settings as of_method
+from fedapps.strategy_builder import build_strategy
 from partitions.datasets.loading import Info
 from strategies.core.rounds import PersonalizedStrategy
 
@@ -174,17 +175,11 @@ def server_app(
         network, _ = _network(method, model, config, shape, context)
         num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
         privacy = privacy_of(method, config, num_rounds)
-        strategy: PersonalizedStrategy = construct(
-            entry.strategy,
-            config=config,
-            method=method,
-            min_available_nodes=int(
-                context.run_config.get("min-available-nodes", min_available_nodes)
-            ),
-            privacy=privacy,
-            **({} if "evaluate-novel" in keys else {"evaluate_novel": bool(entry.novel)}),
-            **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
-        )
+        least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
+        options: dict[str, Any] = {"min_available_nodes": int(least_nodes), "privacy": privacy}
+        if "evaluate-novel" not in keys:
+            options["evaluate_novel"] = bool(entry.novel)
+        strategy = build_strategy(config, method, network[0], **options)
         result = strategy.start(
             grid=grid,
             initial_arrays=to_record(shared_of(network, method, of_method(config, method))),

@@ -181,7 +181,7 @@ def check_start(config: "Config") -> None:
     """Raise ValueError if the run in from-dir cannot be used, or is another method's and lacks the
     method's model."""
     from fedapps.results.folder import read_client_states, read_former, takes_states
-    from fedapps.serverapp import make_strategy
+    from fedapps.strategy_builder import strategy_of_run
 
     if not config["from-dir"]:
         return
@@ -190,7 +190,7 @@ def check_start(config: "Config") -> None:
     if takes_states(folder, method):
         read_client_states(folder)
     else:
-        strategy, shared = make_strategy(config)
+        strategy, shared = strategy_of_run(config)
         try:
             strategy.restore(strategy.initialize(shared), arrays)
         except ValueError as error:

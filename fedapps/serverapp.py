@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import Result
 
 from clients.core.arrays import Arrays, to_record
 from clients.core.protocol import FewShot
-from clients.models import sized
 from fedapps.callbacks import make_callbacks
 from fedapps.common import external_code
 from fedapps.common.errors import error_line
@@ -25,11 +24,9 @@ from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
 from fedapps.files import PRIVACY, locked, read_json, write_text
 from fedapps.methods import METHODS, check_private
-from fedapps.node.building import client_models, network, shared_arrays
 from fedapps.results.checkpoint import State, newest_checkpoint
 from fedapps.results.folder import read_client_states, read_former, takes_states
 from fedapps.results.recorder import Recorder
-from fedapps.saved import trained_rounds
 from fedapps.settings.companions import check_companions
 from fedapps.settings.config import (
     Config,
@@ -41,10 +38,10 @@ from fedapps.settings.config import (
     settings,
 )
 from fedapps.settings.variants import check_shadowed
+from fedapps.strategy_builder import strategy_of_run
 from partitions.federations import novel_shots
 from strategies.core.aggregation import is_plain
 from strategies.core.privacy import Privacy, checked
-from strategies.core.rounds import PersonalizedStrategy
 
 app = ServerApp()
 
@@ -116,7 +113,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
             callbacks.round_ends(metrics, strategy)
             recorder.write_checkpoint_if_due(strategy, {"callbacks": callbacks.state()})
 
-        strategy, shared = make_strategy(
+        strategy, shared = strategy_of_run(
             config,
             on_round=on_round,
             on_failure=recorder.record_failure,
@@ -155,35 +152,6 @@ def _end(config: Config, summary: dict[str, Any], result: Result) -> str:
         f"results: {where}",
     ]
     return "\n".join(lines)
-
-
-def make_strategy(config: Config, **options: Any) -> tuple[PersonalizedStrategy, Arrays]:
-    """The method's strategy, with the networks that it asks for, and its initial arrays."""
-    method, base = str(config["method"]), str(config["model"])
-    entry = METHODS[method]
-    only = sized(base, str(config["only-model"])) if config["only-model"] else ""
-    shared = shared_arrays(config, method, only or base)
-    sizes = {name: shared_arrays(config, method, name) for name in client_models(config)}
-    names = accepted(entry.strategy)
-    if sizes and "models" in names:
-        options["models"] = sizes
-    if "network" in names:
-        options["network"] = {
-            name: network(config, method, name or only or base)[0] for name in sizes or [""]
-        }
-    shots_in_rounds = entry.client.few_shot == FewShot.ROUNDS and config["novel-rounds"]
-    serves_novel = bool(entry.novel or config["novel-shots"] or shots_in_rounds)
-    strategy: PersonalizedStrategy = construct(
-        entry.strategy,
-        config=config,
-        method=method,
-        min_available_nodes=int(config["min-available-nodes"] or config["num-clients"]),
-        evaluate_novel=bool(config["evaluate-novel"]) and serves_novel,
-        saved_rounds=trained_rounds(Path(str(config["from-dir"]))) if config["from-dir"] else 0,
-        only_model=only,
-        **options,
-    )
-    return strategy, shared
 
 
 def _former_run(config: Config) -> tuple[State | None, dict[int, Arrays], State | None]:

@@ -25,6 +25,7 @@ ROOMS = [
     ["fedapps.node"],
     ["fedapps.engines"],
     ["fedapps.results"],
+    ["fedapps.strategy_builder"],
     ["fedapps.service"],
     ["fedapps.clientapp", "fedapps.serverapp", "fedapps.components", "fedapps.callbacks",
      "fedapps.component_settings", "fedapps.run_settings",

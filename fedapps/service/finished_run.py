@@ -28,12 +28,11 @@ from fedapps.service.served_node import reply, served_by
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import (
     Config,
-    accepted,
-    construct,
     override,
     saved_configuration,
     settings,
 )
+from fedapps.strategy_builder import build_strategy
 from strategies.core.replies import Node
 from strategies.core.rounds import PersonalizedStrategy
 
@@ -149,17 +148,16 @@ def restore_strategy(run: FinishedRun, grid: Grid) -> PersonalizedStrategy:
     """The run's strategy in its final state, over the nodes of a grid."""
     entry, config = METHODS[run.method], run.config
     network = method_model(run.method, config, run.card.info())
-    strategy: PersonalizedStrategy = construct(
-        entry.strategy,
-        config=config,
-        method=run.method,
+    strategy = build_strategy(
+        config,
+        run.method,
+        network[0],
         min_available_nodes=0,
         evaluate_novel=bool(entry.novel),
         wait=WAIT_SECONDS,
         former=read_former(run.folder, run.round),
         saved_rounds=trained_rounds(run.folder, run.round),
         privacy=None,
-        **({"network": network[0]} if "network" in accepted(entry.strategy) else {}),
     )
     shared = shared_of(network, run.method, settings(config, run.method))
     strategy.open(grid, to_record(shared), {"method": run.method})

@@ -10,8 +10,8 @@ from clients.core.arrays import to_record
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.serverapp import make_strategy
 from fedapps.settings.config import override
+from fedapps.strategy_builder import strategy_of_run
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.pfedhn import PFedHN
 
@@ -23,7 +23,7 @@ BY_STRATEGY = {method.strategy: name for name, method in METHODS.items()}
 def test_a_second_start_gives_what_the_first_gave(method):
     """New nodes, the same record: weights and all scores agree to the last bit."""
     config = override(SMALL, {"method": method} | NEEDS.get(method, {}))
-    strategy, shared = make_strategy(config)
+    strategy, shared = strategy_of_run(config)
     record = to_record(shared)
     results = []
     for _ in range(2):
@@ -51,7 +51,7 @@ class Counting(FedAvg):
 def run_once(strategy, rounds=2):
     config = override(SMALL, {"method": "fedavg"})
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
-    _, shared = make_strategy(config)
+    _, shared = strategy_of_run(config)
     return strategy.start(grid, to_record(shared), num_rounds=rounds, timeout=60)
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_failed_leaves_nothing_to_the_next():
 def test_generated_models_begin_anew():
     """PFedHN's embeddings and hypernetwork, whatever a caller does to torch's generator."""
     config = override(SMALL, {"method": "pfedhn"})
-    strategy, shared = make_strategy(config)
+    strategy, shared = strategy_of_run(config)
     assert isinstance(strategy, PFedHN)
     found = []
     for _ in range(2):
