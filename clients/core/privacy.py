@@ -107,7 +107,8 @@ def private(
     options = context.run_config if options is None else options
     if options.get("dp", "none") == "none":
         return call_next(message, context)
-    action, everything = message.metadata.message_type, options["dp-covers"] == EVERYTHING
+    action = message.metadata.message_type
+    everything = options.get("dp-covers", EVERYTHING) == EVERYTHING
     if everything and action not in ("query", "train"):
         raise Refusal(f"dp-covers is 'everything', and the answer to {action!r} is not covered")
     reply = call_next(message, context)

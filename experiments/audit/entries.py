@@ -215,15 +215,15 @@ def honest_question(action: str, method: str, rounds: int) -> tuple[Config, Ques
 
 
 def component_answer(world: int, action: str, method: str) -> Answer:
-    """`fedapps.client_app` on a real node. The run's configuration has the privacy, too."""
-    config, question = honest_question(action, method, 1)
-    return asked(local_component(method), {"world": world}, config, question)
+    """`fedapps.client_app` on a real node. Its keywords alone say that it is private."""
+    _, question = honest_question(action, method, 1)
+    return asked(local_component(method), {"world": world}, {}, question)
 
 
 @cache
 def local_component(method: str) -> ClientApp:
     """The app of a programmer who wants local privacy."""
-    return component(method, **TRAINING, **as_keywords(LOCAL))
+    return component(method, rounds=1, **TRAINING, **as_keywords(LOCAL))
 
 
 def component(method: str, **settings: Any) -> ClientApp:
@@ -258,9 +258,9 @@ def counted_by(context: Context) -> float:
 
 def served_run(world: int, config: Config) -> View:
     """A run of `fedapps.server_app` over nodes of `fedapps.client_app`, with or without the user.
-    Nothing but the two calls' keywords says that it is private."""
+    Nothing but the server's keywords says that it is private."""
     method = str(config["method"])
-    keywords = TRAINING | as_keywords(config) | {"num_clients": 2, "train_fraction": 1.0}
+    keywords = TRAINING | as_keywords(config) | {"num_clients": 2}
     views: list[View] = []
 
     def then(result: Result, strategy: PersonalizedStrategy) -> None:
@@ -279,7 +279,7 @@ def served_run(world: int, config: Config) -> View:
         **keywords,
     )
     places: list[Config] = [{"world": BYSTANDER}, {"world": PRESENT}]
-    grid = InProcessGrid(component(method, **keywords), {}, places[: 1 + world])
+    grid = InProcessGrid(component(method, **TRAINING), {}, places[: 1 + world])
     server(grid, Context(1, 0, {}, RecordDict(), {}))
     return views[0]
 

@@ -156,6 +156,7 @@ PATHS: tuple[Path, ...] = (
     # The first step of the server's Adam shows little more than the signs of the mean change.
     central("FedEmbed's shared heads", FEDEMBED, tight=False),
     central("FedEmbed's heads on the server", HELD, registered=True, tight=False),
+    served("FedAvg's updates", FEDAVG),
     scores_of_run(),
     local("FedAvg's updates", FEDAVG),
     answer("FedAvg's updates", NODE, partial(node_answer, action="train", method="fedavg")),

@@ -326,3 +326,10 @@ def query(grid, config):
     if reply.has_error():
         return {"error": reply.error.reason}
     return dict(reply.content["properties"])
+
+
+def test_privacy_in_the_runs_configuration_alone_is_refused_by_a_sentence():
+    """`dp` without its other settings, which a run of this package always has."""
+    app = fedapps.client_app("fedavg", model=Wide, data=data)
+    grid = InProcessGrid(app, {"dp": "central"}, [{"partition-id": 0}])
+    assert "takes privacy by its keywords alone" in query(grid, {"method": "fedavg"})["error"]
