@@ -1,8 +1,9 @@
 """Callbacks of a run: early stopping, and trackers of experiments.
 
 The setting `callbacks` names them, separated by commas: "tensorboard", "mlflow", "wandb", or a
-class of your own as ``my_lab.hooks:Slack``, which is constructed without arguments. A callback that
-fails is logged and removed; the run goes on."""
+class of your own as ``my_lab.hooks:Slack``, which is constructed without arguments. What a callback
+lacks ends the run before its first round. One that fails later is logged and removed; the run goes
+on."""
 
 import logging
 import math
@@ -14,7 +15,8 @@ from typing import Any
 
 from fedapps.common import external_code
 from fedapps.common.class_members import check_members
-from fedapps.common.errors import described
+from fedapps.common.errors import described, error_line
+from fedapps.common.installed import check_installed
 from fedapps.results.checkpoint import state_bytes
 from fedapps.settings.config import Config
 from strategies.core.evaluation import goodness
@@ -32,8 +34,12 @@ class Callback:
         super().__init_subclass__(**options)
         check_members(cls, {})
 
+    def check(self, config: Config) -> None:
+        """Raise ValueError for what is missing, before any work; also of other runs of a command.
+        It opens nothing, since the run may never start."""
+
     def run_starts(self, config: Config) -> None:
-        """Before the first message, with the run's whole configuration."""
+        """Before the first message, with the run's whole configuration. An error ends the run."""
 
     def round_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """After every round."""
@@ -95,10 +101,18 @@ class Logger(Callback):
     """Passes the numbers of every round to an experiment tracker: ``loss``,
     ``evaluation/train-accuracy``, …"""
 
+    tracker = ""  # its name in the setting `callbacks`, and the package's extra that installs it
+    libraries: tuple[str, ...] = ()  # that it needs
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError without its libraries, or without a folder that names the run."""
+        what = f"callbacks={self.tracker}"
+        check_installed(what, self.libraries, self.tracker)
+        if not config["output-dir"]:
+            raise ValueError(f"{what} writes to the run's folder, but output-dir is not set")
+
     def run_starts(self, config: Config) -> None:
         """Open a run in the tracker, named after the run's folder."""
-        if not config["output-dir"]:
-            raise ValueError("output-dir is not set")
         self._open(config, Path(str(config["output-dir"])))
 
     def round_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
@@ -123,6 +137,9 @@ class Logger(Callback):
 class TensorBoard(Logger):
     """Event files in the run's folder (`pip install fedapps[tensorboard]`)."""
 
+    tracker = "tensorboard"
+    libraries = ("tensorboard",)
+
     def _open(self, config: Config, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -143,6 +160,15 @@ class TensorBoard(Logger):
 class MLflow(Logger):
     """A run of the experiment "fedapps", in `MLFLOW_TRACKING_URI` or beside the results
     (`pip install fedapps[mlflow]`)."""
+
+    tracker = "mlflow"
+    libraries = ("mlflow",)
+
+    def check(self, config: Config) -> None:
+        """Also what the store beside the results needs, if there is no other one."""
+        super().check(config)
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            check_installed("callbacks=mlflow", ("sqlalchemy", "alembic"), "mlflow")
 
     def _open(self, config: Config, folder: Path) -> None:
         import mlflow
@@ -166,10 +192,13 @@ class WandB(Logger):
     """A run of the project "fedapps"; WANDB_MODE=offline needs no account
     (`pip install fedapps[wandb]`)."""
 
+    tracker = "wandb"
+    libraries = ("wandb",)
+
     def _open(self, config: Config, folder: Path) -> None:
         import wandb
 
-        named = {"project": "fedapps", "name": folder.name, "dir": folder}
+        named: dict[str, Any] = {"project": "fedapps", "name": folder.name, "dir": folder}
         self.run: Any = wandb.init(**named, config=dict(config), reinit="create_new")
 
     def write(self, values: dict[str, float], round_: int) -> None:
@@ -192,12 +221,28 @@ class Callbacks:
 
     @contextmanager
     def run(self, config: Config, summary: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Around the run: its start, and its end with the summary at that time."""
-        self._call("run_starts", config)
+        """Around the run: its start, and its end with the summary at that time.
+
+        Raises RuntimeError, naming the callback, if one cannot start; those that have started are
+        ended."""
+        self._start(config)
         try:
             yield
         finally:
             self._call("run_ends", summary())
+
+    def _start(self, config: Config) -> None:
+        everyone = list(self.callbacks)
+        for number, callback in enumerate(everyone):
+            try:
+                callback.run_starts(config)
+            except Exception as error:
+                reason = f"callback {_name(callback)} cannot start: {error_line(error)}"
+                self.callbacks = everyone[:number]
+                self._call("run_ends", {"finished": False, "error": reason})
+                raise RuntimeError(
+                    f"{reason}; mend it, or leave it out of callbacks: nothing was trained"
+                ) from error
 
     def state(self) -> list[dict[str, Any]]:
         """The states for a checkpoint; a callback whose state cannot be stored is removed."""
@@ -243,18 +288,21 @@ class Callbacks:
         except Exception as error:
             if isinstance(callback, EarlyStopping):
                 raise
-            name = type(callback).__name__
+            name = _name(callback)
             logging.getLogger("flwr").warning("%s failed and is removed: %s", name, error)
             self.on_failure(f"callback {name}, which is removed\n{described(error)}")
             self.callbacks.remove(callback)
 
 
 def make_callbacks(config: Config) -> Callbacks:
-    """The callbacks that a configuration names. Raises ValueError for unknown ones."""
+    """The callbacks that a configuration names. Raises ValueError for unknown ones, and for what
+    they lack."""
     patience, names = int(config["early-stopping"]), str(config["callbacks"])
     if patience < 0:
         raise ValueError(f"early-stopping is {patience}; it must not be negative")
     callbacks = [_make(name.strip()) for name in names.split(",") if name.strip()]
+    for callback in callbacks:
+        callback.check(config)
     stopping = [EarlyStopping(patience, str(config["select"]))] if patience else []
     return Callbacks([*callbacks, *stopping])
 
@@ -266,6 +314,12 @@ def numbers(report: Report, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield from numbers(value, f"{prefix}{key}/")
         elif isinstance(value, int | float) and math.isfinite(value):
             yield prefix + key, float(value)
+
+
+def _name(callback: Callback) -> str:
+    """The name in the setting `callbacks`, or the class's."""
+    kind = type(callback)
+    return next((name for name, known in LOGGERS.items() if kind is known), kind.__name__)
 
 
 def _make(name: str) -> Callback:

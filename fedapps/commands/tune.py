@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedapps.commands import completion
 from fedapps.commands.run import say_failures
+from fedapps.common.installed import check_installed
 from fedapps.console import make_console, refusals, say, say_error
 from fedapps.engines import ENGINES
 from fedapps.planning import check_options
@@ -54,6 +55,7 @@ def tune(
     console = make_console()
     try:
         with refusals():
+            check_installed("fedapps tune", ("optuna",), "tune")
             check_options(arguments or [], methods, seeds, engine, jobs, 0.0, "")
             if trials < 1:
                 raise ValueError(f"--trials is {trials}; it must be at least 1")

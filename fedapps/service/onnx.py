@@ -1,11 +1,11 @@
 """A personal model as an ONNX file, by torch's exporter, checked by onnxruntime."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedapps.common import installed
 from fedapps.service.delivery import ONNX, PersonalModel
 
 REQUIRED = ("onnx", "onnxscript", "onnxruntime")
@@ -14,8 +14,7 @@ TOLERANCE = 1e-3  # of logits, absolute and relative
 
 def check_installed() -> None:
     """Raise ValueError if the extra is not installed."""
-    if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"--onnx needs {', '.join(missing)}: pip install 'fedapps[onnx]'")
+    installed.check_installed("--onnx", REQUIRED, "onnx")
 
 
 def export(model: PersonalModel, shape: tuple[int, ...], folder: Path) -> Path:

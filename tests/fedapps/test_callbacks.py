@@ -1,11 +1,12 @@
 """Hooks: what each gets and when, what stops a run, and that a failing logger ends nothing."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny import SMALL, federate
+from tiny import SMALL, fedapps, federate
 
 from fedapps.callbacks import Callback, Callbacks, EarlyStopping, make_callbacks, numbers
 from fedapps.common import external_code
@@ -54,8 +55,6 @@ def own(*classes):
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(**globals()))
     HEARD.clear()
 
@@ -198,6 +197,38 @@ def test_a_run_stops_early_by_validation(tmp_path, method, keys, rounds):
     assert (summary["rounds"], summary["finished"]) == (rounds, True)
     with pytest.raises(RuntimeError, match="validation samples"):
         Callbacks([EarlyStopping(1)]).round_ends({"round": 1, "evaluation": {}}, None)
+
+
+class Unable(Callback):
+    """Its server is not there."""
+
+    def run_starts(self, config):
+        raise ConnectionError("no route to host")
+
+
+def test_what_a_callback_lacks_ends_the_run_before_its_first_round(tmp_path):
+    """The error names it; the one that has started is ended, the one after it never starts."""
+    with pytest.raises(RuntimeError, match=r"callback Unable cannot start: .*no route to host"):
+        federate(callbacks=own(Diary, Unable, Broken), **{"output-dir": str(tmp_path)})
+    (start, (event, finished, error)) = HEARD
+    assert (start, event, finished) == (("starts", "fedavg"), "ends", False)
+    assert "callback Unable cannot start" in error
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("mlflow", "alembic"),
+     ("wandb", "wandb")],
+)  # fmt: skip
+def test_a_trackers_library_is_looked_for_before_the_run(name, library, monkeypatch, tmp_path):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    options = [f"callbacks={name}", "num-clients=4", "rounds=1", "--output", tmp_path / "out"]
+    got = fedapps("run", *options, code=2)
+    assert f"callbacks={name} needs {library}" in got
+    assert f"pip install 'fedapps[{name}]'" in got
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_numbers_of_a_report():

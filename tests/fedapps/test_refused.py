@@ -12,7 +12,6 @@ from left import vouch
 from tiny import SMALL, fedapps, share
 
 from clients.core.client import Client
-from fedapps.callbacks import TensorBoard
 from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import Job
@@ -142,7 +141,6 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
 def test_settings_that_exclude_each_other(changes, words):
     with pytest.raises(ValueError, match=words):
         check_run(defaults() | changes)
-        TensorBoard().run_starts(defaults() | changes)
 
 
 def test_methods_side_by_side_in_flower_fail_each_for_itself(tmp_path, caplog):
