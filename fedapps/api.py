@@ -5,6 +5,8 @@ runs.to_pandas(); runs.plot("curves"); runs["fedtta++-seed0"].personalize(x)
 """
 
 import logging
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from fedapps.planning import (
     plan,
     prepare,
     read_request,
+    say_stopped,
 )
 from fedapps.results import plot, table
 from fedapps.results.formats import as_text
@@ -73,6 +76,7 @@ def run(
     from. `fresh` repeats finished runs. References ``module:NAME`` among the methods and settings
     are imported.
 
+    Ctrl-C and SIGTERM raise KeyboardInterrupt, after a line with the command that continues.
     Raises ValueError for bad input before anything is trained, and RuntimeError, with the reasons,
     if runs failed; `read` then opens the others."""
     output, saved = Path(output), None if start_from is None else Path(start_from)
@@ -90,11 +94,15 @@ def run(
     say(console, federation_line(work))
     engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
     prepare(console, work, output, asked.source)
-    with _quiet_flower(), Display(work, console, parallel) as display:
-        engines.run_jobs(
-            work, engine, APPS, parallel=parallel, gpus_per_client=gpus_per_client,
-            ray_address=ray_address, follow=display.follow,
-        )  # fmt: skip
+    try:
+        with _sigterm_as_ctrl_c(), _quiet_flower(), Display(work, console, parallel) as display:
+            engines.run_jobs(
+                work, engine, APPS, parallel=parallel, gpus_per_client=gpus_per_client,
+                ray_address=ray_address, follow=display.follow,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        say_stopped(make_console(), work, output)  # also without progress
+        raise
     failed = [f"{job.name}: {job.error}" for job in work if job.error]
     if len(failed) < len(work):
         frame, problems = read_runs(output)
@@ -125,6 +133,20 @@ def _settings(given: Mapping[str, Setting]) -> Experiment:
         )
     several = {key: list(v) for key, v in given.items() if not isinstance(v, Value)}
     return Experiment({k: v for k, v in given.items() if isinstance(v, Value)}, several)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Inside, SIGTERM raises KeyboardInterrupt if it would have ended the process at once."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -123,6 +124,15 @@ class Writer:
             log(ERROR, sentence, self.folder, what, self.error)
         if self.error is None and before is not None:
             log(ERROR, "%s: everything is written again", self.folder)
+
+
+def resume_command(folder: Path, references: Iterable[str] = ()) -> str:
+    """The command that continues the unfinished runs in `folder`, which use code from outside the
+    package by these `references`."""
+    words = ["fedapps", "run", "--resume", str(folder)]
+    for reference in dict.fromkeys(references):
+        words += ["--allow", reference]
+    return shlex.join(words)
 
 
 def check_writable(folder: Path) -> None:

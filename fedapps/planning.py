@@ -228,15 +228,15 @@ def federation_line(work: "list[Job]") -> str:
 
 
 def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> None:
-    """Create the folder of results, and print the checkpoints that runs cannot resume from."""
+    """Create the folder of results. Print the round at which each begun run continues, and the
+    checkpoints that runs cannot resume from."""
     from fedapps.files import append_text, write_text
-    from fedapps.results.checkpoint import newest_checkpoint
     from fedapps.settings.config import ORDER, ordered_names
 
     for job in work:
         if job.config["resume"] and not job.done:
-            for refused in newest_checkpoint(job.folder, job.config)[1]:
-                say(console, refused)
+            for line in _continuation(job):
+                say(console, line)
     if not output.exists():
         write_text(output / ".gitignore", "*\n")  # neither git nor `flwr run` takes results
     if source:
@@ -244,3 +244,33 @@ def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> N
     new = [f"{job.name}\n" for job in work if job.name not in ordered_names(output)]
     with suppress(OSError):  # without it rows are sorted by name; each run reports a full disk
         append_text(output / ORDER, "".join(new))
+
+
+def _continuation(job: "Job") -> list[str]:
+    """Why checkpoints of a job are refused, and at which round it continues; [] for a new one."""
+    from fedapps.results.checkpoint import newest_checkpoint, next_round
+
+    state, lines = newest_checkpoint(job.folder, job.config)
+    if state is not None:
+        number = next_round(state)
+        if number > job.total:
+            return [*lines, f"{job.name}: all {job.total} rounds are done; its results are written"]
+        return [*lines, f"{job.name} continues at round {number} of {job.total}"]
+    if lines or (job.folder / "metrics.jsonl").is_file():
+        lines.append(f"{job.name} begins at round 1: it has no checkpoint to continue from")
+    return lines
+
+
+def say_stopped(console: Console, work: "list[Job]", output: Path) -> None:
+    """Print where each unfinished run of an interrupted command continues, and the command."""
+    from fedapps.common.external_code import named
+    from fedapps.files import resume_command
+    from fedapps.results.checkpoint import saved_round
+
+    unfinished = [job for job in work if not job.done]
+    for job in unfinished:
+        if job.rounds:
+            number = saved_round(job.folder) + 1
+            say(console, f"{job.name}: stopped after round {job.rounds}, continues at {number}")
+    references = named([job.config for job in unfinished])
+    say(console, f"stopped; to continue: {resume_command(output, references)}")

@@ -22,9 +22,9 @@ from fedapps.common.threads import one_thread
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
-from fedapps.files import PRIVACY, locked, read_json, write_text
+from fedapps.files import PRIVACY, locked, read_json, resume_command, write_text
 from fedapps.methods import METHODS, check_private
-from fedapps.results.checkpoint import State, newest_checkpoint
+from fedapps.results.checkpoint import State, newest_checkpoint, next_round
 from fedapps.results.folder import read_client_states, read_former, takes_states
 from fedapps.results.recorder import Recorder
 from fedapps.settings.companions import check_companions
@@ -163,6 +163,7 @@ def _former_run(config: Config) -> tuple[State | None, dict[int, Arrays], State 
         for reason in refused:
             log(WARNING, reason)
         if checkpoint is not None:
+            log(INFO, "the run continues at round %s", next_round(checkpoint))
             return checkpoint["strategy"], checkpoint["clients"], checkpoint
     if not config["from-dir"]:
         return None, {}, None
@@ -186,18 +187,19 @@ def _prepare_privacy(
     if config["resume"] and file.is_file() and config["dp-generator"] == "system":
         privacy.restore(checked(read_json(file), str(file)))  # lost rounds count
         privacy.plan(int(config["rounds"]) - (checkpoint["strategy"]["round"] if checkpoint else 0))
-    privacy.on_spend = lambda state: _write_spent(file, state)
+    references = external_code.named(config)
+    privacy.on_spend = lambda state: _write_spent(file, state, references)
 
 
-def _write_spent(file: Path, state: Mapping[str, Any]) -> None:
+def _write_spent(file: Path, state: Mapping[str, Any], references: list[str]) -> None:
     """Write what is spent before clients are asked to train. A run cannot go on without this file:
-    killed and resumed it would report an ε that is too small."""
+    killed and resumed it would report an ε that is too small. `references` are the run's."""
     try:
         write_text(file, json.dumps(state))
     except OSError as error:
         raise OSError(
             f"what the next round spends of the privacy budget cannot be written to {file} "
-            f"({error}); make room, then: fedapps run --resume {file.parent}"
+            f"({error}); make room, then: {resume_command(file.parent, references)}"
         ) from error
 
 

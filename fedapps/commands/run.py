@@ -19,6 +19,7 @@ from fedapps.planning import (
     plan,
     prepare,
     read_request,
+    say_stopped,
 )
 from fedapps.settings.experiments import parts
 
@@ -79,10 +80,17 @@ def run(
                 console.print(as_rich(estimate(work, used, parallel)))
                 continue
             prepare(console, work, place, source)
-        carry_out(
-            console, work, place, used, parallel=parallel, gpus_per_client=gpus_per_client,
-            ray_address=ray_address, debug=debug,
-        )  # fmt: skip
+        try:
+            carry_out(
+                console, work, used, parallel=parallel, gpus_per_client=gpus_per_client,
+                ray_address=ray_address, debug=debug,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            say_failures(console, work)
+            say_stopped(console, work, place)
+            if len(planned) > 1:
+                say(console, "the same command continues all parts of the experiment")
+            raise typer.Exit(130) from None
         failed |= report_results(console, work, place)
     if failed:
         raise typer.Exit(1)
@@ -109,23 +117,17 @@ def choose(work: "list[Job]", engine: str, jobs: int | None, *, ray: bool) -> tu
     return engine, parallel
 
 
-def carry_out(console: Console, work: "list[Job]", output: Path, engine: str, **how: Any) -> None:
-    """Run the jobs; exit with 1 if the engine fails and with 130 on Ctrl-C. With `debug` the first
-    error is raised."""
+def carry_out(console: Console, work: "list[Job]", engine: str, **how: Any) -> None:
+    """Run the jobs; exit with 1 if the engine fails. With `debug` the first error is raised."""
     from fedapps.engines import run as engines
     from fedapps.results.progress import Display
     from fedapps.serverapp import APPS
 
     logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
-    try:
-        progress = Display(work, console, how["parallel"])
-        caught = nullcontext() if how["debug"] else refusals(RuntimeError, code=1)
-        with caught, progress as display:
-            engines.run_jobs(work, engine, APPS, follow=display.follow, **how)
-    except KeyboardInterrupt:
-        say_failures(console, work)
-        say(console, f"stopped; the rounds so far are in {output}")
-        raise typer.Exit(130) from None
+    progress = Display(work, console, how["parallel"])
+    caught = nullcontext() if how["debug"] else refusals(RuntimeError, code=1)
+    with caught, progress as display:
+        engines.run_jobs(work, engine, APPS, follow=display.follow, **how)
 
 
 def report_results(console: Console, work: "list[Job]", output: Path) -> bool:

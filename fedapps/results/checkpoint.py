@@ -27,9 +27,7 @@ State = dict[str, Any]
 def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
     """Write the checkpoint of a round to the folder `run`; of older ones only one stays."""
     write_files({_file(run, round_): content})
-    names = [f.stem.removeprefix("round-") for f in (run / CHECKPOINTS).glob("round-*.safetensors")]
-    rounds = sorted(int(name) for name in names if name.isdecimal())
-    for old in [r for r in rounds if r <= round_][:-KEPT]:
+    for old in [r for r in _saved_rounds(run) if r <= round_][:-KEPT]:
         _file(run, old).unlink()
 
 
@@ -48,6 +46,22 @@ def newest_checkpoint(run: Path, config: Config) -> tuple[State | None, list[str
         except ValueError as error:
             refused.append(f"{file} is refused: {error}")
     return None, refused
+
+
+def next_round(state: State) -> int:
+    """The round with which a run continues from a checkpoint's `state`."""
+    return int(state["strategy"]["round"]) + 1
+
+
+def saved_round(run: Path) -> int:
+    """The round of the newest checkpoint in the folder `run`, by its name; 0 if there is none."""
+    return max(_saved_rounds(run), default=0)
+
+
+def _saved_rounds(run: Path) -> list[int]:
+    """The rounds of all checkpoints in the folder, ascending."""
+    names = [f.stem.removeprefix("round-") for f in (run / CHECKPOINTS).glob("round-*.safetensors")]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:

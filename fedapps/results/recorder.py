@@ -14,12 +14,14 @@ from rich.text import Text
 
 from clients.core.arrays import Arrays
 from fedapps.common.errors import described, error_line, is_sentence
+from fedapps.common.external_code import named
 from fedapps.files import (
     CHECKPOINTS,
     ERRORS,
     PRIVACY,
     Writer,
     append_text,
+    resume_command,
     spill,
     write_configuration,
     write_files,
@@ -227,10 +229,11 @@ class Recorder:
         """The error for files that are not written."""
         if not self._writer.due:
             return None
+        assert self.folder is not None
         files, folder = ", ".join(self._writer.due), self.folder
         return OSError(
             f"the disk did not take {files} of {folder} ({self._writer.error}); make room, then: "
-            f"fedapps run --resume {folder}"
+            f"{resume_command(folder, named(self.config))}"
         )
 
     def _write(self, results: bool) -> None:

@@ -124,7 +124,7 @@ def test_two_ctrl_c_in_a_long_step_end_the_run_without_an_abort(tmp_path):
         time.sleep(0.3)  # the next round has begun; the first signal has been taken
         process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
-    assert said.endswith(f"stopped; the rounds so far are in {tmp_path}\n"), said
+    assert said.endswith(f"stopped; to continue: fedapps run --resume {tmp_path}\n"), said
     assert process.returncode == 130
 
 

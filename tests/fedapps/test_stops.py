@@ -1,7 +1,9 @@
 """How runs end, and who is at their folder: Stop, SystemExit, a signal, another process."""
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,13 +12,15 @@ from pathlib import Path
 
 import pytest
 from flwr.app import RecordDict
-from tiny import SMALL, dying_in, fedapps, federate, forked
+from tiny import SMALL, cut_before, dying_in, fedapps, federate, forked
 
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.run import run_jobs
-from fedapps.files import locked
+from fedapps.files import locked, resume_command
+from fedapps.results.checkpoint import saved_round
 from fedapps.serverapp import APPS
+from fedapps.settings.config import run_configuration
 from strategies.core.round import Stop
 from strategies.methods.fedavg import FedAvg
 
@@ -101,10 +105,59 @@ def test_an_unfinished_run_of_another_configuration_is_not_lost(tmp_path):
     assert len(lines(tmp_path / "fedavg-seed0")) == 4
 
 
+def test_a_resumed_run_says_at_which_round_it_continues(tmp_path, caplog):
+    own = [*RUN, "rounds=4", "--output", tmp_path]
+    with dying_in(4, RuntimeError("lost")):
+        said = fedapps(*own, "checkpoint-every=2", code=1)
+    assert "continues" not in said and "begins" not in said  # a new run
+    config = run_configuration(tmp_path / "fedavg-seed0") | {"resume": True}
+    with caplog.at_level(logging.INFO, "flwr"), cut_before(3):
+        federate(**config)
+    assert "the run continues at round 3" in caplog.text
+    assert "fedavg-seed0 continues at round 3 of 4" in fedapps("run", "--resume", tmp_path)
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_anew(tmp_path):
+    own = [*RUN, "rounds=2", "checkpoint-every=0", "--output", tmp_path]
+    with dying_in(2, RuntimeError("lost")):
+        fedapps(*own, code=1)
+    assert "fedavg-seed0 begins at round 1: it has no checkpoint" in fedapps(*own)
+
+
+def test_the_command_that_resumes_allows_the_runs_own_code(tmp_path):
+    folder = tmp_path / "my runs"
+    assert resume_command(folder, ["my_lab.hooks:Slack"] * 2) == (
+        f"fedapps run --resume '{folder}' --allow my_lab.hooks:Slack"
+    )
+
+
+INTERRUPTED = """
+import fedapps
+fedapps.run("fedavg", 0, output="out", engine="in-process", num_clients=4, rounds=30000,
+            local_steps=300, checkpoint_every=1, progress=False)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_api_names_the_command_that_resumes(number, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not saved_round(tmp_path / "out/fedavg-seed0"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(number)
+    got, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert "fedavg-seed0: stopped after round" in got
+    assert got.endswith("stopped; to continue: fedapps run --resume out\n")
+
+
 def test_sigterm_ends_the_command_in_order_as_ctrl_c_does(tmp_path):
     command = [str(Path(sys.executable).parent / "fedapps"), *RUN, "rounds=30000"]
     process = subprocess.Popen(
-        [*command, "local-steps=300", "--output", str(tmp_path)],
+        [*command, "local-steps=300", "checkpoint-every=1", "--output", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -116,3 +169,6 @@ def test_sigterm_ends_the_command_in_order_as_ctrl_c_does(tmp_path):
     got = process.communicate()[0].decode()
     assert process.returncode == 130, got
     assert "terminate called" not in got
+    (number,) = re.findall(r"fedavg-seed0: stopped after round \d+, continues at (\d+)", got)
+    assert got.endswith(f"stopped; to continue: fedapps run --resume {tmp_path}\n")
+    assert int(number) - 1 == saved_round(tmp_path / "fedavg-seed0") > 0
