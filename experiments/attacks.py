@@ -9,7 +9,6 @@ with `protect`."""
 
 import json
 import logging
-import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -52,6 +51,7 @@ class Liar:
         entry = METHODS[method]
         self.attack, self.seed = attack, seed
         self.node: int | None = None
+        self.round = 0  # of the last message
         groups = entry.strategy.requires.groups if entry.strategy.requires else ()
         self.flips_labels = not (entry.client.exchanges or "control/" in groups)
         self.app = ClientApp()
@@ -69,6 +69,8 @@ class Liar:
     def answer(self, message: Message, context: Context) -> Message:
         """The reply of the node's client, falsified if it is the liar's."""
         reply, kind = answer(message, context, self.client), message.metadata.message_type
+        for record in message.content.config_records.values():
+            self.round = int(str(record.get("server-round", self.round)))
         if kind == "query" and self.node is None and not reply.content["properties"]["novel"]:
             self.node = context.node_id
         if context.node_id == self.node and kind != "evaluate" and self.attack != NONE:
@@ -120,7 +122,7 @@ def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
     try:
         scores = run(grid, config, "deployment").evaluate_metrics_clientapp
     except RuntimeError as error:
-        return {"error": str(error)[:200]}
+        return {"error": str(error)[:200], "round": liar.round}
     accuracy = scores[max(scores)]["train-accuracy"]
     assert isinstance(accuracy, float)
     return {"accuracy": 100 * accuracy}
@@ -155,9 +157,9 @@ def run_missing(
 
 def shown(runs: list[dict[str, object]]) -> str:
     """Mean accuracy over the seeds, or the round in which the first run ends."""
-    ends = [re.match(r"round (\d+)", str(r["error"])) for r in runs if "error" in r]
+    ends = [int(str(r["round"])) for r in runs if "error" in r]
     if ends:
-        return f"ends at {min(int(end[1]) if end else 0 for end in ends)}"
+        return f"ends at {min(ends)}"
     return f"{mean(float(str(r['accuracy'])) for r in runs):.1f}" if runs else "?"
 
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from experiments.attacks import ATTACKS, NONE, SMALL, attacked
+from experiments.attacks import ATTACKS, NONE, SMALL, attacked, shown
 
 POINTS = 5.0
 OFF = {"protect": False}
@@ -38,3 +38,9 @@ def test_one_liar_of_ten_costs_little(method, attack):
 
 def test_without_limits_it_ends_a_run():
     assert accuracy("fedavg", "samples", **OFF) < 25
+
+
+def test_the_table_says_in_which_round_a_run_ends():
+    ended = attacked("fedavg", NONE, SMALL | {"partition": "iid", "min-valid-replies": 99})
+    assert ended["round"] == 1
+    assert shown([ended]) == "ends at 1"

@@ -19,7 +19,8 @@ from fedapps.service import DEPLOYMENT
 from fedapps.service.certificates import check_valid, make_certificates, make_node_key
 
 SUPERLINK = "superlink"
-REGISTERED = "already in use"  # in Flower's error for a key that is registered
+# In Flower's error for a key that is registered; its command gives no code that would say so.
+REGISTERED = "already in use"
 NAME = "deployment"  # of the SuperLink in Flower's configuration
 
 SCRIPT = """#!/bin/sh

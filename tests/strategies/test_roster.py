@@ -1,11 +1,13 @@
 """The roster: ids, roles and models are kept, and a node that lies is refused alone."""
 
+import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.core.protocol import CAPABILITIES
 from fedapps.engines.in_process_grid import InProcessGrid
-from strategies.core.roster import Roster
+from strategies import ODPFLHN
+from strategies.core.roster import NoClientStartsError, Roster
 
 
 def federation(*got):
@@ -142,3 +144,17 @@ def test_the_list_of_nodes_is_made_again_when_nodes_join_or_leave():
     assert roster.present(grid, {}, 1.0) is first
     assert look(roster, grid, 2, 3) == ([(5, 2), (6, 3)], {})
     assert look(roster, grid, 1, 2, 3) == ([(5, 2), (6, 3), (7, 1)], {})
+
+
+def test_that_every_node_is_refused_is_an_error_of_its_own():
+    """Of one that cannot start, and of one that lacks what the strategy needs."""
+    grid, _ = federation(OSError("no data"))
+    with pytest.raises(NoClientStartsError, match=r"no client could start; .*no data"):
+        look(Roster(1, 0.0, ""), grid, 1)
+    grid, _ = federation({"client": 1})
+    roster = Roster(1, 0.0, "", requires=ODPFLHN.requires, strategy="ODPFLHN")
+    with pytest.raises(NoClientStartsError, match=r"^ODPFLHN needs clients that"):
+        look(roster, grid, 1)
+    with pytest.raises(RuntimeError, match="0 of 1 nodes answered") as nobody:
+        look(Roster(1, 0.0, ""), grid)
+    assert not isinstance(nobody.value, NoClientStartsError)
