@@ -22,7 +22,8 @@ from fedapps.node.ledger import guarded
 from fedapps.service import served_node as service
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, check_method, completed, defaults
-from partitions.datasets.loading import DATASETS
+from partitions.cache import fingerprint
+from partitions.datasets.loading import DATASETS, Info
 from partitions.federations import Federation, novel_shots
 from partitions.shares import Share
 
@@ -79,8 +80,18 @@ def _federation(config: Config, method: str) -> tuple[Federation, Builder]:
     return federation, builder
 
 
-_load_share = lru_cache(maxsize=8)(Share.load)
 _federations: deque[tuple[Config, str, Federation, Builder]] = deque(maxlen=8)
+partitions.forgetting.append(_federations.clear)
+
+
+def _load_share(folder: str) -> tuple[Share, Info]:
+    """The node's data, read again if its files have changed."""
+    return _share_of(folder, fingerprint(Path(folder), recursive=False))
+
+
+@lru_cache(maxsize=8)
+def _share_of(folder: str, files: str) -> tuple[Share, Info]:
+    return Share.load(folder)
 
 
 def own_privacy(config: Config, method: str, epsilon: float) -> Config:

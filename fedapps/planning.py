@@ -79,9 +79,10 @@ def plan(
     from fedapps.settings.companions import check_companions
     from fedapps.settings.config import defaults, override, run_folders, saved_configuration
     from fedapps.settings.variants import OF_THE_APP, Variant, check_shadowed, combinations
-    from partitions import task
+    from partitions import forget_changed, task
     from partitions.rules.registry import PARTITIONS
 
+    forget_changed()  # a notebook's process lives on while its user changes files
     for key in OF_THE_APP.keys() & {*experiment.settings, *experiment.grid}:
         raise ValueError(f"{key} is set by the command: use {OF_THE_APP[key]}")
     changes = experiment.settings | ({"bound": True} if bound else {})

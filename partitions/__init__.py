@@ -2,6 +2,7 @@
 
 `from fedapps.partitions import setting` works for the names that a method's author needs."""
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -31,6 +32,9 @@ FEDERATIONS = {  # rules with a kind of federation of their own
 }
 
 
+forgetting: list[Callable[[], None]] = []  # called when federations of this process are forgotten
+
+
 def federation(config: "Config") -> "Federation":
     """The federation that `config` describes, one object per process for equal settings.
 
@@ -48,6 +52,16 @@ def federation(config: "Config") -> "Federation":
 def _relevant(keys: tuple[str, ...]) -> list[str]:
     """The keys that a federation depends on."""
     return sorted(k for k in keys if k in KEYS or k.startswith("partition.") or ":" in k)
+
+
+def forget_changed() -> None:
+    """Forget the federations of this process if files of their data have changed."""
+    from partitions.datasets.loading import forget_changed as forget_data
+
+    if forget_data():
+        _federation.cache_clear()
+        for forget in forgetting:
+            forget()
 
 
 def task(config: "Config") -> "Info":

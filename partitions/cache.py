@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,10 +21,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from fedapps.common import external_code
 from partitions.datasets.readers.raw import Raw
 
 VERSION = 4  # of the format and of the readers' results
 DATA, META = "data.safetensors", "meta.json"
+READABLE = 40  # characters of a name at the beginning of an entry's name
 
 
 def cache_dir() -> Path:
@@ -31,18 +34,78 @@ def cache_dir() -> Path:
     return Path(os.environ.get("FEDAPPS_CACHE_DIR") or Path.home() / ".cache" / "fedapps")
 
 
-def fingerprint(folder: Path) -> str:
-    """A hash of the paths, sizes and times of the file, or of the folder's files."""
-    files = sorted(f for f in (folder, *folder.rglob("*")) if f.is_file())
+def fingerprint(folder: Path, *, recursive: bool = True) -> str:
+    """A hash of the paths, sizes and times of the file, or of the folder's files; without
+    `recursive`, of those that lie in the folder itself."""
+    inner = folder.rglob("*") if recursive else folder.glob("*")
+    files = sorted(f for f in (folder, *inner) if f.is_file())
     stats = [(str(f.resolve()), (s := f.stat()).st_size, s.st_mtime_ns) for f in files]
     return hashlib.blake2b(json.dumps([VERSION, stats]).encode(), digest_size=8).hexdigest()
 
 
+def code_identity(reference: str, options: Mapping[str, object]) -> dict[str, object]:
+    """What a result of a user's function or class depends on, as JSON: its module's source, its
+    arguments, and sizes and times of the files and folders that texts among its arguments name.
+
+    What the code reads elsewhere is not seen. Errors as `external_code.load`."""
+    code = external_code.load(reference)
+    defaults = external_code.keywords(code) if callable(code) else {}
+    arguments = {
+        name: value if isinstance(value, external_code.Value) else str(value)
+        for name, value in (defaults | dict(options)).items()
+    }
+    files = {name: _named_files(value) for name, value in arguments.items()}
+    return {
+        "reference": reference,
+        "source": external_code.source_code(reference),
+        "arguments": arguments,
+        "files": {name: found for name, found in files.items() if found},
+    }
+
+
+def _named_files(value: object) -> str:
+    """The fingerprint of the file or folder that a text names; "" if it names none.
+
+    Of a folder around the working directory or the user's home, such as "." or "/", only its own
+    files count: it may hold the whole disk."""
+    if not isinstance(value, str) or not value:
+        return ""
+    try:
+        path = Path(value).expanduser()
+        if not path.exists():
+            return ""
+        place = path.resolve()
+        around = any(folder.is_relative_to(place) for folder in (Path.cwd(), Path.home()))
+        return fingerprint(path, recursive=not (path.is_dir() and around))
+    except (OSError, ValueError, RuntimeError):  # too long for a path, or not readable
+        return ""
+
+
+def cache_key(name: str, **identity: object) -> str:
+    """The name of an entry for what `identity` describes, as JSON: a hash of it after the beginning
+    of `name`. No text of a user becomes part of a path but letters, digits and hyphens."""
+    text = json.dumps([VERSION, name, identity], sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9-]', '_', name)[:READABLE]}-{digest}"
+
+
+def content_key(name: str, raw: Raw) -> str:
+    """A key for data that no file and no code identifies: a hash of the data themselves."""
+    arrays = {"x": raw.x, "y": raw.y, **raw.columns}
+    digests = {
+        column: hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
+        for column, array in arrays.items()
+    }
+    return cache_key(name, content=digests, num_train=raw.num_train, classes=raw.classes)
+
+
 def cached(key: str, read: Callable[[], Raw]) -> Raw:
-    """The entry `key`, memory-mapped; a missing entry is first read and written.
+    """The entry `key` of `cache_key`, memory-mapped; a missing entry is first read and written.
 
     Of several processes that write at once the first one's entry stays. If the cache cannot be
     written or read, the arrays stay in memory, with a warning."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+        raise ValueError(f"{key!r} is no key of cache_key: it would lead out of the cache")
     target = cache_dir() / key
     try:
         if target.is_dir():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
-from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment
+from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
 from partitions.datasets.loading import (
     DATASETS,
     Dataset,
@@ -68,14 +68,11 @@ class Federation:
                 f"samples of {self.info.name}"
             )
         self._parts = self._pools()
-        relevant = {
+        relevant: dict[str, object] = {
             k: v for k, v in config.items() if k in PARTITION_KEYS or k.startswith("partition.")
         }
         if external_code.is_reference(rule := str(config["partition"])):
-            relevant |= {
-                "code": external_code.source_code(rule),
-                **external_code.options(config, rule),
-            }
+            relevant["code"] = code_identity(rule, external_code.options(config, rule))
         relevant["partition.public-samples"] = hidden
         assigned = cached_assignment(
             self.dataset.key, relevant, lambda: self._assign(entry, config, hidden)

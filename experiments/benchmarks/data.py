@@ -17,7 +17,9 @@ import torch
 import partitions
 from experiments.benchmarks.measure import Row, proportional_memory
 from fedapps.settings.config import Config, defaults
-from partitions.cache import cached, fingerprint
+from partitions.cache import cached
+from partitions.datasets.catalog import DATASETS
+from partitions.datasets.loading import folder_key
 from partitions.datasets.readers.raw import Raw
 
 CLIENTS, ACTORS, IMAGES, REPEATS = 100, 4, 60_000, 3
@@ -75,7 +77,7 @@ def store_images(root: str) -> None:
     x = np.random.default_rng(0).integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
     coarse = np.array([f"superclass {i % 20}" for i in range(IMAGES)])
     raw = Raw(x, np.arange(IMAGES) % 100, IMAGES * 5 // 6, {"coarse": coarse})
-    cached(f"cifar100-{fingerprint(folder)}", lambda: raw)
+    cached(folder_key(DATASETS["cifar100"], "cifar100", folder), lambda: raw)
 
 
 def serve(root: str) -> None:

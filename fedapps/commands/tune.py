@@ -138,7 +138,9 @@ def read_tuning(
     from fedapps.results.progress import Display
     from fedapps.serverapp import APPS
     from fedapps.tuning import Tuning, read_search
+    from partitions import forget_changed
 
+    forget_changed()
     logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
 
     shown: list[Job] = []  # the first failure

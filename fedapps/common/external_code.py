@@ -40,6 +40,9 @@ def load(reference: str) -> Any:
     return _imported(reference)
 
 
+_sources: dict[str, str] = {}  # digests of the modules' sources as they were imported
+
+
 @cache
 def _imported(reference: str) -> Any:
     module, _, name = reference.partition(":")
@@ -51,6 +54,7 @@ def _imported(reference: str) -> Any:
             f"{reference!r}: {error}; modules are looked for on PYTHONPATH, in the environment and "
             f"in the folder of the call, {Path.cwd()}"
         ) from error
+    _sources[reference] = _digest_of_source(module)
     if not hasattr(found, name):
         own = [n for n, v in vars(found).items() if getattr(v, "__module__", "") == module]
         raise ValueError(f"{reference!r}: {module} has no {name}; it has {', '.join(own) or '–'}")
@@ -91,9 +95,17 @@ def _sections(keys: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
 
 def source_code(reference: str) -> str:
     """A digest of the source of the module that `reference` names, "" if it has none: what was
-    computed by it and kept is stale when it changes. Errors as `load`."""
+    computed by it and kept is stale when it changes. Errors as `load`.
+
+    It is the source at the import: a later edit does not change what this process computes."""
     load(reference)
-    file = getattr(sys.modules[reference.partition(":")[0]], "__file__", None)
+    if reference not in _sources:
+        _sources[reference] = _digest_of_source(reference.partition(":")[0])
+    return _sources[reference]
+
+
+def _digest_of_source(module: str) -> str:
+    file = getattr(sys.modules[module], "__file__", None)
     data = Path(file).read_bytes() if file else b""
     return hashlib.blake2b(data, digest_size=8).hexdigest() if data else ""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import numpy as np
 
 from fedapps.common import external_code
-from partitions.cache import cached, fingerprint
+from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
 from partitions.datasets.labels import is_sparse
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -134,22 +134,17 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     given = dict(options)
     size, label = given.pop("image_size", 0), given.pop("label_column", "")
     path = own_path(name, root)
+    key = _own_key(name, root, options)
     if path is not None:
         from partitions.datasets.readers.local import read_files
 
-        key = f"own-{fingerprint(path)}-{size}" + f"-{label.encode().hex()}" * bool(label)
         raw = cached(key, lambda: _numbered(read_files(path, size, label=label), name))
-    elif external_code.is_reference(name):
-        key = f"{name}-{external_code.source_code(name)}-" + ",".join(
-            f"{k}={v}" for k, v in options
-        )
+    elif _may_cache(name, given):
         raw = cached(key, lambda: _numbered(_made(name, given), name))
     else:
-        raise ValueError(
-            f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
-            "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
-            "folder or parquet file of the datasets library"
-        )
+        raw = _numbered(_made(name, given), name)
+        key = content_key(name, raw)
+    _held[name, root, options] = key
     for note in raw.notes:
         logger.warning("%s", note)
     count = len(raw.classes) or int(raw.y.max()) + 1
@@ -157,6 +152,52 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     shape, columns = raw.x.shape[1:], tuple(raw.columns)
     entry = Info(name, shape, count, "own data", scale=scale, classes=raw.classes, columns=columns)
     return _checked(entry, raw, name, key)
+
+
+def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:
+    """What identifies a user's data as they are now: their files, or the code that makes them."""
+    path = own_path(name, root)
+    if path is not None:
+        return cache_key("own", files=fingerprint(path), options=options)
+    if external_code.is_reference(name):
+        own = {k: v for k, v in options if k not in ("image_size", "label_column")}
+        return cache_key(name, code=code_identity(name, own))
+    raise ValueError(
+        f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
+        "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
+        "folder or parquet file of the datasets library"
+    )
+
+
+def _may_cache(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the function's result is kept on disk: unless its keyword `cache` is False."""
+    function = external_code.load(name)
+    defaults = external_code.keywords(function) if callable(function) else {}
+    return (defaults | dict(options)).get("cache", True) is not False
+
+
+_held: dict[tuple[str, str, tuple[tuple[str, Any], ...]], str] = {}  # keys of data in memory
+
+
+def forget_changed() -> bool:
+    """Forget the data in this process if their files have changed since they were read, or if they
+    must not be cached. Returns whether it did."""
+    if not any(map(_has_changed, _held)):
+        return False
+    _held.clear()
+    _own.cache_clear()
+    _load.cache_clear()
+    return True
+
+
+def _has_changed(held: tuple[str, str, tuple[tuple[str, Any], ...]]) -> bool:
+    name, root, _ = held
+    entry = _entry(name)
+    try:
+        present = _own_key(*held) if entry is None else folder_key(entry, name, Path(root) / name)
+    except (OSError, ValueError):  # it is gone
+        return True
+    return present != _held[held]
 
 
 def _numbered(raw: Raw, name: str) -> Raw:
@@ -213,16 +254,25 @@ def _load(name: str, root: str) -> Dataset:
     if make := _function(entry.make):
         from partitions.datasets.voices import VERSION
 
-        made = external_code.source_code(name) if external_code.is_reference(name) else VERSION
-        key = f"{name}-made-{made}"
+        key = cache_key(name, made=VERSION, code=_code_of(name))
         return _checked(entry, cached(key, make), "synthesis", key)
     folder = Path(root) / entry.name
     if root and folder.is_dir():
-        key = f"{name}-{fingerprint(folder)}"
+        key = _held[name, root, ()] = folder_key(entry, name, folder)
         raw = cached(key, lambda: _from_folder(entry, folder))
         return _checked(entry, raw, str(folder), key)
-    key = f"{name}-hub"
+    key = cache_key(name, hub=entry.hub, code=_code_of(name))
     return _checked(entry, cached(key, lambda: _from_hub(entry, root)), entry.hub, key)
+
+
+def folder_key(entry: Info, name: str, folder: Path) -> str:
+    """What identifies a dataset's files in a folder, and the code that reads them."""
+    return cache_key(name, files=fingerprint(folder), code=_code_of(name), shape=entry.shape)
+
+
+def _code_of(name: str) -> str:
+    """The source of the module that declares a user's `Info`; the package's own have a version."""
+    return external_code.source_code(name) if external_code.is_reference(name) else ""
 
 
 def _function(named: Callable[..., Result] | str) -> Callable[..., Result] | None:
