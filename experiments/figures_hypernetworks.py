@@ -109,7 +109,7 @@ def corruption(
     for axis, (kind, values, label) in zip(axes, sides, strict=True):
         for folder in runs:
             config = run_configuration(folder)
-            base = {"partition.base": config["partition"], "partition": "corrupted"}
+            base = {"partition.base-rule": config["partition"], "partition": "corrupted"}
             scores = [
                 later(folder, **base, **{f"partition.{kind}": float(value)})["novel"]
                 for value in values.split(",")

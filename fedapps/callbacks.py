@@ -60,8 +60,8 @@ class Callback:
 
 class EarlyStopping(Callback):
     """Ends training after `patience` evaluations in a row without a new best score on the training
-    clients' validation samples, the trimmed mean of `select`. Where novel clients get another
-    model, a new best of that one counts as well. Novel clients have no influence."""
+    clients' validation samples, the trimmed mean of `selection-metric`. Where novel clients get
+    another model, a new best of that one counts as well. Novel clients have no influence."""
 
     def __init__(self, patience: int, select: str = "accuracy") -> None:
         self.patience, self.select = patience, select
@@ -303,7 +303,7 @@ def make_callbacks(config: Config) -> Callbacks:
     callbacks = [_make(name.strip()) for name in names.split(",") if name.strip()]
     for callback in callbacks:
         callback.check(config)
-    stopping = [EarlyStopping(patience, str(config["select"]))] if patience else []
+    stopping = [EarlyStopping(patience, str(config["selection-metric"]))] if patience else []
     return Callbacks([*callbacks, *stopping])
 
 

@@ -28,7 +28,7 @@ INSTEAD = {
     "rounds": "server_app takes `rounds` as a parameter, and client_app too with dp='local'",
     "model": "`model=` is the function that makes your network",
     "client-models": "all clients have the network of `model=`",
-    "only-model": "all clients have the network of `model=`",
+    "restrict-to-model": "all clients have the network of `model=`",
     "dataset": "`data=` returns a node's samples",
     "data-dir": "`data=` returns a node's samples",
     "data-seed": "`data=` returns a node's samples",
@@ -43,7 +43,7 @@ INSTEAD = {
     "resume": "only `fedapps run` writes checkpoints",
     "from-dir": "load saved arrays into the network in `model=`",
     "early-stopping": "set `rounds`",
-    "cohort": "only `fedapps run` trains clients side by side",
+    "stacked-clients": "only `fedapps run` trains clients side by side",
 }
 SERVING = "only `fedapps serve` serves a finished run"
 

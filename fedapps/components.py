@@ -32,6 +32,7 @@ from clients.methods._preferences import GlobalClient
 from clients.models.foreign import adopted
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
+from fedapps.common.settings import present_key
 from fedapps.component_settings import (
     announced,
     check_agreement,
@@ -209,7 +210,7 @@ def _configuration(method: str, settings: dict[str, Any]) -> tuple[Config, dict[
             f"those that take any data: {', '.join(able)}"
         )
     config = initial_configuration(method)
-    keys = {name: name.replace("_", "-") for name in settings}
+    keys = {name: present_key(name.replace("_", "-")) for name in settings}
     changes = {
         f"{method}.{key}" if f"{method}.{key}" in config else key: settings[name]
         for name, key in keys.items()

@@ -55,7 +55,7 @@ def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
     config = job.config
     common = ((key, effective(config, key)) for key in config if "." not in key)
     plain = {key: value for key, value in common if value is not None}
-    plain |= {"client-models": "", "only-model": "", "method": "fedavg", "dp": "none"}
+    plain |= {"client-models": "", "restrict-to-model": "", "method": "fedavg", "dp": "none"}
     ignored = ("seed", "output-dir", "from-dir", "resume", "rounds", "method")
     key = repr([item for item in plain.items() if item[0] not in ignored])
     if key not in measured:

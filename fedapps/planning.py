@@ -85,7 +85,7 @@ def plan(
     forget_changed()  # a notebook's process lives on while its user changes files
     for key in OF_THE_APP.keys() & {*experiment.settings, *experiment.grid}:
         raise ValueError(f"{key} is set by the command: use {OF_THE_APP[key]}")
-    changes = experiment.settings | ({"bound": True} if bound else {})
+    changes = experiment.settings | ({"report-generalization-bound": True} if bound else {})
     base = defaults() if from_ is None else saved_configuration(run_folders(from_)[0])
     config = override(base, changes)
     for key, values in experiment.grid.items():
@@ -165,8 +165,10 @@ def check(config: "Config") -> None:
     method = check_method(config["method"])
     privacy = check_run(config)
     construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
-    only = [sized(str(config["model"]), str(config["only-model"]))] if config["only-model"] else []
-    for network in {str(config["model"]), *client_models(config), *only}:  # needs no data
+    networks = {str(config["model"]), *client_models(config)}
+    if config["restrict-to-model"]:
+        networks.add(sized(str(config["model"]), str(config["restrict-to-model"])))
+    for network in networks:  # needs no data
         method_model(method, config | {"model": network}, task(config))
     models = len(str(config["client-models"]).split(","))
     trains = int(federation(with_public(config, method)).novel.argmin())

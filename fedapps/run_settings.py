@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedapps.common.errors import Refusal
+from fedapps.common.settings import present_key
 from fedapps.component_settings import GIVEN, of_client, of_server, value_of
 from fedapps.settings.config import Config, override
 from strategies.core.privacy import Privacy
@@ -84,5 +85,5 @@ def check_message(method: str, config: Config, message: Mapping[str, Any]) -> No
 
 
 def _plain(key: str, method: str) -> str:
-    """The key with hyphens, without the method's section."""
-    return key.replace("_", "-").removeprefix(f"{method}.")
+    """The key with hyphens under its present name, without the method's section."""
+    return present_key(key.replace("_", "-")).removeprefix(f"{method}.")

@@ -41,8 +41,8 @@ def strategy_of_run(config: Config, **options: Any) -> tuple[PersonalizedStrateg
     method, base = str(config["method"]), str(config["model"])
     entry = METHODS[method]
     only_model = ""
-    if config["only-model"]:
-        only_model = sized(base, str(config["only-model"]))
+    if config["restrict-to-model"]:
+        only_model = sized(base, str(config["restrict-to-model"]))
     first_model = only_model or base
 
     models = client_models(config)  # empty where all clients have the same network

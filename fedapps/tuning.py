@@ -1,6 +1,6 @@
 """Tuning on Optuna: settings are chosen by the training clients' validation score alone, of their
-own models or of the model that a novel client would get. The score is the one that `select` names:
-accuracy, loss or macro F1.
+own models or of the model that a novel client would get. The score is the one that
+`selection-metric` names: accuracy, loss or macro F1.
 
 An experiment's [search] table holds a list of choices or a range for each setting:
 
@@ -29,6 +29,7 @@ import tomli_w
 
 from clients.core.privacy import EVERYTHING
 from fedapps.common.external_code import is_reference
+from fedapps.common.settings import present_keys
 from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
@@ -50,10 +51,14 @@ RETRIED = "retry of"  # attribute of a trial: the number of the failed one
 BEST, TRIALS, FIGURE = "best.toml", "trials.csv", "trials.pdf"
 MAX_EQUAL_FAILURES = 3  # at the beginning of a method's trials; then its search stops
 MAX_GRID = 10_000  # points of lists and whole numbers that are tried in random order, each once
-DECIDING = ("select", "mean-over")  # settings of the score that compares the trials
-NO_NOVEL_CLIENTS: Config = {"evaluate-novel": False, "novel-rounds": 0, "bound": False}
+DECIDING = ("selection-metric", "average-over")  # settings of the score that compares the trials
+NO_NOVEL_CLIENTS: Config = {
+    "evaluate-novel": False,
+    "novel-rounds": 0,
+    "report-generalization-bound": False,
+}
 RANGE = {"low", "high", "log"}
-MEASURES = {"accuracy": "accuracy", "loss": "loss", "macro-f1": "macro F1"}  # by `select`
+MEASURES = {"accuracy": "accuracy", "loss": "loss", "macro-f1": "macro F1"}  # by `selection-metric`
 PERCENT = ("accuracy",)  # those that tables and figures show in %
 
 Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
@@ -64,7 +69,7 @@ def read_search(
 ) -> Search:
     """A [search] table with flat keys. Raises ValueError for unknown keys, for those that none of
     the `methods` reads, and for bad values."""
-    search = dict(_leaves(table))
+    search = present_keys(dict(_leaves(table)))
     if not search:
         raise ValueError("the experiment has no [search] table: nothing to tune")
     for key, values in search.items():
@@ -135,7 +140,7 @@ class Outcome:
     label: str
     validation: float | None
     error: str = ""
-    measure: str = "accuracy"  # a value of `select`
+    measure: str = "accuracy"  # a value of `selection-metric`
 
     @property
     def settings(self) -> str:
@@ -213,7 +218,7 @@ class Tuning:
 
     def _measure(self, method: str) -> str:
         """The kind of score that compares the method's trials."""
-        return str(Variant.parse(method).apply(self.trial_config)["select"])
+        return str(Variant.parse(method).apply(self.trial_config)["selection-metric"])
 
     def _study(self, method: str) -> "Study":
         import optuna
@@ -330,14 +335,15 @@ def check_database(file: Path) -> None:
 
 
 def validation_score(job: Job, group: str) -> float | None:
-    """The score that the run's `select` names, on the training clients' validation samples, at the
-    round that the group reports, of the model that the group gets; None if the run failed.
+    """The score that the run's `selection-metric` names, on the training clients' validation
+    samples, at the round that the group reports, of the model that the group gets; None if the run
+    failed.
 
     Raises ValueError if no training client reports the score."""
     summary = job.summary()
     if job.error or not summary.get("finished"):
         return None
-    measure = str(job.config["select"])
+    measure = str(job.config["selection-metric"])
     if group == "novel":
         evaluations = {line.round: line.evaluation for line in read_rounds(job.folder)}
         scores = evaluations[summary["novel_round"]]

@@ -395,9 +395,9 @@ class CrossFederation(Federation):
     Raises ValueError if the two have no common class or different numbers of channels."""
 
     def __init__(self, config: Config) -> None:
-        base = str(config["partition.base"])
+        base = str(config["partition.base-rule"])
         if base not in BASES:
-            raise ValueError(f"partition.base is {base!r}; known: {', '.join(BASES)}")
+            raise ValueError(f"partition.base-rule is {base!r}; known: {', '.join(BASES)}")
         if config["partition.permuted-labels"] or config["partition.corruption-every"]:
             raise ValueError(
                 "partition 'cross-dataset' takes neither permuted-labels nor corruption-every"

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import tomli_w
 from flwr.common.config import flatten_dict
 from tiny import fedapps
 
-from fedapps.common.settings import taken
+from fedapps.common.settings import FORMER_KEYS, taken
 from fedapps.methods import METHODS
 from fedapps.settings import declarations, schema
 from fedapps.settings.config import (
@@ -24,10 +25,11 @@ from fedapps.settings.config import (
     run_configuration,
     settings,
 )
-from fedapps.settings.experiments import experiments
+from fedapps.settings.experiments import experiments, parse_experiment
 from fedapps.settings.run import RunSettings
-from fedapps.settings.variants import check_shadowed
+from fedapps.settings.variants import Variant, check_shadowed
 from strategies.core.privacy import Privacy
+from strategies.methods.fedavg import FedAvg
 
 SINCE = ("fedtta.min-agreement", "fedtta-prox.min-agreement")  # keys that older releases lack
 LIGHT = """
@@ -332,7 +334,10 @@ def test_an_unknown_key_is_told_its_nearest_and_those_beside_it(key, meant, name
 
 def test_overrides_are_toml_values_and_bare_words():
     assert parse_override("lr=0.5") == ("lr", 0.5)
-    assert parse_override("bound=true") == ("bound", True)
+    assert parse_override("report-generalization-bound=true") == (
+        "report-generalization-bound",
+        True,
+    )
     assert parse_override("method=pfedhn") == ("method", "pfedhn")
     assert parse_override("partition.alpha=1") == ("partition.alpha", 1)
     assert override(defaults(), {"partition.alpha": 1})["partition.alpha"] == 1.0
@@ -342,3 +347,41 @@ def test_a_methods_own_key_wins_over_the_common_one():
     config = defaults() | {"lr": 0.5}
     assert settings(config, "fedavg")["lr"] == 0.5
     assert settings(config, "pfedhn")["lr"] == defaults()["pfedhn.lr"]
+
+
+FORMER = [
+    ("cohort", "stacked-clients", 2),
+    ("bound", "report-generalization-bound", True),
+    ("select", "selection-metric", "loss"),
+    ("mean-over", "average-over", "samples"),
+    ("only-model", "restrict-to-model", "small"),
+    ("partition.base", "partition.base-rule", "iid"),
+    ("hyperfedzero.entropy", "hyperfedzero.entropy-weight", 0.5),
+]
+
+
+@pytest.mark.parametrize(("former", "present", "value"), FORMER)
+def test_a_former_name_of_a_setting_is_understood_with_a_note(former, present, value, tmp_path):
+    """In changes and on the command line; in the configuration of a saved run without a note."""
+    assert {key for key, _, _ in FORMER} == FORMER_KEYS.keys()
+    with pytest.warns(FutureWarning, match=f"{former!r} is now called {present!r}"):
+        assert override(defaults(), {former: value})[present] == value
+    with pytest.warns(FutureWarning, match=f"{former!r} is now called"):
+        written = str(value).lower() if isinstance(value, bool) else value
+        assert parse_experiment([f"{former}={written}"]).settings == {present: value}
+    with pytest.raises(ValueError, match="are the same setting"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        override(defaults(), {former: value, present: value})
+    saved = {key: value for key, value in defaults().items() if key != present} | {former: value}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(saved))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run_configuration(tmp_path)[present] == value
+
+
+def test_a_strategy_by_hand_understands_former_names():
+    with pytest.warns(FutureWarning, match="'mean-over' is now called 'average-over'"):
+        assert FedAvg(mean_over="samples").average_over == "samples"
+    with pytest.warns(FutureWarning, match="'hyperfedzero.entropy' is now called"):
+        own = Variant.parse("hyperfedzero entropy=0.3").apply(defaults())
+    assert own["hyperfedzero.entropy-weight"] == 0.3

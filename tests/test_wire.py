@@ -9,9 +9,17 @@ from fedapps.methods import METHODS
 
 TASTES = tiny.TASTES | {"num-clients": 20, "evaluate-every": 2}
 VARIANTS = [
-    ("fedavg", {"bound": True, "lr-decay": 0.9, "num-clients": 3, "evaluate-every": 2}),
-    ("ditto", {"select": "macro-f1"}),
-    ("ditto", {"select": "loss"}),
+    (
+        "fedavg",
+        {
+            "report-generalization-bound": True,
+            "lr-decay": 0.9,
+            "num-clients": 3,
+            "evaluate-every": 2,
+        },
+    ),
+    ("ditto", {"selection-metric": "macro-f1"}),
+    ("ditto", {"selection-metric": "loss"}),
     ("fedembed", TASTES | {"fedembed.assignment": "som"}),
     ("pfedme", {"pfedme.heads": "server"}),
     ("pfedhn", {"pfedhn.descriptor": "class-proportions"}),

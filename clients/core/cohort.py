@@ -159,7 +159,9 @@ class Cohort:
     def warn_if_unused(self, method: str) -> None:
         """Warn that clients of the `method` have trained one by one."""
         if self._alone and not self._used:
-            text = f"{method}: cohort={self.size} has no effect, clients train one by one: "
+            text = (
+                f"{method}: stacked-clients={self.size} has no effect, clients train one by one: "
+            )
             warnings.warn(text + self._alone, stacklevel=2)
             self._used = True  # once
 
@@ -223,7 +225,7 @@ class Loss(nn.Module):
         def put(client: Any, name: str, value: Any) -> None:
             raise ValueError(
                 f"{kind.__name__}.loss sets self.{name}, which a cohort would lose; set it in "
-                "`train`, or set cohort=1"
+                "`train`, or set stacked-clients=1"
             )
 
         watched = {"__getattribute__": get, "__setattr__": put}
@@ -247,7 +249,7 @@ class Loss(nn.Module):
         if different:
             raise ValueError(
                 f"{self._kind.__name__}.loss reads {different[0]}, which differs by client; make "
-                "it a list of tensors and name it in `vmapped_tensors`, or set cohort=1"
+                "it a list of tensors and name it in `vmapped_tensors`, or set stacked-clients=1"
             )
 
 

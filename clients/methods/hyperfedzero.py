@@ -78,8 +78,8 @@ def imbalance(e: Tensor) -> Tensor:
 
 
 class HyperFedZeroClient(Client):
-    """`balance` is α, `entropy` is β. ``embedding-variance`` is the sum of the variances of e's
-    entries over a client's inputs; near 0 the classifiers hardly differ. On the digits it stays
+    """`balance` is α, `entropy_weight` is β. ``embedding-variance`` is the sum of the variances of
+    e's entries over a client's inputs; near 0 the classifiers hardly differ. On the digits it stays
     near 0 because e starts almost uniform: the spread of A f(x) is 0.02 there. The penalties and
     the noise do not cause it: docs/results/unseen-digits.md."""
 
@@ -88,7 +88,7 @@ class HyperFedZeroClient(Client):
     supports_streaming = property(lambda self: self.granularity == "client")
 
     balance = setting(0.01, "α, weight of the equal use of the embedding's entries", NONNEGATIVE)
-    entropy = setting(0.01, "β, weight of the entropy of an input's embedding", NONNEGATIVE)
+    entropy_weight = setting(0.01, "β, weight of the entropy of an input's embedding", NONNEGATIVE)
     granularity = setting(
         "sample", "a classifier for each input, or one for a client", ("sample", "client")
     )
@@ -120,7 +120,7 @@ class HyperFedZeroClient(Client):
         e = log_e.exp()
         h = -(e * log_e).sum(1).mean()
         loss = self.criterion(self.model.classify(features, self.model.shared(e)), y)
-        return loss + self.balance * imbalance(e) + self.entropy * h
+        return loss + self.balance * imbalance(e) + self.entropy_weight * h
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) by the generated classifiers, without noise."""

@@ -32,7 +32,9 @@ def rows() -> list[Row]:
     table = []
     for model, bound in LIMITS.items():
         config = protocol(model)
-        pairs = [(measure(config | {"cohort": COHORT}), measure(config)) for _ in range(REPEATS)]
+        pairs = [
+            (measure(config | {"stacked-clients": COHORT}), measure(config)) for _ in range(REPEATS)
+        ]
         for part, limit in (("round", ""), ("clients", bound)):
             one, other = (median(pair[i][part] for pair in pairs) for i in (0, 1))
             what = f"{model}: {part} of a cohort / in turn"

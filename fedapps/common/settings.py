@@ -11,6 +11,7 @@ A subclass inherits the declaration and may replace the default by a plain value
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -39,6 +40,15 @@ JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 BESIDE = "x-beside"  # keyword of our own in JSON Schema
 LIST = "comma-separated"  # format, in JSON Schema, of a text that is a list
 LONGEST = 4096  # characters of a text
+FORMER_KEYS = {  # understood for one release
+    "cohort": "stacked-clients",
+    "bound": "report-generalization-bound",
+    "select": "selection-metric",
+    "mean-over": "average-over",
+    "only-model": "restrict-to-model",
+    "partition.base": "partition.base-rule",
+    "hyperfedzero.entropy": "hyperfedzero.entropy-weight",
+}
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,10 @@ class Configured:
     def check(cls, **settings: Any) -> dict[str, Value]:
         """The values in their declared types. Raises ValueError for one out of its range, TypeError
         for a setting that the class does not have."""
+        for name in settings.keys() - cls.declared.keys():
+            present = present_key(key_of(name)).replace("-", "_")
+            if present in cls.declared and present not in settings:
+                settings[present] = settings.pop(name)
         if unknown := settings.keys() - cls.declared.keys():
             known = ", ".join(sorted(cls.declared)) or "none"
             raise TypeError(f"{cls.__name__} has no setting {min(unknown)!r}; it has {known}")
@@ -224,6 +238,28 @@ def taken(function: Callable[..., Any]) -> list[str]:
     """The names of what a function takes by keyword alone."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+
+
+def present_key(key: str, *, silent: bool = False) -> str:
+    """The key under its present name. A former one gives a FutureWarning, unless `silent`."""
+    if key not in FORMER_KEYS:
+        return key
+    present = FORMER_KEYS[key]
+    if not silent:
+        text = f"the setting {key!r} is now called {present!r}; a later release refuses {key!r}"
+        warnings.warn(text, FutureWarning, stacklevel=3)
+    return present
+
+
+def present_keys(changes: Mapping[str, Any], *, silent: bool = False) -> dict[str, Any]:
+    """The changes under present names. Raises ValueError for a setting under both of its names."""
+    renamed: dict[str, Any] = {}
+    for key, value in changes.items():
+        present = present_key(key, silent=silent)
+        if present in renamed or (present != key and present in changes):
+            raise ValueError(f"{key} and {present} are the same setting; leave one out")
+        renamed[present] = value
+    return renamed
 
 
 def key_of(name: str) -> str:

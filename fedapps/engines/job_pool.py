@@ -135,7 +135,7 @@ def choose_engine(jobs: Sequence[Job], parallel: int | None, *, ray: bool) -> tu
 
 def _any_cohort(jobs: Sequence[Job]) -> bool:
     """Whether an unfinished job trains in cohorts."""
-    return any(int(job.config["cohort"]) > 1 for job in jobs if not job.done)
+    return any(int(job.config["stacked-clients"]) > 1 for job in jobs if not job.done)
 
 
 def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> None:

@@ -29,7 +29,7 @@ def run_in_process(
 ) -> None:
     """One run on the in-process grid; with `debug` the first error of a client is raised."""
     nodes = Simulated(int(config["num-clients"]), **{DEBUG: debug})
-    grid = InProcessGrid(apps.client_app(), config, nodes, int(config["cohort"]), pause)
+    grid = InProcessGrid(apps.client_app(), config, nodes, int(config["stacked-clients"]), pause)
     apps.run(grid, config, "in-process")
 
 

@@ -100,7 +100,7 @@ def _reply_of(
 ) -> Message:
     token, action = str(config.get(RUN_TOKEN, "")), message.metadata.message_type
     client.state = load_state(context, method, client, token)
-    bound = (DOMAIN,) if context.run_config.get("bound") else ()
+    bound = (DOMAIN,) if context.run_config.get("report-generalization-bound") else ()
     exchanges = (*client.exchanges, SAVE_STATE, RESTORE_STATE, *bound)
     reply: dict[str, Any] = {}
     if action == "query":

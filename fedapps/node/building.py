@@ -97,11 +97,11 @@ def client_model(config: Config, method: str, client: int, node_model: str = "")
     """The name of a client's network: `node_model`, else the one that client-models deals it.
 
     Raises ValueError for a network of its own if all clients of the method must have the same.
-    With only-model all clients of the run have the same."""
+    With restrict-to-model all clients of the run have the same."""
     dealt = client_models(config)
     if not node_model and not dealt:
         return str(config["model"])
-    if not config["only-model"] and not _any_model(METHODS[method]):
+    if not config["restrict-to-model"] and not _any_model(METHODS[method]):
         able = ", ".join(name for name, m in METHODS.items() if _any_model(m))
         raise ValueError(f"{method!r} needs one model for all clients; their own have: {able}")
     if node_model:

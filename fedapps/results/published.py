@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 DEFINING = ("dataset", "partition")  # a run that differs in these does not belong to the paper
-IGNORED = {"output-dir", "seed", "evaluate-every", "device", "cohort", "data-dir", "method"}
+IGNORED = {
+    "output-dir",
+    "seed",
+    "evaluate-every",
+    "device",
+    "stacked-clients",
+    "data-dir",
+    "method",
+}
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class Recorder:
     def _is_best(self, role: str, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
         """Whether this evaluation is the best so far for a group of clients, by the trimmed mean of
         the training clients' scores; the mean breaks ties."""
-        best, select = self._best.get(role), str(self.config["select"])
+        best, select = self._best.get(role), str(self.config["selection-metric"])
         if best is None or strategy.report_last_round:
             return True
         value, former = (_choice(role, e["train"], select) for e in (result, best))

@@ -45,7 +45,7 @@ NUMBERS = (
     "epsilon",
     "delta",
 )
-UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "cohort",
+UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "stacked-clients",
            "callbacks", "versions"}  # settings in which runs of one row may differ  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedapps.common import external_code
 from fedapps.common.external_code import Value
-from fedapps.common.settings import taken
+from fedapps.common.settings import present_keys, taken
 from fedapps.methods import METHODS
 from fedapps.settings.overrides import (
     Config,
@@ -87,7 +87,7 @@ def run_configuration(run: Path) -> Config:
     try:
         config = tomllib.loads(file.read_text("utf-8"))
         config.pop("versions", None)
-        return override(defaults(), config)
+        return override(defaults(), present_keys(config, silent=True))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}") from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedapps.common import external_code
 from fedapps.common.external_code import Value
+from fedapps.common.settings import present_keys
 from fedapps.settings.overrides import parse_override
 from fedapps.settings.schema import check, listed
 
@@ -177,6 +178,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _spanned(named: dict[str, Any], methods: str, seeds: str) -> Experiment:
+    named = present_keys(named)
     grid = {key: value for key, value in named.items() if isinstance(value, list)}
     single = {key: value for key, value in named.items() if key not in grid}
     return Experiment(single, grid, methods, seeds)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedapps.common import external_code
 from fedapps.common.external_code import Value, is_reference
+from fedapps.common.settings import present_key, present_keys
 from fedapps.methods import METHODS, Method
 from fedapps.settings.schema import check, declared
 from partitions.rules.registry import options_of
@@ -27,6 +28,7 @@ def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
     """`config` with `changes`, checked: unknown keys, wrong types and values out of range raise
     ValueError. A method that extends another follows its changes, where it has the same value and
     is not changed itself."""
+    changes = present_keys(changes)
     result = _with_references(config, changes)
     for key, value in changes.items():
         if key not in result:
@@ -139,4 +141,4 @@ def parse_override(argument: str) -> tuple[str, Value]:
         value = text
     if not isinstance(value, Value):
         raise ValueError(f"{key} is {text:.200}; it must be a text, a number, true or false")
-    return key, value
+    return present_key(key), value

@@ -25,7 +25,7 @@ class RunSettings(Configured):
         'models dealt by client id, as "small,medium,big" (sizes of `model`)',
         listed=True,
     )
-    only_model = setting("", "run only the clients to which client-models deals this model")
+    restrict_to_model = setting("", "run only the clients to which client-models deals this model")
     standardize = setting(
         "none",
         "inputs: none: in [0, 1]; training-clients: by their mean and deviation; channels: by the "
@@ -51,7 +51,7 @@ class RunSettings(Configured):
         "seconds for a client's answer, in process for its own work; later replies are dropped",
         SECONDS,
     )
-    cohort = setting(
+    stacked_clients = setting(
         1, "in-process engine: so many clients train side by side, as one stack", "[1, 10000]"
     )
     serve_dir = setting("", "absolute folder of a finished run that is served, without training")

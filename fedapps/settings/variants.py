@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.common.external_code import Value, is_reference
+from fedapps.common.settings import present_key
 from fedapps.methods import METHODS
 from fedapps.settings.overrides import Config, is_method, override, parse_override
 from partitions.datasets.catalog import DATASETS
@@ -95,7 +96,7 @@ class Variant:
                 *ancestors(self.method),
             ):
                 raise ValueError(f"{str(self)!r}: {self.method} does not read {key}")
-            own = f"{self.method}.{key}"
+            own = present_key(f"{self.method}.{key}")
             changes[key if key in config and own not in config else own] = value
         return override(config, changes)
 

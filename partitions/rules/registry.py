@@ -83,7 +83,7 @@ def _natural(config: Config, novel: np.ndarray) -> Any:
 
 
 def _base(config: Config, novel: np.ndarray) -> Any:
-    return RULES[str(config["partition.base"])].make(config, novel)
+    return RULES[str(config["partition.base-rule"])].make(config, novel)
 
 
 def _rotation(config: Config, novel: np.ndarray) -> "Change":
@@ -210,19 +210,19 @@ RULES = {
     "corrupted": Partition(
         _base,
         "a base rule; novel clients blurred or rotated (ODPFL-HN)",
-        ("base", "blur", "rotation"),
+        ("base-rule", "blur", "rotation"),
         partial(_change, "partitions.shifts.changes:Corruption"),
     ),
     "subsampled": Partition(
         _base,
         "a base rule; novel clients keep a share of their samples (ODPFL-HN)",
-        ("base", "keep-fraction"),
+        ("base-rule", "keep-fraction"),
         partial(_change, "partitions.shifts.changes:Subsampling"),
     ),
     "cross-dataset": Partition(
         _base,
         "a base rule; novel clients hold another dataset with the same classes (ODPFL-HN)",
-        ("base", "novel-dataset"),
+        ("base-rule", "novel-dataset"),
     ),
     "preference": Partition(
         _preference,
@@ -276,7 +276,7 @@ class Options(Configured):
     interpolation = setting("bilinear", "of rotated pixels", ("bilinear", "bicubic"))
     angles = setting("0,30,60", "degrees counterclockwise, training clients", listed=True)
     novel_angles = setting("15,45", "degrees counterclockwise, novel clients", listed=True)
-    base = setting("pathological", "the rule that deals", tuple(BASES))
+    base_rule = setting("pathological", "the rule that deals", tuple(BASES))
     blur = setting(0.0, "deviation of the Gaussian in pixels", "[0, 1000]")
     rotation = setting(0.0, "degrees counterclockwise", "[-360, 360]")
     keep_fraction = setting(1.0, "share that a novel client keeps", "(0, 1]")
@@ -320,7 +320,9 @@ def options_of(config: Config) -> set[str]:
     rule = RULES.get(str(config["partition"]))
     if rule is None:
         return set(map(key_of, Options.declared))
-    base = RULES.get(str(config.get("partition.base"))) if "base" in rule.options else None
+    base = (
+        RULES.get(str(config.get("partition.base-rule"))) if "base-rule" in rule.options else None
+    )
     return {*COMMON_OPTIONS, *rule.options, *(base.options if base else ())}
 
 

@@ -38,19 +38,26 @@ class Evaluation:
         key = strategy.weighted_by_key
         mean = strategy.evaluate_metrics_aggr_fn or foreign_means
         foreign = mean(records(updates, key), key)
-        own = means(updates, strategy.mean_over, strategy.select)
+        own = means(updates, strategy.average_over, strategy.selection_metric)
         numbers = {**foreign, **own, **f1_scores(updates)}
-        if strategy.bound and (distance := self._mean_half_distance()) is not None:
+        if (
+            strategy.report_generalization_bound
+            and (distance := self._mean_half_distance()) is not None
+        ):
             numbers["novel-half-distance"] = distance
         return MetricRecord(numbers)
 
     def _warn(self, updates: Sequence[Update]) -> None:
         """Warn once if no client reports the score that chooses the round, or of a novel client
         that is scored on less than `FEW_SAMPLES` samples."""
-        select, key = self._strategy.select, "accuracy"
+        select, key = self._strategy.selection_metric, "accuracy"
         scored = [u.metrics.keys() for u in updates if not u.node.novel and key in u.metrics]
         if scored and not self._warned and not any(select in names for names in scored):
-            log(WARNING, "no client reports %s (select): the last round counts as the best", select)
+            log(
+                WARNING,
+                "no client reports %s (selection-metric): the last round counts as the best",
+                select,
+            )
             self._warned = True
         least = min((u.num_examples for u in updates if u.node.novel), default=FEW_SAMPLES)
         secret = self._strategy.messenger.hides_participants

@@ -45,7 +45,7 @@ class StrategyState(Protocol):
     max_update_norm: float
     max_update_ratio: float
     max_examples_ratio: float
-    mean_over: str
+    average_over: str
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str

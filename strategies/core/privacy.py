@@ -89,7 +89,7 @@ class Privacy(Configured):
         num_clients: int = 20,
         train_fraction: float = 0.5,
         min_valid_replies: int = 1,
-        bound: bool = False,
+        report_generalization_bound: bool = False,
         robust: str = "none",
         max_update_norm: float = 0.0,
         seed: int = 0,
@@ -99,10 +99,10 @@ class Privacy(Configured):
         super().__init__(**settings)
         dp = self.dp
         _check_budget(dp, self.dp_noise_multiplier, self.dp_epsilon)
-        if dp != "none" and bound:
+        if dp != "none" and report_generalization_bound:
             raise ValueError(
-                f"bound asks clients for exact errors and gradients, which dp {dp!r} does not "
-                "cover; set one of the two"
+                "report-generalization-bound asks clients for exact errors and gradients, which dp "
+                f"{dp!r} does not cover; set one of the two"
             )
         if dp == "central":
             for key, refused, why in (

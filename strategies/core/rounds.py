@@ -377,8 +377,8 @@ class PersonalizedStrategy(StrategyBase):
         each, down, up = 1 / max(len(nodes), 1), *(now.bytes[w] - before[w] for w in ("down", "up"))
         now.personalized = each * (time.monotonic() - started), each * down, each * up
         now.payloads = {node: arrays for node, arrays in payloads.items() if node.novel}
-        scores: dict[str, Any] = {"bound": True} if self.bound else {}
-        scores |= {} if self.select == "accuracy" else {"select": self.select}
+        scores: dict[str, Any] = {"bound": True} if self.report_generalization_bound else {}
+        scores |= {} if self.selection_metric == "accuracy" else {"select": self.selection_metric}
         settings = ConfigRecord(dict(config) | self.message_config() | scores)
         now.sent = self.messenger.messages("evaluate", payloads, settings)
         return [message for message, _ in now.sent]

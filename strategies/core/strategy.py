@@ -89,13 +89,19 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     max_update_norm = setting(
         0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
     )
-    mean_over = setting("clients", "what accuracies are means over", ("clients", "samples"))
-    select = setting(
+    average_over = setting(
+        "clients",
+        "average accuracy over clients, each counting alike, or over samples",
+        ("clients", "samples"),
+    )
+    selection_metric = setting(
         "accuracy",
         "training clients' validation score whose trimmed mean chooses the reported round",
         SELECT,
     )
-    bound = setting(False, "report the terms of ODPFL-HN's generalization bound")
+    report_generalization_bound = setting(
+        False, "report the terms of ODPFL-HN's generalization bound"
+    )
     lr_decay = setting(1.0, "all learning rates × this in every lr-decay-rounds rounds", "(0, 1]")
     lr_decay_rounds = setting(
         10, "rounds of that decay, which is smooth", "[1, 10000000]", beside="lr-decay!=1.0"

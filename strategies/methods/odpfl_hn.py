@@ -84,10 +84,11 @@ class ODPFLHN(PFedHN):
                 f"novel-rounds is {self.novel_rounds}, but a descriptor serves novel clients at "
                 "once: in such rounds their labels would train the encoder, and be scored after"
             )
-        if self.private and self.bound:
+        if self.private and self.report_generalization_bound:
             raise ValueError(
-                "bound asks novel clients for exact gradients of their inputs, which "
-                f"odpfl-hn.descriptor-epsilon {self.descriptor_epsilon:g} does not cover; set one"
+                "report-generalization-bound asks novel clients for exact gradients of their "
+                f"inputs, which odpfl-hn.descriptor-epsilon {self.descriptor_epsilon:g} does not "
+                "cover; set one"
             )
         self._promise = {
             "dp-epsilon": self.descriptor_epsilon,

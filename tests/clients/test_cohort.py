@@ -111,7 +111,9 @@ def test_a_cohort_gives_what_clients_in_turn_give(method, loops, monkeypatch):
     """Five clients train for two rounds, each in so many `loops` that a cohort shares."""
     alone, reported_alone = results(method, 1)
     done = watched(monkeypatch)
-    warned = pytest.warns(UserWarning, match=f"{method}: cohort=3 has no effect.*FedSRClient")
+    warned = pytest.warns(
+        UserWarning, match=f"{method}: stacked-clients=3 has no effect.*FedSRClient"
+    )
     with nullcontext() if loops else warned:
         together, got = results(method, 3)
     assert sum(done) == 2 * 5 * loops
@@ -186,7 +188,7 @@ class ReadsModel(Two):
 def test_a_loss_that_a_cohort_would_compute_wrongly_is_refused(kind, what):
     clients = [kind(0.0, 0), kind(0.0, 1)]
     clients[1].share = clients[0].share
-    with pytest.raises(ValueError, match=rf"{kind.__name__}.loss .*{what}.*cohort=1"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.loss .*{what}.*stacked-clients=1"):
         Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients])
 
 
@@ -268,7 +270,7 @@ def test_an_error_reaches_the_caller():
 
 def test_a_run_asks_for_its_cohort(tmp_path, monkeypatch):
     done = watched(monkeypatch)
-    config = SMALL | {"cohort": 2, "output-dir": str(tmp_path)}
+    config = SMALL | {"stacked-clients": 2, "output-dir": str(tmp_path)}
     jobs = make_jobs(config, ["fedavg"], [0], tmp_path)
     with pytest.raises(ValueError, match="in-process, not ray"):
         run_jobs(jobs, "ray", APPS, follow=lambda _: None)

@@ -78,7 +78,7 @@ def test_a_hypernetwork_that_ignores_the_embedding_gives_one_classifier(granular
 
 
 def test_without_penalty_and_noise_it_is_a_conditional_network():
-    client, x, y = make(balance=0.0, entropy=0.0)
+    client, x, y = make(balance=0.0, entropy_weight=0.0)
     net = client.model.eval()
     expected = written_out(net, x)
     torch.testing.assert_close(client.predict(x), expected)
@@ -107,7 +107,7 @@ def test_penalty_by_hand():
     e = torch.tensor([[0.75, 0.25], [0.5, 0.5]])
     assert float(imbalance(e)) == pytest.approx(0.125)
     assert float(imbalance(torch.cat([e, e]))) == pytest.approx(0.25)
-    client, x, y = make(balance=0.3, entropy=0.7)
+    client, x, y = make(balance=0.3, entropy_weight=0.7)
     net = client.model.eval()
     net.embedding = lambda features: torch.cat([e, e, e[:1]]).log()
     net.classify = lambda features, e: torch.zeros(5, 3)
@@ -118,7 +118,7 @@ def test_penalty_by_hand():
 
 
 def test_the_gradient_of_the_loss_agrees_with_finite_differences():
-    client, x, y = make(balance=0.5, entropy=2.0)
+    client, x, y = make(balance=0.5, entropy_weight=2.0)
     net = client.model.double().eval()
     x = x.double()
     torch.manual_seed(3)

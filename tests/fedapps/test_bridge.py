@@ -187,7 +187,10 @@ def test_only_exchanges_of_the_method_and_of_the_run_are_answered():
         ask(node(), "query.guess", {})
     with pytest.raises(ValueError, match=r"no 'query\.domain'"):
         ask(node(), "query.domain", {})
-    assert ask(node(run={"bound": True}), "query.domain", ARRAYS)[0].keys() == ARRAYS.keys()
+    assert (
+        ask(node(run={"report-generalization-bound": True}), "query.domain", ARRAYS)[0].keys()
+        == ARRAYS.keys()
+    )
     context = node()
     ask(context, "train.set_state", {"calls": np.array(6)})
     assert ask(context, "query.get_state", {})[0] == {"calls": 6}

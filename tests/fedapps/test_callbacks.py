@@ -161,7 +161,9 @@ def test_patience_counts_evaluations_without_a_better_validation(
 
 def test_patience_follows_the_score_that_chooses_the_round():
     """The least loss is 0.7; it does not fall in the next two evaluations. Accuracy rises."""
-    stopping = make_callbacks(SMALL | {"early-stopping": 2, "select": "loss"}).callbacks[0]
+    stopping = make_callbacks(SMALL | {"early-stopping": 2, "selection-metric": "loss"}).callbacks[
+        0
+    ]
     strategy, read = SimpleNamespace(may_stop=True), []
     with pytest.raises(Stop):
         for number, loss in enumerate((0.9, 0.7, 0.7, 0.8, 0.1), 1):

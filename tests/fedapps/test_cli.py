@@ -40,7 +40,7 @@ SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
         (["rounds=0"], ["rounds is 0"]),
         (["--engine", "spark"], ["'spark'", "in-process"]),
         (["--engine", "ray", "--jobs", "2", "--seeds", "0,1"], ["ray gives all cores", "--jobs"]),
-        (["--engine", "ray", "cohort=4"], ["cohort", "in-process", "not ray"]),
+        (["--engine", "ray", "stacked-clients=4"], ["cohort", "in-process", "not ray"]),
         (["--seeds", "a"], ["'a'"]),
         (["--jobs", "0"], ["--jobs is 0"]),
         (

@@ -82,7 +82,7 @@ def test_links_of_measured_rows_fit_the_methods_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "tent", "bound": True},
+        {"method": "tent", "report-generalization-bound": True},
         {"method": "fedavg", "max-update-norm": 1.0},
         {"method": "pfedhn"},
         {

@@ -31,9 +31,14 @@ def test_every_combination_is_a_run_that_is_configured_as_its_name_says(tmp_path
 
 def test_what_an_argument_says():
     """A quoted text, and a setting whose text is a list, are one value."""
-    words = ["lr=0.1,1", "partition.angles=0,30", 'data-dir="a,b"', "bound=true,false"]
+    words = [
+        "lr=0.1,1",
+        "partition.angles=0,30",
+        'data-dir="a,b"',
+        "report-generalization-bound=true,false",
+    ]
     asked = parse_experiment([*words, "seed=3,4", "methods=fedavg,tent"])
-    assert asked.grid == {"lr": [0.1, 1], "bound": [True, False]}
+    assert asked.grid == {"lr": [0.1, 1], "report-generalization-bound": [True, False]}
     assert asked.settings == {"partition.angles": "0,30", "data-dir": "a,b"}
     assert (asked.seeds, asked.methods) == ("3,4", "fedavg,tent")
     assert parse_experiment(["seeds=0,1"]).seeds == "0,1"

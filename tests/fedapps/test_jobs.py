@@ -138,6 +138,8 @@ def test_each_core_gets_a_run_if_there_are_enough(
     monkeypatch, tmp_path, runs, cohort, parallel, ray, cores, expected
 ):
     monkeypatch.setattr(job_pool, "num_cpus", lambda: cores)
-    jobs = make_jobs(SMALL | {"cohort": cohort}, ["fedavg"], list(range(runs + 1)), tmp_path)
+    jobs = make_jobs(
+        SMALL | {"stacked-clients": cohort}, ["fedavg"], list(range(runs + 1)), tmp_path
+    )
     jobs[0].done = True
     assert choose_engine(jobs, parallel, ray=ray) == expected

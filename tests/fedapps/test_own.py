@@ -224,7 +224,7 @@ def test_a_cohort_gives_feddyns_numbers_or_is_refused(tmp_path):
     for name, array in alone.arrays.items():
         close = {"rtol": 1e-4, "atol": 1e-5}
         np.testing.assert_allclose(together.arrays[name].numpy(), array.numpy(), **close)
-    with pytest.raises(ValueError, match=r"Silent.loss reads self.gradient.*cohort=1"):
+    with pytest.raises(ValueError, match=r"Silent.loss reads self.gradient.*stacked-clients=1"):
         go("own:SILENT", tmp_path / "silent", cohort=3)
     assert len((tmp_path / "silent" / "metrics.jsonl").read_text().splitlines()) == 1
 

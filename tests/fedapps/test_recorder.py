@@ -76,7 +76,7 @@ def test_of_equal_trimmed_means_the_mean_decides(second, chosen):
 def test_a_setting_names_the_score_that_chooses_both_rounds(select, rounds):
     """Of each score the personal and the global model's are best in different rounds. Scores of
     novel clients and of test samples are best in round 4."""
-    recorder, strategy = Recorder(defaults() | {"select": select}, "", None), Reports()
+    recorder, strategy = Recorder(defaults() | {"selection-metric": select}, "", None), Reports()
     table = [  # personal, then global: accuracy, loss, macro-f1
         (0.5, 2.0, 0.7, 0.9, 0.6, 0.3),
         (0.6, 1.0, 0.6, 0.4, 0.5, 0.8),
@@ -99,7 +99,7 @@ def test_a_run_reports_the_rounds_of_least_validation_loss(tmp_path):
     rounds = {}
     for method in ("fedavg", "ditto"):
         folder = tmp_path / method
-        changes = {"select": "loss", "lr": 1.5, "output-dir": str(folder)}
+        changes = {"selection-metric": "loss", "lr": 1.5, "output-dir": str(folder)}
         result, _ = federate(method=method, rounds=6, **changes)
         scores = result.evaluate_metrics_clientapp
         names = ["train-trimmed-loss", "train-trimmed-global-loss"][: 1 + (method == "ditto")]
@@ -216,7 +216,7 @@ def test_a_client_with_many_samples_is_reported(over, tmp_path):
     device = np.repeat(np.arange(8), [400, *[20] * 7])
     x, y = rng.random((len(device), 4), np.float32), rng.integers(0, 2, len(device))
     np.savez(tmp_path / "data.npz", x=x, y=y, device=device)
-    natural = {"partition": "natural", "partition.column": "device", "mean-over": over}
+    natural = {"partition": "natural", "partition.column": "device", "average-over": over}
     data = {"dataset": str(tmp_path / "data.npz"), "num-clients": 8, "model": "mlp-small"}
     federate(**natural, **data, **{"output-dir": str(tmp_path / "run"), "seed": 1})
     clients = json.loads((tmp_path / "run" / "summary.json").read_text())["per_client"].values()

@@ -47,7 +47,7 @@ def trainings(grid):
     }
 
 
-@pytest.mark.filterwarnings("ignore:.*cohort=3 has no effect")
+@pytest.mark.filterwarnings("ignore:.*stacked-clients=3 has no effect")
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_client_that_works_longer_has_no_reply_and_no_new_state(size):
     grid = federation(cohort=size)

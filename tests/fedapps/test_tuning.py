@@ -78,14 +78,23 @@ def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, mon
 @pytest.mark.parametrize("select", ["accuracy", "loss", "macro-f1"])
 def test_settings_are_chosen_for_the_group_that_is_asked_for(select, experiment, tmp_path):
     """Ditto's training clients have models of their own, novel ones the global model. A trial is
-    worth what each group's model has in its best round, by the score that `select` names."""
+    worth what each group's model has in its best round, by the score that `selection-metric`
+    names."""
     best_of = min if select == "loss" else max
     text = experiment.read_text().replace("rounds = 1", "rounds = 3").partition("[search.tent]")[0]
     experiment.write_text(text)
     found = {}
     for group, key in (("training", ""), ("novel", "global-")):
         output = tmp_path / group
-        words = ["--methods", "ditto", "--for", group, "--output", output, f"select={select}"]
+        words = [
+            "--methods",
+            "ditto",
+            "--for",
+            group,
+            "--output",
+            output,
+            f"selection-metric={select}",
+        ]
         fedapps("tune", experiment, *words)
         for row in trials(output):
             lines = output / "trials" / f"ditto,{row['settings']}-seed0" / "metrics.jsonl"
@@ -151,7 +160,7 @@ def test_the_score_that_select_names_compares_the_trials(select, lab, rates, tmp
     takes no trials of another; accuracies alone are in %."""
     rates.write_text(rates.read_text().replace("[0.1, 0.3]", "[0.03, 0.1, 0.3]"))
     command = ["tune", rates, "--output", tmp_path / "tuning"]
-    printed = fedapps(*command, f"select={select}")
+    printed = fedapps(*command, f"selection-metric={select}")
     heading = {"accuracy": "validation accuracy, %", "loss": "validation loss"}
     assert heading.get(select, "validation macro F1") in printed
     found = {row["settings"]: float(row["validation"]) for row in trials(tmp_path / "tuning")}
@@ -160,12 +169,14 @@ def test_the_score_that_select_names_compares_the_trials(select, lab, rates, tmp
     text = (tmp_path / "tuning" / "best.toml").read_text()
     assert f"fedavg {chosen}" in text and MEASURES[select] in text.partition("\n")[0]
     for other in LAB_MEASURES.keys() - {select}:
-        assert "under other settings" in fedapps(*command, f"select={other}", code=2)
+        assert "under other settings" in fedapps(*command, f"selection-metric={other}", code=2)
 
 
 def test_a_study_of_accuracies_takes_no_losses(lab, rates, tmp_path):
     """Earlier releases took accuracies into a study whose runs chose their round by the loss."""
-    tuning = Tuning(defaults() | {"select": "loss"}, [0], {"lr": [0.1, 0.3]}, tmp_path, 1, lab.run)
+    tuning = Tuning(
+        defaults() | {"selection-metric": "loss"}, [0], {"lr": [0.1, 0.3]}, tmp_path, 1, lab.run
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tuning, "_measure", lambda *_: "accuracy")
         tuning.tune(["fedavg"], 1)
@@ -175,12 +186,12 @@ def test_a_study_of_accuracies_takes_no_losses(lab, rates, tmp_path):
 
 def test_methods_that_are_compared_by_different_scores_are_told_apart(lab, tmp_path):
     (tmp_path / "mine.toml").write_text(
-        'methods = ["fedavg", "fedavg select=loss"]\n[search]\nlr = [0.1, 0.3]\n'
+        'methods = ["fedavg", "fedavg selection-metric=loss"]\n[search]\nlr = [0.1, 0.3]\n'
     )
     printed = fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning")
     assert "validation loss: 0.0000" in printed and "validation accuracy, %: 100.00" in printed
     asked = read_experiment(str(tmp_path / "tuning" / "best.toml"))
-    assert asked.methods.split(",") == ["fedavg lr=0.1", "fedavg select=loss lr=0.3"]
+    assert asked.methods.split(",") == ["fedavg lr=0.1", "fedavg selection-metric=loss lr=0.3"]
     assert (tmp_path / "tuning" / "trials.pdf").is_file()
 
 
@@ -299,7 +310,7 @@ def test_a_later_call_tries_failed_points_again(parallel, tmp_path):
 
 
 def test_best_settings_keep_the_experiments_others(lab, tmp_path):
-    changed = {"rounds": 9, "novel-rounds": 33, "bound": True}
+    changed = {"rounds": 9, "novel-rounds": 33, "report-generalization-bound": True}
     experiment = {"methods": ["fedavg"], **changed, "search": {"lr": [0.1, 0.3]}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(experiment))
     fedapps("tune", tmp_path / "mine.toml", "--output", tmp_path / "tuning")
@@ -402,8 +413,14 @@ def test_a_method_whose_trials_fail_has_no_best():
         ("lr = []", ["lr is []"]),
         ('lr = ["fast"]', ["lr is 'fast'", "a number"]),
         ("rate = [1]", ["unknown key 'rate'"]),
-        ('select = ["accuracy", "loss"]', ["search of select", "set it for all trials"]),
-        ('mean-over = ["clients", "samples"]', ["search of mean-over", "set it for all trials"]),
+        (
+            'selection-metric = ["accuracy", "loss"]',
+            ["search of selection-metric", "set it for all trials"],
+        ),
+        (
+            'average-over = ["clients", "samples"]',
+            ["search of average-over", "set it for all trials"],
+        ),
         ('client-models = ["small,big"]', ["client-models='small,big' cannot name a folder"]),
         ("lr = { low = 0.1 }", ["lr is {'low': 0.1}"]),
         ("lr = { low = 0.3, high = 0.1 }", ["search of lr", "(low=0.3, high=0.1)"]),

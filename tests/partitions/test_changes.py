@@ -142,7 +142,7 @@ def test_corruption_touches_novel_clients_alone(divide, base):
     changed = divide(
         partition="corrupted",
         num_clients=6,
-        partition_base=base,
+        partition_base_rule=base,
         partition_blur=1.0,
         partition_rotation=30.0,
     )

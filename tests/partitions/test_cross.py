@@ -33,7 +33,7 @@ def crossed(monkeypatch):
 
     monkeypatch.setattr(federations, "configured", one)
     monkeypatch.setattr(federations, "described", got)
-    changes = {"num-clients": 5, "train-fraction": 0.6, "partition.base": "iid"}
+    changes = {"num-clients": 5, "train-fraction": 0.6, "partition.base-rule": "iid"}
     changes |= {"partition.novel-dataset": "there", "seed": 4}
     return lambda **more: CrossFederation(
         defaults() | changes | {key.replace("_", "-"): value for key, value in more.items()}
@@ -67,11 +67,11 @@ def label_shares(federation, novel):
 def test_novel_clients_are_dealt_by_their_own_concentration_and_draws(crossed):
     """α = 0.05 gives a training client one class alone, 1000 novel ones both; and with one α for
     both no novel client repeats the draw of the training client of its number."""
-    found = crossed(**{"partition.base": "dirichlet", "partition.alpha": 0.05,
+    found = crossed(**{"partition.base-rule": "dirichlet", "partition.alpha": 0.05,
                        "partition.novel-alpha": 1000.0})  # fmt: skip
     assert all(abs(share - 0.5) < 0.1 for share in label_shares(found, True))
     assert any(abs(share - 0.5) > 0.3 for share in label_shares(found, False))
-    same = crossed(**{"partition.base": "dirichlet", "partition.alpha": 1.0})
+    same = crossed(**{"partition.base-rule": "dirichlet", "partition.alpha": 1.0})
     pairs = zip(label_shares(same, True), label_shares(same, False), strict=False)
     assert all(abs(novel - training) > 0.05 for novel, training in pairs)
 

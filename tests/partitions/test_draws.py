@@ -89,7 +89,7 @@ def test_no_two_draws_of_a_federation_share_a_generator(toy, divide, monkeypatch
 
     for name in ("federations", "rules.registry", "shifts.changes"):
         monkeypatch.setattr(import_module(f"partitions.{name}"), "seed_of", noted)
-    fed = divide(toy(np.arange(600) % 4, 500), partition="subsampled", partition_base=base,
+    fed = divide(toy(np.arange(600) % 4, 500), partition="subsampled", partition_base_rule=base,
                  num_clients=4, seed=3, novel_shots=1)  # fmt: skip
     assert all(fed.share(client) for client in range(4))
     assert {words[1] for words in got} >= {"roles", "rows", "pools", "split", "shots", "subsample"}

@@ -303,7 +303,7 @@ def test_novel_clients_of_another_dataset(tmp_path, monkeypatch):
     miniatures.stl10(tmp_path / "stl10")
     config = defaults() | {
         "dataset": "cifar10", "data-dir": str(tmp_path), "partition": "cross-dataset",
-        "partition.base": "iid", "num-clients": 6, "standardize": "training-clients",
+        "partition.base-rule": "iid", "num-clients": 6, "standardize": "training-clients",
     }  # fmt: skip
     fed = federation(config)
     assert isinstance(fed, CrossFederation)
@@ -319,11 +319,11 @@ def test_novel_clients_of_another_dataset(tmp_path, monkeypatch):
     assert torch.bincount(y, minlength=10).tolist() == [10, 10, 10, 10, 10, 10, 0, 10, 10, 10]
     x, _ = (torch.cat(part) for part in zip(*found[False], strict=True))
     assert x.mean().item() == pytest.approx(0, abs=1e-3)
-    three_rounds(tmp_path, "cifar10", "cross-dataset", base="iid")
+    three_rounds(tmp_path, "cifar10", "cross-dataset", base_rule="iid")
     with pytest.raises(ValueError, match=r"novel-dataset is 'digits' with inputs \(1, 8, 8\)"):
         federation(config | {"partition.novel-dataset": "digits"})
-    with pytest.raises(ValueError, match="base is 'cross-dataset'; known: iid"):
-        federation(config | {"partition.base": "cross-dataset"})
+    with pytest.raises(ValueError, match="base-rule is 'cross-dataset'; known: iid"):
+        federation(config | {"partition.base-rule": "cross-dataset"})
 
 
 def test_classes_are_matched_by_name():

@@ -47,7 +47,7 @@ def test_novel_clients_of_another_dataset_keep_their_labels(divide, monkeypatch)
     """Among themselves they are training clients, which could lose theirs."""
     from fedapps.settings.config import defaults
 
-    changes = {"partition": "cross-dataset", "partition.base": "iid", "num-clients": 6}
+    changes = {"partition": "cross-dataset", "partition.base-rule": "iid", "num-clients": 6}
     changes |= {"partition.labeled-clients": 0.4, "partition.novel-dataset": "digits"}
     fed = CrossFederation(defaults() | changes)
     hidden = [fed.share(i).unlabeled for i in range(6)]

@@ -113,7 +113,7 @@ def test_what_is_asked_wrongly(make, message):
 
 @pytest.mark.parametrize("rule", ["iid", "preference", "cross-dataset"])
 def test_there_are_no_other_clients(rule):
-    changes = {"partition": rule, "partition.novel-dataset": "digits", "partition.base": "iid"}
+    changes = {"partition": rule, "partition.novel-dataset": "digits", "partition.base-rule": "iid"}
     fed = federation(defaults() | changes)
     for client in (-1, 20):
         with pytest.raises(ValueError, match=f"client {client} is not one of the 20 clients"):

@@ -143,8 +143,8 @@ def test_a_private_novel_client_remembers_across_messages_what_it_answered(tmp_p
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="novel-rounds is 2, but a descriptor serves"):
         ODPFLHN(novel_rounds=2)
-    with pytest.raises(ValueError, match="bound asks novel clients"):
-        ODPFLHN(bound=True, descriptor_epsilon=1.0)
+    with pytest.raises(ValueError, match="report-generalization-bound asks novel clients"):
+        ODPFLHN(report_generalization_bound=True, descriptor_epsilon=1.0)
 
 
 def strategy_of(**settings):

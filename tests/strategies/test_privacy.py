@@ -422,7 +422,10 @@ def test_every_runs_ledger_is_taken():
         ({"dp_covers": "nothing"}, "unknown dp-covers 'nothing'"),
         ({"dp_epsilon": 1.0}, "dp-epsilon is 1, but dp is 'none'"),
         ({"dp_noise_multiplier": 1.0}, "dp-noise-multiplier is 1 and"),
-        ({"dp": "local", "dp_noise_multiplier": 1.0, "bound": True}, "bound asks clients"),
+        (
+            {"dp": "local", "dp_noise_multiplier": 1.0, "report_generalization_bound": True},
+            "report-generalization-bound asks clients",
+        ),
         (CENTRAL | {"min_valid_replies": 2}, "leave min-valid-replies at its default"),
         (CENTRAL | {"robust": "median"}, "leave robust at its default"),
         (CENTRAL | {"max_update_norm": 9.0}, "leave max-update-norm at its default"),

@@ -43,7 +43,7 @@ def test_novel_clients_are_evaluated_only_if_asked_for():
 def test_accuracies_are_means_over_clients_or_over_samples():
     """1 of 1, 1 of 2 and 1 of 3 are right: (1 + ½ + ⅓) / 3 = 11/18, over samples 3/6."""
     for over, expected in (("clients", 11 / 18), ("samples", 0.5)):
-        result, _, _ = go(FedAvg(mean_over=over))
+        result, _, _ = go(FedAvg(average_over=over))
         assert result.evaluate_metrics_clientapp[1]["train-accuracy"] == pytest.approx(expected)
 
 
@@ -202,7 +202,12 @@ def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monk
         return np.array([[1.0, np.nan], [0.5, 1.5]])
 
     monkeypatch.setattr(evaluation, "a_distances", distances)
-    result, _, _ = go(FedAvg(bound=True, evaluate_every=1), nodes=4, novel=[1, 4], num_rounds=2)
+    result, _, _ = go(
+        FedAvg(report_generalization_bound=True, evaluate_every=1),
+        nodes=4,
+        novel=[1, 4],
+        num_rounds=2,
+    )
     got = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
     assert got == [0.5, 0.5]
     assert calls == [[[1, 4], [2, 3]]]

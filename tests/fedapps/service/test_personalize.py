@@ -93,7 +93,7 @@ def test_the_last_rounds_model_is_served_if_asked(method, run, tmp_path):
     models has the accuracy that its round's evaluation found."""
     name = f"{method}-of-four"
     changes = {f"{method}.lr" if f"{method}.lr" in SMALL else "lr": 1.5, "rounds": 4}
-    changes |= {"select": "loss"}
+    changes |= {"selection-metric": "loss"}
     folder = run(name, **changes | {"method": method})
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["novel_round"] < summary["last_round"] == 4
