@@ -4,6 +4,7 @@ model and strategy also at the last one.
 Only simulations have `clients/`: a real node keeps its state to itself."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,6 +43,8 @@ from fedapps.settings.config import Config, run_configuration
 from fedapps.settings.variants import is_of_data, root
 from partitions.federations import Federation
 from strategies.core.replies import finite
+
+logger = logging.getLogger(__name__)
 
 STRATEGY = "strategy.safetensors"
 ARRAY_FILES = (MODEL, HANDOUT, STRATEGY)
@@ -138,14 +141,16 @@ def read_former(run: Path, which: str = "best") -> State:
 
 
 def read_client_states(run: Path) -> dict[int, Arrays]:
-    """The states of the run's clients by client id; {} if they are unknown.
+    """The states of the run's clients by client id; {} if they are unknown, with a warning if the
+    run had some and the whole folder was removed.
 
     Raises ValueError as `read_former`."""
     saved = SavedFiles.of_run(run)
     if CLIENTS not in saved:
         return {}
     if not (run / CLIENTS).is_dir():
-        raise saved.refusal(f"{run} holds no {CLIENTS}/, which its {SUMMARY} vouches for")
+        logger.warning("%s holds no %s/ any more: its clients begin without state", run, CLIENTS)
+        return {}
     states: dict[int, Arrays] = {}
     digests: dict[str, str] = {}
     for file in (run / CLIENTS).glob("*.safetensors"):

@@ -230,19 +230,26 @@ def test_a_spoilt_run_is_refused_wherever_it_is_opened(spoil, opening, copied, t
     [
         ("clients/0.safetensors", r"/clients is of another round or run"),
         ("clients/9.safetensors", r"/clients is of another round or run"),
-        ("clients", r"holds no clients/, which its summary\.json vouches for"),
     ],
 )
 def test_clients_states_are_those_that_the_summary_vouches_for(name, pattern, copied):
-    """One state is replaced, one added, all removed."""
+    """One state is replaced, one added."""
     run = copied("fedper")
-    if name == "clients":
-        shutil.rmtree(run / name)
-    else:
-        states = sorted((run / "clients").iterdir())
-        shutil.copy(states[-1], states[0] if name.endswith("/0.safetensors") else run / name)
+    states = sorted((run / "clients").iterdir())
+    shutil.copy(states[-1], states[0] if name.endswith("/0.safetensors") else run / name)
     with pytest.raises(ValueError, match=pattern):
         read_client_states(run)
+
+
+def test_a_run_whose_clients_states_were_removed_says_so(copied, caplog):
+    """The user may keep them to itself; methods whose predictions need them are refused."""
+    run = copied("fedper")
+    shutil.rmtree(run / "clients")
+    with caplog.at_level(logging.WARNING):
+        assert read_client_states(run) == {}
+    assert "holds no clients/ any more: its clients begin without state" in caplog.text
+    with pytest.raises(ValueError, match="holds no clients/ of fedper"):
+        predictions(run)
 
 
 def test_an_uploaded_run_vouches_for_what_was_uploaded(copied, tmp_path):
