@@ -192,10 +192,10 @@ def forget_changed() -> bool:
 
 def _has_changed(held: tuple[str, str, tuple[tuple[str, Any], ...]]) -> bool:
     name, root, _ = held
-    entry = _entry(name)
     try:
+        entry = _entry(name)
         present = _own_key(*held) if entry is None else folder_key(entry, name, Path(root) / name)
-    except (OSError, ValueError):  # it is gone
+    except (OSError, ValueError):  # it is gone, or its code is not allowed any more
         return True
     return present != _held[held]
 

@@ -256,6 +256,14 @@ def test_a_process_reads_files_again_that_changed_when_it_begins_another_run(own
     assert (len(before.dataset.y), len(after.dataset.y), after.info.num_classes) == (20, 30, 3)
 
 
+def test_data_whose_code_is_not_allowed_any_more_are_forgotten(written, monkeypatch):
+    loading.load(written(1), image_size=0)
+    external_code._imported.cache_clear()
+    monkeypatch.setenv("FEDAPPS_ALLOW", "")
+    partitions.forget_changed()
+    assert not loading._held
+
+
 @pytest.fixture
 def own_data(tmp_path, monkeypatch):
     """A file of own data, and the configuration of a federation of it."""
