@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 CLOSE = 0.85  # similarity of two names from which on one is taken for a misspelling of the other
-PLAIN = (bool, int, float, str, tuple)  # types of a declaration
+PLAIN = (bool, int, float, str)  # types of a declaration
 
 
 class Renamed:
@@ -95,21 +95,29 @@ def _check_type(cls: type, name: str, value: Any) -> None:
     elif isinstance(base, FunctionType):
         if not callable(value) and not hasattr(value, "__get__"):
             wanted = "a method"
+    elif isinstance(base, tuple) and not isinstance(value, property):
+        texts = _holds_texts(cls, name)
+        if not isinstance(value, tuple) or (texts and not all(map(_is_text, value))):
+            wanted = "a tuple of texts" if texts else "a tuple"
+        if wanted and _is_text(value):
+            wanted += f", such as ({value!r},)"
     elif isinstance(base, PLAIN) and not isinstance(value, property) and not _fits(value, base):
-        wanted = "a tuple of texts" if isinstance(base, tuple) else f"a {type(base).__name__}"
-        example = f", such as ({value!r},)" if isinstance(base, tuple) and _is_text(value) else ""
-        wanted += example
+        wanted = f"a {type(base).__name__}"
     if wanted:
         raise TypeError(f"{cls.__name__} sets {name!r} to {value!r:.80}; it must be {wanted}")
 
 
 def _fits(value: Any, base: Any) -> bool:
     """Whether a declaration has the type of the base's."""
-    if isinstance(base, tuple):
-        return isinstance(value, tuple) and all(map(_is_text, value))
     if isinstance(base, float):
         return isinstance(value, int | float) and not isinstance(value, bool)
     return type(value) is type(base)
+
+
+def _holds_texts(cls: type, name: str) -> bool:
+    """Whether a base annotates the name as a tuple of texts."""
+    annotations = [vars(base).get("__annotations__", {}) for base in cls.__mro__[1:]]
+    return any(found.get(name) == tuple[str, ...] for found in annotations)
 
 
 def _is_text(value: Any) -> bool:

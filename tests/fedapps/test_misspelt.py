@@ -71,7 +71,11 @@ def test_a_former_attribute_of_an_object_is_refused():
 def test_other_names_are_free():
     """Private ones, declared settings, and those far from any of the base's."""
 
-    class Mine(FedAvg):
+    class Base(FedAvg):
+        rounds_of = (1, 2)
+
+    class Mine(Base):
+        rounds_of = (3,)  # no texts: those of the base are none
         aggregates = setting(1, "how many")
         _agregate = 1
         momentum_buffer = ()
