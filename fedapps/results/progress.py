@@ -109,6 +109,9 @@ def shown(report: dict[str, Any]) -> dict[str, str]:
     for name in ("clipped", "recounted"):
         if report.get(name):
             news[name] = f"{name} {report[name]}"
+    if report.get("not-finite"):
+        lost = escape(visible(", ".join(map(str, report["not-finite"]))))
+        news["not-finite"] = f"[red]not finite, left out: {lost}[/red]"
     if report.get("dropped"):
         news["dropped"] = f"[red]dropped {escape(visible(report['dropped']))}[/red]"
     return news

@@ -4,6 +4,7 @@ F1 is macro F1 of each sub-population. Its mean over users weighs each sub-popul
 A user sends its sub-population and its counts of (label, prediction) in experiments alone: serving
 evaluates nobody."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from logging import WARNING
 
@@ -30,6 +31,7 @@ class Evaluation:
         self._strategy = strategy
         self._half_distance: float | None = None  # inputs do not change
         self._warned = False
+        self._said: set[str] = set()  # names of numbers whose loss was logged
 
     def metrics(self, updates: Sequence[Update]) -> MetricRecord:
         """All metrics of these replies."""
@@ -40,12 +42,47 @@ class Evaluation:
         foreign = mean(records(updates, key), key)
         own = means(updates, strategy.average_over, strategy.selection_metric)
         numbers = {**foreign, **own, **f1_scores(updates)}
-        if (
-            strategy.report_generalization_bound
-            and (distance := self._mean_half_distance()) is not None
-        ):
-            numbers["novel-half-distance"] = distance
+        if updates and not numbers:
+            self._warn_unscored(len(updates))
+        for role, group in by_role(updates):
+            lost = self.count_not_finite(group)
+            numbers |= {f"{role}-not-finite-{name}": count for name, count in lost.items()}
+        if strategy.report_generalization_bound:
+            distance = self._mean_half_distance()
+            if distance is not None:
+                numbers["novel-half-distance"] = distance
         return MetricRecord(numbers)
+
+    def count_not_finite(self, updates: Sequence[Update]) -> dict[str, int]:
+        """How many clients' numbers were left out of each mean, since they have overflowed; the
+        first time that a name is among them it is logged."""
+        counts = Counter(name for update in updates for name in update.not_finite)
+        for name in counts.keys() - self._said:
+            if self._strategy.messenger.hides_participants:
+                continue
+            self._said.add(name)
+            log(
+                WARNING,
+                "round %s: %s of %s of %s clients is NaN, infinite or beyond 1e12, and is left out "
+                "of the mean; training has diverged there: lower lr",
+                self._strategy.round,
+                name,
+                counts[name],
+                len(updates),
+            )
+        return dict(sorted(counts.items()))
+
+    def _warn_unscored(self, clients: int) -> None:
+        """Warn once that the evaluated clients scored nothing."""
+        if "" in self._said:
+            return
+        self._said.add("")
+        words = (
+            "%s clients were evaluated, and none has samples to be scored on: evaluations are "
+            "empty. In client_app, data= returns training and validation samples: (training, "
+            "validation)"
+        )
+        log(WARNING, words, clients)
 
     def _warn(self, updates: Sequence[Update]) -> None:
         """Warn once if no client reports the score that chooses the round, or of a novel client

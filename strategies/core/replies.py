@@ -24,6 +24,7 @@ from strategies.core.reply_metrics import (
     checked_values,
     checked_weight,
     foreign_numbers,
+    not_finite,
     raw_values,
 )
 
@@ -53,7 +54,8 @@ class Node:
 class Update:
     """A valid reply: arrays, sample count, metrics, and the metrics of a foreign client.
 
-    `length` is ρ ≥ 1, the norm of its change in usual ones (`strategies.core.limits`)."""
+    `length` is ρ ≥ 1, the norm of its change in usual ones (`strategies.core.limits`).
+    `not_finite` names the numbers that were left out since they have overflowed."""
 
     node: Node
     arrays: Arrays
@@ -61,6 +63,7 @@ class Update:
     metrics: dict[str, Any]
     foreign_metrics: Mapping[str, float | list[float]] = field(default_factory=dict)
     length: float = 1.0
+    not_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,8 @@ def read_reply(
         return None, LACKS, f"the client does not {requires.behaviour}"
     if like is not None and (wrong := _mismatch(arrays, like)):
         return None, *wrong
-    return Update(node, arrays, num_examples, metrics, foreign), "", ""
+    lost = not_finite(raw)
+    return Update(node, arrays, num_examples, metrics, foreign, not_finite=lost), "", ""
 
 
 def _mismatch(arrays: Arrays, like: Arrays) -> tuple[str, str] | None:

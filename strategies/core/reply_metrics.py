@@ -2,8 +2,9 @@
 
 A client of this package never sends a text where a number belongs, or an accuracy of 7: such a
 value costs the whole reply. A number that overflowed (NaN, infinity, beyond ±LARGEST) may come from
-training that diverged, so it alone is left out. Texts and lists under unknown names are left out
-too. The numbers of a foreign client are kept under its names, whatever they are."""
+training that diverged, so it alone is left out, and the round's report says so. Texts and lists
+under unknown names are left out too. The numbers of a foreign client are kept under its names,
+whatever they are."""
 
 import math
 import re
@@ -20,7 +21,7 @@ NAME = re.compile(r"[\w.+-]{1,64}")
 MAX_FOREIGN_VALUES = 1000
 FOREIGN_NAME = re.compile(r"[\w.+@:/%() -]{1,64}")
 # names that evaluations compute
-RESERVED = re.compile(r"clients|sem|half-distance|trimmed-.*|f1(-.*)?")
+RESERVED = re.compile(r"clients|sem|half-distance|trimmed-.*|not-finite-.*|f1(-.*)?")
 
 Reader = Callable[[Any], Any]  # raises ValueError; None: left out
 
@@ -127,6 +128,19 @@ def foreign_numbers(values: Mapping[str, Any]) -> dict[str, float | list[float]]
         if None not in read:
             kept[name] = read if isinstance(value, list) else read[0]
     return kept
+
+
+def not_finite(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the numbers, or lists of them, that `checked_values` and `foreign_numbers` leave
+    out because one has overflowed."""
+    names: list[str] = []
+    for name, value in values.items():
+        numbers = value if isinstance(value, list) else [value]
+        floats = [number for number in numbers if isinstance(number, float)]
+        lost = any(not -LARGEST <= number <= LARGEST for number in floats)
+        if lost and FOREIGN_NAME.fullmatch(name) and len(names) < MAX_VALUES:
+            names.append(name)
+    return tuple(names)
 
 
 def checked_weight(value: Any, name: str) -> float:

@@ -265,9 +265,11 @@ class PersonalizedStrategy(StrategyBase):
     def _train_report(self, updates: list[Update], clients: int) -> dict[str, Any]:
         """What a round's report says of the replies."""
         now, known, own = self.now, losses(updates), own_means(updates)
+        lost = self._scores.count_not_finite(updates)
         return {
             "loss": float(np.mean(known)) if known else None,
             **({"metrics": own} if own else {}),
+            **({"not-finite": lost} if lost else {}),
             "valid": len(updates),
             "dropped": dict(now.dropped),
             **({"clipped": now.clipped} if now.clipped else {}),
@@ -285,6 +287,8 @@ class PersonalizedStrategy(StrategyBase):
             metrics["valid-replies"] = report["valid"]
             if report["loss"] is not None:
                 metrics["loss"] = report["loss"]
+            for name, count in report.get("not-finite", {}).items():
+                metrics[f"not-finite-{name}"] = count
             for cause, count in report["dropped"].items():
                 metrics[f"dropped-{cause}"] = count
             for name in ("clipped", "recounted"):
