@@ -203,9 +203,16 @@ class Federation:
         return self.info.mean, self.info.std
 
     def _moments(self) -> tuple[float, float]:
-        """Mean and deviation of `_moment_rows`' inputs, over all pixels."""
+        """Mean and deviation of `_moment_rows`' inputs, over all pixels. Raises ValueError for
+        inputs that are all equal."""
         x = self.dataset.x[self._moment_rows()].double() / self.info.scale
-        return float(x.mean()), float(x.std())
+        deviation = float(x.std())
+        if not deviation > 0:
+            raise ValueError(
+                "standardize is 'training-clients', but all numbers in the training clients' "
+                "inputs are equal; set it to 'none'"
+            )
+        return float(x.mean()), deviation
 
     def _moment_rows(self) -> torch.Tensor:
         """The training clients' rows."""

@@ -225,6 +225,13 @@ def is_counter(array: np.ndarray) -> bool:
     return array.dtype.kind in "biu"
 
 
+def wide(array: np.ndarray) -> np.ndarray:
+    """The array in float32, or in a type that holds more: to sum and to measure in.
+
+    A sum of thousands of float16 numbers stops to grow, and a square above 65 504 is infinite."""
+    return array.astype(np.promote_types(array.dtype, np.float32), copy=False)
+
+
 def as_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The array in the dtype; integers and booleans are rounded and clipped."""
     if dtype.kind in "biu":

@@ -219,8 +219,9 @@ class Client(Streaming, Configured, NumPyClient):
         return by_parts(self.model, self.parts(x))
 
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x in parts of at most about `pass_megabytes`, to bound memory."""
-        return x.tensor_split(num_parts(x.shape, self.pass_megabytes))
+        """x in parts of at most about `pass_megabytes`, to bound memory; of two inputs or more,
+        since one has no batch statistics."""
+        return x.tensor_split(min(num_parts(x.shape, self.pass_megabytes), max(1, len(x) // 2)))
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
         """Loss, sample count and accuracies of the model on validation, test or novel data.

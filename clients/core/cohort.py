@@ -154,16 +154,18 @@ class Cohort:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._used, self._alone = False, ""  # whether clients trained together; why not
+        self._used = False  # whether clients trained together
+        self._alone = ""  # why they did not
+        self._warned = False
 
     def warn_if_unused(self, method: str) -> None:
         """Warn that clients of the `method` have trained one by one."""
-        if self._alone and not self._used:
+        if self._alone and not self._used and not self._warned:
             text = (
                 f"{method}: stacked-clients={self.size} has no effect, clients train one by one: "
             )
             warnings.warn(text + self._alone, stacklevel=2)
-            self._used = True  # once
+            self._warned = True
 
     def run(self, tasks: Sequence[Callable[[], Any]]) -> list[tuple[Any, float]]:
         """The result of each client's task, and the seconds that it took. The members share the

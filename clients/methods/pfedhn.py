@@ -37,7 +37,13 @@ class PFedHNClient(Client):
     novel_rounds = NOVEL_ROUNDS
 
     def describe(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """The fixed descriptor: the class proportions of the training samples, (C,) float32."""
+        """The fixed descriptor: the class proportions of the training samples, (C,) float32.
+
+        Raises ValueError for a client without any."""
+        if not len(self.share.train):
+            raise ValueError(
+                "this client has no labels to train on, and class proportions would describe it"
+            )
         counts = torch.bincount(labels(self.share, "train"), minlength=self.num_classes())
         return {"descriptor": (counts / counts.sum()).float().numpy()}, {}
 

@@ -57,7 +57,7 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
     train on, since it normalises features over the mini-batch."""
     n, size, passes = len(client.share.train), client.batch_size, client.local_epochs > 0
     passes |= client.short_batches and client.local_steps >= -(-n // size)
-    if n < 2 or (size > 1 and (not passes or n % size != 1)):
+    if n > 1 and size > 1 and (not passes or n % size != 1):
         return
     chosen = settings(config | {"model": client.model_name}, method)
     name, seed = str(chosen["model"]), int(chosen["seed"])
@@ -66,6 +66,11 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
         with torch.no_grad(), drawing(seed):
             network.train()(client.share.train[:1][0])
     except ValueError as error:
+        if n < 2:
+            raise ValueError(
+                f"a client has one sample to train on, and {name} trains on two or more at a time; "
+                "use fewer clients, or take another model"
+            ) from error
         key = f"{method}.batch-size" if f"{method}.batch-size" in config else "batch-size"
         fit = next(s for s in range(size + 1, n + 2) if s > 1 and (not passes or n % s != 1))
         raise ValueError(

@@ -73,12 +73,14 @@ def robust_mean(kind: str, fraction: float, start: Arrays, models: Sequence[Arra
 def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """Σ_i p_i w_i with p_i = n_i / Σ n, name by name, in the arrays' dtypes and shapes.
 
-    Means of integers and booleans are rounded (see `clients.core.arrays.as_type`)."""
+    Sums are in float32 at least. Means of integers and booleans are rounded (see
+    `clients.core.arrays.as_type`)."""
     total = float(sum(weights))
     shares = [weight / total for weight in weights]
     mean = {}
     for name, first in arrays[0].items():
-        out = np.zeros(first.shape, first.dtype if first.dtype.kind == "f" else np.float64)
+        dtype = np.promote_types(first.dtype, np.float32) if first.dtype.kind == "f" else np.float64
+        out = np.zeros(first.shape, dtype)
         for client, share in zip(arrays, shares, strict=True):
             out += client[name] * out.dtype.type(share)
         mean[name] = as_type(out, first.dtype)

@@ -30,7 +30,8 @@ class Evaluation:
     def __init__(self, strategy: StrategyBase) -> None:
         self._strategy = strategy
         self._half_distance: float | None = None  # inputs do not change
-        self._warned = False
+        self._warned_of_selection = False
+        self._warned_of_few = False
         self._said: set[str] = set()  # names of numbers whose loss was logged
 
     def metrics(self, updates: Sequence[Update]) -> MetricRecord:
@@ -85,23 +86,24 @@ class Evaluation:
         log(WARNING, words, clients)
 
     def _warn(self, updates: Sequence[Update]) -> None:
-        """Warn once if no client reports the score that chooses the round, or of a novel client
-        that is scored on less than `FEW_SAMPLES` samples."""
-        select, key = self._strategy.selection_metric, "accuracy"
+        """Warn once if no client reports the score that chooses the round, and once of a novel
+        client that is scored on less than `FEW_SAMPLES` samples."""
+        selected, key = self._strategy.selection_metric, "accuracy"
         scored = [u.metrics.keys() for u in updates if not u.node.novel and key in u.metrics]
-        if scored and not self._warned and not any(select in names for names in scored):
+        reported = any(selected in names for names in scored)
+        if scored and not reported and not self._warned_of_selection:
             log(
                 WARNING,
                 "no client reports %s (selection-metric): the last round counts as the best",
-                select,
+                selected,
             )
-            self._warned = True
+            self._warned_of_selection = True
         least = min((u.num_examples for u in updates if u.node.novel), default=FEW_SAMPLES)
         secret = self._strategy.messenger.hides_participants
-        if least < FEW_SAMPLES and not self._warned and not secret:
+        if least < FEW_SAMPLES and not self._warned_of_few and not secret:
             words = "a novel client is scored on %g labeled samples; fewer novel-shots leave more"
             log(WARNING, words, least)
-            self._warned = True
+            self._warned_of_few = True
 
     def _mean_half_distance(self) -> float | None:
         """Mean ½ d̂ between novel and training clients' inputs; None while it is unknown."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import scipy  # loads its modules on first use
 
-from clients.core.arrays import Arrays
+from clients.core.arrays import Arrays, wide
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ def width(arrays: Arrays, layer: str) -> int:
 
 
 def neurons(arrays: Arrays, layer: str) -> np.ndarray:
-    """The layer's neurons (out, d): incoming weights and bias."""
-    weight, bias = arrays[f"{layer}.weight"], arrays[f"{layer}.bias"]
+    """The layer's neurons (out, d): incoming weights and bias, in float32 at least."""
+    weight = wide(arrays[f"{layer}.weight"])
+    bias = wide(arrays[f"{layer}.bias"])
     return np.hstack([weight.reshape(len(bias), -1), bias[:, None]])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.core.arrays import Arrays, is_statistic, prefixed, settled
+from clients.core.arrays import Arrays, as_type, is_statistic, prefixed, settled, wide
 from clients.models.roles import Roles, roles_of
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Update
@@ -68,9 +68,9 @@ class Targets:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the generated arrays."""
+        """In which arrays are generated: that of the networks, float32 at least."""
         first = next(a for arrays in self._learnt.values() for a in arrays.values())
-        return torch.from_numpy(np.zeros(0, first.dtype)).dtype
+        return torch.from_numpy(wide(np.zeros(0, first.dtype))).dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Generated shapes by ``<network>/<array>``, or ``<array>`` of the only network."""
@@ -94,8 +94,9 @@ class Targets:
     def named(
         self, theta: Mapping[str, Tensor], nodes: Sequence[Node], network: str
     ) -> dict[Node, Arrays]:
-        """Row i of every array as the model of node i, in the network's order."""
-        rows = {name: np.asarray(t.detach().numpy()) for name, t in theta.items()}
+        """Row i of every array as the model of node i, in the network's order and dtypes."""
+        learnt = self._learnt[network]
+        rows = {name: as_type(t.detach().numpy(), learnt[name].dtype) for name, t in theta.items()}
         others, tied = self._arrays[network] | self.averaged[network], self._tied[network]
         models: dict[Node, Arrays] = {}
         for i, node in enumerate(nodes):

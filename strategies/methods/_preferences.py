@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from clients.core.arrays import Arrays, is_statistic, to_numpy
+from clients.core.arrays import Arrays, as_type, is_statistic, to_numpy, wide
 from clients.core.optimizers import Adam, Optimizer
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import POSITIVE, setting
@@ -145,15 +145,16 @@ class PFedKM(WithSelfOrganizingMap, CentralAdam):
         for update in updates:
             sent = self._model(arrays, self.cluster.get(update.node.client, 0))
             weights = {n: a for n, a in update.arrays.items() if not is_statistic(n, a)}
-            changes.append({name: a - sent[name] for name, a in weights.items()})
+            changes.append({name: wide(a) - sent[name] for name, a in weights.items()})
         flat = np.stack([np.concatenate([a.ravel() for a in c.values()]) for c in changes])
         self._fit(flat)
-        mean = {name: array.copy() for name, array in arrays.items()}
+        total = {name: wide(array).copy() for name, array in arrays.items()}
         clusters = som.best_matching(flat, self.gradients)
         for update, change, k in zip(updates, changes, clusters, strict=True):
             self.cluster[update.node.client] = int(k)
             for name, array in change.items():
-                mean[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
+                total[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
+        mean = {name: as_type(array, arrays[name].dtype) for name, array in total.items()}
         rest = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
         return self.descend(arrays, mean | weighted_mean(rest, [1] * len(rest)))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from clients.core.arrays import Arrays
+from clients.core.arrays import Arrays, as_type, wide
 from clients.core.protocol import HEADS
 from strategies.core.replies import Node, Update
 from strategies.core.rounds import PersonalizedStrategy
@@ -77,7 +77,8 @@ class HeldHeads(PersonalizedStrategy):
         for update in updates:
             for name, array in update.arrays.items():
                 if name.startswith(HELD):
-                    total[name] = total.get(name, 0) + (array - arrays[name]) / len(updates)
+                    change = wide(array) - arrays[name]
+                    total[name] = total.get(name, 0) + change / len(updates)
         return total
 
     def stored(self, arrays: Arrays, updates: Sequence[Update]) -> Arrays:
@@ -85,10 +86,11 @@ class HeldHeads(PersonalizedStrategy):
         users = float(len(updates))
         if self.privacy is not None and self.privacy.hides_participants:
             users = self.privacy.expected  # the denominator of its mean
-        return {
-            name: arrays[name] + array.dtype.type(users) * array
-            for name, array in self.mean_changes(arrays, updates).items()
-        }
+        heads: Arrays = {}
+        for name, change in self.mean_changes(arrays, updates).items():
+            moved = arrays[name] + change.dtype.type(users) * change
+            heads[name] = as_type(moved, arrays[name].dtype)
+        return heads
 
     def shared(self, updates: list[Update]) -> list[Update]:
         """The replies without heads."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clients.core.arrays import Arrays, group, is_statistic, prefixed
+from clients.core.arrays import Arrays, group, is_statistic, prefixed, wide
 from fedapps.common.settings import RATE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
@@ -51,7 +51,7 @@ class FedAMP(PersonalizedStrategy):
         """u_i, Eq. (5), from the models w_j by client."""
         w_i, others = w[client], [w[j] for j in w if j != client]
         names = [n for n, a in w_i.items() if not is_statistic(n, a)]
-        d = np.array([sum(float(np.square(w_i[n] - o[n]).sum()) for n in names) for o in others])
+        d = np.array([_squared_distance(w_i, w_j, names) for w_j in others])
         xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)
         xi = xi / max(1.0, xi.sum())
         models = [{n: o[n] for n in names} for o in (w_i, *others)]
@@ -60,3 +60,8 @@ class FedAMP(PersonalizedStrategy):
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Store the trained models."""
         return arrays | {f"{u.node.client}/{n}": a for u in updates for n, a in u.arrays.items()}
+
+
+def _squared_distance(w_i: Arrays, w_j: Arrays, names: Sequence[str]) -> float:
+    """‖w_i − w_j‖² over the arrays of these names."""
+    return sum(float(np.square(wide(w_i[n]) - w_j[n]).sum()) for n in names)

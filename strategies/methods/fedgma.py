@@ -6,7 +6,7 @@ get the global model."""
 
 import numpy as np
 
-from clients.core.arrays import Arrays, is_statistic
+from clients.core.arrays import Arrays, is_statistic, wide
 from fedapps.common.settings import POSITIVE, SHARE, setting
 from strategies.core.aggregation import mean_statistics
 from strategies.core.replies import Update
@@ -31,7 +31,7 @@ class FedGMA(PersonalizedStrategy):
         """w + η_g mask ⊙ mean(Δ_i)."""
         w = {name: a for name, a in arrays.items() if not is_statistic(name, a)}
         for name, before in w.items():
-            deltas = np.stack([u.arrays[name] - before for u in updates])
+            deltas = np.stack([wide(u.arrays[name]) - before for u in updates])
             step = self.decay * self.server_lr * mask(deltas, self.agreement) * deltas.mean(0)
             w[name] = before + step.astype(before.dtype)
         return w | mean_statistics(updates)

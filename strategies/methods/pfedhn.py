@@ -303,7 +303,8 @@ class PFedHN(PersonalizedStrategy):
 
     def generate(self, nodes: Sequence[Node], model: str = "") -> dict[str, Tensor]:
         """h(v_i; φ) for nodes of one target network: arrays (m, *shape) by name."""
-        return self.network()(torch.stack([self.embedding(n.client) for n in nodes]), model)
+        v = torch.stack([self.embedding(node.client).to(self.targets.dtype) for node in nodes])
+        return self.network()(v, model)
 
     def network(self) -> Hypernetwork:
         """The hypernetwork, initialised by the run's seed on the first call."""
