@@ -8,12 +8,14 @@ import typer
 from fedapps.console import make_console, refusals
 from fedapps.service import DEPLOYMENT
 
+LOOPBACK = "127.0.0.1"
+
 
 def deploy(
     folder: Annotated[Path, typer.Argument(help="Folder of the deployment.")],
     nodes: Annotated[int, typer.Option(help="Write a deployment of this many nodes.")] = 0,
     tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False,
-    host: Annotated[str, typer.Option(help="The SuperLink's address or name.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The SuperLink's address or name.")] = LOOPBACK,
     data: Annotated[
         Path | None, typer.Option(help="A folder for each node, from `fedapps data --export`.")
     ] = None,
@@ -25,6 +27,8 @@ def deploy(
     """Write the files of a small federation of real nodes; start, check and stop it."""
     console = make_console()
     with refusals(RuntimeError):
+        if not nodes and (tls or data is not None or host != LOOPBACK):
+            raise ValueError("--tls, --host and --data belong to a new deployment: add --nodes")
         if not nodes and not (folder / DEPLOYMENT).is_file():
             raise ValueError(
                 f"{folder} holds no {DEPLOYMENT}; write it: fedapps deploy {folder} --nodes 3"
@@ -41,6 +45,8 @@ def deploy(
         chosen = [name.strip() for name in only.split(",") if name.strip()] or names
         if unknown := sorted(set(chosen) - set(names)):
             raise ValueError(f"unknown {', '.join(unknown)}; known: {', '.join(names)}")
+        if only and not (start or status or stop):
+            raise ValueError("--only chooses what --start, --status or --stop acts on; add one")
         if stop:
             deployment.stop(chosen)
         if start:
