@@ -18,10 +18,11 @@ def use_one_thread() -> None:
 def one_thread() -> Iterator[None]:
     """Within the context torch computes on one thread; then on as many as before.
 
-    Threads that are started within it have one as well."""
+    A thread that computes for a run enters it itself. Torch passes the number on to a new thread
+    only with its first query, and a matrix product before that uses all cores."""
     import torch
 
-    before = torch.get_num_threads()
+    before = torch.get_num_threads()  # a query
     if before == 1:  # also inside of another context, which may end earlier in another thread
         yield
         return

@@ -1,6 +1,7 @@
 """Torch's threads: a run computes on one, and leaves the process that calls it as it was."""
 
 import ast
+import os
 import subprocess
 import sys
 import threading
@@ -32,6 +33,28 @@ torch.set_num_threads(3)
 import fedapps.api, fedapps.clientapp, fedapps.components, fedapps.estimate, fedapps.serverapp
 import fedapps.engines.run, fedapps.planning, fedapps.service.finished_run
 assert torch.get_num_threads() == 3
+"""
+
+FIRST_PRODUCT = """
+import threading
+import psutil
+import torch
+from fedapps.common.threads import one_thread
+
+a = torch.ones(600, 600)
+counts = []
+
+def turn():
+    with one_thread():
+        before = psutil.Process().num_threads()
+        torch.mm(a, a)
+        counts.append(psutil.Process().num_threads() - before)
+
+torch.set_num_threads(1)
+thread = threading.Thread(target=turn)
+thread.start()
+thread.join()
+assert counts == [0], counts
 """
 
 
@@ -77,6 +100,12 @@ def test_importing_sets_nothing():
             for statement in ast.parse(file.read_text("utf-8")).body:
                 definition = isinstance(statement, ast.FunctionDef | ast.ClassDef)
                 assert definition or "set_num_threads" not in ast.unparse(statement), file
+
+
+def test_the_first_product_of_a_new_thread_computes_on_one():
+    """As a run in process does. Its sum on three threads may differ in the last bits."""
+    environment = os.environ | {"OMP_NUM_THREADS": "3"}
+    subprocess.run([sys.executable, "-c", FIRST_PRODUCT], check=True, timeout=300, env=environment)
 
 
 def test_a_run_and_a_later_model_compute_on_one_thread_and_restore_the_callers(recorded, tmp_path):
