@@ -321,7 +321,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         return [n for n in self.nodes if not n.novel and (unlabeled or not n.unlabeled)]
 
     def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
-        """A share of the nodes, by client id, from the generator of (seed, purpose, round)."""
+        """A share of the nodes, by client id, from the generator of (seed, purpose, round).
+
+        The number is rounded to the nearest whole one, where Flower's FedAvg cuts it."""
         count = max(1, self.min_nodes[purpose], round(fraction * len(nodes)))
         generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
         return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]

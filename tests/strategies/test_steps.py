@@ -302,3 +302,11 @@ def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
     go(FedAvg(), grid=Asking)
     trained = [("train", 1), ("read", 1), ("train", 2), ("read", 2), ("train", 3), ("read", 3)]
     assert events[3:9] == trained  # after three queries
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.38, 4), (0.25, 2), (0.35, 4), (0.01, 1)])
+def test_a_share_of_ten_nodes_is_rounded_and_not_cut(fraction, count):
+    """0.38 · 10 is 4, where Flower's FedAvg cuts it to 3; halves go to the even number."""
+    strategy = FedAvg(fraction_train=fraction)
+    nodes = [Node(i, i) for i in range(10)]
+    assert len(strategy.draw("sample", nodes, fraction)) == count
