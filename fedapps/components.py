@@ -113,9 +113,9 @@ def client_app(
 
     def handle(message: Message, context: Context) -> Message:
         def checked_client(context: Context, _: str) -> Client:
-            chosen, named = with_run_config("client_app", method, config, keys, context.run_config)
+            chosen, _ = with_run_config("client_app", method, config, keys, context.run_config)
             sent = settings_of(message)
-            check_agreement(method, chosen, named, sent)
+            check_agreement(method, chosen, keys, sent)  # both halves see the run's configuration
             check_message(method, chosen, sent)
             return make_client(context, chosen)
 

@@ -4,6 +4,7 @@ import inspect
 import re
 import shlex
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,7 @@ def blank_mnist(monkeypatch):
     blank = loading.Dataset(loading.info("mnist"), x, y, 6000, {})
     real = loading._load
 
+    @lru_cache
     def fake(name, root):
         return blank if name == "mnist" else real(name, root)
 

@@ -83,7 +83,7 @@ def test_each_warning_has_its_flag(caplog):
 def test_a_cohort_that_was_warned_of_has_not_been_used():
     cohort = Cohort(2)
     cohort._alone = "the network has buffers"
-    with pytest.warns(UserWarning, match="cohort=2 has no effect"):
+    with pytest.warns(UserWarning, match="stacked-clients=2 has no effect"):
         cohort.warn_if_unused("fedavg")
     cohort.warn_if_unused("fedavg")  # an error if it warned again
     assert not cohort._used

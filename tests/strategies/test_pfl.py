@@ -59,7 +59,7 @@ def test_training_clients_get_what_the_base_gives_them(base):
 
 def test_the_bounds_terms_are_reported():
     """êrr is one minus the accuracy on the training samples; distances lie in [0, 1]."""
-    result, _ = go(method="fedavg", report_generalization_bound=True)
+    result, _ = go(method="fedavg", **{"report-generalization-bound": True})
     numbers = dict(result.evaluate_metrics_clientapp[2])
     assert 0 <= numbers["train-training-error"] <= 1
     assert 0 < numbers["novel-half-distance"] <= 1
