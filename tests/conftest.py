@@ -1,10 +1,13 @@
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # helpers, for every test file
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # workers use this environment, not a new one

@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hostile import MALFORMED, OPENINGS, due_cause
-from tiny import NEEDS, WEE, answering
+from malformed_replies import MALFORMED, OPENINGS, due_cause
+from small_runs import NEEDS, WEE, answering
 
 from clients.core.arrays import from_record
 from fedapps.clientapp import app, make_client

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 from torch.utils.data import TensorDataset
 

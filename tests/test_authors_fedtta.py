@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 
 from clients.core.protocol import LR_FACTOR, lr_factor
 from clients.methods.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 from flwr.common.config import flatten_dict
-from tiny import fedapps
+from small_runs import fedapps
 
 from fedapps.common.settings import FORMER_KEYS, taken
 from fedapps.methods import METHODS

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import tiny
-import wire
+import small_runs
+import wire_table
 from flwr.app import ArrayRecord
-from tiny import NEEDS, WEE, answering
+from small_runs import NEEDS, WEE, answering
 
 import partitions
 from clients.core.arrays import from_record, to_record
@@ -70,7 +70,7 @@ def draws():
         yield drawn
 
 
-class Watched(tiny.Watched):
+class Watched(small_runs.Watched):
     """Records every message and reply, and whether an evaluation changed a state."""
 
     changed_by_evaluation = False
@@ -166,7 +166,7 @@ def test_no_two_draws_share_a_generator(finished):
 
 def test_messages_hold_only_what_the_page_on_privacy_names(finished):
     method, _, grid, _ = finished
-    assert not wire.unnamed(method, wire.held(method, configured(method), grid.seen))
+    assert not wire_table.unnamed(method, wire_table.held(method, configured(method), grid.seen))
 
 
 def test_one_seed_gives_the_same_bits_whatever_held_out_labels_are(finished, monkeypatch):

@@ -3,7 +3,7 @@ runs the tests of other files that take the fixture `anywhere`."""
 
 import pytest
 import torch
-from tiny import NEEDS, SMALL, federate, share
+from small_runs import NEEDS, SMALL, federate, share
 from torch import nn
 
 from clients.core.optimizers import SGD, Adam

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny import SMALL, TASTES, answering
+from small_runs import SMALL, TASTES, answering
 
 from clients.core.arrays import from_record, to_record
 from fedapps.clientapp import make_client

@@ -7,11 +7,11 @@ import os
 import shutil
 from pathlib import Path
 
+import networks_with_parts
 import numpy as np
-import odd
 import pytest
 import torch
-from tiny import NEEDS, WEE, Watched, left, states
+from small_runs import NEEDS, WEE, Watched, left, states
 
 import fedapps
 import partitions
@@ -55,16 +55,17 @@ TIED_HEADS = ("fedper", "fedrep", "fedbabu", "lg-fedavg", "shot")  # refused by 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch):
-    """tests/odd.py is code from outside the package."""
+    """tests/support/networks_with_parts.py is code from outside the package."""
     monkeypatch.setenv(
-        external_code.VARIABLE, ",".join(f"odd:{kind}" for kind in (*KINDS, "TiedHead"))
+        external_code.VARIABLE,
+        ",".join(f"networks_with_parts:{kind}" for kind in (*KINDS, "TiedHead")),
     )
 
 
 def configuration(method, kind):
     needs = NEEDS.get(method, {}) if method not in NORMED else {}
     keys = {"model", f"{method}.model"} & SMALL.keys()
-    return SMALL | needs | dict.fromkeys(keys, f"odd:{kind}") | {"method": method}
+    return SMALL | needs | dict.fromkeys(keys, f"networks_with_parts:{kind}") | {"method": method}
 
 
 def go(config, folder, **changes):
@@ -191,7 +192,7 @@ def test_dropout_depends_only_on_the_message(method):
 @pytest.mark.slow
 def test_on_ray_the_bits_are_the_same():
     with pytest.MonkeyPatch.context() as env:
-        env.setenv("PYTHONPATH", str(Path(odd.__file__).parent), prepend=os.pathsep)
+        env.setenv("PYTHONPATH", str(Path(networks_with_parts.__file__).parent), prepend=os.pathsep)
         with ray_cluster(), Actors(load_client_app, 2) as actors:
             for method in METHODS:
                 kind = "Dropout" if method == "fedma" else "Everything"

@@ -4,7 +4,7 @@ over samples."""
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL, federate, share, update
+from small_runs import SMALL, federate, share, update
 
 import partitions
 from clients.core.client import Client

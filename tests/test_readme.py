@@ -12,7 +12,7 @@ import torch
 import typer
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
-from tiny import invoke
+from small_runs import invoke
 
 import strategies
 from fedapps.commands.main import cli

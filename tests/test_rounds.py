@@ -7,7 +7,7 @@ gradients are written out: with P = softmax(logits) − onehot, over n samples,
 import numpy as np
 import pytest
 import torch
-from tiny import share, update
+from small_runs import share, update
 from torch import nn
 
 from clients.core.client import Client

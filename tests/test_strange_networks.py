@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import support_networks
 import torch
+import unusual_networks
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
-from tiny import NEEDS, WEE
+from small_runs import NEEDS, WEE
 from torch.nn import functional as F
 
 import fedapps
@@ -49,15 +49,15 @@ QUICK_METHODS = ("per-fedavg", "fedper", "pfedhn", "fedtta++", "fedma", "lg-feda
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch):
-    """tests/support_networks.py is code from outside the package."""
+    """tests/support/unusual_networks.py is code from outside the package."""
     names = (*NETWORKS, "SingleLogit")
-    monkeypatch.setenv(external_code.VARIABLE, ",".join(f"support_networks:{n}" for n in names))
+    monkeypatch.setenv(external_code.VARIABLE, ",".join(f"unusual_networks:{n}" for n in names))
 
 
 def configuration(method, network):
     needs = {key: value for key, value in NEEDS.get(method, {}).items() if key != "model"}
     keys = {"model", f"{method}.model"} & CONFIG.keys()
-    reference = f"support_networks:{network}"
+    reference = f"unusual_networks:{network}"
     more = {"method": method, "lg-fedavg.fedavg-rounds": 1, "lr": 0.1}
     return CONFIG | needs | dict.fromkeys(keys, reference) | more
 
@@ -66,7 +66,7 @@ def by_hand(network, config):
     """FedAvg as one writes it: torch's own SGD, and the mean weighted by samples."""
     federation = partitions.federation(config)
     with drawing(0):
-        net = getattr(support_networks, network)()
+        net = getattr(unusual_networks, network)()
     server = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for round_ in range(1, config["rounds"] + 1):
         total = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in server.items()}
@@ -109,7 +109,7 @@ def assert_equal(found, expected):
 def moved(arrays, network):
     """Whether training changed the network, so that two equal results say something."""
     with drawing(0):
-        start = getattr(support_networks, network)().state_dict()
+        start = getattr(unusual_networks, network)().state_dict()
     return max(float(abs(a - start[n].float().numpy()).max()) for n, a in arrays.items()) > 0.01
 
 
@@ -141,10 +141,10 @@ def test_fedavg_in_an_app_of_ones_own_is_the_same():
 
     settings = {"lr": 0.1, "local_steps": 4, "batch_size": 32}
     client_app = fedapps.client_app(
-        "fedavg", model=support_networks.ViewFlattens, data=data, **settings
+        "fedavg", model=unusual_networks.ViewFlattens, data=data, **settings
     )
     with drawing(0):
-        initial = ArrayRecord(support_networks.ViewFlattens().state_dict())
+        initial = ArrayRecord(unusual_networks.ViewFlattens().state_dict())
     grid = InProcessGrid(client_app, {}, nodes)
     result = FedAvg(min_available_nodes=len(nodes)).start(grid, initial, config["rounds"])
     found = {name: array.numpy() for name, array in result.arrays.items()}
@@ -154,7 +154,7 @@ def test_fedavg_in_an_app_of_ones_own_is_the_same():
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "network"), [("ray", "AuxiliaryOutputs"), ("flower", "Scaled")])
 def test_fedavg_is_the_same_in_other_engines(engine, network, tmp_path, monkeypatch):
-    folder = str(Path(support_networks.__file__).parent)
+    folder = str(Path(unusual_networks.__file__).parent)
     monkeypatch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
     config = configuration("fedavg", network)
     (job,) = jobs = make_jobs(config, ["fedavg"], [0], tmp_path)

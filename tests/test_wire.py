@@ -1,13 +1,13 @@
 """docs/reference/wire.md names all that messages hold, under any settings and under privacy."""
 
 import pytest
-import tiny
-from tiny import SMALL, Watched, federate
-from wire import DOWN, UP, held, table, unnamed
+import small_runs
+from small_runs import SMALL, Watched, federate
+from wire_table import DOWN, UP, held, table, unnamed
 
 from fedapps.methods import METHODS
 
-TASTES = tiny.TASTES | {"num-clients": 20, "evaluate-every": 2}
+TASTES = small_runs.TASTES | {"num-clients": 20, "evaluate-every": 2}
 VARIANTS = [
     (
         "fedavg",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tiny import SMALL, federate, share
+from small_runs import SMALL, federate, share
 from torch import nn
 
 import partitions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tiny import SMALL, Watched, federate, share, states, update
+from small_runs import SMALL, Watched, federate, share, states, update
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F

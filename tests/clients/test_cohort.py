@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from tiny import NEEDS, SMALL, share
+from small_runs import NEEDS, SMALL, share
 from torch import nn
 
 from clients.core import cohort
@@ -129,10 +129,10 @@ def test_a_cohort_gives_what_clients_in_turn_give(method, loops, monkeypatch):
 @pytest.mark.parametrize("kind", ["Frozen", "Tied"])
 @pytest.mark.filterwarnings("error:clients train one by one")
 def test_frozen_parameters_stay_and_tied_ones_are_one(method, kind, monkeypatch):
-    monkeypatch.setenv(external_code.VARIABLE, f"odd:{kind}")
-    alone, _ = results(method, 1, model=f"odd:{kind}")
+    monkeypatch.setenv(external_code.VARIABLE, f"networks_with_parts:{kind}")
+    alone, _ = results(method, 1, model=f"networks_with_parts:{kind}")
     done = watched(monkeypatch)
-    together, _ = results(method, 3, model=f"odd:{kind}")
+    together, _ = results(method, 3, model=f"networks_with_parts:{kind}")
     assert sum(done) > 0
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 
 from clients.core.client import Client
 from clients.methods.fedadg import FedADGClient

@@ -1,6 +1,6 @@
 import numpy as np
 import torch
-from tiny import share
+from small_runs import share
 
 from clients.methods.fedper import FedPerClient
 from clients.methods.fedrep import FedRepClient

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 
 from clients.methods.fedsr import FedSRClient
 from clients.models import build_model

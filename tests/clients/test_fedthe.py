@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import Watched, federate, share, states, update
+from small_runs import Watched, federate, share, states, update
 from torch import nn
 
 from clients.core.arrays import model_arrays

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 
 from clients.methods.fedtta import FedTTAProxClient

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL, federate, share, update
+from small_runs import SMALL, federate, share, update
 from torch import nn
 
 from clients.core.cohort import Cohort

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import share, update
+from small_runs import share, update
 from torch import nn
 from torch.nn import functional as F
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support_networks import (
+from unusual_networks import (
     HeadIsFirst,
     LogProbabilities,
     NamedOutputs,

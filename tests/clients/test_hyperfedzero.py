@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 from torch.nn import functional as F
 

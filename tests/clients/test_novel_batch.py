@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import federate, share, update
+from small_runs import federate, share, update
 from torch.nn import functional as F
 
 from clients.core.evaluation import score_samples

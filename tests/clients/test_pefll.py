@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import federate, share
+from small_runs import federate, share
 
 from clients.core.arrays import model_arrays, to_numpy
 from clients.methods.odpfl_hn import DESCRIPTOR, ODPFLHNClient

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 from torch.nn import functional as F
 

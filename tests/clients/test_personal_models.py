@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import federate, share, states
+from small_runs import federate, share, states
 from torch import nn
 
 from clients.methods.apfl import APFLClient

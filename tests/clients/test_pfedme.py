@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import federate, share, states, update
+from small_runs import federate, share, states, update
 from torch import nn
 
 from clients.methods.pfedme import PFedMeClient

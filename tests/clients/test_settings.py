@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 
 from clients.core.client import Client

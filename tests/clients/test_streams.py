@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 
 from clients.core.evaluation import predict_novel

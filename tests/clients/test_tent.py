@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 
 from clients.core.normalisation import batch_statistics, entropy, with_statistics

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import share
+from small_runs import share
 from torch import nn
 
 from clients.methods.shot import SHOTClient

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny import federate
+from small_runs import federate
 
 import partitions
 from experiments import figures_fedembed, figures_hypernetworks

@@ -1,7 +1,7 @@
 """Tables of a page, made from run folders."""
 
 import pytest
-from left import leave
+from run_folders import leave
 
 from experiments.fill_page import main
 

@@ -1,7 +1,7 @@
 """Values of a setting side by side: novel clients by the labels that they show."""
 
-from left import leave
-from tiny import invoke
+from run_folders import leave
+from small_runs import invoke
 
 from fedapps.results.comparison import SHOTS, compare, several, side_by_side
 from fedapps.results.published import Published

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file
-from tiny import federate
+from small_runs import federate
 
 from clients.core.arrays import from_record, to_record
 from clients.core.client import Client

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from tiny import SMALL
+from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
 from fedapps.clientapp import make_client

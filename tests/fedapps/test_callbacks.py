@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny import SMALL, fedapps, federate
+from small_runs import SMALL, fedapps, federate
 
 from fedapps.callbacks import Callback, Callbacks, EarlyStopping, make_callbacks, numbers
 from fedapps.common import external_code

@@ -6,7 +6,7 @@ import sys
 import tomllib
 
 import pytest
-from tiny import fedapps
+from small_runs import fedapps
 from typer.testing import CliRunner
 
 from fedapps.commands.list import LISTS

@@ -6,8 +6,8 @@ import json
 import math
 
 import pytest
-from left import leave
-from tiny import invoke
+from run_folders import leave
+from small_runs import invoke
 
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.published import Published

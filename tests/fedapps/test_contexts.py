@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-import tiny
+import small_runs
 from flwr.app import Message, RecordDict
 
 from fedapps.clientapp import app
@@ -26,13 +26,13 @@ def test_contexts_are_kept_for_clients_with_state_alone(method):
                 trained.add(message.metadata.dst_node_id)
             return super()._deliver(message)
 
-    _, grid = tiny.federate(Grid, method=method, rounds=1, **{"fraction-train": 0.4})
+    _, grid = small_runs.federate(Grid, method=method, rounds=1, **{"fraction-train": 0.4})
     assert 0 < len(trained) < len(grid.contexts) - 1
     assert stored(grid) == (trained if method == "fedper" else set())
 
 
 def test_a_context_that_was_asked_for_is_the_one_that_its_client_gets():
-    grid = InProcessGrid.simulation(app, tiny.SMALL, 2)
+    grid = InProcessGrid.simulation(app, small_runs.SMALL, 2)
     context = grid.contexts[2]
     context.node_config["mine"] = 1
     assert grid.contexts[2] is context
@@ -45,7 +45,7 @@ def test_a_context_that_was_asked_for_is_the_one_that_its_client_gets():
 
 @pytest.mark.parametrize("node", [0, 3])
 def test_a_node_that_does_not_exist_has_no_context_and_answers_with_an_error(node):
-    grid = InProcessGrid.simulation(app, tiny.SMALL, 2)
+    grid = InProcessGrid.simulation(app, small_runs.SMALL, 2)
     (reply,) = grid.send_and_receive([Message(RecordDict(), node, "query")])
     assert reply.error.reason == "there is no such node"
     assert node not in grid.contexts

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny import SMALL, forked, left
+from small_runs import SMALL, forked, left
 from typer.testing import CliRunner
 
 from fedapps import files

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tiny import federate
+from small_runs import federate
 
 from experiments import method_pages
 from fedapps.methods import METHODS

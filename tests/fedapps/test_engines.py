@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny import UNUSUAL, wait
+from small_runs import UNUSUAL, wait
 
 from fedapps.engines.flower import free_port, superlink
 from fedapps.engines.job_pool import make_jobs

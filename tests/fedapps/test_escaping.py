@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from left import leave
 from rich.console import Console
-from tiny import invoke
+from run_folders import leave
+from small_runs import invoke
 
 from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS

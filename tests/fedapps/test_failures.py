@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny import SMALL
+from small_runs import SMALL
 
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid

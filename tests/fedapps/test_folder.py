@@ -3,10 +3,10 @@
 from pathlib import Path
 from unittest.mock import Mock
 
-import lab
+import documented_code
 import numpy as np
 import pytest
-from left import vouch
+from run_folders import vouch
 
 import partitions
 from fedapps import files
@@ -211,8 +211,8 @@ def test_users_and_other_datasets_samples_are_not_those_that_were_trained_on(tmp
     """Users draw anew from all; rows of one dataset are not rows of another."""
     users = SAVED | {"partition": "preference"}
     check_unseen(Path("run"), users, users | {"seed": 1}, "global")
-    with lab.written(tmp_path):
-        check_unseen(Path("run"), SAVED, SAVED | {"dataset": lab.RINGS}, "fedavg")
+    with documented_code.written(tmp_path):
+        check_unseen(Path("run"), SAVED, SAVED | {"dataset": documented_code.RINGS}, "fedavg")
 
 
 def test_the_latest_two_checkpoints_up_to_the_round_at_hand_are_kept(tmp_path):

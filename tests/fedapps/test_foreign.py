@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord
-from foreign import SIZES, Noted, clients
+from third_party_clients import SIZES, Noted, clients
 
 import strategies
 from clients.core.arrays import from_record

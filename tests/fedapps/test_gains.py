@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from left import leave
-from tiny import invoke
+from run_folders import leave
+from small_runs import invoke
 
 from fedapps.methods import METHODS
 from fedapps.results.comparison import DISTILLS

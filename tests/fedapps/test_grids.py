@@ -3,7 +3,7 @@
 import tomllib
 
 import pytest
-from tiny import invoke
+from small_runs import invoke
 
 from fedapps.results.runs import read_runs
 from fedapps.settings.experiments import Experiment, parse_experiment, read_experiment

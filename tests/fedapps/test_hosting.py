@@ -5,7 +5,7 @@ import logging
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
-from tiny import SMALL, Watched, bits, states
+from small_runs import SMALL, Watched, bits, states
 
 from fedapps.clientapp import app, host
 from fedapps.engines.hosting import (

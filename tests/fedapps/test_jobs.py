@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from tiny import SMALL
+from small_runs import SMALL
 
 from fedapps.engines import flower, job_pool, process
 from fedapps.engines.flower import flower_runs

@@ -13,7 +13,7 @@ import signal
 import time
 
 import pytest
-from tiny import TASTES, forked, left
+from small_runs import TASTES, forked, left
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli

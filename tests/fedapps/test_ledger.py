@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from tiny import WEE, dying_in
+from small_runs import WEE, dying_in
 from torch import nn
 
 import fedapps

@@ -2,7 +2,7 @@
 
 import json
 
-from tiny import fedapps
+from small_runs import fedapps
 
 TINY = ("run", "num-clients=4", "rounds=3", "local-steps=1", "--engine", "in-process")
 

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image, ImageFile
-from tiny import share
+from small_runs import share
 
 from clients.core.client import Client
 from clients.methods.fedtta import FedTTAClient

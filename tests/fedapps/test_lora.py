@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from lab import FEDSA, LORA, written
-from tiny import SMALL, Watched
+from documented_code import FEDSA, LORA, written
+from small_runs import SMALL, Watched
 
 import fedapps
 import partitions

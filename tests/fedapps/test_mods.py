@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
 )
-from tiny import Watched
+from small_runs import Watched
 
 import fedapps
 from clients.core.arrays import from_record, to_record

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from left import leave
-from tiny import invoke
+from run_folders import leave
+from small_runs import invoke
 
 from fedapps.planning import plan, read_request
 from fedapps.results.comparison import as_table, compare

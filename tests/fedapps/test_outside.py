@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab import DITTO, RINGS, SIZES, written
+from documented_code import DITTO, RINGS, SIZES, written
 from PIL import Image
-from tiny import federate
+from small_runs import federate
 
 from clients.models import build_model
 from clients.models.head import headed

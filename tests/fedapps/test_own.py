@@ -5,49 +5,52 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import custom_methods
 import numpy as np
-import own
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
-from tiny import SMALL, Watched, federate, invoke, share, update
+from small_runs import SMALL, Watched, federate, invoke, share, update
 
+from clients.core.client import Client
 from fedapps.callbacks import Callback
 from fedapps.clientapp import app, host
 from fedapps.common import external_code
 from fedapps.common.errors import MAX_LINE, MAX_LINES, bounded, brief, described
 from fedapps.components import client_app
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.methods import Method
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
+from strategies.methods.fedavg import FedAvg
 
-CODE = Path(own.__file__).read_text("utf-8").splitlines()
+CODE = Path(custom_methods.__file__).read_text("utf-8").splitlines()
 WORDS = {"LOSS": "in loss of", "PREDICT": "in predict of {", "AGGREGATE": "h is {"}
 TINY = ("run", "num-clients=4", "rounds=1", "local-steps=1")
 
 
 def place(words):
-    """The place in own.py where these words are raised, as a traceback shows it."""
+    """The place in custom_methods.py where these words are raised, as a traceback shows it."""
     (number,) = (i for i, line in enumerate(CODE, 1) if words in line and "raise" in line)
-    return f'File "{own.__file__}", line {number}, in '
+    return f'File "{custom_methods.__file__}", line {number}, in '
 
 
 def fails(engine, output):
     """A run of each failing method: the terminal shows file and line, each cause is written once,
     and the error names the place."""
-    methods = ",".join(f"own:{name}" for name in WORDS)
+    methods = ",".join(f"custom_methods:{name}" for name in WORDS)
     printed = invoke(
         *TINY, "--methods", methods, "--engine", engine, "--jobs", 1, "--output", output, code=1
     ).output
     for name, words in WORDS.items():
-        folder, where = output / f"own:{name}-seed0", place(words)
+        folder, where = output / f"custom_methods:{name}-seed0", place(words)
         assert where in printed
         written = (folder / "errors.log").read_text()
         assert written.count(where) == 1, written
         error = json.loads((folder / "summary.json").read_text())["error"]
-        assert re.search(r"\(([^(]*):\d+\)$", error)[1] == own.__file__
+        assert re.search(r"\(([^(]*):\d+\)$", error)[1] == custom_methods.__file__
     assert "ArithmeticError: in loss of 2" in printed or "ArithmeticError: in loss of 3" in printed
 
 
@@ -58,7 +61,7 @@ def test_an_error_is_shown_with_file_and_line(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_other_engines_show_the_same(engine, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(own.__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(custom_methods.__file__).parent))
     fails(engine, tmp_path)
 
 
@@ -67,7 +70,7 @@ def test_other_engines_show_the_same(engine, tmp_path, monkeypatch):
     [("LOSS", ArithmeticError), ("PREDICT", KeyError), ("AGGREGATE", ZeroDivisionError)],
 )
 def test_debug_raises_the_error_itself(name, error, tmp_path):
-    options = ["--methods", f"own:{name}", "--output", tmp_path]
+    options = ["--methods", f"custom_methods:{name}", "--output", tmp_path]
     done = invoke(*TINY, *options, "--debug", code=1)
     assert type(done.exception) is error
     refused = invoke("run", *options, "--debug", "--engine", "ray", code=2)
@@ -83,7 +86,7 @@ def go(method, folder, grid=InProcessGrid, cohort=1, **changes):
 
 def test_an_evaluation_in_which_all_novel_clients_fail_ends_the_run(tmp_path):
     with pytest.raises(RuntimeError, match=r"round 1: no novel client .* LookupError: in predict"):
-        go("own:NOVEL", tmp_path)
+        go("custom_methods:NOVEL", tmp_path)
 
 
 def test_a_failing_client_is_skipped_or_stops_the_run(tmp_path):
@@ -96,15 +99,15 @@ def test_a_failing_client_is_skipped_or_stops_the_run(tmp_path):
                 return Message(Error(2, 'File "x.py", line 7\nOSError: gone'), reply_to=message)
             return reply
 
-    go("own:FEDDYN", tmp_path / "a", OneFails)
+    go("custom_methods:FEDDYN", tmp_path / "a", OneFails)
     assert (tmp_path / "a" / "errors.log").read_text().count("OSError: gone") == 1
     with pytest.raises(RuntimeError, match=r"a client failed \(.*client 2.*gone \(x.py:7\)"):
-        go("own:FEDDYN", tmp_path / "b", OneFails, **{"on-client-failure": "stop"})
+        go("custom_methods:FEDDYN", tmp_path / "b", OneFails, **{"on-client-failure": "stop"})
 
 
 def test_a_refused_reply_is_shown_beside_what_is_expected(tmp_path):
     with pytest.raises(RuntimeError, match="0 valid replies of 3"):
-        go("own:RENAMES", tmp_path)
+        go("custom_methods:RENAMES", tmp_path)
     written = (tmp_path / "errors.log").read_text()
     assert "lacks head.bias (10,), layers.0.bias (200,)" in written
     assert "it has head.bais (10,), layers.0.bais (200,)" in written
@@ -115,23 +118,23 @@ def test_under_privacy_a_reply_has_type_file_and_line_alone(dp, tmp_path):
     """Neither the message, which has a label in it, nor a line of code."""
     private = {"dp": dp, "dp-noise-multiplier": 1.0, "dp-generator": "seeded"}
     with pytest.raises(RuntimeError, match="ArithmeticError") as error:
-        go("own:LOSS", tmp_path, Seen, **private)
+        go("custom_methods:LOSS", tmp_path, Seen, **private)
     reasons = {reply.error.reason for reply in SEEN if reply.has_error()}
     (reason,) = reasons
     where = re.search(r"line (\d+)", place(WORDS["LOSS"]))[0]
-    assert reason == f'  File "tests/own.py", {where}, in loss\nArithmeticError'
+    assert reason == f'  File "tests/support/custom_methods.py", {where}, in loss\nArithmeticError'
     for text in (str(error.value), (tmp_path / "errors.log").read_text()):
-        assert "sample" not in text and "raise" not in text and "own.py" in text
+        assert "sample" not in text and "raise" not in text and "custom_methods.py" in text
         assert ("client 2" in text) == (dp == "local")
 
 
 def test_under_privacy_the_files_have_no_message_of_the_server(tmp_path):
     private = {"dp": "central", "dp-noise-multiplier": 1.0, "dp-generator": "seeded"}
     with pytest.raises(ZeroDivisionError):
-        go("own:AGGREGATE", tmp_path, **private)
+        go("custom_methods:AGGREGATE", tmp_path, **private)
     for file in ("errors.log", "summary.json"):
         text = (tmp_path / file).read_text()
-        assert "ZeroDivisionError" in text and "own.py" in text and "h is" not in text
+        assert "ZeroDivisionError" in text and "custom_methods.py" in text and "h is" not in text
 
 
 SEEN = []
@@ -190,7 +193,7 @@ def test_frames_of_torch_are_left_out():
 def test_feddyn_by_hand():
     """α = 0.5, θ^{t−1} = 1, two of three training clients reply with 2 and 4, h = 3:
     h = 3 − 0.5·(2/3)·(3 − 1) = 7/3, θ = 3 − h/0.5 = −5/3."""
-    server = own.FedDynServer(alpha=0.5)
+    server = custom_methods.FedDynServer(alpha=0.5)
     server.nodes = [
         SimpleNamespace(novel=novel, unlabeled=False) for novel in (False, False, True, False)
     ]
@@ -206,7 +209,7 @@ def test_feddyns_client_by_hand():
     """L = (w − 2)²/2, from w = 1 with g = 0.25, α = 0.5, one step of 0.1: the gradient is
     −1 − 0.25 + 0, so w = 1.125; g = 0.25 − 0.5·0.125 = 0.1875."""
     model = torch.nn.Linear(1, 1, bias=False)
-    client = own.FedDynClient(
+    client = custom_methods.FedDynClient(
         model, share(torch.ones(1, 1), torch.tensor([2.0])), alpha=0.5, lr=0.1, local_steps=1
     )
     client.criterion = lambda z, y: (z[:, 0] - y).square().mean() / 2
@@ -219,24 +222,24 @@ def test_feddyns_client_by_hand():
 @pytest.mark.filterwarnings("error:.*has no effect")
 def test_a_cohort_gives_feddyns_numbers_or_is_refused(tmp_path):
     """What the loss of SILENT reads is equal in round 1 alone."""
-    alone, _ = go("own:FEDDYN", tmp_path / "alone")
-    together, _ = go("own:FEDDYN", tmp_path / "together", cohort=3)
+    alone, _ = go("custom_methods:FEDDYN", tmp_path / "alone")
+    together, _ = go("custom_methods:FEDDYN", tmp_path / "together", cohort=3)
     for name, array in alone.arrays.items():
         close = {"rtol": 1e-4, "atol": 1e-5}
         np.testing.assert_allclose(together.arrays[name].numpy(), array.numpy(), **close)
     with pytest.raises(ValueError, match=r"Silent.loss reads self.gradient.*stacked-clients=1"):
-        go("own:SILENT", tmp_path / "silent", cohort=3)
+        go("custom_methods:SILENT", tmp_path / "silent", cohort=3)
     assert len((tmp_path / "silent" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_its_numbers_reach_the_file_and_the_callbacks(tmp_path, monkeypatch):
     """Clients 2, 3 and 5 train: the means are 10 + 10/3, and 5/3 at their evaluation."""
     heard = []
-    monkeypatch.setattr(own, "Ear", type("Ear", (Callback,), {
+    monkeypatch.setattr(custom_methods, "Ear", type("Ear", (Callback,), {
         "round_ends": lambda self, report, strategy: heard.append(report["metrics"]),
     }), raising=False)  # fmt: skip
-    external_code.allow("own:Ear")
-    go("own:FEDDYN", tmp_path, callbacks="own:Ear", rounds=1)
+    external_code.allow("custom_methods:Ear")
+    go("custom_methods:FEDDYN", tmp_path, callbacks="custom_methods:Ear", rounds=1)
     (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert line["metrics"] == heard[0] == {"own-number": pytest.approx(10 + 10 / 3)}
     assert line["evaluation"]["train-own-score"] == pytest.approx(5 / 3)
@@ -245,33 +248,33 @@ def test_its_numbers_reach_the_file_and_the_callbacks(tmp_path, monkeypatch):
 
 def test_its_name_stands_in_tables_unless_two_methods_have_it(tmp_path):
     """Saved runs show it, and nothing is imported for that."""
-    methods = "own:FEDDYN,own:FEDDYN lr=0.1,fedavg"
+    methods = "custom_methods:FEDDYN,custom_methods:FEDDYN lr=0.1,fedavg"
     engine = ("--engine", "in-process", "--jobs", 1, "--output", tmp_path)
     printed = invoke(*TINY, "--methods", methods, *engine).output
-    assert "│ FedDyn lr=0.1 │" in printed and "│ own:" not in printed
+    assert "│ FedDyn lr=0.1 │" in printed and "│ custom_methods:" not in printed
     assert set(read_runs(tmp_path)[0].method) == {"FedDyn", "FedDyn lr=0.1", "fedavg"}
-    invoke(*TINY, "--methods", "own:SAME_NAME,own:SHIPPED_NAME", *engine)
+    invoke(*TINY, "--methods", "custom_methods:SAME_NAME,custom_methods:SHIPPED_NAME", *engine)
     left = set(read_runs(tmp_path)[0].method)
     assert left == {
-        "own:FEDDYN",
-        "own:FEDDYN lr=0.1",
-        "own:SAME_NAME",
-        "own:SHIPPED_NAME",
+        "custom_methods:FEDDYN",
+        "custom_methods:FEDDYN lr=0.1",
+        "custom_methods:SAME_NAME",
+        "custom_methods:SHIPPED_NAME",
         "fedavg",
     }
 
 
 def test_a_name_is_one_word(monkeypatch):
-    monkeypatch.setattr(own, "BAD", own.Method(own.FedAvg, own.Client, *own.PAPER, name="a b"),
-                        raising=False)  # fmt: skip
-    external_code.allow("own:BAD")
+    method = Method(FedAvg, Client, *custom_methods.PAPER, name="a b")
+    monkeypatch.setattr(custom_methods, "BAD", method, raising=False)
+    external_code.allow("custom_methods:BAD")
     with pytest.raises(ValueError, match="'a b'; it must be one word"):
-        federate(method="own:BAD")
+        federate(method="custom_methods:BAD")
 
 
 def test_the_pages_short_method_learns(tmp_path):
     """SmoothClient of docs/how-to/own-method.md; label smoothing changes what FedAvg gives."""
-    from lab import written
+    from documented_code import written
 
     with written(tmp_path):
         external_code.allow("my_lab.smooth:METHOD")

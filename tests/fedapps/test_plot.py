@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 import tomli_w
-from left import leave, vouch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from tiny import fedapps
+from run_folders import leave, vouch
+from small_runs import fedapps
 
 import partitions
 from fedapps.files import write_arrays

@@ -8,8 +8,8 @@ import tomllib
 from pathlib import Path
 
 import datasets
+import networks_with_parts
 import numpy as np
-import odd
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
@@ -181,7 +181,7 @@ def test_a_users_network_tells_what_is_not_generated(method):
     settings |= {"base": "pfedhn"} if method == "pfl-ensemble" else {}
     _, strategy = run_apps(
         method,
-        lambda: odd.Everything((1, 2, 2), 10),
+        lambda: networks_with_parts.Everything((1, 2, 2), 10),
         lambda _: (torch.rand(8, 1, 2, 2), torch.arange(8)),
         shape=(1, 2, 2),
         count=2,

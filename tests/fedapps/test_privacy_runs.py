@@ -5,7 +5,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from tiny import NEEDS, SMALL, dying_in, fedapps, federate
+from small_runs import NEEDS, SMALL, dying_in, fedapps, federate
 
 from clients.core.arrays import settled, to_record
 from fedapps.clientapp import app

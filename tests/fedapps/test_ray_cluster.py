@@ -8,7 +8,7 @@ import time
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from tiny import SMALL, bits
+from small_runs import SMALL, bits
 
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid, Simulated

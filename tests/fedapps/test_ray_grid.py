@@ -8,13 +8,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-import lab
 import numpy as np
 import pytest
 import ray
+from documented_code import DITTO, RINGS, SIZES, written
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.simulation.ray_transport.ray_actor import ClientAppActor
-from tiny import SMALL, UNUSUAL, Cut, bits, cut_before, left
+from small_runs import SMALL, UNUSUAL, Cut, bits, cut_before, left
 
 import partitions
 from clients.core.arrays import from_record, to_record
@@ -44,7 +44,10 @@ def orders(tmp_path_factory):
 def actors(orders, tmp_path_factory):
     """Two actors of a Ray that started where somebody's own package lies in a folder of
     PYTHONPATH. All tests use them: a process costs seconds."""
-    with lab.written(tmp_path_factory.mktemp("lab")) as folder, pytest.MonkeyPatch.context() as env:
+    with (
+        written(tmp_path_factory.mktemp("lab")) as folder,
+        pytest.MonkeyPatch.context() as env,
+    ):
         env.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         with ray_cluster():
             ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -248,11 +251,15 @@ def test_a_node_that_was_late_is_asked_alone_and_nothing_waits_behind_it(actors,
 
 def test_actors_find_what_comes_from_outside_the_package(actors):
     """Method, data and partition, and their settings."""
-    config = configuration(lab.DITTO, dataset=lab.RINGS, partition=lab.SIZES)
-    config |= {f"{lab.DITTO}.penalty": 0.5, f"{lab.RINGS}.noise": 0.1, f"{lab.SIZES}.power": 0.5}
+    config = configuration(DITTO, dataset=RINGS, partition=SIZES)
+    config |= {
+        f"{DITTO}.penalty": 0.5,
+        f"{RINGS}.noise": 0.1,
+        f"{SIZES}.power": 0.5,
+    }
     result = bits(on_actors(actors, config))
     assert result == bits(in_process(config))
-    assert result != bits(in_process(config | {f"{lab.DITTO}.penalty": 0.1}))
+    assert result != bits(in_process(config | {f"{DITTO}.penalty": 0.1}))
 
 
 def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny import federate, update
+from small_runs import federate, update
 
 from fedapps.files import MODEL
 from fedapps.results.recorder import Recorder

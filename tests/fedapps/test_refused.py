@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from left import vouch
-from tiny import SMALL, fedapps, share
+from run_folders import vouch
+from small_runs import SMALL, fedapps, share
 
 from clients.core.client import Client
 from fedapps.clientapp import _answer_simulated, app, make_client

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 import tomli_w
-from left import leave
-from tiny import invoke
+from run_folders import leave
+from small_runs import invoke
 
 from fedapps.results.report import NAME, client_rows, content, costs, f1_by_type, write_report
 from fedapps.results.runs import read_runs

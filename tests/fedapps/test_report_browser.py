@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from left import leave
+from run_folders import leave
 
 from fedapps.results.report import write_report
 from fedapps.results.runs import read_runs

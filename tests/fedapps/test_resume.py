@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import NEEDS, WEE, Cut, cut_before, left
+from small_runs import NEEDS, WEE, Cut, cut_before, left
 
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid

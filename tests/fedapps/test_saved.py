@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from left import vouch
+from run_folders import vouch
 from safetensors.numpy import load_file, save_file
-from tiny import SMALL, Cut, fedapps, left
+from small_runs import SMALL, Cut, fedapps, left
 
 import fedapps as package
 from fedapps import saved

@@ -4,7 +4,7 @@ import json
 import shutil
 
 from safetensors.numpy import load_file
-from tiny import fedapps
+from small_runs import fedapps
 
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
 

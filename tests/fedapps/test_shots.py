@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import NEEDS, SMALL, federate, share
+from small_runs import NEEDS, SMALL, federate, share
 from torch import nn
 
 import partitions

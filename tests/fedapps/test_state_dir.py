@@ -8,7 +8,7 @@ import json
 
 import pytest
 from safetensors.numpy import load_file
-from tiny import NEEDS, WEE, Watched, cut_before, federate, left
+from small_runs import NEEDS, WEE, Watched, cut_before, federate, left
 
 import fedapps
 import partitions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import RecordDict
-from tiny import SMALL, cut_before, dying_in, fedapps, federate, forked
+from small_runs import SMALL, cut_before, dying_in, fedapps, federate, forked
 
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import make_jobs

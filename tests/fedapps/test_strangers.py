@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from left import vouch
-from strangers import spoil
-from tiny import NEEDS, SMALL
+from corrupted_files import spoil
+from run_folders import vouch
+from small_runs import NEEDS, SMALL
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli

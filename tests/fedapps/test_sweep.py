@@ -5,7 +5,7 @@ import re
 import threading
 
 import pytest
-from tiny import SMALL, fedapps
+from small_runs import SMALL, fedapps
 
 from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.engines.run import run_jobs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ArrayRecord
-from tiny import SMALL, federate
+from small_runs import SMALL, federate
 
 import fedapps
 from clients.core.arrays import to_record

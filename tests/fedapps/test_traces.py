@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pandas import DataFrame
 from safetensors.numpy import load_file
-from tiny import invoke
+from small_runs import invoke
 
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid

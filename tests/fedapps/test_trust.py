@@ -16,7 +16,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
-from tiny import SMALL
+from small_runs import SMALL
 from torch import nn
 from typer.testing import CliRunner
 

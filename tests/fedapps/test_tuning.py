@@ -7,7 +7,7 @@ import tomllib
 import numpy as np
 import pytest
 import tomli_w
-from tiny import fedapps
+from small_runs import fedapps
 
 from clients.core.client import Client
 from fedapps.engines import run as engines
@@ -277,10 +277,12 @@ def test_equal_failures_end_a_search_with_their_reason(experiment, tmp_path):
     """Three of four trials; the same command tries the fourth. What failed first is printed."""
     output, text = tmp_path / "tuning", experiment.read_text().replace("[0.0, 0.5]", "[1, 2, 3, 4]")
     experiment.write_text(text)
-    command = ["tune", experiment, "--methods", "own:LOSS", "--trials", 9, "--output", output]
+    command = ["tune", experiment, "--methods", "custom_methods:LOSS", "--trials", 9]
+    command += ["--output", output]
     printed = fedapps(*command, code=1)
     assert printed.count("raise ArithmeticError") == 1
-    assert "no trial of own:LOSS succeeded; the first failed: RuntimeError: round 1" in printed
+    assert "no trial of custom_methods:LOSS succeeded" in printed
+    assert "; the first failed: RuntimeError: round 1" in printed
     assert [row["trial"] for row in trials(output)] == list("123")
     assert all("ArithmeticError: in loss" in row["error"] for row in trials(output))
     assert not (output / "best.toml").exists() and "best.toml" not in printed

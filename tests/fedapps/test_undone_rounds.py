@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny import SMALL, cut_before, fedapps
+from small_runs import SMALL, cut_before, fedapps
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny import SMALL, Watched, bits, federate
+from small_runs import SMALL, Watched, bits, federate
 from torch.nn import functional as F
 
 import partitions

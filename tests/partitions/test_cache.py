@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import miniatures
+import dataset_files
 import numpy as np
 import pytest
 import torch
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_second_process_maps_the_first_ones_copy(tmp_path, monkeypatch):
-    x, y = miniatures.idx_pairs(tmp_path / "mnist")
+    x, y = dataset_files.idx_pairs(tmp_path / "mnist")
     loading.load("mnist", str(tmp_path))
     loading._load.cache_clear()
     monkeypatch.setattr(loading, "_from_folder", None)  # reading the files again would fail
@@ -89,7 +89,7 @@ def _size(folder: str) -> int:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, caplog):
-    miniatures.idx_pairs(tmp_path / "mnist")
+    dataset_files.idx_pairs(tmp_path / "mnist")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "file" / "below"))
     assert _size(str(tmp_path)) == 200
@@ -113,7 +113,7 @@ def test_other_users_may_read_what_the_umask_lets_them(umask, folder, file):
 
 @pytest.mark.parametrize("file", [cache.DATA, cache.META])
 def test_an_entry_that_cannot_be_read_is_done_without(tmp_path, file, caplog):
-    miniatures.idx_pairs(tmp_path / "mnist")
+    dataset_files.idx_pairs(tmp_path / "mnist")
     assert _size(str(tmp_path)) == 200
     (entry,) = (tmp_path / "cache").iterdir()
     (entry / file).unlink()
@@ -123,7 +123,7 @@ def test_an_entry_that_cannot_be_read_is_done_without(tmp_path, file, caplog):
 
 
 def test_a_failed_read_leaves_nothing(tmp_path):
-    miniatures.idx_pairs(tmp_path / "mnist")
+    dataset_files.idx_pairs(tmp_path / "mnist")
     file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte is truncated"):

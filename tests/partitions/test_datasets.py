@@ -3,8 +3,8 @@
 import os
 from dataclasses import replace
 
+import dataset_files
 import datasets as hf
-import miniatures
 import numpy as np
 import pytest
 
@@ -50,7 +50,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def test_a_truncated_file_is_named(tmp_path):
-    miniatures.idx_pairs(tmp_path / "mnist", suffix=".gz")
+    dataset_files.idx_pairs(tmp_path / "mnist", suffix=".gz")
     file = next((tmp_path / "mnist").glob("train-images*"))
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.*truncated"):
@@ -58,8 +58,8 @@ def test_a_truncated_file_is_named(tmp_path):
 
 
 def test_labels_out_of_range_and_missing_sources_are_errors(tmp_path, monkeypatch):
-    miniatures.idx_pairs(tmp_path / "mnist")
-    miniatures.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", np.full(100, 11))
+    dataset_files.idx_pairs(tmp_path / "mnist")
+    dataset_files.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", np.full(100, 11))
     with pytest.raises(ValueError, match=r"labels 0…11 lie outside 0…9"):
         loading.load("mnist", str(tmp_path))
     monkeypatch.setattr(hf, "load_dataset", unreachable)
@@ -114,10 +114,10 @@ def test_the_files_names_of_classes_go_before_the_known_ones():
 
 def test_past_the_cache(tmp_path):
     """`reread` reads what `load` has kept; where there are no files, both are the same."""
-    miniatures.idx_pairs(tmp_path / "mnist")
+    dataset_files.idx_pairs(tmp_path / "mnist")
     kept = loading.load("mnist", str(tmp_path))
     labels = np.arange(100)[::-1] % 10
-    miniatures.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", labels)
+    dataset_files.write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", labels)
     assert loading.load("mnist", str(tmp_path)) is kept
     assert loading.reread("mnist", str(tmp_path)).y[:100].tolist() == labels.tolist()
     assert loading.reread("digits", str(tmp_path)) is loading.load("digits", str(tmp_path))

@@ -4,7 +4,7 @@ import json
 import pickle
 from pathlib import Path
 
-import miniatures
+import dataset_files
 import numpy as np
 import pytest
 import torch
@@ -73,7 +73,7 @@ def check_arrays(data, x, y, num_train):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_idx_pairs(tmp_path, suffix):
-    x, y = miniatures.idx_pairs(tmp_path / "fashion-mnist", suffix=suffix)
+    x, y = dataset_files.idx_pairs(tmp_path / "fashion-mnist", suffix=suffix)
     data = loading.load("fashion-mnist", str(tmp_path))
     check_arrays(data, x, y, 100)
     assert data.classes[9] == "Ankle boot"
@@ -82,7 +82,7 @@ def test_idx_pairs(tmp_path, suffix):
 
 @pytest.mark.parametrize("number", [10, 100])
 def test_cifar(tmp_path, monkeypatch, number):
-    x, y = miniatures.cifar(tmp_path / f"cifar{number}", number, monkeypatch)
+    x, y = dataset_files.cifar(tmp_path / f"cifar{number}", number, monkeypatch)
     data = loading.load(f"cifar{number}", str(tmp_path))
     check_arrays(data, x, y, 1000 if number == 10 else 300)
     assert data.classes[9] == ("truck" if number == 10 else "class 9")
@@ -95,7 +95,7 @@ def test_cifar(tmp_path, monkeypatch, number):
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
 def test_an_unverified_pickle_is_never_opened(tmp_path, monkeypatch, damage):
-    miniatures.cifar(tmp_path / "cifar10", 10, monkeypatch)
+    dataset_files.cifar(tmp_path / "cifar10", 10, monkeypatch)
     file = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3"
     content = file.read_bytes()
     damaged = content[:-9] if damage == "truncated" else content[:-1] + b"!"
@@ -113,7 +113,7 @@ def test_an_unverified_pickle_is_never_opened(tmp_path, monkeypatch, damage):
 def test_cifar_from_its_archive(tmp_path, monkeypatch):
     import tarfile
 
-    x, y = miniatures.cifar(tmp_path / "made", 10, monkeypatch)
+    x, y = dataset_files.cifar(tmp_path / "made", 10, monkeypatch)
     (tmp_path / "cifar10").mkdir()
     with tarfile.open(tmp_path / "cifar10" / "cifar-10-python.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "made" / "cifar-10-batches-py", "cifar-10-batches-py")
@@ -126,7 +126,7 @@ def test_cifar_from_its_archive(tmp_path, monkeypatch):
 
 
 def test_stl10(tmp_path, caplog):
-    x, y = miniatures.stl10(tmp_path / "stl10")
+    x, y = dataset_files.stl10(tmp_path / "stl10")
     check_arrays(loading.load("stl10", str(tmp_path)), x, y, 60)
     assert "train_X.bin: md5" in caplog.text  # a miniature is not the official file
     three_rounds(tmp_path, "stl10", "iid")
@@ -138,7 +138,7 @@ def test_stl10(tmp_path, caplog):
 
 
 def test_femnist_of_leaf(tmp_path):
-    x, y = miniatures.leaf(tmp_path / "femnist")
+    x, y = dataset_files.leaf(tmp_path / "femnist")
     data = loading.load("femnist", str(tmp_path))
     check_arrays(data, x, y, 240)
     # a file a half: writers 0, 2, … and 1, 3, …, 20 samples each, then four each
@@ -168,12 +168,12 @@ def test_grey_values_of_leaf_are_rounded(tmp_path):
 
 def test_femnist_of_emnist_is_turned_and_dark_on_light(tmp_path):
     splits = ("emnist-byclass-train", "emnist-byclass-test")
-    x, y = miniatures.idx_pairs(tmp_path / "femnist", splits, classes=62)
+    x, y = dataset_files.idx_pairs(tmp_path / "femnist", splits, classes=62)
     check_arrays(loading.load("femnist", str(tmp_path)), 255 - x.transpose(0, 1, 3, 2), y, 620)
 
 
 def test_omniglot(tmp_path):
-    miniatures.omniglot(tmp_path / "omniglot")
+    dataset_files.omniglot(tmp_path / "omniglot")
     data = loading.load("omniglot", str(tmp_path))
     assert tuple(data.x.shape) == (72, 1, 28, 28)
     assert np.bincount(data.y.numpy()).tolist() == [6] * 12
@@ -196,13 +196,13 @@ def test_omniglot(tmp_path):
 
 @pytest.mark.parametrize(("name", "column"), [("inaturalist", "cell"), ("landmarks", "author")])
 def test_federated_vision(tmp_path, random_extractors, name, column):
-    miniatures.federated_vision(tmp_path / name, name == "inaturalist")
+    dataset_files.federated_vision(tmp_path / name, name == "inaturalist")
     data = loading.load(name, str(tmp_path))
     assert (tuple(data.x.shape), data.x.dtype, data.num_train) == ((27, 1280), torch.float32, 24)
     assert data.y.tolist() == [i % 3 for i in range(27)]
     assert data.columns[column].tolist() == [f"user {i % 4}" for i in range(24)] + [""] * 3
     for row in (5, 25):  # each row has its own photograph's features
-        picture = Image.fromarray(miniatures.images(1, 40, 50, 3, seed=row)[0])
+        picture = Image.fromarray(dataset_files.images(1, 40, 50, 3, seed=row)[0])
         picture.save(tmp_path / "own.jpg")
         own = features.mobilenet_v2([Image.open(tmp_path / "own.jpg")], 1, Path())
         others = [float((data.x[i] - torch.from_numpy(own[0])).norm()) for i in range(27)]
@@ -220,7 +220,7 @@ def test_image_features_are_what_the_classifier_sees(random_extractors):
     from torchvision.models import MobileNet_V2_Weights
 
     network, seen = random_extractors[0], []
-    pictures = [Image.fromarray(miniatures.images(1, 60, 70, 3, seed=s)[0]) for s in range(3)]
+    pictures = [Image.fromarray(dataset_files.images(1, 60, 70, 3, seed=s)[0]) for s in range(3)]
     found = torch.from_numpy(features.mobilenet_v2(pictures, 3, Path()))
     transform = MobileNet_V2_Weights.IMAGENET1K_V1.transforms()
     hook = network.classifier.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
@@ -281,7 +281,7 @@ def test_damaged_weights_are_not_used(tmp_path):
 
 
 def test_yahoo_answers(tmp_path, random_extractors):
-    miniatures.yahoo(tmp_path / "yahoo-answers")
+    dataset_files.yahoo(tmp_path / "yahoo-answers")
     data = loading.load("yahoo-answers", str(tmp_path))
     assert (tuple(data.x.shape), data.num_train) == ((100, 768), 80)
     assert data.y.tolist() == [i % 10 for i in range(80)] + [i % 10 for i in range(20)]
@@ -299,8 +299,8 @@ def test_yahoo_answers(tmp_path, random_extractors):
 
 def test_novel_clients_of_another_dataset(tmp_path, monkeypatch):
     """STL-10's nine classes that CIFAR-10 has under CIFAR-10's numbers, 32×32, no monkeys."""
-    miniatures.cifar(tmp_path / "cifar10", 10, monkeypatch)
-    miniatures.stl10(tmp_path / "stl10")
+    dataset_files.cifar(tmp_path / "cifar10", 10, monkeypatch)
+    dataset_files.stl10(tmp_path / "stl10")
     config = defaults() | {
         "dataset": "cifar10", "data-dir": str(tmp_path), "partition": "cross-dataset",
         "partition.base-rule": "iid", "num-clients": 6, "standardize": "training-clients",
@@ -348,7 +348,7 @@ def test_classes_are_matched_by_name():
 def test_channels_are_standardised_by_customary_constants(tmp_path, monkeypatch):
     """CIFAR-10: (v / 255 − m_c) / s_c for a stored v, with its own m and s in each channel; the
     same where they are converted at once, saved and loaded."""
-    miniatures.cifar(tmp_path / "cifar10", 10, monkeypatch)
+    dataset_files.cifar(tmp_path / "cifar10", 10, monkeypatch)
     config = {"dataset": "cifar10", "data-dir": str(tmp_path), "partition": "iid"}
     fed = federation(defaults() | config | {"standardize": "channels"})
     share = fed.share(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import fedapps
+from small_runs import fedapps
 
 import partitions
 from fedapps.common import external_code

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import SMALL, federate
+from small_runs import SMALL, federate
 
 from partitions import federation
 

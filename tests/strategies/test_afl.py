@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import share, update
+from small_runs import share, update
 from torch import nn
 
 from clients.core.arrays import model_arrays

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from arithmetic_clients import START, asked, go
 from flwr.app import MetricRecord
 from flwr.clientapp import ClientApp
-from hostile import BYTES
-from society import START, asked, go
+from malformed_replies import BYTES
 
 from clients.core.arrays import from_record, to_record
 from fedapps.engines.in_process_grid import InProcessGrid

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
-from tiny import NEEDS, SMALL, bits
+from small_runs import NEEDS, SMALL, bits
 
 from clients.core.arrays import to_record
 from fedapps.clientapp import app

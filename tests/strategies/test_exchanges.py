@@ -4,7 +4,7 @@ an exchange costs seconds."""
 from itertools import groupby
 
 import numpy as np
-from tiny import TASTES, federate
+from small_runs import TASTES, federate
 
 from clients.core.arrays import from_record
 from clients.core.protocol import SAVE_STATE

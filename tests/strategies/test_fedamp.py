@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from tiny import federate, update
+from small_runs import federate, update
 
 from strategies.core.replies import Node
 from strategies.methods.fedamp import FedAMP

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny import update
+from small_runs import update
 
 from clients.core.arrays import as_type, settled
 from strategies.core.aggregation import MEANS, mean, mean_statistics, robust_mean, weighted_mean

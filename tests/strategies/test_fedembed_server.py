@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny import Watched
+from small_runs import Watched
 
 from clients.core.arrays import from_record
 from fedapps.clientapp import app

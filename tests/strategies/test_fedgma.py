@@ -1,5 +1,5 @@
 import numpy as np
-from tiny import update
+from small_runs import update
 
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.fedgma import FedGMA

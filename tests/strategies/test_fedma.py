@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.clientapp import ClientApp
-from tiny import SMALL, federate, share, update
+from small_runs import SMALL, federate, share, update
 from torch import nn
 
 from clients.core.arrays import from_record, model_arrays, prefixed

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny import federate, states, update
+from small_runs import federate, states, update
 
 from clients.core.arrays import from_record, group
 from clients.methods.pfedme import PFedMeClient

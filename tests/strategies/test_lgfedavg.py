@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny import SMALL, federate, update
+from small_runs import SMALL, federate, update
 
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tiny import update
+from small_runs import update
 
 from strategies.core.limits import (
     Change,

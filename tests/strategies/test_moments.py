@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import federate
+from small_runs import federate
 
 from clients.core.arrays import from_record, group
 from strategies.maths.moments import Moments

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import update
+from small_runs import update
 
 from clients.core.arrays import to_record
 from strategies.core.aggregation import robust_mean, weighted_mean

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from tiny import at_once, federate, share, states
+from small_runs import at_once, federate, share, states
 from torch.func import functional_call
 from torch.nn import functional as F
 

@@ -1,10 +1,10 @@
 """pFedHN's update against the gradient of its surrogate, computed by brute force."""
 
+import networks_with_parts
 import numpy as np
-import odd
 import pytest
 import torch
-from tiny import federate
+from small_runs import federate
 from torch import nn
 
 from clients.core.arrays import model_arrays, to_record
@@ -206,7 +206,7 @@ SHAPE = (1, 8, 8)
 def everything():
     """The targets of a network of all kinds and, to compare, its arrays."""
     torch.manual_seed(0)
-    network = odd.Everything(SHAPE, 10)
+    network = networks_with_parts.Everything(SHAPE, 10)
     return Targets({"": model_arrays(network)}, {"": network}), model_arrays(network)
 
 

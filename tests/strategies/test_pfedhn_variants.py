@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import federate, share, states
+from small_runs import federate, share, states
 
 from clients.core.arrays import from_record, group, to_record
 from clients.methods.pfedhn import PFedHNClient, PFedHNPCClient

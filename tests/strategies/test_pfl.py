@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import at_once, federate, share, update
+from small_runs import at_once, federate, share, update
 
 from clients.core.domain import domain_gradient
 from clients.methods.pfl import PFLClient, PFLSampledClient

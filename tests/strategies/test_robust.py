@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny import update
+from small_runs import update
 
 from strategies.core.aggregation import robust_mean
 from strategies.methods.fedavg import FedAvg

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import federate, share, states, update
+from small_runs import federate, share, states, update
 from torch import nn
 
 from clients.core.arrays import from_record, group

@@ -4,7 +4,7 @@ import weakref
 
 import numpy as np
 import pytest
-from society import asked, go
+from arithmetic_clients import asked, go
 
 from clients.core.arrays import from_record, to_record
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE

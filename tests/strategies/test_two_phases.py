@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tiny import federate, share, update
+from small_runs import federate, share, update
 
 from clients.methods.atp import RATES
 from clients.methods.lgfedavg import OWN_BODIES, LGFedAvgClient

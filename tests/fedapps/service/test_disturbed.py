@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
-from tiny import wait
+from small_runs import wait
 
 from fedapps.service import certificates
 from fedapps.service.deploy import NAME, SUPERLINK, Deployment, plan

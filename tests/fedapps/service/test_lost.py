@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from tiny import left, wait
+from small_runs import left, wait
 
 from fedapps.serverapp import run_in_process
 from fedapps.service.deploy import NAME, SUPERLINK, Deployment, plan

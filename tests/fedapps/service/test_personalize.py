@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tiny import NEEDS, WEE, invoke
+from small_runs import NEEDS, WEE, invoke
 
 import fedapps
 import partitions

@@ -15,9 +15,9 @@ import psutil
 import pytest
 import torch
 from flwr.common.constant import PUBLIC_KEY_ALREADY_IN_USE_MESSAGE as KNOWN
-from left import vouch
+from run_folders import vouch
 from safetensors.numpy import load_file, save_file
-from tiny import invoke, wait
+from small_runs import invoke, wait
 
 import fedapps
 import partitions

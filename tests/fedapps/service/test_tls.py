@@ -5,7 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from tiny import wait
+from small_runs import wait
 
 import fedapps
 import partitions

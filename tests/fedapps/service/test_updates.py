@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tiny import SMALL, invoke
+from small_runs import SMALL, invoke
 from torch.nn import functional as F
 
 import fedapps

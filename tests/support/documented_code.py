@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedapps.common import external_code
 
-HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 PAGES = (*sorted(HOW_TO.glob("own-*.md")), HOW_TO / "lora.md")
 PAGE = "".join(page.read_text("utf-8") for page in PAGES)
 DITTO, RINGS, SIZES = "my_lab.ditto:METHOD", "my_lab.data:rings", "my_lab.rules:BySize"

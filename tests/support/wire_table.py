@@ -6,7 +6,7 @@ from pathlib import Path
 import partitions
 from fedapps.node.building import method_model, with_public
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "wire.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
 UP, DOWN = "from client", "from server"
 Place = tuple[str, str]  # message type, direction
 
