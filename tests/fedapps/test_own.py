@@ -122,7 +122,7 @@ def test_under_privacy_a_reply_has_type_file_and_line_alone(dp, tmp_path):
     reasons = {reply.error.reason for reply in SEEN if reply.has_error()}
     (reason,) = reasons
     where = re.search(r"line (\d+)", place(WORDS["LOSS"]))[0]
-    assert reason == f'  File "tests/support/custom_methods.py", {where}, in loss\nArithmeticError'
+    assert reason == f'  File "support/custom_methods.py", {where}, in loss\nArithmeticError'
     for text in (str(error.value), (tmp_path / "errors.log").read_text()):
         assert "sample" not in text and "raise" not in text and "custom_methods.py" in text
         assert ("client 2" in text) == (dp == "local")
