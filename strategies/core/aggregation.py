@@ -1,11 +1,13 @@
-"""Means of the clients' models that a minority of malicious clients cannot move far.
+"""Robust and plain means of the clients' models.
 
-Flower's functions: median and trimmed mean by coordinate (Yin et al., ICML 2018), and multi-Krum
-(Blanchard et al., NeurIPS 2017), the plain mean of the n − f updates nearest to their neighbours,
-f = ⌊fraction · n⌋. All ignore sample counts, which clients could forge. Integers and booleans, such
-as counts of steps, are averaged as all arrays, and are part of no distance."""
+The robust means limit what a minority of malicious clients can do. They are Flower's functions:
+median and trimmed mean by coordinate (Yin et al., ICML 2018), and multi-Krum (Blanchard et al.,
+NeurIPS 2017). Multi-Krum is the plain mean of the n − f updates nearest to their neighbours, with
+f = ⌊fraction · n⌋. Robust means ignore sample counts, which clients could forge. Integers and
+booleans, such as counts of steps, are averaged like all arrays, but are part of no distance."""
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
@@ -15,17 +17,31 @@ from flwr.serverapp.strategy.multikrum import select_multikrum
 from clients.core.arrays import Arrays, as_type, is_counter, is_statistic, to_record
 from strategies.core.replies import Update
 
-Mean = Callable[[Sequence[Arrays], float, Collection[str]], Arrays]  # changes, fraction, measured
+# Takes the clients' changes, the fraction, and the names of the arrays that distances are made of.
+Mean = Callable[[Sequence[Arrays], float, Collection[str]], Arrays]
+Combine = Callable[[list[np.ndarray]], np.ndarray]  # all clients' arrays of one name to one array
+
+
+def _by_name(changes: Sequence[Arrays], combine: Combine) -> Arrays:
+    """`combine` of all clients' arrays, name by name."""
+    result: Arrays = {}
+    for name in changes[0]:
+        result[name] = combine([change[name] for change in changes])
+    return result
+
+
+def _plain_mean(changes: Sequence[Arrays]) -> Arrays:
+    return _by_name(changes, lambda arrays: np.mean(arrays, axis=0))
 
 
 def median(changes: Sequence[Arrays], fraction: float, measured: Collection[str]) -> Arrays:
     """The median of every entry; it tolerates any malicious minority."""
-    return {n: np.median([c[n] for c in changes], axis=0) for n in changes[0]}
+    return _by_name(changes, lambda arrays: np.median(arrays, axis=0))
 
 
 def trimmed_mean(changes: Sequence[Arrays], fraction: float, measured: Collection[str]) -> Arrays:
     """The mean of every entry without the ⌊fraction · n⌋ largest and smallest values."""
-    return {n: trim_mean(np.stack([c[n] for c in changes]), fraction) for n in changes[0]}
+    return _by_name(changes, lambda arrays: trim_mean(np.stack(arrays), fraction))
 
 
 def krum(changes: Sequence[Arrays], fraction: float, measured: Collection[str]) -> Arrays:
@@ -33,15 +49,19 @@ def krum(changes: Sequence[Arrays], fraction: float, measured: Collection[str]) 
 
     Distances are those of the `measured` arrays; without any, all changes are equally near."""
     if not measured:
-        return {name: np.mean([c[name] for c in changes], axis=0) for name in changes[0]}
+        return _plain_mean(changes)
     records = []
     for change in changes:
-        distant = {name: a for name, a in change.items() if name in measured}
-        records.append(RecordDict({"arrays": to_record(distant)}))
+        measured_arrays = {name: array for name, array in change.items() if name in measured}
+        records.append(RecordDict({"arrays": to_record(measured_arrays)}))
     f = int(fraction * len(changes))
+    # Flower returns the chosen records themselves, not their positions.
     chosen = {id(record) for record in select_multikrum(records, f, len(changes) - f)}
-    kept = [c for c, record in zip(changes, records, strict=True) if id(record) in chosen]
-    return {name: np.mean([c[name] for c in kept], axis=0) for name in changes[0]}
+    kept = []
+    for change, record in zip(changes, records, strict=True):
+        if id(record) in chosen:
+            kept.append(change)
+    return _plain_mean(kept)
 
 
 MEANS: dict[str, Mean] = {"median": median, "trimmed-mean": trimmed_mean, "krum": krum}
@@ -49,7 +69,7 @@ ROBUST = ("none", *MEANS)
 
 
 def is_plain(kind: str, fraction: float, clients: int) -> str:
-    """Why the robust mean of so many clients is the plain one; "" if it is not."""
+    """Why the robust mean of this number of clients equals the plain mean; "" if it differs."""
     if kind == "median" or int(fraction * clients):
         return ""
     return (
@@ -63,11 +83,14 @@ def robust_mean(kind: str, fraction: float, start: Arrays, models: Sequence[Arra
     """`start` moved by the robust mean of the models' changes, in the dtypes of `start`."""
     if not models[0]:  # all arrays are personal
         return {}
-    changes = [{n: a.astype(float) - start[n] for n, a in w.items()} for w in models]
+    changes: list[Arrays] = []
+    for model in models:
+        changes.append({name: array.astype(float) - start[name] for name, array in model.items()})
     measured = {name for name in models[0] if not is_counter(start[name])}
-    mean = MEANS[kind](changes, fraction, measured)
-    moved = {name: start[name] + change for name, change in mean.items()}
-    return {name: as_type(a, start[name].dtype) for name, a in moved.items()}
+    moved: Arrays = {}
+    for name, change in MEANS[kind](changes, fraction, measured).items():
+        moved[name] = as_type(start[name] + change, start[name].dtype)
+    return moved
 
 
 def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
@@ -77,13 +100,16 @@ def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     `clients.core.arrays.as_type`)."""
     total = float(sum(weights))
     shares = [weight / total for weight in weights]
-    mean = {}
+    mean: Arrays = {}
     for name, first in arrays[0].items():
-        dtype = np.promote_types(first.dtype, np.float32) if first.dtype.kind == "f" else np.float64
-        out = np.zeros(first.shape, dtype)
+        dtype: Any = np.float64  # of the sum; integers and booleans would be cut off
+        if first.dtype.kind == "f":
+            dtype = np.promote_types(first.dtype, np.float32)
+        weighted_sum = np.zeros(first.shape, dtype)
         for client, share in zip(arrays, shares, strict=True):
-            out += client[name] * out.dtype.type(share)
-        mean[name] = as_type(out, first.dtype)
+            # A share of the sum's type keeps numpy from a wider, slower product.
+            weighted_sum += client[name] * weighted_sum.dtype.type(share)
+        mean[name] = as_type(weighted_sum, first.dtype)
     return mean
 
 
@@ -94,5 +120,8 @@ def mean(arrays: Sequence[Arrays]) -> Arrays:
 
 def mean_statistics(updates: Sequence[Update]) -> Arrays:
     """The mean of the running statistics and counters, weighted by sample counts."""
-    statistics = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
-    return weighted_mean(statistics, [u.num_examples for u in updates])
+    statistics: list[Arrays] = []
+    for update in updates:
+        arrays = update.arrays
+        statistics.append({name: a for name, a in arrays.items() if is_statistic(name, a)})
+    return weighted_mean(statistics, [update.num_examples for update in updates])

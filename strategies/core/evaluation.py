@@ -1,12 +1,13 @@
-"""The metrics of an evaluation: means over clients, F1 of users with tastes, bound terms.
+"""The metrics of an evaluation: means over clients, F1 of sub-populations, terms of a bound.
 
-F1 is macro F1 of each sub-population. Its mean over users weighs each sub-population by its users.
-A user sends its sub-population and its counts of (label, prediction) in experiments alone: serving
-evaluates nobody."""
+F1 is the macro F1 of each sub-population. Its mean over users weighs each sub-population by its
+number of users. Users send their sub-population and their counts of (label, prediction) in
+experiments alone: a served run evaluates nobody."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from logging import WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
@@ -17,11 +18,14 @@ from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Update
 from strategies.core.strategy import StrategyBase
 
-LABELS, PREDICTIONS = [0, 0, 1, 1], [0, 1, 0, 1]  # the four counts: TN, FP, FN, TP
+# Label and prediction of the four counts: TN, FP, FN, TP.
+LABELS = [0, 0, 1, 1]
+PREDICTIONS = [0, 1, 0, 1]
 # The sample count of a score, where it is not that of the reply.
 EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "training-error")}
+# Numbers of a reply whose mean over clients says nothing.
 NO_MEAN = {"sub-population", "head", "counts", "seconds", *EXAMPLES.values()}
-TRIMMED = 0.1  # share of the clients at each end whose score does not choose the reported round
+TRIMMED = 0.1  # share of clients at each end that `trimmed` leaves out
 
 
 class Evaluation:
@@ -29,25 +33,27 @@ class Evaluation:
 
     def __init__(self, strategy: StrategyBase) -> None:
         self._strategy = strategy
-        self._half_distance: float | None = None  # inputs do not change
+        self._half_distance: float | None = None  # computed once: inputs do not change
         self._warned_of_selection = False
-        self._warned_of_few = False
-        self._said: set[str] = set()  # names of numbers whose loss was logged
+        self._warned_of_few_samples = False
+        self._warned_of_no_scores = False
+        self._logged_not_finite: set[str] = set()  # names of numbers
 
     def metrics(self, updates: Sequence[Update]) -> MetricRecord:
         """All metrics of these replies."""
         strategy = self._strategy
-        self._warn(updates)
-        key = strategy.weighted_by_key
-        mean = strategy.evaluate_metrics_aggr_fn or foreign_means
-        foreign = mean(records(updates, key), key)
-        own = means(updates, strategy.average_over, strategy.selection_metric)
-        numbers = {**foreign, **own, **f1_scores(updates)}
+        self._warn_of_selection(updates)
+        self._warn_of_few_samples(updates)
+        weighted_by = strategy.weighted_by_key
+        aggregate = strategy.evaluate_metrics_aggr_fn or foreign_means
+        numbers: dict[str, Any] = dict(aggregate(records(updates, weighted_by), weighted_by))
+        numbers |= means(updates, strategy.average_over, strategy.selection_metric)
+        numbers |= f1_scores(updates)
         if updates and not numbers:
-            self._warn_unscored(len(updates))
+            self._warn_of_no_scores(len(updates))
         for role, group in by_role(updates):
-            lost = self.count_not_finite(group)
-            numbers |= {f"{role}-not-finite-{name}": count for name, count in lost.items()}
+            for name, count in self.count_not_finite(group).items():
+                numbers[f"{role}-not-finite-{name}"] = count
         if strategy.report_generalization_bound:
             distance = self._mean_half_distance()
             if distance is not None:
@@ -55,13 +61,19 @@ class Evaluation:
         return MetricRecord(numbers)
 
     def count_not_finite(self, updates: Sequence[Update]) -> dict[str, int]:
-        """How many clients' numbers were left out of each mean, since they have overflowed; the
-        first time that a name is among them it is logged."""
-        counts = Counter(name for update in updates for name in update.not_finite)
-        for name in counts.keys() - self._said:
-            if self._strategy.messenger.hides_participants:
-                continue
-            self._said.add(name)
+        """For each mean, the number of clients whose value overflowed and was left out.
+
+        Logs each name once in a run, unless the participants are secret."""
+        counts: Counter[str] = Counter()
+        for update in updates:
+            counts.update(update.not_finite)
+        if not self._strategy.messenger.hides_participants:
+            self._log_not_finite(counts, len(updates))
+        return dict(sorted(counts.items()))
+
+    def _log_not_finite(self, counts: Mapping[str, int], clients: int) -> None:
+        for name in counts.keys() - self._logged_not_finite:
+            self._logged_not_finite.add(name)
             log(
                 WARNING,
                 "round %s: %s of %s of %s clients is NaN, infinite or beyond 1e12, and is left out "
@@ -69,41 +81,56 @@ class Evaluation:
                 self._strategy.round,
                 name,
                 counts[name],
-                len(updates),
+                clients,
             )
-        return dict(sorted(counts.items()))
 
-    def _warn_unscored(self, clients: int) -> None:
+    def _warn_of_no_scores(self, clients: int) -> None:
         """Warn once that the evaluated clients scored nothing."""
-        if "" in self._said:
+        if self._warned_of_no_scores:
             return
-        self._said.add("")
-        words = (
+        self._warned_of_no_scores = True
+        log(
+            WARNING,
             "%s clients were evaluated, and none has samples to be scored on: evaluations are "
             "empty. In client_app, data= returns training and validation samples: (training, "
-            "validation)"
+            "validation)",
+            clients,
         )
-        log(WARNING, words, clients)
 
-    def _warn(self, updates: Sequence[Update]) -> None:
-        """Warn once if no client reports the score that chooses the round, and once of a novel
-        client that is scored on less than `FEW_SAMPLES` samples."""
-        selected, key = self._strategy.selection_metric, "accuracy"
-        scored = [u.metrics.keys() for u in updates if not u.node.novel and key in u.metrics]
-        reported = any(selected in names for names in scored)
-        if scored and not reported and not self._warned_of_selection:
-            log(
-                WARNING,
-                "no client reports %s (selection-metric): the last round counts as the best",
-                selected,
-            )
-            self._warned_of_selection = True
-        least = min((u.num_examples for u in updates if u.node.novel), default=FEW_SAMPLES)
-        secret = self._strategy.messenger.hides_participants
-        if least < FEW_SAMPLES and not self._warned_of_few and not secret:
-            words = "a novel client is scored on %g labeled samples; fewer novel-shots leave more"
-            log(WARNING, words, least)
-            self._warned_of_few = True
+    def _warn_of_selection(self, updates: Sequence[Update]) -> None:
+        """Warn once if no training client reports the score that chooses the round."""
+        if self._warned_of_selection:
+            return
+        selected = self._strategy.selection_metric
+        has_scores = False
+        for update in updates:
+            if update.node.novel or "accuracy" not in update.metrics:
+                continue
+            if selected in update.metrics:
+                return
+            has_scores = True
+        if not has_scores:
+            return
+        self._warned_of_selection = True
+        log(
+            WARNING,
+            "no client reports %s (selection-metric): the last round counts as the best",
+            selected,
+        )
+
+    def _warn_of_few_samples(self, updates: Sequence[Update]) -> None:
+        """Warn once of a novel client that is scored on less than `FEW_SAMPLES` samples."""
+        if self._warned_of_few_samples or self._strategy.messenger.hides_participants:
+            return
+        counts = [update.num_examples for update in updates if update.node.novel]
+        if not counts or min(counts) >= FEW_SAMPLES:
+            return
+        self._warned_of_few_samples = True
+        log(
+            WARNING,
+            "a novel client is scored on %g labeled samples; fewer novel-shots leave more",
+            min(counts),
+        )
 
     def _mean_half_distance(self) -> float | None:
         """Mean ½ d̂ between novel and training clients' inputs; None while it is unknown."""
@@ -137,11 +164,12 @@ def means(
     `over` "samples" weighs clients by the labeled samples of each score, except in the error."""
     result: dict[str, float] = {}
     for role, group in by_role(updates):
-        for key in sorted({key for u in group for key in u.metrics} - NO_MEAN):
-            senders = [u for u in group if key in u.metrics]
-            values = [u.metrics[key] for u in senders]
-            counts = [u.metrics.get(EXAMPLES.get(key, ""), u.num_examples) for u in senders]
-            weights = counts if over == "samples" and any(counts) else None
+        for key in _metric_names(group):
+            senders = [update for update in group if key in update.metrics]
+            values = [update.metrics[key] for update in senders]
+            weights: list[float] | None = None
+            if over == "samples":
+                weights = _labeled_samples(senders, key)
             result[f"{role}-{key}"] = float(np.average(values, weights=weights))
             if role == "train" and key in (select, f"global-{select}"):
                 result[f"train-trimmed-{key}"] = trimmed(values, weights)
@@ -152,13 +180,35 @@ def means(
     return result
 
 
+def _metric_names(updates: Sequence[Update]) -> list[str]:
+    """The sorted names of the numbers that have a mean."""
+    names: set[str] = set()
+    for update in updates:
+        names.update(update.metrics)
+    return sorted(names - NO_MEAN)
+
+
+def _labeled_samples(updates: Sequence[Update], metric: str) -> list[float] | None:
+    """Each client's number of samples behind this metric; None if all are 0."""
+    counts = []
+    for update in updates:
+        counts.append(update.metrics.get(EXAMPLES.get(metric, ""), update.num_examples))
+    return counts if any(counts) else None
+
+
 def trimmed(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """The mean without the least and the largest tenth of three or more values, one at least: a
-    client that claims every answer in one round cannot have it chosen alone."""
-    cut = max(1, int(TRIMMED * len(values))) if len(values) >= 3 else 0
+    """The mean without the smallest and the largest tenth, at least one value at each end.
+
+    Fewer than three values are not trimmed. A client that claims full accuracy in one round cannot
+    make this round the reported one."""
+    cut = 0
+    if len(values) >= 3:
+        cut = max(1, int(TRIMMED * len(values)))
     kept = np.argsort(values, kind="stable")[cut : len(values) - cut]
-    left = None if weights is None else np.asarray(weights)[kept]
-    return float(np.average(np.asarray(values)[kept], weights=left if np.any(left) else None))
+    kept_weights = None
+    if weights is not None and np.any(np.asarray(weights)[kept]):
+        kept_weights = np.asarray(weights)[kept]
+    return float(np.average(np.asarray(values)[kept], weights=kept_weights))
 
 
 def macro_f1(counts: np.ndarray) -> float:
@@ -175,51 +225,74 @@ def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
     over users, and ``<role>-f1-<sub-population>``; {} if nobody sent counts."""
     result: dict[str, float] = {}
     for role, group in by_role(updates):
-        counts: dict[int, list[np.ndarray]] = {}  # of each user, by sub-population
+        counts: dict[int, list[np.ndarray]] = defaultdict(list)  # of users, by sub-population
         for update in group:
             if {"counts", "sub-population"} <= update.metrics.keys():
-                kind = update.metrics["sub-population"]
-                counts.setdefault(kind, []).append(np.asarray(update.metrics["counts"]))
-        if counts:
-            f1 = {kind: macro_f1(np.sum(counts[kind], axis=0)) for kind in sorted(counts)}
-            users = [len(counts[kind]) for kind in f1]
-            result[f"{role}-f1"] = float(np.mean(list(f1.values())))
-            result[f"{role}-f1-users"] = float(np.average(list(f1.values()), weights=users))
-            result |= {f"{role}-f1-{kind}": value for kind, value in f1.items()}
+                user_counts = np.asarray(update.metrics["counts"])
+                counts[update.metrics["sub-population"]].append(user_counts)
+        if not counts:
+            continue
+        f1: dict[int, float] = {}
+        users: list[int] = []
+        for kind in sorted(counts):
+            f1[kind] = macro_f1(np.sum(counts[kind], axis=0))
+            users.append(len(counts[kind]))
+        result[f"{role}-f1"] = float(np.mean(list(f1.values())))
+        result[f"{role}-f1-users"] = float(np.average(list(f1.values()), weights=users))
+        for kind, value in f1.items():
+            result[f"{role}-f1-{kind}"] = value
     return result
 
 
-def own_means(updates: Sequence[Update]) -> dict[str, float]:
+def train_means(updates: Sequence[Update]) -> dict[str, float]:
     """The mean of each number but the loss over the clients whose train reply has it."""
-    names = sorted({name for u in updates for name in u.metrics} - NO_MEAN - {"loss"})
-    senders = {name: [u for u in updates if name in u.metrics] for name in names}
-    return {n: float(np.mean([u.metrics[n] for u in us])) for n, us in senders.items()}
+    result: dict[str, float] = {}
+    for name in _metric_names(updates):
+        if name == "loss":
+            continue
+        values = [update.metrics[name] for update in updates if name in update.metrics]
+        result[name] = float(np.mean(values))
+    return result
 
 
 def losses(updates: Sequence[Update]) -> list[float]:
     """The training losses in the replies."""
-    values = [u.metrics.get("loss", u.foreign_metrics.get("loss")) for u in updates]
-    return [loss for loss in values if isinstance(loss, float | int)]
+    values = []
+    for update in updates:
+        loss = update.metrics.get("loss", update.foreign_metrics.get("loss"))
+        if isinstance(loss, float | int):  # a foreign client may send a list
+            values.append(loss)
+    return values
 
 
 def records(updates: Sequence[Update], weighted_by: str) -> list[RecordDict]:
     """The foreign clients' metrics, each with its weight as `weighted_by`, for an `Aggregate`."""
-    return [
-        RecordDict({"metrics": MetricRecord({**u.foreign_metrics, weighted_by: u.num_examples})})
-        for u in updates
-        if u.node.foreign
-    ]
+    result = []
+    for update in updates:
+        if update.node.foreign:
+            metrics = MetricRecord({**update.foreign_metrics, weighted_by: update.num_examples})
+            result.append(RecordDict({"metrics": metrics}))
+    return result
 
 
 def foreign_means(records: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """The weighted mean of each metric over those who sent it, entry by entry in lists.
+    """The weighted mean of each metric over the clients that sent it, entry by entry in lists.
 
     A metric whose lists differ in length is left out."""
-    metrics = [record.metric_records["metrics"] for record in records]
+    values: dict[str, list[np.ndarray]] = defaultdict(list)
+    weights: dict[str, list[Any]] = defaultdict(list)
+    for record in records:
+        metrics = record.metric_records["metrics"]
+        for name, value in metrics.items():
+            if name != weighted_by:
+                values[name].append(np.asarray(value))
+                weights[name].append(metrics[weighted_by])
     result = MetricRecord()
-    for name in sorted({name for record in metrics for name in record} - {weighted_by}):
-        values = [np.asarray(record[name]) for record in metrics if name in record]
-        weights = [record[weighted_by] for record in metrics if name in record]
-        if len({value.shape for value in values}) == 1:
-            result[name] = np.average(values, 0, weights if any(weights) else None).tolist()
+    for name in sorted(values):
+        shapes = {value.shape for value in values[name]}
+        if len(shapes) > 1:
+            continue
+        # Without any weight the mean is the plain one.
+        name_weights = weights[name] if any(weights[name]) else None
+        result[name] = np.average(values[name], 0, name_weights).tolist()
     return result

@@ -1,4 +1,7 @@
-"""Messages to nodes and their replies: serialised once, checked, counted in the round."""
+"""A strategy's messages to nodes, and the checks of their replies.
+
+Arrays that several nodes get are serialised once. Bytes and refused replies are counted in the
+strategy's present round."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +29,7 @@ from strategies.core.replies import EXAMPLES, NOT_FINITE, Node, Requirement, Upd
 from strategies.core.round import Request, Round
 
 Sent = list[tuple[Message, Node]]
-MAX_CAUSES = 50  # that `on_failure` gets: a client may invent any number
+MAX_CAUSES = 50  # passed to `on_failure`; a client may invent any number of causes
 
 
 class StrategyState(Protocol):
@@ -52,39 +55,47 @@ class StrategyState(Protocol):
     on_failure: Callable[[str], None] | None
 
     def baseline_arrays(self, sent: Arrays) -> Arrays:
-        """As in `StrategyBase`."""
+        """The arrays that changes are measured from; see `StrategyBase`."""
 
 
 class Messenger:
     """Builds a strategy's messages and reads their replies."""
 
-    def __init__(self, sender: StrategyState) -> None:
-        self._sender = sender
+    def __init__(self, strategy: StrategyState) -> None:
+        self._strategy = strategy
         self.sizes = NormHistory()
-        self.record: ArrayRecord | None = None  # the sender's arrays as a record, if there is one
-        self._causes: set[str] = set()  # that `on_failure` got
+        # The record of the strategy's present arrays; None if it is not made yet.
+        self.record: ArrayRecord | None = None
+        self._causes: set[str] = set()  # passed to `on_failure`
 
     @property
     def hides_participants(self) -> bool:
         """Whether the participants and their number are secret."""
-        return self._sender.privacy is not None and self._sender.privacy.hides_participants
+        privacy = self._strategy.privacy
+        return privacy is not None and privacy.hides_participants
 
     def exchanges(
         self, requests: Sequence[Request], config: Mapping[str, Any]
     ) -> list[Callable[[], list[Update]]]:
-        """Send the requests together, each with this `config`; for each what reads its replies."""
-        sender, records = self._sender, dict[int, ArrayRecord]()
-        sent = [
-            self.messages(r.action, r.payloads, ConfigRecord({**config, **r.config}), records)
-            for r in requests
-        ]
+        """Send the requests together, each with this `config`.
+
+        Returns a function for each request, which checks and returns its replies."""
+        strategy = self._strategy
+        records: dict[int, ArrayRecord] = {}  # shared by all requests
+        sent_by_request: list[Sent] = []
+        messages: list[Message] = []
+        for request in requests:
+            request_config = ConfigRecord({**config, **request.config})
+            sent = self.messages(request.action, request.payloads, request_config, records)
+            sent_by_request.append(sent)
+            messages += [message for message, _ in sent]
         replies: list[Message] = []
-        if messages := [message for pairs in sent for message, _ in pairs]:
-            replies += sender.grid.send_and_receive(messages, timeout=sender.timeout)
-        return [
-            partial(self.receive, pairs, replies, r.like)
-            for r, pairs in zip(requests, sent, strict=True)
-        ]
+        if messages:
+            replies += strategy.grid.send_and_receive(messages, timeout=strategy.timeout)
+        readers: list[Callable[[], list[Update]]] = []
+        for request, sent in zip(requests, sent_by_request, strict=True):
+            readers.append(partial(self.receive, sent, replies, request.like))
+        return readers
 
     def messages(
         self,
@@ -95,18 +106,23 @@ class Messenger:
     ) -> Sent:
         """One message per node. Arrays that nodes share are serialised once; `records` holds them
         by id, for other messages with the same arrays."""
-        sender, records = self._sender, {} if records is None else records
+        strategy = self._strategy
+        if records is None:
+            records = {}
         if self.record is not None:
-            records[id(sender.arrays)] = self.record
-        sent = []
+            records[id(strategy.arrays)] = self.record
+        sent: Sent = []
         for node in sorted(payloads):
             arrays = payloads[node]
             if id(arrays) not in records:
                 records[id(arrays)] = to_record(arrays)
-            entries = {sender.arrayrecord_key: records[id(arrays)], sender.configrecord_key: config}
+            entries = {
+                strategy.arrayrecord_key: records[id(arrays)],
+                strategy.configrecord_key: config,
+            }
             content = filled(RecordDict(), entries)
             sent.append((Message(content, dst_node_id=node.id, message_type=action), node))
-            sender.now.bytes["down"] += num_bytes(arrays.values())
+            strategy.now.bytes["down"] += num_bytes(arrays.values())
         return sent
 
     def receive(
@@ -117,89 +133,124 @@ class Messenger:
         train: bool = False,
     ) -> list[Update]:
         """The valid replies, sorted by client; the others are counted and logged."""
-        sender = self._sender
+        strategy = self._strategy
         nodes = {message.metadata.message_id: node for message, node in sent}
         kind = sent[0][0].metadata.message_type if sent else ""
-        payloads = sender.now.payloads if kind == "train" else {}
         changes: list[Change] = []
         for reply in replies:
+            # Removed, since a second reply to the same message does not count.
             node = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
-            update, cause, detail = read_reply(
-                reply, node, like.get(node), train, sender.weighted_by_key, sender.requires
-            )
-            if update is None:
-                self.drop(node, cause, detail)
-                continue
-            if train and sender.privacy is not None and (why := sender.privacy.exposed(update)):
-                self.drop(node, "not-private", why)
-                continue
-            change = Change(
-                update, sender.baseline_arrays(payloads.get(node, {})), sender.limit_groups
-            )
-            if name := change.not_finite():
-                self.drop(node, NOT_FINITE, f"{name} holds NaN or infinity")
-                continue
-            changes.append(change)
-            sender.now.bytes["up"] += num_bytes(update.arrays.values())
+            change = self._read(reply, node, kind, like.get(node), train)
+            if change is not None:
+                changes.append(change)
+                strategy.now.bytes["up"] += num_bytes(change.update.arrays.values())
         for node in nodes.values():
-            self.drop(node, "missing", f"none within {sender.timeout} s")
+            self.drop(node, "missing", f"none within {strategy.timeout} s")
         return self._limited(kind, sorted(changes, key=lambda change: change.update.node))
 
-    def _limited(self, kind: str, changes: list[Change]) -> list[Update]:
-        """The updates of plausible size, within the limits of `strategies.core.limits`.
+    def _read(
+        self, reply: Message, node: Node, kind: str, like: Arrays | None, train: bool
+    ) -> Change | None:
+        """The reply of a node; None if it is refused."""
+        strategy = self._strategy
+        update, cause, detail = read_reply(
+            reply, node, like, train, strategy.weighted_by_key, strategy.requires
+        )
+        if update is None:
+            self.drop(node, cause, detail)
+            return None
+        if train and strategy.privacy is not None:
+            not_private = strategy.privacy.exposed(update)
+            if not_private:
+                self.drop(node, "not-private", not_private)
+                return None
+        payload: Arrays = {}
+        if kind == "train":
+            payload = strategy.now.payloads.get(node, {})
+        change = Change(update, strategy.baseline_arrays(payload), strategy.limit_groups)
+        name = change.not_finite()
+        if name:
+            self.drop(node, NOT_FINITE, f"{name} holds NaN or infinity")
+            return None
+        return change
 
-        Where participants are secret all are kept as they are, since usual sizes would reveal
-        something of them; there the privacy clips every update. So does a wrapper. Clients without
-        labels change less than others and are no measure for them."""
-        sender, updates = self._sender, [change.update for change in changes]
+    def _limited(self, kind: str, changes: list[Change]) -> list[Update]:
+        """The updates of plausible size, within the limits of `strategies.core.limits`."""
+        strategy = self._strategy
+        updates = [change.update for change in changes]
+        # Where participants are secret, usual sizes would reveal something about them; there the
+        # privacy clips every update.
         if self.hides_participants or not updates or kind == SAVE_STATE:
             return updates
-        by_examples = sender.weighted_by_key == EXAMPLES
-        joined = [node for node in sender.nodes if by_examples and not node.novel]
-        trains = kind != "evaluate"  # an evaluation's weights are never limited
-        most = math.inf
-        if trains and sender.max_examples_ratio:
-            most = sender.max_examples_ratio * usual_count(updates, joined)
-        if sender.protect:
+        if strategy.protect:
             for change, update in zip(changes, bound_numbers(updates), strict=True):
                 change.update = update
-        measure = [c for c in changes if not c.update.node.unlabeled] or changes
-        usual = self.sizes.usual(kind, {c.update.node.client: c.norms for c in measure})
-        crowd = len(changes) >= MIN_REPLIES_FOR_NORMS
-        ratio = (
-            sender.max_update_ratio
-            if trains and sender.runs_own_loop and kind not in SEPARATE
-            else 0.0
-        )
-        ratio *= 1 if crowd else 2
-        max_norm = sender.max_update_norm if kind == "train" else 0.0
+        # Clients without labels change less than others, so their norms are no measure for them.
+        labeled = [change for change in changes if not change.update.node.unlabeled]
+        norms = {change.update.node.client: change.norms for change in labeled or changes}
+        usual = self.sizes.usual(kind, norms)
+
+        max_examples = self._max_examples(kind, updates)
+        enough_replies = len(changes) >= MIN_REPLIES_FOR_NORMS
+        norm_ratio = self._norm_ratio(kind)
+        if not enough_replies:
+            norm_ratio *= 2
+        max_norm = strategy.max_update_norm if kind == "train" else 0.0
         kept = []
         for change in changes:
-            if why := change.absurd(usual):
-                self.drop(change.update.node, "absurd", why)
+            absurd = change.absurd(usual)
+            if absurd:
+                self.drop(change.update.node, "absurd", absurd)
                 continue
-            limited = change.limited(usual, ratio, max_norm, most, crowd=crowd)
-            sender.now.clipped += limited.arrays is not change.update.arrays
-            sender.now.recounted += limited.num_examples != change.update.num_examples
+            limited = change.limited(
+                usual, norm_ratio, max_norm, max_examples, norms_limit_counts=enough_replies
+            )
+            if limited.arrays is not change.update.arrays:
+                strategy.now.clipped += 1
+            if limited.num_examples != change.update.num_examples:
+                strategy.now.recounted += 1
             kept.append(limited)
         return kept
 
+    def _max_examples(self, kind: str, updates: Sequence[Update]) -> float:
+        """The sample count that a reply counts with at most; infinity if it is not limited."""
+        strategy = self._strategy
+        if kind == "evaluate" or not strategy.max_examples_ratio:
+            return math.inf
+        # The count that a client gave when it joined is a measure only if sample counts are the
+        # weights.
+        joined: list[Node] = []
+        if strategy.weighted_by_key == EXAMPLES:
+            joined = [node for node in strategy.nodes if not node.novel]
+        return strategy.max_examples_ratio * usual_count(updates, joined)
+
+    def _norm_ratio(self, kind: str) -> float:
+        """The limit of a group's norm, in usual norms; 0 if it is not limited."""
+        strategy = self._strategy
+        # Inside a Flower privacy wrapper the wrapper clips.
+        if not strategy.runs_own_loop or kind == "evaluate" or kind in SEPARATE:
+            return 0.0
+        return strategy.max_update_ratio
+
     def drop(self, node: Node, cause: str, detail: str) -> None:
-        """Count and log a reply that is not used; each new cause goes to the sender's
-        `on_failure`."""
-        sender, detail = self._sender, bounded(detail)
-        sender.now.dropped[cause] += 1
-        who = "a client"
+        """Count and log a reply that is not used.
+
+        Each new cause is also passed to the strategy's `on_failure`, with its whole detail."""
+        strategy = self._strategy
+        detail = bounded(detail)
+        strategy.now.dropped[cause] += 1
+        client = "a client"
         if not self.hides_participants:
-            who = f"client {node.client}, round {sender.now.number}"
-        sender.now.failure = sender.now.failure or f"{who}: {cause}: {brief(detail)}"
+            client = f"client {node.client}, round {strategy.now.number}"
+        if not strategy.now.failure:
+            strategy.now.failure = f"{client}: {cause}: {brief(detail)}"
         key = f"{cause}\n{cause_of(detail)}"
         if key in self._causes or len(self._causes) == MAX_CAUSES:
-            log(WARNING, "%s: reply dropped, %s: %s", who, cause, brief(detail))
+            log(WARNING, "%s: reply dropped, %s: %s", client, cause, brief(detail))
             return
-        log(WARNING, "%s: reply dropped, %s: %s", who, cause, detail)
+        log(WARNING, "%s: reply dropped, %s: %s", client, cause, detail)
         self._causes.add(key)
-        if sender.on_failure is not None:
-            sender.on_failure(f"{who}: {cause}\n{detail}")
+        if strategy.on_failure is not None:
+            strategy.on_failure(f"{client}: {cause}\n{detail}")

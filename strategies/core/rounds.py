@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result
 from clients.core.arrays import Arrays, num_bytes, settled, to_record
 from clients.core.privacy import EVERYTHING
 from clients.core.protocol import RUN_TOKEN
-from strategies.core.evaluation import Evaluation, foreign_means, losses, own_means, records
+from strategies.core.evaluation import Evaluation, foreign_means, losses, records, train_means
 from strategies.core.replies import LACKS, NOT_FINITE, Node, Update
 from strategies.core.round import Round, Stop
 from strategies.core.run_state import (
@@ -264,7 +264,7 @@ class PersonalizedStrategy(StrategyBase):
 
     def _train_report(self, updates: list[Update], clients: int) -> dict[str, Any]:
         """What a round's report says of the replies."""
-        now, known, own = self.now, losses(updates), own_means(updates)
+        now, known, own = self.now, losses(updates), train_means(updates)
         lost = self._scores.count_not_finite(updates)
         return {
             "loss": float(np.mean(known)) if known else None,

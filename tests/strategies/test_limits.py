@@ -156,7 +156,7 @@ def test_weights_of_long_changes_shrink():
     assert [u.length for u in limited] == [1, 3, 5]
     assert bounded_weights([0.3, 0.6, 1.0], limited, 2) == pytest.approx([0.3, 0.4, 0.4])
     assert bounded_weights([0.3, 0.6, 1.0], limited, 0) == [0.3, 0.6, 1.0]
-    few = of_norm(99)[0].limited({"": 2.0}, 5.0, 0.0, math.inf, crowd=False)
+    few = of_norm(99)[0].limited({"": 2.0}, 5.0, 0.0, math.inf, norms_limit_counts=False)
     assert few.length == 1
 
 
