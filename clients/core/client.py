@@ -1,8 +1,8 @@
-"""The client that every method starts from: FedAvg's (McMahan et al., AISTATS 2017, Algorithm 1,
-ClientUpdate). A method overrides one or two of `personal`, `loss`, `train`, `receive`, `predict`.
+"""FedAvg's client (McMahan et al., AISTATS 2017, Algorithm 1), which every method extends.
 
-Beside it stand local SGD (`clients.core.sgd`), scoring (`clients.core.evaluation`) and the messages
-to Flower's NumPyClient (`clients.core.protocol`)."""
+A method overrides one or two of `personal`, `loss`, `train`, `receive` and `predict`. See also
+local SGD (`clients.core.sgd`), scoring (`clients.core.evaluation`) and the keys and types of
+messages (`clients.core.protocol`)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,15 +41,16 @@ from fedapps.common.settings import COUNT, MOMENTUM, POSITIVE_INT, RATE, Configu
 from partitions.datasets.loading import Info
 from partitions.shares import Share
 
-has_cuda = cache(torch.cuda.is_available)  # slow, and asked for every message
+# Each message builds a client, and torch's own check is slow.
+has_cuda = cache(torch.cuda.is_available)
 
 
 class Client(Streaming, Configured, NumPyClient):
     """One client with its model and its share of the data.
 
-    `client` is its id, `initial` the arrays that the model starts from (default: its present ones),
-    `model_name` the network's name for the server. Raises ValueError for a setting out of its range
-    and for a device that is missing."""
+    `client` is the client's id. `initial` holds the arrays that the model starts from; by default
+    these are the model's present arrays. `model_name` is the network's name for the server.
+    Raises ValueError for a setting out of its range and for a device that is missing."""
 
     renamed: ClassVar[Mapping[str, str]] = {
         "has_global": "also_scores_global_model",
@@ -61,62 +62,80 @@ class Client(Streaming, Configured, NumPyClient):
     adapted = Renamed("adaptation_metrics")
     stages = Renamed("intermediate_logits")
 
-    # Prefixes of the model's names: what never leaves the client, and what else is trained
-    # separately from the rest.
+    # What a method declares about its model
+
+    # Name prefixes of the arrays that never leave the client.
     personal: tuple[str, ...] = ()
+    # Name prefixes of further arrays that the method trains separately from the other arrays.
     separately_trained: tuple[str, ...] = ()
-    # Attributes, lists of tensors, that `loss` reads. A class with a `loss` and without this line
-    # trains in no cohort.
+    # The network must have the form ``head(features(x))``, see `clients.models.head`.
+    needs_head = False
+    # The client learns from public samples, which belong to no client.
+    needs_public = False
+
+    # What a method declares about training
+
+    # Attributes that `loss` reads, each a list of tensors. If a class defines `loss` without this
+    # line, its clients do not train in a cohort.
     vmapped_tensors: tuple[str, ...] = ()
-    rates: tuple[str, ...] = ("lr",)  # attributes that are learning rates, which may decay
+    # Attributes that are learning rates, which may decay over the rounds.
+    rates: tuple[str, ...] = ("lr",)
     few_shot: FewShot = FewShot.TUNED
-    # Whether a novel client gets another model than a training client. Training clients then score
-    # both, the former as if they came now; each decides the round that its group reports.
+
+    # What a method declares about evaluation
+
+    # Training clients evaluate the personal and the global model. The first chooses the round
+    # reported for training clients, the second the round reported for novel clients.
     also_scores_global_model = False
-    needs_head = False  # the network must be ``head(features(x))``, see `clients.models.head`
-    batchwise = False  # `predict` itself splits inputs into batches of `novel_batch`
-    needs_public = False  # learns from public samples, which belong to no client
-    # Further messages, e.g. ("query.encode",), and what else strategies may require of it.
+    # `predict` itself splits inputs into batches of `novel_batch`.
+    batchwise = False
+
+    # What a method declares about messages and state
+
+    # Types of further messages that the client answers, for example ("query.encode",).
     exchanges: tuple[str, ...] = ()
+    # Further capabilities that a strategy may require.
     offers: tuple[str, ...] = ()
     needs_state: StateUse = StateUse.NONE
-    # Messages, beside train messages, after which the state is stored; prefixes of the state's
-    # names that are kept across runs.
+    # Types of messages after which the state is stored; it is always stored after train messages.
     saves_state_after: tuple[str, ...] = ()
+    # Name prefixes of the state's arrays that are kept across runs.
     state_across_runs: tuple[str, ...] = ()
 
     lr = setting(0.3, "learning rate of local SGD", RATE)
-    momentum = setting(0.0, "momentum of local SGD, fresh in each round", MOMENTUM)
+    momentum = setting(
+        0.0, "momentum of local SGD; its buffer starts at zero in each round", MOMENTUM
+    )
     weight_decay = setting(0.0, "weight decay of local SGD", "[0, 10]")
     local_steps = setting(20, "mini-batches of local training in a round", COUNT)
     local_epochs = setting(0, "when > 0: epochs of local training instead of local-steps", COUNT)
     batch_size = setting(64, "samples of a mini-batch", POSITIVE_INT)
-    short_batches = setting(False, "the last mini-batch of a pass has what remains")
+    short_batches = setting(False, "keep the last, smaller mini-batch of each epoch")
     pass_megabytes = setting(
         PASS_MEGABYTES,
-        "megabytes of inputs that are predicted or adapted to at once",
+        "megabytes of inputs in one forward pass; more inputs take several passes",
         "(0, 1024]",
     )
     novel_batch = setting(
-        0, "inputs of a novel client that are adapted to and predicted at once; 0: all", COUNT
+        0, "batch size of a novel client's adaptation and prediction; 0: all inputs", COUNT
     )
     novel_stream = setting(
-        False, "a novel client's adaptation to a batch starts from the batches before it, if it can"
+        False, "adapt online: continue from the previous batch instead of resetting"
     )
     novel_steps = setting(
         20,
-        "mini-batches that a novel client learns from with novel-shots",
+        "mini-batches on which a novel client trains with its novel-shots",
         COUNT,
         beside="novel-shots!=0",
     )
     novel_lr = setting(
         0.1,
-        "its learning rate then, which does not decay; 0: as in training",
+        "learning rate of a novel client, without decay; 0: the learning rate of training clients",
         RATE,
         beside="novel-shots!=0",
     )
     seed = SEED
-    device = setting("auto", "cuda where there is one", ("auto", "cpu", "cuda"))
+    device = setting("auto", "auto: cuda if available, else cpu", ("auto", "cpu", "cuda"))
 
     def __init__(
         self,
@@ -134,22 +153,26 @@ class Client(Streaming, Configured, NumPyClient):
         if self.device == "cuda" and not has_cuda():
             raise ValueError("device is 'cuda', but no CUDA device is visible")
         layout = layout_of(model)
-        if layout.devices != {self.device}:
-            model = model.to(self.device)  # slow, even where nothing moves
-        self.model, self.share = model, share
-        self.client, self.model_name = client, model_name
+        if layout.devices != {self.device}:  # `to` is slow even if nothing moves
+            model = model.to(self.device)
+        self.model = model
+        self.share = share
+        self.client = client
+        self.model_name = model_name
         self.initial = model_arrays(model) if initial is None else initial
-        # names; made on both sides, never sent
+        # Names of frozen parameters: server and clients build them from the seed, none is sent.
         parameters = layout.parameters.items()
         self.frozen = frozenset(name for name, p in parameters if not p.requires_grad)
-        self.criterion: Criterion = F.cross_entropy  # used wherever outputs meet labels
-        self.state: Arrays = {}  # kept between rounds
+        # The loss of logits and labels, in training and in evaluation.
+        self.criterion: Criterion = F.cross_entropy
+        # The arrays that persist on the client between rounds.
+        self.state: Arrays = {}
         self.stream = {}
-        self.adaptation_metrics: Metrics = {}  # metrics of the last prediction's adaptation
-        self.intermediate_logits: dict[
-            str, Tensor
-        ] = {}  # its logits (n, C) at earlier stages, by name
-        self._given_rates: dict[str, float] = {}  # learning rates before decay
+        # Of the last prediction: metrics of its adaptation, and logits (n, C) before its end.
+        self.adaptation_metrics: Metrics = {}
+        self.intermediate_logits: dict[str, Tensor] = {}
+        # Learning rates before decay, by attribute.
+        self._given_rates: dict[str, float] = {}
 
     # What a method overrides
 
@@ -160,13 +183,14 @@ class Client(Streaming, Configured, NumPyClient):
 
     @classmethod
     def shared(cls, initial: Arrays, /, *args: Any, **settings: Any) -> Arrays:
-        """The part of the network's initial arrays that the server starts from: all but the
-        personal ones. An override may take settings of the method by keyword."""
+        """The initial arrays that the server starts from: all arrays that are not personal.
+
+        An override may take settings of the method by keyword."""
         return {name: a for name, a in initial.items() if not cls.is_personal(name)}
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *args: Any, **settings: Any) -> nn.Module:
-        """The method's whole network around the target network `model`; by default just that.
+        """The method's whole network around the target network `model`; by default `model` itself.
 
         An override may take settings of the method by keyword. Torch's seed is set before the
         call, so server and clients start from the same arrays."""
@@ -179,12 +203,15 @@ class Client(Streaming, Configured, NumPyClient):
 
     @classmethod
     def build_network(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
-        """`build` with those of `settings`, and of the declared defaults, that it takes.
+        """Call `build` with the settings that it takes: from `settings`, else declared defaults.
 
         Raises ValueError for a setting out of its range."""
-        known = {name: declared.default for name, declared in cls.declared.items()} | settings
-        cls.check(**{name: value for name, value in settings.items() if name in cls.declared})
-        return cls.build(model, info, **{n: known[n] for n in taken(cls.build) if n in known})
+        declared_settings = {n: value for n, value in settings.items() if n in cls.declared}
+        cls.check(**declared_settings)
+        defaults = {name: declared.default for name, declared in cls.declared.items()}
+        values = defaults | settings
+        arguments = {name: values[name] for name in taken(cls.build) if name in values}
+        return cls.build(model, info, **arguments)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Training loss of a mini-batch: the mean `criterion`; x (n, *shape), y (n,)."""
@@ -202,29 +229,32 @@ class Client(Streaming, Configured, NumPyClient):
         self.model.eval()
 
     def tune(self, config: Config) -> None:
-        """Train on the few labeled samples of a novel client, its `share.train`, before scoring:
-        on the cross entropy, the parameters that `is_tuned`. `rows` and `fit_locally` then have
-        `novel_steps` and `novel_lr`."""
-        rows, loss = self.rows(config, "shots"), partial(Client.loss, self)
+        """Train on a novel client's few labeled samples, `share.train`, before scoring.
+
+        Trains the parameters that `is_tuned` on the cross entropy, for `novel_steps` at
+        `novel_lr`."""
+        rows = self.rows(config, "shots")
+        loss = partial(Client.loss, self)
         with train_only(self.model, self.is_tuned) as parameters:
             self.fit_locally(config, rows=rows, loss=loss, parameters=parameters)
         self.model.eval()
 
     def is_tuned(self, name: str) -> bool:
-        """Whether a novel client's few labels train the model's parameter `name`."""
+        """Whether `tune` trains the model's parameter `name`."""
         return True
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, classes) for the inputs x (n, *shape), after adaptation to them if any."""
+        """Logits (n, C) of the inputs x (n, *shape). A method may adapt the model to x first."""
         return by_parts(self.model, self.parts(x))
 
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x in parts of at most about `pass_megabytes`, to bound memory; of two inputs or more,
-        since one has no batch statistics."""
-        return x.tensor_split(min(num_parts(x.shape, self.pass_megabytes), max(1, len(x) // 2)))
+        """x in parts of at most about `pass_megabytes`, to bound memory."""
+        count = num_parts(x.shape, self.pass_megabytes)
+        # A part has at least two inputs if x has: one input has no batch statistics.
+        return x.tensor_split(min(count, max(1, len(x) // 2)))
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Loss, sample count and accuracies of the model on validation, test or novel data.
+        """Loss, number of labeled samples and metrics on validation, test or novel data.
 
         A novel client is scored on all its data except the samples that it has trained on."""
         self.receive(arrays, config)
@@ -233,76 +263,109 @@ class Client(Streaming, Configured, NumPyClient):
         select = str(config.get("select", ""))
         loss, labeled, metrics = score_parts(self, bool(config.get("bound")), select)
         if self.also_scores_global_model and not self.share.novel:
-            newcomer = copy(self)
-            newcomer.share, newcomer.state = replace(self.share, novel=True), {}
-            newcomer.receive(arrays, config)
-            other, count, scores = score_samples(
-                newcomer, self.share.validation, "global-accuracy", select
-            )
-            metrics |= scores | ({"global-loss": other} if select == "loss" and count else {})
+            metrics |= self._score_as_novel(arrays, config, select)
         return loss, labeled, metrics
 
+    def _score_as_novel(self, arrays: Arrays, config: Config, select: str) -> Metrics:
+        """Metrics on the validation data by the model that the client would get as a novel one."""
+        novel = copy(self)
+        novel.share = replace(self.share, novel=True)
+        novel.state = {}
+        novel.receive(arrays, config)
+        loss, count, metrics = score_samples(
+            novel, self.share.validation, "global-accuracy", select
+        )
+        if select == "loss" and count:
+            metrics["global-loss"] = loss
+        return metrics
+
     def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """Its part in training domain classifiers ``weights``, under the label ``side``."""
+        """Gradient and error rate of the domain classifiers ``weights`` on this client's inputs.
+
+        The inputs have the label ``side``. See `clients.core.domain`."""
         samples = self.share.everything if self.share.novel else self.share.train
         weights = to_tensors(arrays)["weights"]
+        side = float(config["side"])
         seed = seed_of(self.seed, "domain", self.client)
-        return domain_gradient(samples.to(self.device), weights, float(config["side"]), seed), {}
+        return domain_gradient(samples.to(self.device), weights, side, seed), {}
 
     # What methods call
 
     def load(self, arrays: Arrays) -> None:
-        """Set the whole model: arrays as sent, else personal ones from the state, else initial.
+        """Set every array of the model: from `arrays`, else from the state, else from `initial`.
 
         Raises ValueError for an array that the model lacks or whose shape differs."""
+        fallback = self.initial
         personal = group(self.state, "personal")
-        load_into_model(self.model, arrays, self.initial | personal if personal else self.initial)
+        if personal:
+            fallback = self.initial | personal
+        load_into_model(self.model, arrays, fallback)
 
     def lacks_state(self, arrays: Arrays) -> bool:
-        """Whether a training client has neither kept its personal part nor got it in `arrays`."""
-        needs = self.needs_state == StateUse.PREDICTIONS and not self.share.unlabeled
-        return needs and not self.state and not any(map(self.is_personal, arrays))
+        """Whether a training client has no personal arrays, in its state or in `arrays`."""
+        needs_state = self.needs_state == StateUse.PREDICTIONS and not self.share.unlabeled
+        received = any(map(self.is_personal, arrays))
+        return needs_state and not self.state and not received
 
     def shared_names(self) -> list[str]:
-        """The names of what is sent: all but personal and frozen arrays."""
+        """The names of the arrays that are sent: neither personal nor frozen ones."""
         return [n for n in self.initial if not self.is_personal(n) and n not in self.frozen]
 
     def arrays(self) -> Arrays:
-        """The shared arrays of the model; the personal ones go to the state."""
-        arrays = model_arrays(self.model, self.frozen)
-        personal = {n: a for n, a in arrays.items() if self.is_personal(n)}
+        """The model's shared arrays; stores its personal arrays in the state."""
+        shared: Arrays = {}
+        personal: Arrays = {}
+        for name, array in model_arrays(self.model, self.frozen).items():
+            if self.is_personal(name):
+                personal[name] = array
+            else:
+                shared[name] = array
         self.state |= prefixed("personal", personal)
-        return {n: a for n, a in arrays.items() if n not in personal}
+        return shared
+
+    @property
+    def _tunes(self) -> bool:
+        """Whether this is a novel client that trains on a few labeled samples before scoring."""
+        return self.share.novel and self.few_shot == FewShot.TUNED
 
     def rows(self, config: Config, purpose: str = "batches", **count: int) -> Sequence[Tensor]:
-        """The mini-batches of this round, by a generator of (seed, purpose, round, client).
+        """Row indices of each mini-batch of this round, drawn by (seed, purpose, round, client).
 
-        `count`, ``steps=…`` or ``epochs=…``, replaces the settings' number."""
-        few = self.share.novel and self.few_shot == FewShot.TUNED
-        usual = {"steps": self.local_steps, "epochs": self.local_epochs}
-        count = count or ({"steps": self.novel_steps} if few else usual)
-        generator = torch.Generator().manual_seed(
-            seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client)
+        `count` is ``steps=…`` or ``epochs=…``; by default the settings decide."""
+        if not count and self._tunes:
+            count = {"steps": self.novel_steps}
+        elif not count:
+            count = {"steps": self.local_steps, "epochs": self.local_epochs}
+        round_ = int(config.get("server-round", 0))
+        seed = seed_of(self.seed, purpose, round_, self.client)
+        return batches(
+            len(self.share.train),
+            self.batch_size,
+            generator=torch.Generator().manual_seed(seed),
+            short=self.short_batches,
+            **count,
         )
-        n, size, short = len(self.share.train), self.batch_size, self.short_batches
-        return batches(n, size, generator=generator, short=short, **count)
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """Local SGD on `loss` over this round's mini-batches; returns the mean loss.
 
         `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
         layout = layout_of(self.model)
-        if not (self.model.training and all(module.training for module in layout.children)):
-            self.model.train()  # slow, even where nothing changes
-        few = self.share.novel and self.few_shot == FewShot.TUNED
+        in_training_mode = all(module.training for module in layout.children)
+        if not (self.model.training and in_training_mode):  # `train` is slow even without a change
+            self.model.train()
+        lr = self.lr
+        if self._tunes and self.novel_lr:
+            lr = self.novel_lr
         settings: dict[str, Any] = {
             "parameters": layout.distinct,
             "samples": self.share.train,
             "loss": self.loss,
-            "lr": (few and self.novel_lr) or self.lr,
+            "lr": lr,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
-        } | options
+        }
+        settings |= options
         settings["samples"] = settings["samples"].to(self.device)
         settings["parameters"] = list(settings["parameters"])
         if "rows" not in settings:
@@ -313,11 +376,14 @@ class Client(Streaming, Configured, NumPyClient):
 
     def get_properties(self, config: Config) -> Config:
         """The client's identity, role and sample count, and whether it has no labels."""
-        return {
-            **({UNLABELED: True} if self.share.unlabeled else {}),
+        samples = self.share.everything if self.share.novel else self.share.train
+        properties: Config = {}
+        if self.share.unlabeled:
+            properties[UNLABELED] = True
+        return properties | {
             "client": self.client,
             "novel": self.share.novel,
-            "num-examples": len(self.share.everything if self.share.novel else self.share.train),
+            "num-examples": len(samples),
             "model": self.model_name,
             "input-size": math.prod(self.share.everything.x.shape[1:]),
         }
@@ -327,7 +393,7 @@ class Client(Streaming, Configured, NumPyClient):
         return [self.initial[name] for name in self.shared_names()]
 
     def fit(self, parameters: NDArrays, config: Config) -> tuple[NDArrays, int, Metrics]:
-        """`train` on named arrays; the names travel in `config` and in the metrics."""
+        """`train` on named arrays; the names are in `config` and in the metrics."""
         self.begin("train", config)
         arrays = with_names(parameters, config, self.shared_names())
         reply, n, metrics = self.train(arrays, config)
@@ -336,14 +402,19 @@ class Client(Streaming, Configured, NumPyClient):
         return list(reply.values()), n, metrics
 
     def evaluate(self, parameters: NDArrays, config: Config) -> tuple[float, int, Metrics]:
-        """`score` of named arrays."""
+        """`score` of named arrays; the names are in `config`."""
         self.begin("evaluate", config)
-        return self.score(with_names(parameters, config, self.shared_names()), config)
+        arrays = with_names(parameters, config, self.shared_names())
+        return self.score(arrays, config)
 
     def begin(self, purpose: str, config: Config) -> None:
-        """Set the round's learning rates, and seed torch's global generator for dropout and noise:
-        the call alone decides its draws."""
-        self._given_rates = self._given_rates or {n: getattr(self, n) for n in self.rates}
+        """Prepare the answer to a message: decay the learning rates, seed torch's generator.
+
+        The seed makes dropout and noise independent of earlier messages."""
+        if not self._given_rates:
+            self._given_rates = {name: getattr(self, name) for name in self.rates}
+        factor = float(config.get(LR_FACTOR, 1.0))
         for name, rate in self._given_rates.items():
-            setattr(self, name, float(config.get(LR_FACTOR, 1.0)) * rate)
-        seed_torch(seed_of(self.seed, purpose, int(config.get("server-round", 0)), self.client))
+            setattr(self, name, factor * rate)
+        round_ = int(config.get("server-round", 0))
+        seed_torch(seed_of(self.seed, purpose, round_, self.client))

@@ -1,7 +1,8 @@
 """SGD and Adam by torch's functional forms.
 
-The first instance of a class of `torch.optim` imports torch's compiler: 3.6 s and 160 MB, for each
-actor of a simulation and for each message that a real node answers. Nothing is compiled here."""
+The first instance of a class of `torch.optim` imports torch's compiler. This takes 3.6 s and
+160 MB, in each actor of a simulation and for each message that a real node answers. Nothing is
+compiled here, so these classes do without it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,14 +15,15 @@ from torch.optim.sgd import sgd
 
 from clients.core.arrays import to_tensors
 
-MOMENTS = ("first", "second", "steps")  # what Adam keeps
+# Adam's state of a parameter: both moments of the gradient and the number of steps.
+MOMENTS = ("first", "second", "steps")
 
 
 class Optimizer:
     """The base of SGD and Adam: groups of parameters, each with a learning rate.
 
-    `parameters` are tensors, or groups {"params": …, "lr": …} as in torch.optim; for SGD also with
-    "momentum"."""
+    `parameters` are tensors, or groups {"params": …, "lr": …} as in torch.optim. A group of SGD
+    may also have a "momentum"."""
 
     def __init__(
         self,
@@ -29,32 +31,45 @@ class Optimizer:
         lr: float,
         weight_decay: float = 0.0,
     ) -> None:
-        self.lr, self.weight_decay = lr, weight_decay
-        self.kept: dict[Tensor, dict[str, Tensor]] = {}  # by parameter, from its first step on
-        self.groups: list[tuple[list[Tensor], float]] = []
-        plain: list[Tensor] = []
+        self.lr = lr
+        self.weight_decay = weight_decay
+        # Momentum buffers or Adam's moments by parameter, from the parameter's first step on.
+        self.kept: dict[Tensor, dict[str, Tensor]] = {}
+        self.groups: list[tuple[list[Tensor], float]] = []  # parameters and learning rate
+        ungrouped: list[Tensor] = []
         for item in parameters:
             if isinstance(item, dict):
                 self.add(**item)
             else:
-                plain.append(item)
-        self.add(plain)
+                ungrouped.append(item)
+        self.add(ungrouped)
 
     def add(self, params: Iterable[Tensor], lr: float | None = None) -> None:
         """Add a group, by default at the common learning rate."""
-        self.groups.append((list(params), self.lr if lr is None else lr))
+        if lr is None:
+            lr = self.lr
+        self.groups.append((list(params), lr))
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters of all groups."""
+        parameters: list[Tensor] = []
+        for group_parameters, _ in self.groups:
+            parameters += group_parameters
+        return parameters
 
     def state(self) -> list[dict[str, np.ndarray]]:
         """The state of each parameter, in the order of the groups; memory is shared."""
-        states = [self.kept.get(p, {}) for parameters, _ in self.groups for p in parameters]
-        return [{name: t.cpu().numpy() for name, t in state.items()} for state in states]
+        state = []
+        for parameter in self.parameters():
+            tensors = self.kept.get(parameter, {})
+            state.append({name: t.cpu().numpy() for name, t in tensors.items()})
+        return state
 
     def load_state(self, state: Sequence[dict[str, np.ndarray]]) -> None:
-        """Set what `state` gave, for the same parameters in the same order."""
-        parameters = [p for parameters, _ in self.groups for p in parameters]
-        for parameter, arrays in zip(parameters, state, strict=True):
-            kept = to_tensors(arrays, parameter.device)
-            self.kept[parameter] = {name: laid_out(t, parameter) for name, t in kept.items()}
+        """Restore the result of `state`, for the same parameters in the same order."""
+        for parameter, arrays in zip(self.parameters(), state, strict=True):
+            tensors = to_tensors(arrays, parameter.device)
+            self.kept[parameter] = {name: laid_out(t, parameter) for name, t in tensors.items()}
 
     def zero_grad(self) -> None:
         """Delete the gradients."""
@@ -64,11 +79,16 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
-        """Descend along the gradients, each group at `factor` times its learning rate; a
-        parameter without a gradient stays unchanged."""
+        """Descend along the gradients, each group at `factor` times its learning rate.
+
+        A parameter without a gradient stays unchanged."""
         for parameters, lr in self.groups:
-            moved = [p for p in parameters if p.grad is not None]
-            gradients = [laid_out(g, p) for p in parameters if (g := p.grad) is not None]
+            moved: list[Tensor] = []
+            gradients: list[Tensor] = []
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    moved.append(parameter)
+                    gradients.append(laid_out(parameter.grad, parameter))
             if moved:
                 self.update(moved, gradients, factor * lr)
 
@@ -78,13 +98,14 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """b ← momentum·b + g + weight_decay·p, p ← p − lr·b (torch.optim.SGD)."""
+    """SGD as torch.optim.SGD: b ← momentum·b + g + weight_decay·p, p ← p − lr·b."""
 
     def __init__(
         self, parameters: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         self.momentum = momentum
-        self._momenta: dict[Tensor, float] = {}  # of groups with their own momentum
+        # By parameter, for groups whose momentum is not the common one.
+        self._momenta: dict[Tensor, float] = {}
         super().__init__(parameters, lr, weight_decay)
 
     def add(
@@ -100,23 +121,26 @@ class SGD(Optimizer):
         """One step of one group."""
         momentum = self._momenta.get(parameters[0], self.momentum)
         if not momentum and not self.weight_decay:
-            torch._foreach_add_(parameters, gradients, alpha=-lr)  # in half of the time
+            # Takes half of the time of the general step below.
+            torch._foreach_add_(parameters, gradients, alpha=-lr)
             return
+        buffers: list[Tensor | None] = [None] * len(parameters)  # b
         if momentum:
-            for p in parameters:
-                if not self.kept.get(p):
-                    self.kept[p] = {"momentum": torch.zeros_like(p)}
+            for i, parameter in enumerate(parameters):
+                if not self.kept.get(parameter):
+                    self.kept[parameter] = {"momentum": torch.zeros_like(parameter)}
+                buffers[i] = self.kept[parameter]["momentum"]
         sgd(
             parameters,
             gradients,
-            [self.kept[p]["momentum"] if momentum else None for p in parameters],  # b
+            buffers,
             weight_decay=self.weight_decay,
             momentum=momentum,
             lr=lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            fused=True,  # in one pass over the memory: a half to a third of the time
+            fused=True,  # one pass over the memory, in a half to a third of the time
         )
 
 
@@ -125,17 +149,25 @@ class Adam(Optimizer):
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
-        for p in parameters:
-            if not self.kept.get(p):
-                start = (torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device=p.device))
-                self.kept[p] = dict(zip(MOMENTS, start, strict=True))
-        first, second, steps = ([self.kept[p][name] for p in parameters] for name in MOMENTS)
+        first_moments: list[Tensor] = []
+        second_moments: list[Tensor] = []
+        steps: list[Tensor] = []
+        for parameter in parameters:
+            if not self.kept.get(parameter):
+                first = torch.zeros_like(parameter)
+                second = torch.zeros_like(parameter)
+                step = torch.zeros((), device=parameter.device)
+                self.kept[parameter] = dict(zip(MOMENTS, (first, second, step), strict=True))
+            first, second, step = (self.kept[parameter][name] for name in MOMENTS)
+            first_moments.append(first)
+            second_moments.append(second)
+            steps.append(step)
         adam(
             parameters,
             gradients,
-            first,
-            second,
-            [],
+            first_moments,
+            second_moments,
+            [],  # second moments of AMSGrad
             steps,
             amsgrad=False,
             beta1=0.9,
@@ -144,13 +176,14 @@ class Adam(Optimizer):
             weight_decay=self.weight_decay,
             eps=1e-8,
             maximize=False,
-            fused=True,  # a step in one pass over the memory: an eighth of the time
+            fused=True,  # one pass over the memory, in an eighth of the time
         )
 
 
 def laid_out(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """`tensor`, dense, with the strides of `parameter` if the shapes agree: torch's fused steps
-    read both in the order of their memory."""
+    """`tensor`, dense and with the strides of `parameter` if the shapes agree.
+
+    Torch's fused steps read both in the order of their memory."""
     if tensor.is_sparse:
         tensor = tensor.to_dense()
     if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():

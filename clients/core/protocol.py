@@ -1,4 +1,4 @@
-"""What clients and servers agree on: keys of messages, types of messages, kinds of methods."""
+"""The protocol of clients and servers: keys and types of messages, and kinds of methods."""
 
 from enum import StrEnum
 from typing import Any
@@ -8,45 +8,50 @@ import numpy as np
 from clients.core.arrays import Arrays
 from fedapps.common.settings import setting
 
-NAMES = "names"  # config and metrics key: the arrays' names, joined by line breaks
-LR_FACTOR = "lr-factor"  # config key: factor of the round's learning rates
-CAPABILITIES = (
-    "capabilities"  # key of the answer to "query": what the client offers; other clients lack it
-)
-UNLABELED = "unlabeled"  # key of the same answer: a training client that has no labels
-RUN_TOKEN = "run-token"  # config key: the run that the client's state belongs to
-SAVE_STATE, RESTORE_STATE = (
-    "query.get_state",
-    "train.set_state",
-)  # only to the clients of a simulation
-DOMAIN = "query.domain"  # of runs that report the terms of the generalization bound
+# Key of a message's config and of a reply's metrics: the arrays' names, joined by line breaks.
+NAMES = "names"
+# Keys of a message's config: the factor of the round's learning rates, and the run to which the
+# client's state belongs.
+LR_FACTOR = "lr-factor"
+RUN_TOKEN = "run-token"
+# Keys of the answer to "query": the capabilities of the client, which clients of other packages
+# lack, and whether it is a training client without labels.
+CAPABILITIES = "capabilities"
+UNLABELED = "unlabeled"
+# Types of messages that only clients of a simulation get: read the state, write the state.
+SAVE_STATE = "query.get_state"
+RESTORE_STATE = "train.set_state"
+# Type of a message in runs that report the terms of the generalization bound.
+DOMAIN = "query.domain"
 
 HEADS = setting("client", "who holds personal heads", ("client", "server"))
 
-SELECT = ("accuracy", "loss", "macro-f1")  # scores that may choose the reported round
+# Scores that may choose the reported round.
+SELECT = ("accuracy", "loss", "macro-f1")
 
-FEW_SAMPLES = 10  # a client's score on fewer is warned of: one sample is more than 10 points
+# A client that is scored on fewer samples causes a warning: one sample is more than 10 points.
+FEW_SAMPLES = 10
 
 
 class FewShot(StrEnum):
     """How a novel client learns from a few labeled samples; NONE is false."""
 
     NONE = ""
-    TUNED = "tuned"  # it trains on them before it is scored
-    ROUNDS = "rounds"  # in rounds after the others'
-    DESCRIPTOR = "descriptor"  # they describe it to the server, which generates its model
+    TUNED = "tuned"  # it trains on the samples before it is scored
+    ROUNDS = "rounds"  # it trains in extra rounds, after those of the training clients
+    DESCRIPTOR = "descriptor"  # the server generates its model from a descriptor of the samples
 
 
 class StateUse(StrEnum):
-    """What a client's state serves between rounds; NONE is false."""
+    """For what a method needs the state that a client keeps between rounds; NONE is false."""
 
     NONE = ""
     TRAINING = "training"
-    PREDICTIONS = "predictions"  # a finished run must hold it
+    PREDICTIONS = "predictions"  # so a finished run must hold the state
 
 
 def lr_factor(decay: float, every: int, round_: int) -> float:
-    """decay^((round − 1) / every): the factor of the learning rates in a round, from 1."""
+    """The factor of the learning rates in a round ≥ 1: decay^((round − 1) / every)."""
     return decay ** (max(round_ - 1, 0) / every)
 
 
@@ -70,15 +75,16 @@ def with_names(parameters: NDArrays, config: Config, default: list[str]) -> Arra
 def answer_exchange(
     client: Any, action: str, arrays: Arrays, config: Config
 ) -> tuple[Arrays, Metrics]:
-    """The answer of a `clients.core.client.Client` to a message beside "query", "train" and
-    "evaluate".
+    """The answer of a `clients.core.client.Client` to a message of another type than "query",
+    "train" and "evaluate".
 
-    The method that the message's type names gives it: `encode` answers ``query.encode``."""
+    The message's type names the method that answers: `encode` answers ``query.encode``."""
     client.begin(action, config)
-    if action == SAVE_STATE:  # for the checkpoint of a simulation
+    if action == SAVE_STATE:
         return client.state, {}
     if action == RESTORE_STATE:
         client.state = dict(arrays)
         return {}, {}
-    reply: tuple[Arrays, Metrics] = getattr(client, action.partition(".")[2])(arrays, config)
+    method = getattr(client, action.partition(".")[2])
+    reply: tuple[Arrays, Metrics] = method(arrays, config)
     return reply

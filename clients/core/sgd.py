@@ -1,5 +1,6 @@
 """Local SGD: mini-batches and the loop over them."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,6 +9,9 @@ from torch import Tensor, nn
 
 from clients.core.optimizers import SGD
 from partitions.shares import Samples
+
+# Starts a concatenation, which needs a tensor even for 0 steps.
+NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 def batches(
@@ -19,37 +23,43 @@ def batches(
     generator: torch.Generator,
     short: bool = False,
 ) -> Sequence[Tensor]:
-    """Row indices of each mini-batch: reshuffled passes over `n` samples.
+    """Row indices of each mini-batch; the `n` samples are shuffled anew for each epoch.
 
-    `steps` batches of min(batch_size, n) rows, which continue into the next pass; if `short`, the
-    last batch of a pass holds what remains instead. With `epochs` > 0 so many passes, whose last
-    batch may be shorter. Raises ValueError if there is no sample."""
+    `epochs` > 0 gives the mini-batches of this many epochs; the last one of an epoch may be
+    smaller. Otherwise there are `steps` mini-batches: by default each has min(batch_size, n) rows
+    and may continue into the next epoch; if `short`, the last one of an epoch may be smaller.
+    Raises ValueError if there is no sample."""
     if not n:
         raise ValueError("the client has no samples to train on")
     if epochs > 0 or short:
-        count = epochs or -(-steps // -(-n // batch_size))
-        passes = [torch.randperm(n, generator=generator) for _ in range(count)]
-        rows = [rows for order in passes for rows in order.split(batch_size)]
+        batches_per_epoch = math.ceil(n / batch_size)
+        num_epochs = epochs or math.ceil(steps / batches_per_epoch)
+        rows: list[Tensor] = []
+        for _ in range(num_epochs):
+            rows += torch.randperm(n, generator=generator).split(batch_size)
         return rows if epochs > 0 else rows[:steps]
     size = min(batch_size, n)
-    passes = [torch.randperm(n, generator=generator) for _ in range(-(-steps * size // n))]
-    if len(passes) != 1:
-        passes = [torch.cat([torch.empty(0, dtype=torch.int64), *passes])]
-    return passes[0][: steps * size].view(steps, size).unbind()
+    num_epochs = math.ceil(steps * size / n)
+    orders = [torch.randperm(n, generator=generator) for _ in range(num_epochs)]
+    order = orders[0] if len(orders) == 1 else torch.cat([NO_ROWS, *orders])
+    return order[: steps * size].view(steps, size).unbind()
 
 
 def mini_batches(samples: Samples, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """x and y of each of the `rows`. Up to one pass is gathered at once; for more than that, all
-    samples are converted once and each mini-batch is gathered from them."""
+    """Inputs x and labels y of each mini-batch in `rows`."""
     if len(rows) < 2 or not samples.fixed:
-        yield from (samples[row] for row in rows)
+        for row in rows:
+            yield samples[row]
         return
-    order, sizes = torch.cat(list(rows)), list(map(len, rows))
+    order = torch.cat(list(rows))
+    sizes = list(map(len, rows))
     if len(order) > len(samples):
+        # More than one epoch: convert all samples once, then gather each mini-batch from them.
         x, y = samples[:]
-        for some in order.to(x.device).split(sizes):
-            yield x.index_select(0, some), y.index_select(0, some)
+        for row in order.to(x.device).split(sizes):
+            yield x.index_select(0, row), y.index_select(0, row)
     else:
+        # Up to one epoch: gather the samples of all mini-batches at once, which is faster.
         x, y = samples[order]
         yield from zip(x.split(sizes), y.split(sizes), strict=True)
 
@@ -68,11 +78,12 @@ def sgd(
 ) -> float:
     """One SGD step per mini-batch in `rows`; returns the mean loss.
 
-    `drift`, one tensor for each parameter, is added to every gradient; then `adjust` may change
-    gradients. Momentum starts at zero. Raises ValueError if all parameters are frozen."""
+    `drift` holds one tensor for each parameter, which is added to every gradient. Then `adjust` is
+    called, which may change gradients. The momentum buffers start at zero. Raises ValueError if all
+    parameters are frozen."""
     trained = list(parameters)
     optimizer = SGD(trained, lr, momentum, weight_decay)
-    if not any(p.requires_grad for group, _ in optimizer.groups for p in group):
+    if not any(p.requires_grad for p in optimizer.parameters()):
         raise ValueError("all parameters that this step trains are frozen; leave some unfrozen")
     total: Tensor | None = None
     for x, y in mini_batches(samples, rows):
@@ -85,21 +96,29 @@ def sgd(
         if adjust is not None:
             adjust()
         optimizer.step()
+        # Summed on the device: a float of each loss would wait for the GPU.
         total = value.detach() if total is None else total + value.detach()
-    return 0.0 if total is None else float(total) / len(rows)
+    if total is None:
+        return 0.0
+    return float(total) / len(rows)
 
 
 @contextmanager
 def train_only(model: nn.Module, chosen: Callable[[str], bool]) -> Iterator[list[nn.Parameter]]:
-    """Within the context only the parameters with chosen names require gradients.
+    """Within the context, only the parameters whose names are `chosen` require gradients.
 
-    Yields them in the model's order."""
-    named = dict(model.named_parameters())
-    frozen = [p for name, p in named.items() if not chosen(name) and p.requires_grad]
+    Yields these parameters in the model's order."""
+    trained: list[nn.Parameter] = []
+    frozen: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if chosen(name):
+            trained.append(parameter)
+        elif parameter.requires_grad:
+            frozen.append(parameter)
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
-        yield [p for name, p in named.items() if chosen(name)]
+        yield trained
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
