@@ -1,12 +1,12 @@
 """Cohorts: clients of one process that train together, as one stack of networks.
 
-A small network leaves a GPU idle: the launching of kernels takes most of a step. In a cohort each
-client runs in its own thread until local SGD, where it waits for the others; equal work is then
-done at once, by `torch.func.vmap` over the clients' parameters. A method only declares
-`Client.vmapped_tensors`. A loss that reads something else that differs by client is refused.
+A small network leaves a GPU idle: launching kernels takes most of a step. In a cohort, each client
+runs in its own thread until local SGD, where it waits for the others. Work of one kind is then done
+together, by `torch.func.vmap` over the clients' parameters. A method only declares
+`Client.vmapped_tensors`. A loss that reads any other attribute which differs by client is refused.
 
-Up to rounding the result is that of clients one after the other; but masks of dropout are drawn
-for all at once."""
+Up to rounding, the result is that of clients which train one by one. Dropout is an exception: its
+masks are drawn for all clients at once."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from clients.core.sgd import sgd
 from partitions.shares import Samples
 
 Settings = dict[str, Any]  # arguments of `sgd`
-_member: ContextVar[Member | None] = ContextVar("member", default=None)  # the thread's
+# The member of a cohort that runs in this thread.
+_member: ContextVar[Member | None] = ContextVar("member", default=None)
 
 
 class Client(Protocol):
-    """What a cohort needs of `clients.core.client.Client`."""
+    """The attributes of `clients.core.client.Client` that a cohort uses."""
 
     vmapped_tensors: tuple[str, ...]
     model: nn.Module
@@ -54,26 +55,29 @@ def in_cohort() -> bool:
 def run_sgd(client: Client, settings: Settings) -> float:
     """`sgd` with the settings, together with the cohort's other clients where possible."""
     member = _member.get()
-    if member is not None:
-        member.alone = why_alone(client, settings)
-        if not member.alone and (loss := member.wait(Work(client, settings))) is not None:
+    if member is None:
+        return sgd(**settings)
+    member.alone = why_alone(client, settings)
+    if not member.alone:
+        loss = member.wait(Work(client, settings))
+        if loss is not None:
             return loss
     return sgd(**settings)
 
 
 def why_alone(client: Client, settings: Settings) -> str:
-    """Why the client's steps cannot be taken together with others', "" if they can."""
-    definer = next(cls for cls in type(client).__mro__ if "loss" in vars(cls))
-    parameters = set(client.model.parameters())
-    if "vmapped_tensors" not in vars(definer):
-        return f"{definer.__name__} has a loss, but does not set `vmapped_tensors`"
+    """Why the client cannot train together with others; "" if it can."""
+    loss_class = next(cls for cls in type(client).__mro__ if "loss" in vars(cls))
+    if "vmapped_tensors" not in vars(loss_class):
+        return f"{loss_class.__name__} has a loss, but does not set `vmapped_tensors`"
     if settings["loss"] != client.loss:
         return f"{type(client).__name__} trains on another function than its `loss`"
     if settings.get("adjust") is not None:
         return f"{type(client).__name__} changes gradients"
     if any(True for _ in client.model.buffers()):
         return "the network has buffers, such as running statistics"
-    known = all(isinstance(p, Tensor) and p in parameters for p in settings["parameters"])
+    of_model = set(client.model.parameters())
+    known = all(isinstance(p, Tensor) and p in of_model for p in settings["parameters"])
     if not known or type(settings["samples"]) is not Samples or not len(settings["rows"]):
         return f"{type(client).__name__} trains on other samples, or on none"
     return ""
@@ -83,42 +87,57 @@ class Work:
     """The local SGD of one client."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
-        self.client, self.samples, self.rows = client, settings["samples"], settings["rows"]
-        names = {p: name for name, p in client.model.named_parameters()}
-        trained = [p for p in settings["parameters"] if p.requires_grad]
-        self.trained = {names.pop(p): p for p in trained}
-        self.fixed = {name: p for p, name in names.items()}
-        pairs = zip(settings["parameters"], settings.get("drift", ()), strict=False)
-        self.drift: Sequence[Tensor] = [change for p, change in pairs if p.requires_grad]
+        self.client = client
+        self.samples: Samples = settings["samples"]
+        self.rows: Sequence[Tensor] = settings["rows"]
         self.rates = [settings[key] for key in ("lr", "momentum", "weight_decay")]
+        # Trained parameters come in the order of the settings, as `drift` does.
+        names = {p: name for name, p in client.model.named_parameters()}
+        self.trained = {names.pop(p): p for p in settings["parameters"] if p.requires_grad}
+        self.fixed = {name: p for p, name in names.items()}
+        corrections = zip(settings["parameters"], settings.get("drift", ()), strict=False)
+        self.drift: Sequence[Tensor] = [change for p, change in corrections if p.requires_grad]
 
     def kind(self) -> tuple[object, ...]:
-        """Work of equal kind can be done at once."""
-        x, scale, mean, std = (getattr(self.samples, key) for key in ("x", "scale", "mean", "std"))
-        parameters = self.trained | self.fixed
-        shapes = [(name, parameters[name].shape, name in self.trained) for name in parameters]
-        options = type(self.client), self.client.criterion, self.client.device, *self.rates
-        return (*options, *shapes, id(x), scale, mean, std)
+        """A key: work with equal keys can be done together."""
+        client, samples = self.client, self.samples
+        shapes: list[object] = []
+        for name, parameter in self.trained.items():
+            shapes.append((name, parameter.shape, True))
+        for name, parameter in self.fixed.items():
+            shapes.append((name, parameter.shape, False))
+        of_client = (type(client), client.criterion, client.device)
+        # One tensor holds the inputs of all clients; only their rows in it differ.
+        of_samples = (id(samples.x), samples.scale, samples.mean, samples.std)
+        return (*of_client, *self.rates, *shapes, *of_samples)
+
+    def rows_in_dataset(self) -> Sequence[Tensor]:
+        """The rows of each mini-batch in the tensors that all clients share."""
+        index = self.samples.index
+        sizes = [len(row) for row in self.rows]
+        order = torch.cat(list(self.rows)).to(index.device)
+        return index[order].split(sizes)
 
 
 class Member:
-    """One client's thread; at any time either it runs or the cohort's thread does."""
+    """A client's thread, which takes turns with the cohort's thread: only one of both runs."""
 
     def __init__(self, task: Callable[[], Any]) -> None:
-        self.work: Work | None = None  # that it waits for
+        self.work: Work | None = None  # the work that the member waits for
         self.alone = "the method has a training loop that does not call `fit_locally`"
-        self.loss: float | None = None  # of the finished work
+        self.loss: float | None = None  # mean loss of the finished work
         self.result: Any = None
-        self.seconds = 0.0  # of its own work, and its part of common steps
+        self.seconds = 0.0  # duration of the client's work, with its part of common steps
         self._task = task
         self._error: BaseException | None = None
-        self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
+        self._turn = threading.Semaphore(0)
+        self._pause = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, args=[torch.get_num_threads()])
         self._thread.daemon = True  # another member's error may end the process
         self._thread.start()
 
     def go(self) -> bool:
-        """Let it run until it waits or ends; returns whether it waits."""
+        """Let the member run until it waits or ends; returns whether it waits."""
         self.work = None
         started = time.monotonic()
         self._turn.release()
@@ -129,11 +148,14 @@ class Member:
         return self.work is not None
 
     def wait(self, work: Work) -> float | None:
-        """Called in its thread: the mean loss once the cohort has done the work, or None if it
-        cannot. The random draws of others do not affect it."""
+        """Called in the member's thread: wait until the cohort has done the work.
+
+        Returns the mean loss, or None if the cohort cannot do the work. Random draws of other
+        members do not affect this one."""
         device = torch.device(work.client.device)
         with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-            self.work, self.loss = work, None
+            self.work = work
+            self.loss = None
             self._pause.release()
             self._turn.acquire()
         return self.loss
@@ -144,7 +166,7 @@ class Member:
         _member.set(self)
         try:
             self.result = self._task()
-        except BaseException as error:  # `go` raises it
+        except BaseException as error:  # `go` raises it in the cohort's thread
             self._error = error
         self._pause.release()
 
@@ -155,21 +177,24 @@ class Cohort:
     def __init__(self, size: int) -> None:
         self.size = size
         self._used = False  # whether clients trained together
-        self._alone = ""  # why they did not
+        self._alone = ""  # why clients trained one by one
         self._warned = False
 
     def warn_if_unused(self, method: str) -> None:
         """Warn that clients of the `method` have trained one by one."""
         if self._alone and not self._used and not self._warned:
-            text = (
+            warnings.warn(
                 f"{method}: stacked-clients={self.size} has no effect, clients train one by one: "
+                f"{self._alone}",
+                stacklevel=2,
             )
-            warnings.warn(text + self._alone, stacklevel=2)
             self._warned = True
 
     def run(self, tasks: Sequence[Callable[[], Any]]) -> list[tuple[Any, float]]:
-        """The result of each client's task, and the seconds that it took. The members share the
-        seconds of common steps equally. Raises the error of a task."""
+        """The result and the duration in seconds of each client's task.
+
+        The duration of common steps is divided equally among the members. Raises the error of a
+        task."""
         results: list[tuple[Any, float]] = []
         for start in range(0, len(tasks), self.size):
             members = [Member(task) for task in tasks[start : start + self.size]]
@@ -182,6 +207,7 @@ class Cohort:
         return results
 
     def _work(self, waiting: Sequence[Member]) -> None:
+        """Do the members' work, kind by kind. Members keep `loss` None where this fails."""
         kinds: dict[tuple[object, ...], list[Member]] = {}
         for member in waiting:
             assert member.work is not None
@@ -194,21 +220,24 @@ class Cohort:
             except RuntimeError as error:  # an operation that vmap lacks, or too little memory
                 warnings.warn(f"clients train one by one: {error}", stacklevel=2)
                 continue
-            share = (time.monotonic() - started) / len(members)
-            for member in members:
-                member.seconds += share
             self._used = True
+            seconds_each = (time.monotonic() - started) / len(members)
             for member, loss in zip(members, losses, strict=True):
+                member.seconds += seconds_each
                 member.loss = loss
 
 
 class Loss(nn.Module):
-    """A client's loss as a function of parameters, `vmapped_tensors` tensors and a mini-batch."""
+    """A client's loss as a function of parameters, its `vmapped_tensors` and a mini-batch.
+
+    The first call notes in `read` which attributes of the client the loss reads."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
-        self.model, self.client = client.model, copy(client)
-        self.read, self._kind = set[str](), type(client)
+        self.model = client.model
+        self.client = copy(client)
+        self.read: set[str] = set()
+        self._client_class = type(client)
         self._watch()
 
     def forward(self, tensors: dict[str, list[Tensor]], x: Tensor, y: Tensor) -> Tensor:
@@ -217,127 +246,169 @@ class Loss(nn.Module):
         return self.client.loss(x, y)
 
     def _watch(self) -> None:
-        """Note in `read` what the loss reads of the client, or sets."""
-        read, kind = self.read, self._kind
+        """Replace the client's class by one that notes reading and refuses setting attributes."""
+        read = self.read
+        client_class = self._client_class
 
-        def get(client: Any, name: str) -> Any:
+        def note_and_get(client: Any, name: str) -> Any:
             read.add(name)
-            return kind.__getattribute__(client, name)
+            return client_class.__getattribute__(client, name)
 
-        def put(client: Any, name: str, value: Any) -> None:
+        def refuse_to_set(client: Any, name: str, value: Any) -> None:
             raise ValueError(
-                f"{kind.__name__}.loss sets self.{name}, which a cohort would lose; set it in "
-                "`train`, or set stacked-clients=1"
+                f"{client_class.__name__}.loss sets self.{name}, which a cohort would lose; set it "
+                "in `train`, or set stacked-clients=1"
             )
 
-        watched = {"__getattribute__": get, "__setattr__": put}
-        self.client.__class__ = type(kind.__name__, (kind,), watched)
+        watching = {"__getattribute__": note_and_get, "__setattr__": refuse_to_set}
+        self.client.__class__ = type(client_class.__name__, (client_class,), watching)
 
     def check(self, clients: Sequence[Client]) -> None:
-        """Raise ValueError if the loss has read something that differs by client; watch no more."""
-        object.__setattr__(self.client, "__class__", self._kind)
-        first, names = vars(clients[0]), self.read - {"model", *self._kind.vmapped_tensors}
-        different = [
-            f"self.{name}"
-            for name in sorted(names & first.keys())
-            if not all(_same(first[name], vars(client).get(name)) for client in clients[1:])
-        ] + [
-            f"self.model's {name}"
-            for modules in zip(*(client.model.modules() for client in clients), strict=True)
-            for name, value in vars(modules[0]).items()
-            if isinstance(value, Tensor)
-            and not all(_same(value, vars(module).get(name)) for module in modules[1:])
-        ]
+        """Stop noting; raise ValueError if the loss has read a value that differs by client."""
+        object.__setattr__(self.client, "__class__", self._client_class)
+        different = self._different_attribute(clients) or _different_model_tensor(clients)
         if different:
             raise ValueError(
-                f"{self._kind.__name__}.loss reads {different[0]}, which differs by client; make "
-                "it a list of tensors and name it in `vmapped_tensors`, or set stacked-clients=1"
+                f"{self._client_class.__name__}.loss reads {different}, which differs by client; "
+                "make it a list of tensors and name it in `vmapped_tensors`, or set "
+                "stacked-clients=1"
             )
+
+    def _different_attribute(self, clients: Sequence[Client]) -> str:
+        """An attribute that the loss has read and that differs by client, or ""."""
+        first, *others = map(vars, clients)
+        names = self.read - {"model", *self._client_class.vmapped_tensors}
+        for name in sorted(names & first.keys()):
+            if not all(_same(first[name], other.get(name)) for other in others):
+                return f"self.{name}"
+        return ""
+
+
+def _different_model_tensor(clients: Sequence[Client]) -> str:
+    """A plain tensor attribute of the model's modules that differs by client, or ""."""
+    for modules in zip(*(client.model.modules() for client in clients), strict=True):
+        first, *others = map(vars, modules)
+        for name, value in first.items():
+            if not isinstance(value, Tensor):
+                continue
+            if not all(_same(value, other.get(name)) for other in others):
+                return f"self.model's {name}"
+    return ""
 
 
 def train_together(works: Sequence[Work]) -> list[float]:
     """Take the steps of all `works`, which are of one kind; returns the mean loss of each.
 
-    Mini-batches of equal size form one batch of the stack. Work with fewer steps ends earlier."""
+    Mini-batches of equal size are computed as one. Work with fewer steps ends earlier."""
+    # By decreasing number of steps: the clients that still train are then the first ones.
     order = sorted(range(len(works)), key=lambda i: -len(works[i].rows))
-    ranked = [works[i] for i in order]
-    first, counts = ranked[0], [len(work.rows) for work in ranked]
-    with torch.no_grad():
-        trained = {n: torch.stack([work.trained[n] for work in ranked]) for n in first.trained}
-        fixed = {n: torch.stack([work.fixed[n] for work in ranked]) for n in first.fixed}
-        drift = _stacked([work.drift for work in ranked])
-        tensors = {
-            name: _stacked([getattr(work.client, name) for work in ranked])
-            for name in first.client.vmapped_tensors
-        }
-    drawn, network = [_drawn(work) for work in ranked], Loss(first.client)
-    total = torch.zeros(len(ranked), device=first.client.device)
-
-    def loss(stack: dict[str, Tensor], rest: dict[str, list[Tensor]], x: Tensor, y: Tensor) -> Any:
-        parameters = {f"model.{name}": p for name, p in stack.items()}
-        return functional_call(network, parameters, (rest, x, y))
-
-    buffers: list[dict[str, Tensor]] = [{} for _ in trained]
-    for start, end in pairwise([0, *sorted(set(counts))]):
-        live = sum(count > start for count in counts)  # the first ones
-        leaves = {name: stack[:live].requires_grad_() for name, stack in trained.items()}
-        optimizer = SGD(leaves.values(), *first.rates)
+    stack = _Stack([works[i] for i in order])
+    buffers: list[dict[str, Tensor]] = [{} for _ in stack.trained]
+    # Between two of these numbers of steps, the same clients train.
+    for start, end in pairwise([0, *sorted(set(stack.num_steps))]):
+        live = sum(count > start for count in stack.num_steps)
+        leaves = {name: p[:live].requires_grad_() for name, p in stack.trained.items()}
+        optimizer = SGD(leaves.values(), *stack.first.rates)
         for leaf, state in zip(leaves.values(), buffers, strict=True):
             optimizer.kept[leaf] = {name: b[:live] for name, b in state.items()}
         for step in range(start, end):
-            sizes: dict[int, list[int]] = {}
-            for i in range(live):
-                sizes.setdefault(len(drawn[i][step]), []).append(i)
             optimizer.zero_grad()
-            for size, members in sizes.items():
-                rows = torch.cat([drawn[i][step] for i in members])
-                x, y = (
-                    t.view(len(members), size, *t.shape[1:])
-                    for t in replace(first.samples, index=rows)[:]
-                )
-                which = slice(live) if len(members) == live else torch.tensor(members).to(x.device)
-                parameters = {name: s[which] for name, s in (leaves | fixed).items()}
-                others = {name: [s[which] for s in stacks] for name, stacks in tensors.items()}
-                values = vmap(loss, randomness="different")(parameters, others, x, y)
-                if network.read:
-                    network.check([work.client for work in ranked])
-                    network.read.clear()
-                values.sum().backward()
-                total[which] += values.detach()
-            for leaf, correction in zip(leaves.values(), drift, strict=False):
+            stack.backward(leaves, step, live)
+            for leaf, correction in zip(leaves.values(), stack.drift, strict=False):
                 if leaf.grad is not None:
                     leaf.grad += correction[:live]
             optimizer.step()
         buffers = [optimizer.kept.get(leaf, {}) for leaf in leaves.values()]
-    with torch.no_grad():
-        for i, work in enumerate(ranked):
-            for name, parameter in work.trained.items():
-                parameter.copy_(trained[name][i])
-    losses = dict(zip(order, (total / torch.tensor(counts).to(total)).tolist(), strict=True))
-    return [losses[i] for i in range(len(works))]
+    stack.copy_to_models()
+    losses = [0.0] * len(works)
+    for i, loss in zip(order, stack.mean_losses(), strict=True):
+        losses[i] = loss
+    return losses
 
 
-def _same(one: Any, other: Any) -> bool:
+class _Stack:
+    """The parameters, tensors and mini-batches of several works; clients are the first axis."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self.works = works
+        self.first = works[0]
+        self.num_steps = [len(work.rows) for work in works]
+        self.rows = [work.rows_in_dataset() for work in works]
+        self.trained: dict[str, Tensor] = {}
+        self.fixed: dict[str, Tensor] = {}
+        self.vmapped_tensors: dict[str, list[Tensor]] = {}
+        with torch.no_grad():
+            for name in self.first.trained:
+                self.trained[name] = torch.stack([work.trained[name] for work in works])
+            for name in self.first.fixed:
+                self.fixed[name] = torch.stack([work.fixed[name] for work in works])
+            self.drift = _stacked([work.drift for work in works])
+            for name in self.first.client.vmapped_tensors:
+                values = [getattr(work.client, name) for work in works]
+                self.vmapped_tensors[name] = _stacked(values)
+        self.loss = Loss(self.first.client)
+        self.total = torch.zeros(len(works), device=self.first.client.device)  # sums of losses
+
+    def backward(self, leaves: dict[str, Tensor], step: int, live: int) -> None:
+        """Add the gradients of one step of the first `live` clients to the trained `leaves`."""
+        by_size: dict[int, list[int]] = {}
+        for i in range(live):
+            by_size.setdefault(len(self.rows[i][step]), []).append(i)
+        for size, members in by_size.items():
+            rows = torch.cat([self.rows[i][step] for i in members])
+            x, y = replace(self.first.samples, index=rows)[:]
+            x = x.view(len(members), size, *x.shape[1:])
+            y = y.view(len(members), size, *y.shape[1:])
+            which: slice | Tensor = slice(live)  # a slice needs no copy
+            if len(members) < live:
+                which = torch.tensor(members).to(x.device)
+            parameters = {name: p[which] for name, p in (leaves | self.fixed).items()}
+            tensors: dict[str, list[Tensor]] = {}
+            for name, values in self.vmapped_tensors.items():
+                tensors[name] = [value[which] for value in values]
+            losses = vmap(self._loss_of, randomness="different")(parameters, tensors, x, y)
+            if self.loss.read:  # after the first call alone
+                self.loss.check([work.client for work in self.works])
+                self.loss.read.clear()
+            losses.sum().backward()
+            self.total[which] += losses.detach()
+
+    def _loss_of(
+        self, parameters: dict[str, Tensor], tensors: dict[str, list[Tensor]], x: Tensor, y: Tensor
+    ) -> Any:
+        """The loss () of one client with these parameters and `vmapped_tensors`."""
+        named = {f"model.{name}": p for name, p in parameters.items()}
+        return functional_call(self.loss, named, (tensors, x, y))
+
+    def copy_to_models(self) -> None:
+        """Set the trained parameters of the clients' models."""
+        with torch.no_grad():
+            for i, work in enumerate(self.works):
+                for name, parameter in work.trained.items():
+                    parameter.copy_(self.trained[name][i])
+
+    def mean_losses(self) -> list[float]:
+        """The mean loss of each client's steps."""
+        num_steps = torch.tensor(self.num_steps).to(self.total)
+        losses: list[float] = (self.total / num_steps).tolist()
+        return losses
+
+
+def _same(value: Any, other: Any) -> bool:
     """Whether two clients' values are equal; False for values that cannot be compared."""
-    if one is other:
+    if value is other:
         return True
-    if type(one) is not type(other):
+    if type(value) is not type(other):
         return False
-    if isinstance(one, Tensor | np.ndarray):
-        return one.shape == other.shape and bool((one == other).all())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return isinstance(one, str | int | float | bool) and one == other
+    if isinstance(value, Tensor | np.ndarray):
+        return value.shape == other.shape and bool((value == other).all())
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(_same(value[k], other[k]) for k in value)
+    return isinstance(value, str | int | float | bool) and value == other
 
 
-def _stacked(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The works' first tensors as one, their second ones as one, …"""
-    return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
-
-
-def _drawn(work: Work) -> Sequence[Tensor]:
-    """The rows of each mini-batch in the tensors that all clients share."""
-    index = work.samples.index
-    return index[torch.cat(list(work.rows)).to(index.device)].split([len(r) for r in work.rows])
+def _stacked(tensors_of_each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Stacks of all first tensors, of all second tensors, and so on."""
+    return [torch.stack(tensors) for tensors in zip(*tensors_of_each, strict=True)]

@@ -8,9 +8,9 @@ Criterion = Callable[[Tensor, Tensor], Tensor]  # of logits (n, C) and labels (n
 
 
 class OwnLoss(nn.Module):
-    """A user's loss. Tensors of a module, such as class weights, move with it.
+    """A user's loss. If it is a module, its tensors, such as class weights, move with it.
 
-    Raises ValueError for a class, or for what cannot be called."""
+    Raises ValueError for a class, and for an object that is not callable."""
 
     def __init__(self, loss: Criterion) -> None:
         super().__init__()
@@ -26,9 +26,11 @@ class OwnLoss(nn.Module):
         value = self.loss(logits, labels)
         if isinstance(value, Tensor) and not value.ndim:
             return value
-        found = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        result = repr(value)
+        if isinstance(value, Tensor):
+            result = f"a tensor {tuple(value.shape)}"
         raise ValueError(
-            f"loss= gave {found:.200} for logits {tuple(logits.shape)} and labels "
+            f"loss= gave {result:.200} for logits {tuple(logits.shape)} and labels "
             f"{tuple(labels.shape)}; it must give their mean loss, a tensor without dimensions, "
             "as torch.nn.CrossEntropyLoss() does"
         )

@@ -1,7 +1,7 @@
-"""One client's part in training a linear domain classifier (Ben-David et al., NeurIPS 2006).
+"""The client's gradients for a linear domain classifier (Ben-David et al., NeurIPS 2006).
 
-The classifier separates the inputs of two clients. Its weights come from the server; the client
-answers with gradients and error rates, so no input leaves it."""
+The classifier separates the inputs of two clients. The server sends its weights. The client
+answers with gradients and error rates, so no input leaves the client."""
 
 import torch
 from torch import Tensor
@@ -12,14 +12,18 @@ from partitions.shares import Samples
 
 
 def domain_gradient(samples: Samples, weights: Tensor, side: float, seed: int) -> Arrays:
-    """For p classifiers of f inputs and a bias: the `gradient` (p, f + 1) of the mean logistic loss
-    on one half of the inputs, and the `error` rate (p,) on the other half; of one input on itself.
+    """The `gradient` (p, f + 1) and the `error` rate (p,) of p classifiers.
 
-    `side` is the label, 0 or 1. Inputs are shifted by −1/2, which changes no distance."""
+    `weights` (p, f + 1) are for inputs of f entries and a bias. `side` is the label, 0 or 1. The
+    gradient is that of the mean logistic loss on one half of the inputs; the error rate is measured
+    on the other half. A single input serves for both. Inputs are shifted by −1/2, which changes no
+    distance."""
     x = samples[:][0].flatten(1) - 0.5
-    x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
+    x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)  # the last column is for the bias
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    fit, held_out = x[order].tensor_split(2) if len(x) > 1 else (x, x)
+    fit = held_out = x
+    if len(x) > 1:
+        fit, held_out = x[order].tensor_split(2)
     w = weights.to(x.device).requires_grad_()
     logits = fit @ w.T
     target = torch.full_like(logits, side)

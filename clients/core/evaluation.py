@@ -1,8 +1,9 @@
 """Loss and accuracy of a client's predictions for its samples."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from partitions.shares import SUB_POPULATION, Samples, Share
 
 
 class Client(Protocol):
-    """What scoring needs of `clients.core.client.Client`."""
+    """The attributes of `clients.core.client.Client` that scoring uses."""
 
     share: Share
     device: str
@@ -36,9 +37,11 @@ class Client(Protocol):
 
 
 def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, int, Metrics]:
-    """Loss, labeled count and metrics of a novel client's data, or of validation and test data.
+    """Loss, number of labeled samples and metrics.
 
-    With `bound` also the error on the training data, a term of the generalization bound."""
+    A novel client is scored on all its data, a training client on validation and test data. With
+    `bound`, the metrics include the error on the training data, a term of the generalization
+    bound."""
     share = client.share
     if share.novel:
         return score_samples(client, share.everything, "accuracy", select)
@@ -58,10 +61,10 @@ def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, i
 def score_samples(
     client: Client, samples: Samples, key: str, select: str = ""
 ) -> tuple[float, int, Metrics]:
-    """Mean loss, labeled count and accuracy (under `key`); unlabeled samples do not count.
+    """Mean loss, number of labeled samples and accuracy (under `key`) over the labeled samples.
 
-    `select` "macro-f1" adds that score. "accuracy" comes with the adaptation's metrics and with the
-    accuracies of its stages."""
+    For `select` = "macro-f1" the metrics include this score. For `key` = "accuracy" they include
+    the adaptation's metrics and the accuracies of its intermediate logits."""
     if not len(samples):
         return 0.0, 0, {}
     x, y = samples.to(client.device)[:]
@@ -71,14 +74,18 @@ def score_samples(
     metrics = dict(client.adaptation_metrics) if key == "accuracy" else {}
     if not count:
         return 0.0, 0, metrics
-    for name, z in client.intermediate_logits.items() if key == "accuracy" else ():
-        metrics[f"{name}-accuracy"] = float((z.argmax(1) == y)[labeled].float().mean())
-    logits, y = logits[labeled], y[labeled]
+    if key == "accuracy":
+        for name, z in client.intermediate_logits.items():
+            correct = (z.argmax(1) == y)[labeled]
+            metrics[f"{name}-accuracy"] = float(correct.float().mean())
+    logits = logits[labeled]
+    y = y[labeled]
     predicted = logits.argmax(1)
     metrics[key] = float((predicted == y).float().mean())
     if select == "macro-f1":
         metrics[key.replace("accuracy", select)] = macro_f1(y, predicted)
-    if SUB_POPULATION in client.share.attributes:  # TN, FP, FN, TP of a user with a preference
+    if SUB_POPULATION in client.share.attributes:  # a user with a preference, for F1
+        # True negatives, false positives, false negatives, true positives.
         metrics["counts"] = (2 * y + predicted).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
     return float(client.criterion(logits, y)), count, metrics
@@ -86,46 +93,52 @@ def score_samples(
 
 def macro_f1(y: Tensor, predicted: Tensor) -> float:
     """Mean of 2 TP / (2 TP + FP + FN) over the classes among the labels y (n,) or predictions."""
-    total = y.bincount(minlength=(n := int(max(y.max(), predicted.max())) + 1))
-    total = total + predicted.bincount(minlength=n)
-    right = y[y == predicted].bincount(minlength=n)
-    return float((2 * right / total)[total > 0].mean())
+    num_classes = int(max(y.max(), predicted.max())) + 1
+    true_positives = y[y == predicted].bincount(minlength=num_classes)
+    denominators = y.bincount(minlength=num_classes) + predicted.bincount(minlength=num_classes)
+    f1 = 2 * true_positives / denominators
+    return float(f1[denominators > 0].mean())
 
 
 def predict_novel(client: Client, x: Tensor) -> Tensor:
-    """Logits (n, C) of batches of `novel_batch` inputs, each predicted after adaptation to itself
-    alone or, with `novel_stream`, by updates if the method goes on; `stages` are theirs, `adapted`
-    the means over the batches."""
+    """Logits (n, C) of inputs x (n, *shape), predicted in batches of `novel_batch`.
+
+    The model adapts to each batch anew. With `novel_stream` it continues from the previous batch,
+    if the method supports that. Sets `intermediate_logits` of all batches, and `adaptation_metrics`
+    to their means over the batches."""
     if client.batchwise or not client.novel_batch or len(x) <= client.novel_batch:
         return client.predict(x)
-    logits, stages, adapted = [], [], []
     client.stream = {}
-    predict = client.update if client.novel_stream and client.supports_streaming else client.predict
+    online = client.novel_stream and client.supports_streaming
+    logits: list[Tensor] = []
+    intermediate: dict[str, list[Tensor]] = defaultdict(list)
+    metrics: dict[str, list[Any]] = defaultdict(list)
     for batch in x.split(client.novel_batch):
-        logits.append(predict(batch))
-        stages.append(dict(client.intermediate_logits))
-        adapted.append(dict(client.adaptation_metrics))
-    client.intermediate_logits = {
-        name: torch.cat([stage[name] for stage in stages]) for name in stages[0]
-    }
-    client.adaptation_metrics = {n: sum(a[n] for a in adapted) / len(adapted) for n in adapted[0]}
+        logits.append(client.update(batch) if online else client.predict(batch))
+        for name, z in client.intermediate_logits.items():
+            intermediate[name].append(z)
+        for name, value in client.adaptation_metrics.items():
+            metrics[name].append(value)
+    client.intermediate_logits = {name: torch.cat(z) for name, z in intermediate.items()}
+    client.adaptation_metrics = {name: sum(v) / len(v) for name, v in metrics.items()}
     return torch.cat(logits)
 
 
 def by_parts(forward: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Tensor:
-    """`forward` of all rows of the parts, without gradients."""
+    """`forward` of each part, without gradients; the results are concatenated."""
     with torch.no_grad():
         return torch.cat([forward(part) for part in parts])
 
 
 class Streaming:
-    """What serves a client's inputs, one update after another."""
+    """The part of a client that serves a stream of inputs, by one update after another."""
 
-    # Whether an update starts from the former ones. A method that decides it by a setting
+    # Whether an update continues from the previous one. A method in which a setting decides this
     # overrides it by a property.
     supports_streaming = False
 
-    stream: dict[str, Tensor]  # what the updates so far leave to the next one; at first {}
+    # The tensors that the previous updates hand to the next one; {} before the first update.
+    stream: dict[str, Tensor]
     model: nn.Module
     share: Share
     device: str
@@ -134,14 +147,14 @@ class Streaming:
     begin: Callable[[str, Config], None]
 
     def update(self, x: Tensor) -> Tensor:
-        """Logits (n, C) of further inputs x (n, *shape) after adaptation to them; if the method
-        `supports_streaming`, also to all inputs before them. The size of `stream` stays the
-        same."""
+        """Logits (n, C) of the next inputs x (n, *shape) after adaptation to x.
+
+        If the method `supports_streaming`, the model is adapted to all previous inputs too. The
+        size of `stream` does not grow."""
         return self.predict(x)
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """A copy of the target network that made the last prediction, which was of x, in evaluation
-        mode."""
+        """A copy, in evaluation mode, of the network that made the last prediction, that of x."""
         return deepcopy(self.model).eval()
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
@@ -153,12 +166,15 @@ class Streaming:
         return self.personal_model(x), logits
 
     def mean_so_far(self, new: Mapping[str, Tensor], count: int = 1) -> dict[str, Tensor]:
-        """The means over the stream, which now has `count` more terms of means `new`."""
-        before = int(self.stream.get("count", 0))
-        n = before + count
+        """Update the running means in `stream` by `count` further terms, whose means are `new`.
+
+        Returns the running means."""
+        count_before = int(self.stream.get("count", 0))
+        n = count_before + count
         mean = dict(new)
-        if before:
-            old = {name: self.stream[name] for name in new}
-            mean = {name: old[name] + (t - old[name]) * count / n for name, t in new.items()}
+        if count_before:
+            for name, value in new.items():
+                previous = self.stream[name]
+                mean[name] = previous + (value - previous) * count / n
         self.stream = mean | {"count": torch.tensor(n)}
         return mean

@@ -1,4 +1,4 @@
-"""Layers that normalise, whose statistics are the batch's, and the entropy of predictions."""
+"""Normalisation layers with batch statistics, and the entropy of predictions."""
 
 from collections.abc import Collection
 from functools import partial
@@ -31,7 +31,7 @@ def normalisation(model: nn.Module) -> list[nn.Module]:
 
 
 def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
-    """`model` in evaluation mode; if `on`, its normalisation layers use batch statistics."""
+    """Put `model` into evaluation mode; if `on`, its normalisation layers use batch statistics."""
     model.eval()
     for module in normalisation(model):
         module.train(on)
@@ -39,35 +39,42 @@ def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
 
 
 def with_statistics(model: nn.Module, *parts: Tensor) -> nn.Module:
-    """`model` in evaluation mode, with the statistics of the inputs as running statistics: the
-    mean over the parts."""
-    if len(parts[0]) > 1:  # one sample has no variance
-        counts: dict[Any, int] = {}  # by layer
-        hooks = []
-        for module in normalisation(batch_statistics(model)):
-            if isinstance(module, nn.modules.batchnorm._NormBase):
-                module.reset_running_stats()
-                module.momentum = None  # the mean over batches
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                hooks.append(module.register_forward_hook(partial(_count, counts)))
-        with torch.no_grad():
-            for part in parts:
-                model(part)
-        for hook in hooks:
-            hook.remove()
-        for norm, n in counts.items():  # a batch's variance is over n, the running one over n − 1
-            if norm.running_var is not None:
-                norm.running_var *= (n - 1) / n
+    """Put `model` into evaluation mode with the inputs' statistics as its running statistics.
+
+    The statistics are means over the parts. One input has no variance: it changes nothing."""
+    if len(parts[0]) <= 1:
+        return model.eval()
+    values_per_channel: dict[Any, int] = {}  # by layer
+    hooks = []
+    for module in normalisation(batch_statistics(model)):
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.reset_running_stats()
+            module.momentum = None  # torch then keeps the mean over the forward passes
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            hook = partial(_note_count, values_per_channel)
+            hooks.append(module.register_forward_hook(hook))
+    with torch.no_grad():
+        for part in parts:
+            model(part)
+    for handle in hooks:
+        handle.remove()
+    # Torch divides a running variance by n − 1. A layer that normalises a batch divides by n.
+    for norm, n in values_per_channel.items():
+        if norm.running_var is not None:
+            norm.running_var *= (n - 1) / n
     return model.eval()
 
 
-def _count(counts: dict[Any, int], norm: nn.Module, inputs: tuple[Tensor], _: Tensor) -> None:
-    """Record how many values enter a channel's statistics."""
-    counts[norm] = inputs[0].numel() // inputs[0].shape[1]
+def _note_count(
+    values_per_channel: dict[Any, int], norm: nn.Module, inputs: tuple[Tensor], _: Tensor
+) -> None:
+    """A forward hook: note how many values enter the statistics of a channel."""
+    x = inputs[0]
+    values_per_channel[norm] = x.numel() // x.shape[1]
 
 
 def check_norms(method: str, model: nn.Module, norms: Collection[str]) -> None:
-    """Raise ValueError if the model has no `norms`, its batch normalisation layers."""
+    """Raise ValueError if `norms`, the model's batch normalisation layers, are empty."""
     if not norms:
         raise ValueError(
             f"{method} needs batch normalisation, {type(model).__name__} has none; models that "

@@ -1,10 +1,12 @@
-"""Differential privacy on the client: what a reply may contain under the run's `dp`.
+"""Differential privacy on the client: a mod reduces replies to what the run's `dp` allows.
 
-A train reply holds only the change, clipped as one vector and, if the privacy is local, noised.
-Integers and booleans, such as a normalisation layer's count of steps, return as they were sent. Of
-its properties a client sends the public ones. Flower's `fixedclipping_mod` fails on a change of
-zeros and passes one that is not finite; its `LocalDpMod` fixes ε and δ of one message and draws
-from numpy's global generator. So neither is used."""
+A train reply holds only the change of the model. The change is clipped as one vector; with local
+privacy the client adds noise. Integers and booleans, such as a normalisation layer's count of
+steps, return as they were sent. A client sends only its public properties.
+
+Flower's own mods are not used. `fixedclipping_mod` fails on a change of zeros and passes a change
+that is not finite. `LocalDpMod` fixes ε and δ of one message, and draws from numpy's global
+generator."""
 
 import math
 import os
@@ -23,41 +25,37 @@ from fedapps.common.errors import Refusal
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 
-NOISE = "dp-local-noise"  # key of a train message's config: deviation of the client's noise
+# Key of a train message's config: the standard deviation of the client's noise.
+NOISE = "dp-local-noise"
 MODES = ("none", "local", "central")
 GENERATORS = ("system", "seeded")
 DP_GENERATOR = setting(
     "system",
-    "where noise and sampling come from; seeded: repeatable, for tests",
+    "random generator of noise and sampling; seeded: repeatable, for tests",
     GENERATORS,
     beside="dp!=none",
 )
 EVERYTHING = "everything"
-ROUNDING = 1 - 1e-6  # tolerance for a server's noise that is just enough
 COVERS = (EVERYTHING, "model-updates")
-# Properties that reveal nothing of the samples, but that a training client has no labels.
-PUBLIC = {
-    CAPABILITIES,
-    "client",
-    "novel",
-    UNLABELED,
-    "model",
-    "input-size",
-    "error",
-}  # without a text
-VOLUNTEERED = {"prototype"}  # reveals a sub-population; see `FedEmbedClient`
+# Tolerance for rounding, where the server's noise is exactly the least that suffices.
+ROUNDING = 1 - 1e-6
+# Properties that reveal nothing about the samples, except that a training client has no labels.
+PUBLIC = {CAPABILITIES, "client", "novel", UNLABELED, "model", "input-size", "error"}
+# Reveals the sub-population of a user who volunteers; see `FedEmbedClient`.
+VOLUNTEERED = {"prototype"}
 
 
 class SystemGenerator:
     """Random numbers from the operating system's secure source."""
 
     def random(self, size: int) -> np.ndarray:
-        """Uniform multiples of 2⁻⁵²."""
-        whole = np.frombuffer(os.urandom(8 * size), np.uint64) >> np.uint64(12)
-        return whole.astype(float) / 2.0**52
+        """Uniform numbers in [0, 1): multiples of 2⁻⁵²."""
+        integers = np.frombuffer(os.urandom(8 * size), np.uint64) >> np.uint64(12)
+        return integers.astype(float) / 2.0**52
 
     def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
-        """Φ⁻¹ of uniform multiples of 2⁻⁵², shifted by half a step off 0 and 1."""
+        """Φ⁻¹ of uniform numbers."""
+        # Shifted by half a step, since Φ⁻¹(0) is infinite.
         uniform = self.random(int(np.prod(size))) + 2.0**-53
         return scipy.special.ndtri(uniform).reshape(size)
 
@@ -66,7 +64,7 @@ Source = SystemGenerator | np.random.Generator
 
 
 def generator(name: str, seed: int, purpose: str, *counters: int) -> Source:
-    """The system's generator, or for tests one with a seed.
+    """The operating system's generator for "system", a seeded one for "seeded".
 
     Raises ValueError for an unknown name."""
     if name not in GENERATORS:
@@ -78,19 +76,23 @@ def generator(name: str, seed: int, purpose: str, *counters: int) -> Source:
 
 def clipped(change: Arrays, norm: float) -> Arrays:
     """min(1, C / ‖Δ‖₂) Δ, all arrays as one vector; zeros for a Δ that is not finite."""
-    length = sum(float(np.square(a, dtype=float).sum()) for a in change.values()) ** 0.5
+    squared_lengths = [float(np.square(a, dtype=float).sum()) for a in change.values()]
+    length = sum(squared_lengths) ** 0.5
     if not np.isfinite(length):
-        return {name: np.zeros_like(a) for name, a in change.items()}
-    scale = min(1.0, norm / length) if length else 1.0
-    return {name: scale * a for name, a in change.items()}
+        return {name: np.zeros_like(array) for name, array in change.items()}
+    scale = 1.0
+    if length > norm:
+        scale = norm / length
+    return {name: scale * array for name, array in change.items()}
 
 
 def noised(arrays: Arrays, deviation: float, source: Source) -> Arrays:
-    """The arrays + N(0, deviation²) in every entry, dtypes kept."""
-    return {
-        name: (a + deviation * source.standard_normal(a.shape)).astype(a.dtype)
-        for name, a in arrays.items()
-    }
+    """The arrays with N(0, deviation²) added to every entry, in their dtypes."""
+    result: Arrays = {}
+    for name, array in arrays.items():
+        noise = deviation * source.standard_normal(array.shape)
+        result[name] = (array + noise).astype(array.dtype)
+    return result
 
 
 def private(
@@ -99,11 +101,11 @@ def private(
     call_next: ClientAppCallable,
     options: Mapping[str, Any] | None = None,
 ) -> Message:
-    """Flower mod for every message: reduces the reply to what `options` allow, by default the run's
-    configuration.
+    """Flower mod for every message: reduces the reply to what `options` allow.
 
-    Raises ValueError, which reaches the server as an error reply, for a message whose answer the
-    privacy does not cover, and for local privacy if the server names too little noise."""
+    `options` are by default the run's configuration. Raises ValueError, which reaches the server as
+    an error reply, for a message whose answer is not covered by the privacy. Also raises it for
+    local privacy if the server asks for too little noise."""
     options = context.run_config if options is None else options
     if options.get("dp", "none") == "none":
         return call_next(message, context)
@@ -115,9 +117,10 @@ def private(
     if reply.has_error():
         return reply
     if action == "query":
-        names = PUBLIC if everything else PUBLIC | VOLUNTEERED
+        allowed = PUBLIC if everything else PUBLIC | VOLUNTEERED
         for key, record in reply.content.config_records.items():
-            reply.content[key] = ConfigRecord({n: v for n, v in record.items() if n in names})
+            properties = {name: value for name, value in record.items() if name in allowed}
+            reply.content[key] = ConfigRecord(properties)
     elif action != "evaluate":
         for key in reply.content.metric_records:
             reply.content[key] = MetricRecord({"num-examples": 1})
@@ -128,40 +131,47 @@ def private(
 
 @lru_cache
 def least_multiplier(epsilon: float, delta: float, rounds: int) -> float:
-    """z for (ε, δ) if a user's update is replaced in every round: Gaussian mechanisms of
-    sensitivity 2C and noise zC, whose μ² = (2 / z)² add up."""
-    from dp_accounting import get_sigma_gaussian  # slow, and few clients need it
+    """The noise multiplier z that gives (ε, δ) if a user's update is replaced in every round.
+
+    A round is a Gaussian mechanism of sensitivity 2C with noise zC. Over rounds, the
+    μ² = (2 / z)² of Gaussian DP add up."""
+    from dp_accounting import get_sigma_gaussian  # slow to import, and few clients need it
 
     return 2 * rounds**0.5 * float(get_sigma_gaussian(epsilon, delta)) * ROUNDING
 
 
 def promised_multiplier(options: Mapping[str, Any]) -> float:
-    """The least z that a run with local privacy promises its clients."""
-    if epsilon := float(options.get("dp-epsilon", 0)):  # z follows from it
+    """The least noise multiplier z that a run with local privacy promises to its clients."""
+    epsilon = float(options.get("dp-epsilon", 0))
+    if epsilon:
         return least_multiplier(epsilon, float(options["dp-delta"]), int(options["rounds"]))
     return float(options["dp-noise-multiplier"])
 
 
 def local_noise(message: Message, options: Mapping[str, Any]) -> float:
-    """Deviation of the noise that the server asks a client to add to its change.
+    """Standard deviation of the noise that the server asks a client to add to its change.
 
-    Raises ValueError if that is less than what the run promises."""
+    Raises ValueError if it is below what the run promises."""
     config = settings_of(message)
-    deviation, least = float(str(config.get(NOISE, 0))), promised_multiplier(options)
-    if not 0 < deviation < math.inf or not deviation >= least * float(options["dp-clip"]):
+    deviation = float(str(config.get(NOISE, 0)))
+    least = promised_multiplier(options) * float(options["dp-clip"])
+    if not 0 < deviation < math.inf or not deviation >= least:
         raise Refusal(f"dp is 'local', but the server asked for noise of {deviation:g}")
     return deviation
 
 
 def settings_of(message: Message) -> dict[str, Any]:
-    """All that the message's config records hold."""
-    return {k: v for r in message.content.config_records.values() for k, v in r.items()}
+    """The entries of all config records of the message."""
+    settings: dict[str, Any] = {}
+    for record in message.content.config_records.values():
+        settings.update(record)
+    return settings
 
 
 def _protect(
     message: Message, reply: Message, context: Context, options: Mapping[str, Any]
 ) -> None:
-    """Clip the reply's change, by the client's setting, and add noise if it is local."""
+    """Clip the reply's change to `dp-clip`; with local privacy add noise."""
     deviation = local_noise(message, options) if options["dp"] == "local" else 0.0
     client = int(context.node_config.get("partition-id", context.node_id))
     source = generator(
@@ -174,7 +184,8 @@ def _protect(
     sent: Arrays = {}
     for record in message.content.array_records.values():
         sent |= from_record(record)
-    ((key, record),) = reply.content.array_records.items()  # two would be clipped separately
+    # Exactly one record: several would be clipped separately.
+    ((key, record),) = reply.content.array_records.items()
     trained = from_record(record)
     if trained.keys() != sent.keys():
         raise Refusal(f"a private reply must have the names {sorted(sent)}")
