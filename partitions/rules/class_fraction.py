@@ -1,9 +1,9 @@
 """Class-fraction partition (pFedHN, section 5.1, after Dinh et al., 2020).
 
-Each client holds K classes; for each of them a_ic ~ U(0.4, 0.6), and it gets the share
-a_ic / Σ_j a_jc of the class's samples: the same classes and shares of the training, validation
-and test rows. As in the authors' code classes are drawn among those with the fewest holders: all
-are held equally often, and none is lost if N·K ≥ C."""
+Client i holds K classes. For each class c of them it draws a_ic ~ U(0.4, 0.6) and gets the share
+a_ic / Σ_j a_jc of the class's samples, with equal shares of training, validation and test rows.
+As in the authors' code, a client draws its classes from those that the fewest clients hold. So all
+classes are held equally often, and every class is held if N·K ≥ C."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ LOW, HIGH = 0.4, 0.6
 
 
 class ClassFractionPartitioner(RowsPartitioner):
-    """`classes_per_client` classes a client. ValueError if the data has fewer."""
+    """`classes_per_client` classes for each client. ValueError if the data has fewer."""
 
     pooled = True
 
@@ -23,7 +23,8 @@ class ClassFractionPartitioner(RowsPartitioner):
             raise ValueError(
                 f"partition.classes-per-client is {classes_per_client}; it must be at least 1"
             )
-        self._k, self._seed = classes_per_client, seed
+        self._k = classes_per_client  # K in the paper
+        self._seed = seed
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """Rows by the shares a_ic / Σ_j a_jc."""
@@ -34,8 +35,12 @@ class ClassFractionPartitioner(RowsPartitioner):
                 f"partition.classes-per-client is {self._k}, more than the {num_classes} classes"
             )
         held = np.zeros((self.num_partitions, num_classes), dtype=bool)
-        for client in held:
+        for client in range(self.num_partitions):
+            # A random order decides among classes with equally many holders.
             order = generator.permutation(num_classes)
-            client[order[np.argsort(held.sum(0)[order], kind="stable")[: self._k]]] = True
+            holders = held.sum(0)[order]
+            fewest_first = order[np.argsort(holders, kind="stable")]
+            held[client, fewest_first[: self._k]] = True
         a = np.where(held, generator.uniform(LOW, HIGH, held.shape), 0.0)
-        return assign_by_shares(labels, self.column("part"), a / np.maximum(a.sum(0), 1e-12))
+        shares = a / np.maximum(a.sum(0), 1e-12)  # a class without holders has shares of 0
+        return assign_by_shares(labels, self.column("part"), shares)

@@ -1,7 +1,8 @@
 """Dirichlet partitions, whose training and novel clients may have different concentrations.
 
-By class proportions (Hsu et al., 2019): client i's are q_i ~ Dir(α). Clients hold equally many
-samples; when a class runs out, a client draws from its other classes by its proportions.
+By class proportions (Hsu et al., 2019): client i has the proportions q_i ~ Dir(α). Clients hold
+equally many samples. When a class has no samples left, a client draws from its other classes by its
+proportions.
 
 By shares (pFedHN, section 5.3), for distant novel clients: client i draws p_i ~ Dir(α_i) and gets
 the share p̂_ij = p_ij / Σ_k p_kj of class j's training, validation and test rows."""
@@ -21,44 +22,57 @@ class DirichletPartitioner(RowsPartitioner):
         super().__init__(len(alphas))
         if min(alphas) <= 0:
             raise ValueError(f"alpha is {min(alphas)}; a Dirichlet concentration must be > 0")
-        self._alphas, self._seed = alphas, seed
+        self._alphas = alphas
+        self._seed = seed
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
-        """N / n rows a client, by its proportions."""
+        """⌊N / n⌋ rows for each client, by its proportions."""
         generator = np.random.default_rng(self._seed)
-        pools = [generator.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
-        left = np.array([len(pool) for pool in pools])
-        size = len(labels) // len(self._alphas)
-        clients: list[np.ndarray] = [np.array([], dtype=int)] * len(self._alphas)
-        for client in generator.permutation(len(self._alphas)):  # in random order
+        pools = []
+        for label in np.unique(labels):
+            pools.append(generator.permutation(np.flatnonzero(labels == label)))
+        remaining = np.array([len(pool) for pool in pools])
+        num_clients = len(self._alphas)
+        size = len(labels) // num_clients
+        rows_of: list[np.ndarray] = [np.array([], dtype=int)] * num_clients
+        # In random order, since the last clients find classes without samples.
+        for client in generator.permutation(num_clients):
             q = generator.dirichlet(np.full(len(pools), self._alphas[client]))
+            counts = _draw(q, remaining, size, generator)
             parts = []
-            for label, count in enumerate(_draw(q, left, size, generator)):
-                parts.append(pools[label][left[label] - count : left[label]])
-                left[label] -= count
-            clients[client] = np.concatenate(parts)
-        return clients
+            for pool, end, count in zip(pools, remaining, counts, strict=True):
+                parts.append(pool[end - count : end])
+            remaining -= counts
+            rows_of[client] = np.concatenate(parts)
+        return rows_of
 
 
-def _draw(q: np.ndarray, left: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    """Counts per class ~ Multinomial(size, q), at most `left`."""
-    counts = np.zeros_like(left)
-    while (missing := size - counts.sum()) > 0:
-        open_ = left > counts
-        p = np.where(open_, q, 0.0)
-        p = p if p.sum() > 0 else open_.astype(float)  # its classes are used up: any other
-        counts = np.minimum(counts + generator.multinomial(missing, p / p.sum()), left)
+def _draw(
+    q: np.ndarray, remaining: np.ndarray, size: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Samples of each class (C,) ~ Multinomial(size, q), but at most the `remaining` ones."""
+    counts = np.zeros_like(remaining)
+    missing = size
+    while missing > 0:
+        is_open = remaining > counts
+        p = np.where(is_open, q, 0.0)
+        if p.sum() == 0:  # none of the client's classes has samples: draw from the others
+            p = is_open.astype(float)
+        counts += generator.multinomial(missing, p / p.sum())
+        counts = np.minimum(counts, remaining)
+        missing = size - counts.sum()
     return counts
 
 
 class NormalizedDirichletPartitioner(DirichletPartitioner):
-    """By shares. A client's p does not depend on the concentrations of others."""
+    """By shares. A client's p does not depend on the other clients' concentrations."""
 
     pooled = True
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """Rows by the shares p̂."""
-        num_classes, p = len(np.unique(labels)), []
+        num_classes = len(np.unique(labels))
+        p = []
         for client, alpha in enumerate(self._alphas):
             generator = np.random.default_rng(seed_of(self._seed, "shares", client))
             p.append(generator.dirichlet(np.full(num_classes, alpha)))

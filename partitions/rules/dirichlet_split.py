@@ -1,9 +1,9 @@
 """Dirichlet partition over the official split (Ye et al., UPFL, section 4.3 and Table 2).
 
-Each class is partitioned by shares over the clients, drawn from Dir(α): training clients get
-samples of the training split, novel clients of the test split. Each group has its own α and
-generator. Sizes differ, and a novel client may get no samples. Departs from the authors' code:
-rounding leaves no sample over."""
+Training clients share the training split, novel clients the test split. For each class the clients'
+shares are drawn from Dir(α). Each of the two groups has its own α and its own generator. Sizes
+differ, and a novel client may get no samples. Departs from the authors' code: every sample is
+assigned, whatever the rounding."""
 
 import numpy as np
 
@@ -22,7 +22,9 @@ class SplitDirichletPartitioner(RowsPartitioner):
             raise ValueError(
                 f"alpha is {alpha}, novel-alpha {novel_alpha}; Dirichlet concentrations must be > 0"
             )
-        self._novel, self._alphas, self._seed = novel, (alpha, novel_alpha), seed
+        self._novel = novel
+        self._alphas = (alpha, novel_alpha)
+        self._seed = seed
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """Rows of each split by the shares of its clients."""
@@ -32,8 +34,10 @@ class SplitDirichletPartitioner(RowsPartitioner):
         rows_of: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in self._novel]
         for novel, alpha in enumerate(self._alphas):
             clients = np.flatnonzero(self._novel == novel)
+            if not len(clients):
+                continue
             generator = np.random.default_rng(seed_of(self._seed, "shares", novel))
-            for label in np.unique(labels) if len(clients) else ():
+            for label in np.unique(labels):
                 rows = np.flatnonzero((labels == label) & (test == novel))
                 p = generator.dirichlet(np.full(len(clients), alpha))
                 ends = np.round(np.cumsum(p) * len(rows)).astype(int)[:-1]

@@ -1,4 +1,4 @@
-"""The base of the rules that flwr-datasets lacks."""
+"""The base class of the partition rules that flwr-datasets does not have."""
 
 from abc import abstractmethod
 from typing import Any
@@ -12,10 +12,10 @@ from partitions.cache import TEST, TRAIN, VALIDATION
 
 
 class RowsPartitioner(Partitioner):
-    """Assigns rows of its dataset to clients; a subclass says how, in `assign`.
+    """Assigns rows of its dataset to clients. A subclass overrides `assign`.
 
     A `pooled` rule partitions training, validation and test rows (column "part") separately. For
-    other rules each client's rows are split afterwards."""
+    any other rule, each client's rows are split into these parts afterwards."""
 
     pooled = False
 
@@ -51,27 +51,28 @@ class RowsPartitioner(Partitioner):
         """A column (n,). Raises ValueError with the dataset's columns if it is missing."""
         if name not in self.dataset.column_names:
             natural = set(self.dataset.column_names) - {"label", "row", "part"}
-            raise ValueError(
-                f"the dataset has no column {name!r}; it has {', '.join(sorted(natural)) or 'none'}"
-            )
+            known = ", ".join(sorted(natural)) or "none"
+            raise ValueError(f"the dataset has no column {name!r}; it has {known}")
         return np.asarray(self.dataset.with_format("numpy")[name][:])
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
-        """Attributes of a client, for figures."""
+        """Facts about a client that figures show."""
         return {}
 
 
 def assign_by_shares(labels: np.ndarray, parts: np.ndarray, shares: np.ndarray) -> list[np.ndarray]:
-    """Each class of each part, split by the clients' `shares` (num_clients, num_classes).
+    """Rows of each client, whose `shares` (num_clients, num_classes) hold for every part.
 
-    A class's column sums to one, or to zero if no client holds it; rows are in random order."""
-    rows_of: list[list[np.ndarray]] = [[] for _ in shares]
-    for c, column in zip(np.unique(labels), shares.T, strict=True):
-        if not column.sum():
+    `labels` (n,) and `parts` (n,) are those of all rows, which are in random order. A column of
+    `shares` sums to one, or to zero if no client holds the class."""
+    # An empty array to begin with: a client without rows gets row numbers of the right type.
+    pieces_of: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in shares]
+    for label, class_shares in zip(np.unique(labels), shares.T, strict=True):
+        if not class_shares.sum():
             continue
         for part in (TRAIN, VALIDATION, TEST):
-            rows = np.flatnonzero((labels == c) & (parts == part))
-            ends = np.round(np.cumsum(column) * len(rows)).astype(int)[:-1]
-            for parts_of, part_rows in zip(rows_of, np.split(rows, ends), strict=True):
-                parts_of.append(part_rows)
-    return [np.concatenate([np.empty(0, np.int64), *parts_of]) for parts_of in rows_of]
+            rows = np.flatnonzero((labels == label) & (parts == part))
+            ends = np.round(np.cumsum(class_shares) * len(rows)).astype(int)[:-1]
+            for pieces, client_rows in zip(pieces_of, np.split(rows, ends), strict=True):
+                pieces.append(client_rows)
+    return [np.concatenate(pieces) for pieces in pieces_of]

@@ -23,21 +23,28 @@ class PathologicalPartitioner(RowsPartitioner):
             raise ValueError(
                 f"partition.classes-per-client is {classes_per_client}; it must be at least 1"
             )
-        self._shards, self._seed, self._equal_sizes = classes_per_client, seed, equal_sizes
+        self._shards_per_client = classes_per_client
+        self._seed = seed
+        self._equal_sizes = equal_sizes
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """`classes_per_client` random shards a client."""
-        needed = self._num * self._shards
+        needed = self._num * self._shards_per_client
         generator = np.random.default_rng(self._seed)
-        cut = self._equal if self._equal_sizes else self._whole
-        shards = cut(labels, needed, generator)
-        order = generator.permutation(len(shards))[:needed].reshape(self._num, self._shards)
-        return [np.concatenate([shards[i] for i in chosen]) for chosen in order]
+        if self._equal_sizes:
+            shards = self._shards_of_one_size(labels, needed, generator)
+        else:
+            shards = self._shards_of_all_samples(labels, needed, generator)
+        order = generator.permutation(len(shards))[:needed]
+        rows_of = []
+        for shards_of_client in order.reshape(self._num, self._shards_per_client):
+            rows_of.append(np.concatenate([shards[shard] for shard in shards_of_client]))
+        return rows_of
 
-    def _equal(
+    def _shards_of_one_size(
         self, labels: np.ndarray, needed: int, generator: np.random.Generator
     ) -> list[np.ndarray]:
-        """Shards of one size, at least `needed`."""
+        """At least `needed` shards of the largest size for which there are enough."""
         _, counts = np.unique(labels, return_counts=True)
         size = len(labels) // needed
         while size and (counts // size).sum() < needed:
@@ -45,28 +52,29 @@ class PathologicalPartitioner(RowsPartitioner):
         if not size:
             raise ValueError(
                 f"{len(labels)} samples are too few for num-clients={self._num} with "
-                f"classes-per-client={self._shards}: {needed} shards of one class each"
+                f"classes-per-client={self._shards_per_client}: {needed} shards of one class each"
             )
         shards = []
         for label in np.unique(labels):
             rows = generator.permutation(np.flatnonzero(labels == label))
-            shards += [rows[i * size : (i + 1) * size] for i in range(len(rows) // size)]
+            for start in range(0, len(rows) - size + 1, size):
+                shards.append(rows[start : start + size])
         return shards
 
-    def _whole(
+    def _shards_of_all_samples(
         self, labels: np.ndarray, needed: int, generator: np.random.Generator
     ) -> list[np.ndarray]:
-        """Equally many shards of every class, the first ones with a sample more."""
+        """`needed` shards, equally many of every class; the first of a class may have one sample
+        more than the others."""
         classes = np.unique(labels)
         if needed % len(classes):
             raise ValueError(
-                f"num-clients={self._num} with classes-per-client={self._shards} makes {needed} "
-                f"shards, which {len(classes)} classes do not divide; set partition.equal-sizes"
+                f"num-clients={self._num} with classes-per-client={self._shards_per_client} makes "
+                f"{needed} shards, which {len(classes)} classes do not divide; set "
+                "partition.equal-sizes"
             )
-        return [
-            shard
-            for label in classes
-            for shard in np.array_split(
-                generator.permutation(np.flatnonzero(labels == label)), needed // len(classes)
-            )
-        ]
+        shards = []
+        for label in classes:
+            rows = generator.permutation(np.flatnonzero(labels == label))
+            shards.extend(np.array_split(rows, needed // len(classes)))
+        return shards

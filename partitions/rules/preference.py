@@ -1,9 +1,10 @@
 """Preference partition (FedEmbed, section 4): users label by preference, so labels conflict.
 
 User u of sub-population s(u) labels a sample positive iff its type, the dataset's class, is s(u).
-A user holds few samples, half of them positive in its training, validation and test part. Rows are
-drawn by seed when a user is requested. Two users may hold the same row, but a training row of one
-is never a validation or test row of another: each part has its own pool of rows (ours)."""
+A user holds few samples; in each of its parts (training, validation, test) half of them are
+positive. A user's rows are drawn by seed when its data are first used. Two users may hold the same
+row, but a training row of one user is never a validation or test row of another: each part has its
+own pool of rows (ours)."""
 
 from collections.abc import Sequence
 
@@ -24,8 +25,10 @@ class PreferencePartitioner(RowsPartitioner):
         self, preferred: Sequence[int], samples: int, validation: int, test: int, seed: int
     ) -> None:
         super().__init__(len(preferred))
-        counts = {"train": samples - validation - test, "validation": validation, "test": test}
-        self.parts = {part: n for part, n in counts.items() if n or part != "validation"}
+        self.parts = {"train": samples - validation - test}
+        if validation:
+            self.parts["validation"] = validation
+        self.parts["test"] = test
         for part, count in self.parts.items():
             if count < 2 or count % 2:
                 raise ValueError(
@@ -33,7 +36,8 @@ class PreferencePartitioner(RowsPartitioner):
                     f"{validation} and partition.test-per-user {test}: {count} samples to {part}; "
                     f"it must be even and at least 2"
                 )
-        self.preferred, self._seed = preferred, seed
+        self.preferred = preferred
+        self._seed = seed
         self._pools: dict[str, list[np.ndarray]] = {}
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
@@ -42,50 +46,58 @@ class PreferencePartitioner(RowsPartitioner):
 
     def rows(self, user: int) -> np.ndarray:
         """Row numbers (samples,) of one user, part by part."""
-        generator = np.random.default_rng(seed_of(self._seed, "user", user))
-        chosen = []
-        for part, count in self.parts.items():
-            pools, kind = self._pool(part), self.preferred[user]
-            positive = generator.choice(pools[kind], count // 2, replace=False)
-            others = np.concatenate([pool for t, pool in enumerate(pools) if t != kind])
-            negative = generator.choice(others, count // 2, replace=False)
-            chosen += [generator.permutation(np.concatenate([positive, negative]))]
-        return np.concatenate(chosen)
-
-    def _pool(self, part: str) -> list[np.ndarray]:
-        """The rows of each type that users have in this part: pools of a proportional size."""
         if not self._pools:
-            types = self.column("label")
-            generator = np.random.default_rng(self._seed)
-            ends = np.cumsum(list(self.parts.values())) / sum(self.parts.values())
-            self._pools = {name: [] for name in self.parts}
-            for kind in range(1 + int(max(types.max(), *self.preferred))):
-                rows = generator.permutation(np.flatnonzero(types == kind))
-                cuts = [round(end * len(rows)) for end in ends[:-1]]
-                for name, pool in zip(self.parts, np.split(rows, cuts), strict=True):
-                    if kind in self.preferred and len(pool) < self.parts[name] // 2:
-                        raise ValueError(
-                            f"type {kind} has {len(pool)} rows to {name}, fewer than the "
-                            f"{self.parts[name] // 2} positive ones of a user"
-                        )
-                    self._pools[name].append(np.sort(pool))
-        return self._pools[part]
+            self._pools = self._split_into_pools()
+        preferred = self.preferred[user]
+        generator = np.random.default_rng(seed_of(self._seed, "user", user))
+        rows_of_parts = []
+        for part, count in self.parts.items():
+            pools = self._pools[part]
+            other_pools = [*pools[:preferred], *pools[preferred + 1 :]]
+            positive = generator.choice(pools[preferred], count // 2, replace=False)
+            negative = generator.choice(np.concatenate(other_pools), count // 2, replace=False)
+            rows = np.concatenate([positive, negative])
+            rows_of_parts.append(generator.permutation(rows))
+        return np.concatenate(rows_of_parts)
+
+    def _split_into_pools(self) -> dict[str, list[np.ndarray]]:
+        """For each part, the rows of each type from which users draw. Pools have sizes in
+        proportion to the parts."""
+        types = self.column("label")
+        num_types = 1 + int(max(types.max(), *self.preferred))
+        generator = np.random.default_rng(self._seed)
+        ends = np.cumsum(list(self.parts.values())) / sum(self.parts.values())
+        pools: dict[str, list[np.ndarray]] = {part: [] for part in self.parts}
+        for kind in range(num_types):
+            rows = generator.permutation(np.flatnonzero(types == kind))
+            cuts = [round(end * len(rows)) for end in ends[:-1]]
+            for (part, count), pool in zip(self.parts.items(), np.split(rows, cuts), strict=True):
+                if kind in self.preferred and len(pool) < count // 2:
+                    raise ValueError(
+                        f"type {kind} has {len(pool)} rows to {part}, fewer than the "
+                        f"{count // 2} positive ones of a user"
+                    )
+                pools[part].append(np.sort(pool))
+        return pools
 
 
 def apportion(text: str, users: int, types: int) -> np.ndarray:
-    """Users per type (types,) by comma-separated shares that sum to 1, largest remainders first.
+    """Users of each type (types,), by the largest-remainder method from comma-separated shares that
+    sum to 1. An empty text means equal shares.
 
     Raises ValueError if there is not one share per type, or if they do not sum to 1."""
     words = [word for word in text.split(",") if word.strip()]
     try:
-        shares = np.array([float(word) for word in words]) if words else np.full(types, 1 / types)
+        shares = np.array([float(word) for word in words])
     except ValueError as error:
         raise ValueError(f"partition.shares is {text!r}; it must list numbers") from error
+    if not words:
+        shares = np.full(types, 1 / types)
     if len(shares) != types or shares.min() < 0 or not np.isclose(shares.sum(), 1.0):
         raise ValueError(
             f"partition.shares is {text!r}; it must list {types} shares >= 0 that sum to 1"
         )
-    counts = np.floor(shares * users + 1e-9).astype(int)
-    order = np.argsort(counts - shares * users, kind="stable")
-    counts[order[: users - counts.sum()]] += 1
+    counts = np.floor(shares * users + 1e-9).astype(int)  # 0.7 · 10 is a little less than 7
+    largest_remainder_first = np.argsort(counts - shares * users, kind="stable")
+    counts[largest_remainder_first[: users - counts.sum()]] += 1
     return counts

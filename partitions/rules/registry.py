@@ -21,10 +21,11 @@ Config = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class Partition:
-    """A rule: ``make(config, novel)`` gives flwr-datasets' Partitioner for the roles `novel`,
-    bool (num_clients,); ``change(config, novel)`` what is done to clients afterwards.
+    """A partition rule.
 
-    Both raise ValueError for bad options; neither needs any data. A `sparse` rule may leave novel
+    ``make(config, novel)`` builds flwr-datasets' Partitioner; `novel` is bool (num_clients,).
+    ``change(config, novel)`` builds the change that is applied to the clients after partitioning.
+    Both raise ValueError for bad options, and neither reads data. A `sparse` rule may leave novel
     clients without samples."""
 
     make: Callable[[Config, np.ndarray], Any]
@@ -35,63 +36,70 @@ class Partition:
 
 
 def _make(place: str, config: Config, novel: np.ndarray, **more: Any) -> Any:
-    """The Partitioner ``module:NAME`` with what it takes of the options, by name."""
-    given = _given(config, novel) | external_code.options(config, "partition") | more
-    return external_code.call_with(place, resolve_name(place), given, {})
+    """The Partitioner ``module:NAME``, called with those options that it has as parameters."""
+    arguments = _common_arguments(config, novel) | external_code.options(config, "partition") | more
+    return external_code.call_with(place, resolve_name(place), arguments, {})
 
 
-def _given(config: Config, novel: np.ndarray) -> dict[str, Any]:
-    """What every rule may take beside its options, by name."""
-    count = len(novel)
-    given = {"num_clients": count, "num_partitions": count, "partition_by": "label"}
-    return given | {"novel": novel, "seed": _seed(config)}
+def _common_arguments(config: Config, novel: np.ndarray) -> dict[str, Any]:
+    """The arguments that every rule may take beside its options."""
+    return {
+        "num_clients": len(novel),
+        "num_partitions": len(novel),  # the name in flwr-datasets
+        "partition_by": "label",
+        "novel": novel,
+        "seed": _seed(config),
+    }
 
 
 def _shards(config: Config, novel: np.ndarray) -> Any:
-    count = config["partition.shards-per-client"]
+    shards_per_client = config["partition.shards-per-client"]
     place = "flwr_datasets.partitioner:ShardPartitioner"
-    return _make(place, config, novel, num_shards_per_partition=count)
+    return _make(place, config, novel, num_shards_per_partition=shards_per_client)
 
 
 def _by_classes(place: str, config: Config, novel: np.ndarray) -> Any:
     from partitions.datasets.loading import described
 
-    known, count = described(config), int(config["partition.classes-per-client"])
-    if count > known.num_classes:
+    info = described(config)
+    classes_per_client = int(config["partition.classes-per-client"])
+    if classes_per_client > info.num_classes:
         raise ValueError(
-            f"partition.classes-per-client is {count}, but {known.name} has only "
-            f"{known.num_classes} classes"
+            f"partition.classes-per-client is {classes_per_client}, but {info.name} has only "
+            f"{info.num_classes} classes"
         )
     return _make(place, config, novel)
 
 
 def _by_alphas(place: str, config: Config, novel: np.ndarray) -> Any:
     alpha = config["partition.alpha"]
-    other = config["partition.novel-alpha"] or alpha
-    alphas = [other if one else alpha for one in novel]
-    return _make(place, config, novel, alphas=alphas, novel_alpha=other)
+    novel_alpha = config["partition.novel-alpha"] or alpha
+    alphas = [novel_alpha if is_novel else alpha for is_novel in novel]
+    return _make(place, config, novel, alphas=alphas, novel_alpha=novel_alpha)
 
 
 def _natural(config: Config, novel: np.ndarray) -> Any:
     from partitions.datasets.loading import described
 
-    known = described(config)
-    column = str(config["partition.column"]) or next(iter(known.columns), "")
+    info = described(config)
+    first_column = next(iter(info.columns), "")
+    column = str(config["partition.column"]) or first_column
     if not column:
-        raise ValueError(f"{known.name} has no natural column to divide it by")
+        raise ValueError(f"{info.name} has no natural column to divide it by")
     return _make("partitions.rules.natural:NaturalPartitioner", config, novel, column=column)
 
 
-def _base(config: Config, novel: np.ndarray) -> Any:
+def _base_rule(config: Config, novel: np.ndarray) -> Any:
     return RULES[str(config["partition.base-rule"])].make(config, novel)
 
 
 def _rotation(config: Config, novel: np.ndarray) -> "Change":
     from partitions.shifts.changes import Rotation
 
-    angles, novel_angles = (_angles(config, f"partition.{k}") for k in ("angles", "novel-angles"))
-    how = str(config["partition.interpolation"])
-    return Rotation(novel, angles, novel_angles, int(config["seed"]), how)
+    angles = _angles(config, "partition.angles")
+    novel_angles = _angles(config, "partition.novel-angles")
+    interpolation = str(config["partition.interpolation"])
+    return Rotation(novel, angles, novel_angles, int(config["seed"]), interpolation)
 
 
 def _angles(config: Config, key: str) -> list[float]:
@@ -105,33 +113,51 @@ def _angles(config: Config, key: str) -> list[float]:
 
 
 def _change(place: str, config: Config, novel: np.ndarray) -> "Change":
-    given = {"novel": novel, "seed": config["seed"]} | external_code.options(config, "partition")
-    change: Change = external_code.call_with(place, resolve_name(place), given, {})
+    """The `Change` ``module:NAME``, called with those options that it has as parameters."""
+    arguments: dict[str, Any] = {"novel": novel, "seed": config["seed"]}
+    arguments |= external_code.options(config, "partition")
+    change: Change = external_code.call_with(place, resolve_name(place), arguments, {})
     return change
 
 
 def changes(config: Config, novel: np.ndarray) -> "list[Change]":
-    """What is done to the clients of any rule: the rule's change, corruptions, permuted labels."""
-    rule, seed = PARTITIONS[str(config["partition"])], int(config["seed"])
-    made = [rule.change(config, novel)] if rule.change else []
-    training, others = (_listed(str(config[f"partition.{key}"])) for key in CORRUPTED)
-    lists = (training, others)
-    if not any(lists) and not config["partition.permuted-labels"]:
-        return made
+    """The changes of the clients, in order: the rule's, corruptions, permuted labels."""
+    seed = int(config["seed"])
+    rule = PARTITIONS[str(config["partition"])]
+    all_changes: list[Change] = []
+    if rule.change:
+        all_changes.append(rule.change(config, novel))
+    corruptions = _names(str(config["partition.corruptions"]))
+    novel_corruptions = _names(str(config["partition.novel-corruptions"]))
+    has_corruptions = bool(corruptions or novel_corruptions)
+    permutes_labels = bool(config["partition.permuted-labels"])
+    if not has_corruptions and not permutes_labels:
+        return all_changes
+
+    # These modules import torch, which most federations do not need for their changes.
     from partitions.datasets.loading import described
     from partitions.shifts.changes import PermutedLabels
     from partitions.shifts.corruptions import UnseenCorruptions
 
-    known = described(config)
-    if any(lists):
-        how = (int(config["partition.severity"]), int(config["partition.corruption-every"]))
-        made.append(UnseenCorruptions(novel, lists, *how, known.shape, known.scale, seed))
-    if config["partition.permuted-labels"]:
-        made.append(PermutedLabels(novel, known.num_classes, seed))
-    return made
+    info = described(config)
+    if has_corruptions:
+        corruption = UnseenCorruptions(
+            novel,
+            (corruptions, novel_corruptions),
+            int(config["partition.severity"]),
+            int(config["partition.corruption-every"]),
+            info.shape,
+            info.scale,
+            seed,
+        )
+        all_changes.append(corruption)
+    if permutes_labels:
+        all_changes.append(PermutedLabels(novel, info.num_classes, seed))
+    return all_changes
 
 
-def _listed(text: str) -> list[str]:
+def _names(text: str) -> list[str]:
+    """The entries of a comma-separated list, without empty ones."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -139,11 +165,12 @@ def _preference(config: Config, novel: np.ndarray) -> Any:
     from partitions.datasets.loading import described
     from partitions.rules.preference import PreferencePartitioner, apportion
 
-    counts = apportion(str(config["partition.shares"]), len(novel), described(config).num_classes)
-    seed = seed_of(int(config["seed"]), "sub-populations")
-    preferred = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    num_types = described(config).num_classes
+    users_of_type = apportion(str(config["partition.shares"]), len(novel), num_types)
+    types = np.repeat(np.arange(num_types), users_of_type)
+    generator = np.random.default_rng(seed_of(int(config["seed"]), "sub-populations"))
     return PreferencePartitioner(
-        preferred.tolist(),
+        generator.permutation(types).tolist(),
         int(config["partition.samples-per-user"]),
         int(config["partition.validation-per-user"]),
         int(config["partition.test-per-user"]),
@@ -158,14 +185,16 @@ def _seed(config: Config) -> int:
 RULES = {
     "iid": Partition(
         partial(_make, "flwr_datasets.partitioner:IidPartitioner"),
-        "every client a random sample of equal size",
+        "equally many random samples for every client",
     ),
     "shards": Partition(
-        _shards, "label-sorted shards, some per client (McMahan et al.)", ("shards-per-client",)
+        _shards,
+        "label-sorted shards, a few for each client (McMahan et al.)",
+        ("shards-per-client",),
     ),
     "pathological": Partition(
         partial(_by_classes, "partitions.rules.pathological:PathologicalPartitioner"),
-        "at most some classes a client, equal sizes",
+        "a few classes for each client, equal sizes",
         ("classes-per-client", "equal-sizes"),
     ),
     "dirichlet": Partition(
@@ -181,46 +210,46 @@ RULES = {
     ),
     "class-fraction": Partition(
         partial(_by_classes, "partitions.rules.class_fraction:ClassFractionPartitioner"),
-        "some classes a client, random shares of each, test rows alike (pFedHN)",
+        "a few classes for each client, random shares of each; test samples alike (pFedHN)",
         ("classes-per-client",),
     ),
     "dirichlet-novel": Partition(
         partial(_by_alphas, "partitions.rules.dirichlet:NormalizedDirichletPartitioner"),
-        "normalised Dirichlet shares of each class, test rows alike (pFedHN)",
+        "normalised Dirichlet shares of each class; test samples alike (pFedHN)",
         ("alpha", "novel-alpha"),
     ),
     "step": Partition(
         partial(_make, "partitions.rules.step:StepPartitioner"),
-        "a few major classes a client, the others few samples (ATP)",
+        "many samples of a client's major classes, few of each other class (ATP)",
         ("major-classes", "ratio", "samples-per-client"),
     ),
     "coarse": Partition(
         partial(_make, "partitions.rules.coarse:CoarsePartitioner"),
-        "each superclass spread evenly over as many clients (CIFAR-100)",
+        "one superclass for each client, equally many clients for each superclass (CIFAR-100)",
     ),
     "natural": Partition(
-        _natural, "a writer, alphabet, author or place a client", ("column", "min-samples")
+        _natural, "one writer, alphabet, author or place for each client", ("column", "min-samples")
     ),
     "rotated": Partition(
         partial(_make, "partitions.rules.iid:SubsetIidPartitioner"),
-        "few samples, equal angles within a client (FedTTA)",
+        "few samples, all images of a client rotated by one angle (FedTTA)",
         ("samples", "class-shards", "angles", "novel-angles", "interpolation"),
         _rotation,
     ),
     "corrupted": Partition(
-        _base,
+        _base_rule,
         "a base rule; novel clients blurred or rotated (ODPFL-HN)",
         ("base-rule", "blur", "rotation"),
         partial(_change, "partitions.shifts.changes:Corruption"),
     ),
     "subsampled": Partition(
-        _base,
+        _base_rule,
         "a base rule; novel clients keep a share of their samples (ODPFL-HN)",
         ("base-rule", "keep-fraction"),
         partial(_change, "partitions.shifts.changes:Subsampling"),
     ),
     "cross-dataset": Partition(
-        _base,
+        _base_rule,
         "a base rule; novel clients hold another dataset with the same classes (ODPFL-HN)",
         ("base-rule", "novel-dataset"),
     ),
@@ -230,20 +259,22 @@ RULES = {
         ("shares", "samples-per-user", "validation-per-user", "test-per-user"),
     ),
 }
-COMPOSED = ("cross-dataset", "preference")  # rules whose federation is of its own kind
-BASES = [n for n, rule in RULES.items() if rule.change is None and n not in COMPOSED]
+COMPOSED = ("cross-dataset", "preference")  # rules with a subclass of Federation
+BASES = [name for name, rule in RULES.items() if rule.change is None and name not in COMPOSED]
 
 
 class Options(Configured):
-    """The options of the rules, keys ``partition.<option>``; a row of `RULES` names those that the
-    rule reads, and every rule reads those of `COMMON_OPTIONS`."""
+    """The options of the rules, keys ``partition.<option>``.
+
+    A rule reads the options that its row of `RULES` names, and those of `COMMON_OPTIONS`."""
 
     validation_fraction = setting(
-        0.15, "share of a training client's samples kept for validation", "[0, 1)"
+        0.15, "fraction of each training client's samples that is used for validation", "[0, 1)"
     )
     test_fraction = setting(
         0.0,
-        "share of a client's samples kept for test, where the rule divides no test set",
+        "fraction of each client's samples that is used for test, unless the rule partitions the "
+        "dataset's test split",
         "[0, 1)",
     )
     test_shift = setting(
@@ -252,62 +283,96 @@ class Options(Configured):
         ("none", "corruption", "out-of-client", "natural", "mixture"),
     )
     labeled_clients = setting(
-        1.0, "share of the training clients that have labels; the seed decides which", "(0, 1]"
+        1.0, "fraction of the training clients that have labels, drawn by the seed", "(0, 1]"
     )
     public_samples = setting(
         0,
-        "samples that nobody owns; 0: for methods that need some 5000, or a sixth of the data",
+        "size of the public set that no client holds; 0: no public set, or the default of a method "
+        "that needs one (5000, at most a sixth of the data)",
         "[0, 1000000000]",
     )
-    classes_per_client = setting(2, "at most so many classes a client", POSITIVE_INT)
+    classes_per_client = setting(2, "maximum number of classes for each client", POSITIVE_INT)
     equal_sizes = setting(
-        True, "clients of one size, some samples nobody's; false: all samples are dealt"
+        True,
+        "give every client equally many samples, the remainder is unused; false: use all samples",
     )
-    shards_per_client = setting(2, "shards of label-sorted samples a client", POSITIVE_INT)
-    alpha = setting(0.1, "concentration for training clients", "(0, 1000000]")
-    novel_alpha = setting(0.0, "concentration for novel clients; 0: the same", NONNEGATIVE)
-    major_classes = setting(2, "major classes of a client; one may occur twice", "[1, 4]")
-    ratio = setting(16.0, "samples of a major class for one of another class", "[1, 1000000]")
-    samples_per_client = setting(0, "samples of a client; 0: as many as the data give", COUNT)
-    column = setting("", "column whose values are the clients; empty: the dataset's first")
-    min_samples = setting(2, "values with fewer samples are left out", POSITIVE_INT)
-    samples = setting(1000, "samples of all clients together", "[1, 1000000000]")
-    class_shards = setting(0, "shards of one class that a client gets; 0: IID", COUNT)
-    interpolation = setting("bilinear", "of rotated pixels", ("bilinear", "bicubic"))
-    angles = setting("0,30,60", "degrees counterclockwise, training clients", listed=True)
-    novel_angles = setting("15,45", "degrees counterclockwise, novel clients", listed=True)
-    base_rule = setting("pathological", "the rule that deals", tuple(BASES))
-    blur = setting(0.0, "deviation of the Gaussian in pixels", "[0, 1000]")
-    rotation = setting(0.0, "degrees counterclockwise", "[-360, 360]")
-    keep_fraction = setting(1.0, "share that a novel client keeps", "(0, 1]")
+    shards_per_client = setting(
+        2, "number of shards of label-sorted samples for each client", POSITIVE_INT
+    )
+    alpha = setting(0.1, "Dirichlet concentration of training clients", "(0, 1000000]")
+    novel_alpha = setting(
+        0.0, "Dirichlet concentration of novel clients; 0: that of training clients", NONNEGATIVE
+    )
+    major_classes = setting(
+        2, "number of major classes for each client; a class may be drawn twice", "[1, 4]"
+    )
+    ratio = setting(
+        16.0, "samples of a major class for each sample of another class", "[1, 1000000]"
+    )
+    samples_per_client = setting(
+        0, "number of samples for each client; 0: the maximum that the data allow", COUNT
+    )
+    column = setting("", "column whose values are the clients; empty: the dataset's first column")
+    min_samples = setting(2, "leave out values of the column that have fewer samples", POSITIVE_INT)
+    samples = setting(1000, "number of samples of all clients together", "[1, 1000000000]")
+    class_shards = setting(
+        0, "number of shards for each client, every shard of one class; 0: IID", COUNT
+    )
+    interpolation = setting("bilinear", "interpolation of rotated images", ("bilinear", "bicubic"))
+    angles = setting(
+        "0,30,60", "rotations of training clients, in degrees counterclockwise", listed=True
+    )
+    novel_angles = setting(
+        "15,45", "rotations of novel clients, in degrees counterclockwise", listed=True
+    )
+    base_rule = setting(
+        "pathological", "the partition rule that this shift is applied to", tuple(BASES)
+    )
+    blur = setting(
+        0.0, "standard deviation of novel clients' Gaussian blur, in pixels", "[0, 1000]"
+    )
+    rotation = setting(
+        0.0, "rotation of novel clients' images, in degrees counterclockwise", "[-360, 360]"
+    )
+    keep_fraction = setting(1.0, "fraction of its samples that each novel client keeps", "(0, 1]")
     corruptions = setting(
         "",
-        "training clients: each has one of these; see partitions/shifts/corruptions.py",
+        "corruptions of training clients, one for each client; see "
+        "partitions/shifts/corruptions.py",
         listed=True,
     )
     novel_corruptions = setting(
-        "", "novel clients: the same, of others; none among them leaves clients clean", listed=True
+        "",
+        "corruptions of novel clients, none of which training clients have; the entry none means "
+        "uncorrupted",
+        listed=True,
     )
-    severity = setting(0, "of the corruptions, 1 to 5; 0: drawn for each client", "[0, 5]")
+    severity = setting(0, "severity of the corruptions, 1 to 5; 0: drawn for each client", "[0, 5]")
     corruption_every = setting(
-        0, "samples after which a novel client's corruption changes; 0: never", COUNT
+        0, "change a novel client's corruption after this many samples; 0: never", COUNT
     )
-    permuted_labels = setting(False, "novel clients label by a permutation of the classes")
-    shares = setting("", 'shares of the sub-populations, as "0.7,0.3"; empty: equal', listed=True)
-    samples_per_user = setting(30, "half of them positive", "[2, 1000000]")
-    validation_per_user = setting(0, "how many of them only validate; 0: none", COUNT)
-    test_per_user = setting(10, "how many of them only test", COUNT)
-    novel_dataset = setting("stl10", "the novel clients' dataset")
+    permuted_labels = setting(False, "permute the classes of each novel client's labels at random")
+    shares = setting(
+        "", 'fractions of users in each sub-population, as "0.7,0.3"; empty: equal', listed=True
+    )
+    samples_per_user = setting(
+        30, "number of samples for each user, half of them positive", "[2, 1000000]"
+    )
+    validation_per_user = setting(
+        0, "how many of a user's samples are used for validation; 0: none", COUNT
+    )
+    test_per_user = setting(10, "how many of a user's samples are used for test", COUNT)
+    novel_dataset = setting("stl10", "dataset of the novel clients")
 
 
-CORRUPTED = ("corruptions", "novel-corruptions")
 COMMON_OPTIONS = (  # options of all rules
     "validation-fraction",
     "test-fraction",
     "test-shift",
     "labeled-clients",
     "public-samples",
-    *CORRUPTED,
+    "corruptions",
+    "novel-corruptions",
     "severity",
     "corruption-every",
     "permuted-labels",
@@ -315,19 +380,22 @@ COMMON_OPTIONS = (  # options of all rules
 
 
 def options_of(config: Config) -> set[str]:
-    """The names of the options that the configured rule and its base read; of a rule from outside,
-    which may read any, all names."""
+    """The names of the options that the configured rule and its base rule read.
+
+    A user's rule may read any option, so the result is all names."""
     rule = RULES.get(str(config["partition"]))
     if rule is None:
         return set(map(key_of, Options.declared))
-    base = (
-        RULES.get(str(config.get("partition.base-rule"))) if "base-rule" in rule.options else None
-    )
-    return {*COMMON_OPTIONS, *rule.options, *(base.options if base else ())}
+    names = {*COMMON_OPTIONS, *rule.options}
+    base_rule = RULES.get(str(config.get("partition.base-rule")))
+    if "base-rule" in rule.options and base_rule is not None:
+        names.update(base_rule.options)
+    return names
 
 
 def _adopted(name: str, rule: Any) -> Partition:
-    """``module:NAME``: a `Partition`, or what makes a Partitioner, such as flwr-datasets' own."""
+    """The rule of a user's ``module:NAME``: a `Partition`, or a function or class that makes a
+    Partitioner, such as flwr-datasets' own."""
     if isinstance(rule, Partition):
         return rule
     from flwr_datasets.partitioner import Partitioner
@@ -339,10 +407,12 @@ def _adopted(name: str, rule: Any) -> Partition:
         )
 
     def make(config: Config, novel: np.ndarray) -> Any:
-        given = _given(config, novel)
-        return external_code.call_with(name, rule, given, external_code.options(config, name))
+        arguments = _common_arguments(config, novel)
+        options = external_code.options(config, name)
+        return external_code.call_with(name, rule, arguments, options)
 
-    return Partition(make, f"{rule.__doc__ or name}".partition("\n")[0])
+    first_line, _, _ = f"{rule.__doc__ or name}".partition("\n")
+    return Partition(make, first_line)
 
 
 PARTITIONS = external_code.Registry("partition", RULES, _adopted)

@@ -2,8 +2,8 @@
 
 A client's tuple of major classes gives class c the weight 1 + (ratio − 1)·(occurrences of c). Of
 200 samples, majors a ≠ b and ratio 16 give 80, 80 and 5 of each other class; a = b gives 155 and 5.
-Departs from the authors' code: clients have one size, and any number of clients and classes works.
-Tuples are dealt so that each class is a major one equally often, as far as the counts divide."""
+Departs from the authors' code: all clients have the same size, and any number of clients and
+classes works. Every class is a major class equally often, as far as the numbers divide."""
 
 import itertools
 
@@ -13,9 +13,9 @@ from partitions.rules.partitioner import RowsPartitioner
 
 
 class StepPartitioner(RowsPartitioner):
-    """`samples_per_client` rows, 0: the most for which no row is needed twice.
+    """`samples_per_client` rows for each client; 0: the most for which no row is used twice.
 
-    Raises ValueError if the data cannot give every client that many rows."""
+    Raises ValueError if the data do not have enough rows of a class."""
 
     def __init__(
         self,
@@ -26,52 +26,61 @@ class StepPartitioner(RowsPartitioner):
         seed: int,
     ) -> None:
         super().__init__(num_partitions)
-        self._major, self._ratio, self._seed = major_classes, ratio, seed
+        self._major_classes = major_classes
+        self._ratio = ratio
         self._samples = samples_per_client
+        self._seed = seed
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
-        """The next rows of each class, as many as `counts` says."""
-        classes, present = np.unique(labels, return_counts=True)
+        """For each client the next rows of each class; `counts` gives their number."""
+        classes, available = np.unique(labels, return_counts=True)
         weights = self.weights(len(classes))
-        most = len(labels) // self._num
-        sizes = (size for size in range(most, 0, -1) if (counts(weights, size) <= present).all())
-        size = next(sizes, 0)
-        if self._samples > size:
+        largest = len(labels) // self._num
+        while largest and (counts(weights, largest) > available).any():
+            largest -= 1
+        if self._samples > largest:
             raise ValueError(
                 f"partition.samples-per-client is {self._samples}; for num-clients={self._num} the "
-                f"data give at most {size}"
+                f"data give at most {largest}"
             )
-        ends = counts(weights, self._samples or size, each=True).cumsum(0)
-        pools = [np.flatnonzero(labels == label) for label in classes]  # in random order
-        parts = [np.split(pool, column)[:-1] for pool, column in zip(pools, ends.T, strict=True)]
-        return [np.concatenate(rows) for rows in zip(*parts, strict=True)]
+        size = self._samples or largest
+        ends = counts(weights, size, each=True).cumsum(0)
+        pieces_of: list[list[np.ndarray]] = [[] for _ in range(self._num)]
+        for label, class_ends in zip(classes, ends.T, strict=True):
+            rows = np.flatnonzero(labels == label)  # in random order, as all rows are
+            for pieces, client_rows in zip(pieces_of, np.split(rows, class_ends), strict=False):
+                pieces.append(client_rows)  # the rows after the last client's are unused
+        return [np.concatenate(pieces) for pieces in pieces_of]
 
     def weights(self, num_classes: int) -> np.ndarray:
         """Weights (num_clients, num_classes); a row sums to num_classes + major·(ratio − 1)."""
         generator = np.random.default_rng(self._seed)
-        steps = list(itertools.product(range(num_classes), repeat=self._major - 1))
-        blocks: list[tuple[int, ...]] = []  # in a block every class is first, second, … once
-        for number in generator.permutation(len(steps)):
+        # A tuple of majors is (a, a + s₂, a + s₃, …) modulo the number of classes. All tuples
+        # with equal steps s form a block: in it every class is first, second, … exactly once.
+        all_steps = list(itertools.product(range(num_classes), repeat=self._major_classes - 1))
+        major_tuples: list[list[int]] = []
+        for number in generator.permutation(len(all_steps)):
+            steps = np.array((0, *all_steps[number]))
             for first in generator.permutation(num_classes):
-                blocks.append((first, *((first + step) % num_classes for step in steps[number])))
-            if len(blocks) >= self._num:
+                major_tuples.append(((first + steps) % num_classes).tolist())
+            if len(major_tuples) >= self._num:
                 break
-        dealt = list(itertools.islice(itertools.cycle(blocks), self._num))
         weights = np.ones((self._num, num_classes))
         for client, place in enumerate(generator.permutation(self._num)):
-            np.add.at(weights[client], list(dealt[place]), self._ratio - 1)
+            majors = major_tuples[place % len(major_tuples)]
+            np.add.at(weights[client], majors, self._ratio - 1)  # a class may occur twice
         return weights
 
 
 def counts(weights: np.ndarray, size: int, *, each: bool = False) -> np.ndarray:
-    """How many of `size` samples a client has of each class, by its weights (n, C), rounded so that
-    they sum to `size`; (n, C) if `each`, else summed over the clients (C,).
+    """The number of a client's samples of each class, in proportion to its `weights` (n, C) and
+    rounded to a sum of `size`. (n, C) if `each`, else summed over the clients (C,).
 
-    Client i rounds from class i on, so that no class gains from rounding."""
-    n, num_classes = weights.shape
-    turned = (np.arange(num_classes) + np.arange(n)[:, None]) % num_classes
-    shares = np.take_along_axis(weights, turned, 1).cumsum(1)
-    ends = np.round(size * shares / shares[:, -1:]).astype(int)
-    result = np.empty((n, num_classes), int)
-    np.put_along_axis(result, turned, np.diff(ends, prepend=0), 1)
-    return result if each else result.sum(0)
+    Client i rounds the classes in the order i, i + 1, …, so that no class gains from rounding."""
+    num_clients, num_classes = weights.shape
+    order = (np.arange(num_classes) + np.arange(num_clients)[:, None]) % num_classes
+    cumulated = np.take_along_axis(weights, order, 1).cumsum(1)
+    ends = np.round(size * cumulated / cumulated[:, -1:]).astype(int)
+    samples = np.empty((num_clients, num_classes), int)
+    np.put_along_axis(samples, order, np.diff(ends, prepend=0), 1)
+    return samples if each else samples.sum(0)
