@@ -71,38 +71,59 @@ def read_request(arguments: list[str], methods: str, seeds: str, from_: Path | N
     return Experiment({"rounds": 0}, methods=methods, seeds=seeds) | experiment
 
 
-def plan(
-    experiment: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
-) -> "list[Job]":
-    """The runs of an experiment, checked. Raises ValueError for bad input."""
+def configured(
+    experiment: Experiment, base: "Config | None" = None, changes: "Config | None" = None
+) -> "tuple[Config, list[str]]":
+    """The configuration that an experiment's runs share, and their labels: each method with each
+    combination of the grid's values. `changes` of `base`, the defaults, replace the experiment's
+    settings. Prints a note for options that some runs do not read.
+
+    Raises ValueError for bad input. Neither torch nor data are loaded."""
     from clients.models import MODELS
     from fedapps.settings.companions import check_companions
-    from fedapps.settings.config import defaults, override, run_folders, saved_configuration
-    from fedapps.settings.variants import OF_THE_APP, Variant, check_shadowed, combinations
+    from fedapps.settings.config import defaults, override
+    from fedapps.settings.overrides import with_references
+    from fedapps.settings.variants import OF_THE_APP, Variant, check_read, combinations
     from partitions import forget_changed, task
     from partitions.rules.registry import PARTITIONS
 
     forget_changed()  # a notebook's process lives on while its user changes files
-    for key in OF_THE_APP.keys() & {*experiment.settings, *experiment.grid}:
+    for key in OF_THE_APP.keys() & experiment.keys:
         raise ValueError(f"{key} is set by the command: use {OF_THE_APP[key]}")
-    changes = experiment.settings | ({"report-generalization-bound": True} if bound else {})
-    base = defaults() if from_ is None else saved_configuration(run_folders(from_)[0])
-    config = override(base, changes)
+    methods = split_names("methods", experiment.methods)
+    # A common key also changes the sections of methods from outside the package.
+    names = [Variant.parse(method).method for method in methods]
+    config = with_references(base or defaults(), {"method": ",".join(names)})
+    config = override(config, experiment.settings if changes is None else changes)
     for key, values in experiment.grid.items():
         for value in values:
             override(config, {key: value})
-    methods = split_names("methods", experiment.methods)
-    labels = combinations(methods, experiment.grid)
-    for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
+    labels = combinations(methods, experiment.grid, experiment.settings)
+    for note in check_read(config, experiment.settings, labels, experiment.from_file):
         say(make_console(stderr=True), note)
     check_companions(config, experiment.settings, labels, experiment.from_file)
-    seeds = parse_seeds(experiment.seeds or str(config["seed"]))
-    for label in labels:  # before torch is loaded
-        named = Variant.parse(label).apply(config)
-        task(named)
-        PARTITIONS.check(str(named["partition"]))
-        MODELS.check(str(named["model"]))
+    for label in labels:
+        run_config = Variant.parse(label).apply(config)
+        task(run_config)
+        PARTITIONS.check(str(run_config["partition"]))
+        MODELS.check(str(run_config["model"]))
+    return config, labels
 
+
+def plan(
+    experiment: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
+) -> "list[Job]":
+    """The runs of an experiment, checked. Raises ValueError for bad input."""
+    from fedapps.settings.config import run_folders, saved_configuration
+
+    changes = dict(experiment.settings)
+    if bound:
+        changes["report-generalization-bound"] = True
+    base = None if from_ is None else saved_configuration(run_folders(from_)[0])
+    config, labels = configured(experiment, base, changes)
+    seeds = parse_seeds(experiment.seeds or str(config["seed"]))
+
+    # Torch is loaded from here on.
     from fedapps.engines.job_pool import make_jobs
     from fedapps.results.folder import check_unseen
     from fedapps.results.published import Published

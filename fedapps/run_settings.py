@@ -1,10 +1,10 @@
 """Settings of a component that come from Flower instead of its keywords.
 
 A key of the run's configuration (``[tool.flwr.app.config]``, ``flwr run --run-config``) that is a
-setting of the method holds as if it were a keyword. A key of a message's config, which a strategy
-of one's own may send, must have the value that the client has: a server does not change how clients
-train. Names that other apps use for such a setting are refused with the setting's name, and all
-other keys are the app's own."""
+setting of the method works as a keyword; "fedprox.lr" wins over "lr". A key of a message's config,
+which a strategy from outside the package may send, must have the value that the client has: a
+server does not change how clients train. Names that other apps use for such a setting are refused
+with the setting's name. All other keys belong to the app."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,8 @@ def with_run_config(
     known = of_client(method) | of_server(method)
     keywords = {key.removeprefix(f"{method}."): value for key, value in given.items()}
     changes: dict[str, Any] = {}
-    for key, value in run_config.items():
+    for key in sorted(run_config, key=lambda key: key.startswith(f"{method}.")):  # specific last
+        value = run_config[key]
         name = _plain(key, method)
         if ALIASES.get(name) in known and name not in known:
             raise Refusal(

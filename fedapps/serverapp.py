@@ -33,11 +33,11 @@ from fedapps.settings.config import (
     accepted,
     check_method,
     construct,
-    defaults,
-    override,
+    resolve,
+    said,
     settings,
 )
-from fedapps.settings.variants import check_shadowed
+from fedapps.settings.variants import check_read
 from fedapps.strategy_builder import strategy_of_run
 from partitions.federations import novel_shots
 from strategies.core.aggregation import is_plain
@@ -57,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
     may run code. Raises ValueError for a bad configuration before the first message, RuntimeError
     at the end if a method failed."""
     external_code.allow(*external_code.named(context.run_config))
-    config = override(defaults(), dict(context.run_config))
+    config = resolve(context.run_config)
     if config["serve-dir"]:
         from fedapps.service.serving import serve
 
@@ -65,8 +65,8 @@ def main(grid: Grid, context: Context) -> None:
     engine = engine_of(grid)
     grid = HostingGrid(grid, int(config["num-clients"]), float(config["start-timeout"]))
     methods = [check_method(name.strip()) for name in str(config["method"]).split(",")]
-    given = {key: value for key, value in config.items() if value != defaults().get(key)}
-    for note in check_shadowed(config, given, methods, from_file=given):
+    given = said(context.run_config)
+    for note in check_read(config, given, methods, from_file=given):
         log(WARNING, note)
     check_companions(config, given, methods)
     if len(methods) == 1:
@@ -94,7 +94,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
     With `report`, log its scores at the end, and where the results are.
     Raises ValueError for a bad configuration before the first message, OSError if another process
     uses that folder."""
-    config = override(defaults(), config)
+    config = resolve(config)
     privacy = check_run(config)
     output = Path(str(config["output-dir"])) if config["output-dir"] else None
     if output is not None:

@@ -28,7 +28,6 @@ import numpy as np
 import tomli_w
 
 from clients.core.privacy import EVERYTHING
-from fedapps.common.external_code import is_reference
 from fedapps.common.settings import present_keys
 from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.files import write_text
@@ -36,8 +35,7 @@ from fedapps.results.plot import line_styles, save
 from fedapps.results.runs import read_rounds
 from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
-from fedapps.settings.overrides import is_method
-from fedapps.settings.variants import Variant, combinations
+from fedapps.settings.variants import Variant, combinations, spanning
 from strategies.core.evaluation import goodness
 
 if TYPE_CHECKING:
@@ -248,18 +246,10 @@ class Tuning:
         return study
 
     def _space(self, method: str) -> "dict[str, BaseDistribution]":
-        """What is searched for the method: its section's key replaces the common one."""
-        name, search = method.split(maxsplit=1)[0], self.search.items()
-
-        def reads(section: str) -> bool:
-            code = is_reference(section) and not is_method(section)
-            return section in ("", "partition", name) or code
-
-        return {
-            key: distribution(values)
-            for key, values in search
-            if reads(key.rpartition(".")[0]) and f"{name}.{key}" not in self.search
-        }
+        """What is searched for the method. Its section's key replaces the common one, and its label
+        replaces both."""
+        keys = spanning(Variant.parse(method), self.search)
+        return {key: distribution(self.search[key]) for key in keys}
 
     def _next_trials(
         self, study: "Study", method: str, count: int

@@ -15,19 +15,28 @@ from small_runs import fedapps
 
 from fedapps.common.settings import FORMER_KEYS, taken
 from fedapps.methods import METHODS
+from fedapps.planning import configured
+from fedapps.run_settings import with_run_config
 from fedapps.settings import declarations, schema
 from fedapps.settings.config import (
     accepted,
     defaults,
     differences,
+    effective,
     override,
     parse_override,
+    resolve,
     run_configuration,
     settings,
 )
-from fedapps.settings.experiments import experiments, parse_experiment
+from fedapps.settings.experiments import (
+    Experiment,
+    experiments,
+    parse_experiment,
+    read_arguments,
+)
 from fedapps.settings.run import RunSettings
-from fedapps.settings.variants import Variant, check_shadowed
+from fedapps.settings.variants import Variant, check_read
 from strategies.core.privacy import Privacy
 from strategies.methods.fedavg import FedAvg
 
@@ -125,7 +134,7 @@ def test_a_section_holds_what_differs_from_the_parents():
     assert settings(defaults(), "fedtta++").items() >= {
         "max_steps": 50, "mu": 0.01, "inner_lr": 0.5, "batch_size": 64,  # its own, … common
     }.items()  # fmt: skip
-    assert override(defaults(), flower()) == defaults()
+    assert resolve(flower()) == defaults()
 
 
 @pytest.mark.parametrize(
@@ -140,17 +149,147 @@ def test_a_section_holds_what_differs_from_the_parents():
     ],
 )
 def test_a_change_reaches_those_that_inherit_the_key(changes, reached):
-    for config in (override(defaults(), changes), override(defaults(), flower() | changes)):
+    for config in (override(defaults(), changes), resolve(flower() | changes)):
         new = {key.rpartition(".")[0] for key in config if config[key] != defaults()[key]}
         assert new == set(reached.split(", "))
+
+
+def rates(file: str, words: str, methods: str, folder) -> dict[str, object]:
+    """The learning rate of each run that a file, arguments and `--methods` describe, by label."""
+    arguments = words.split()
+    if file:
+        (folder / "mine.toml").write_text(f"rounds = 2\n{file}\n", "utf-8")
+        arguments.insert(0, str(folder / "mine.toml"))
+    asked = read_arguments(arguments) | Experiment(methods=methods)
+    config, labels = configured(asked)
+    runs = {label: Variant.parse(label).apply(config) for label in labels}
+    return {label: effective(run, "lr") for label, run in runs.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "methods", "expected"),
+    [
+        ("lr=0.1", "fedavg,fedprox,pfedhn,fedtta++",
+         {"fedavg": 0.1, "fedprox": 0.1, "pfedhn": 0.1, "fedtta++": 0.1}),
+        ("lr=0.3", "pfedhn", {"pfedhn": 0.3}),  # the common default, said for all
+        ("", "fedavg,pfedme", {"fedavg": 0.3, "pfedme": 0.05}),
+        ("lr=0.1 fedprox.lr=0.2", "fedavg,fedprox", {"fedavg": 0.1, "fedprox": 0.2}),
+        ("fedprox.lr=0.2 lr=0.1", "fedavg,fedprox", {"fedavg": 0.1, "fedprox": 0.2}),
+        ("lr=0.1 pfedhn.lr=0.005", "pfedhn", {"pfedhn": 0.005}),  # its default, said for it
+        ("lr=0.1 fedtta.lr=0.2", "fedtta++", {"fedtta++": 0.2}),  # which extends fedtta
+        ("lr=0.1", "fedprox,fedprox lr=0.2", {"fedprox": 0.1, "fedprox lr=0.2": 0.2}),
+        ("lr=0.01,0.1", "pfedhn", {"pfedhn lr=0.01": 0.01, "pfedhn lr=0.1": 0.1}),
+        ("lr=0.01,0.1 pfedhn.lr=0.2", "fedavg,pfedhn",
+         {"fedavg lr=0.01": 0.01, "fedavg lr=0.1": 0.1, "pfedhn": 0.2}),
+        ("lr=0.01,0.1 fedtta.lr=0.2", "fedtta++", {"fedtta++": 0.2}),
+        ("lr=0.1 pfedhn.lr=0.01,0.2", "pfedhn", {"pfedhn lr=0.01": 0.01, "pfedhn lr=0.2": 0.2}),
+        ("lr=0.5,0.1 pfedhn.lr=0.01,0.2", "pfedhn", {"pfedhn lr=0.01": 0.01, "pfedhn lr=0.2": 0.2}),
+        ("lr=0.01,0.1", "fedavg,pfedhn lr=0.2",
+         {"fedavg lr=0.01": 0.01, "fedavg lr=0.1": 0.1, "pfedhn lr=0.2": 0.2}),
+    ],
+)  # fmt: skip
+def test_a_common_setting_reaches_every_method_but_a_more_specific_one_wins(
+    words, methods, expected, tmp_path
+):
+    assert rates("", words, methods, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "methods", "expected"),
+    [
+        ("lr = 0.1", "", "fedprox", {"fedprox": 0.1}),
+        ("lr = 0.1\n[fedprox]\nlr = 0.2", "", "fedavg,fedprox", {"fedavg": 0.1, "fedprox": 0.2}),
+        ('"fedprox.lr" = 0.2\nlr = 0.1', "", "fedprox", {"fedprox": 0.2}),
+        ("lr = [0.01, 0.1]\n[fedprox]\nlr = 0.2", "", "fedprox", {"fedprox": 0.2}),
+        # the command comes last
+        ("[fedprox]\nlr = 0.2", "lr=0.1", "fedprox", {"fedprox": 0.1}),
+        ("[fedtta]\nlr = 0.2", "lr=0.1", "fedtta++", {"fedtta++": 0.1}),
+        ("[fedprox]\nlr = [0.2, 0.4]", "lr=0.1", "fedprox", {"fedprox": 0.1}),
+        ("[fedprox]\nlr = 0.2", "lr=0.01,0.1", "fedprox",
+         {"fedprox lr=0.01": 0.01, "fedprox lr=0.1": 0.1}),
+        ("lr = 0.1", "fedprox.lr=0.2", "fedavg,fedprox", {"fedavg": 0.1, "fedprox": 0.2}),
+        ("lr = [0.01, 0.1]", "fedprox.lr=0.2", "fedprox", {"fedprox": 0.2}),
+        ("[fedprox]\nlr = 0.2", "lr=0.1 fedprox.lr=0.4", "fedprox", {"fedprox": 0.4}),
+    ],
+)  # fmt: skip
+def test_a_command_wins_over_a_file_and_in_a_file_the_methods_own_value(
+    file, words, methods, expected, tmp_path
+):
+    assert rates(file, words, methods, tmp_path) == expected
+
+
+METHOD_FROM_OUTSIDE = """
+from clients.core.client import Client
+from fedapps.methods import Method
+from partitions import federation
+from strategies.methods.fedavg import FedAvg
+
+FAST = Method(FedAvg, Client, "mine", "a rate of its own", settings={"lr": 0.7})
+
+
+def data(*, lr: float = 0.9):
+    pass
+"""
+
+
+def test_a_common_setting_reaches_a_method_from_outside_and_no_other_code(tmp_path, monkeypatch):
+    (tmp_path / "outside_rates.py").write_text(METHOD_FROM_OUTSIDE, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    method, data = "outside_rates:FAST", "outside_rates:data"
+    monkeypatch.setenv("FEDAPPS_ALLOW", f"{method},{data}")
+    assert rates("", "", method, tmp_path) == {method: 0.7}
+    assert rates("", "lr=0.1", method, tmp_path) == {method: 0.1}
+    assert rates(f'["{method}"]\nlr = 0.2', "lr=0.1", method, tmp_path) == {method: 0.1}
+    file = Experiment({"dataset": data, f"{data}.lr": 0.2, f"{method}.lr": 0.2})
+    both = file | Experiment({"lr": 0.1})
+    assert both.settings == {"dataset": data, f"{data}.lr": 0.2, "lr": 0.1}
+
+
+def test_an_included_experiment_stands_below_the_one_that_includes_it():
+    part = Experiment({"fedprox.lr": 0.2, "rounds": 3}, {"pfedhn.lr": [0.1, 0.2]})
+    whole = Experiment({"lr": 0.1, "fedtta.lr": 0.3})
+    assert (part | whole).settings == {"rounds": 3, "lr": 0.1, "fedtta.lr": 0.3}
+    assert (part | whole).grid == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "method", "rate"),
+    [
+        ({}, "pfedhn", 0.005),
+        ({"lr": 0.1}, "pfedhn", 0.1),
+        ({"lr": 0.1}, "fedtta++", 0.1),
+        ({"lr": 0.1, "pfedhn.lr": 0.2}, "pfedhn", 0.2),
+        ({"pfedhn.lr": 0.2}, "pfedhn-pc", 0.2),
+    ],
+)
+def test_what_differs_from_a_default_in_flowers_configuration_was_said_by_the_user(
+    changes, method, rate
+):
+    """``flwr run --run-config``: Flower adds the defaults of all keys that pyproject declares."""
+    config = resolve(flower() | changes)
+    assert settings(config, method)["lr"] == rate
+    assert config.keys() == defaults().keys()
+
+
+def test_a_resolved_configuration_stays_as_it_is():
+    """pFedHN's rate was said, and is its default: it differs from the common one that was said."""
+    config = override(defaults(), {"lr": 0.1, "pfedhn.lr": 0.005, "fedtta.lr": 0.3})
+    assert resolve(config) == config
+    assert settings(config, "pfedhn")["lr"] == 0.005
+
+
+def test_a_methods_own_key_wins_in_the_configuration_of_another_app():
+    for names in (("lr", "fedprox.lr"), ("fedprox.lr", "lr")):
+        run_config = {name: {"lr": 0.1, "fedprox.lr": 0.2}[name] for name in names}
+        config, given = with_run_config("client_app", "fedprox", defaults(), {}, run_config)
+        assert settings(config, "fedprox")["lr"] == given["fedprox.lr"] == 0.2
 
 
 @pytest.mark.parametrize(
     ("changes", "methods", "words"),
     [
-        ({"lr": 0.1}, "pfedhn", "lr=0.1 changes nothing here; instead: pfedhn.lr=0.1"),
-        ({"lr": 0.1}, "fedtta++, pfedhn", "instead: fedtta++.lr=0.1, pfedhn.lr=0.1"),
-        ({"fedtta.mu": 0.2}, "fedtta++", "instead: fedtta++.mu=0.2"),
+        ({"pfedhn.lr": 0.1}, "fedavg", "pfedhn.lr=0.1 changes nothing here: pfedhn does not run"),
+        ({"fedtta++.mu": 0.1}, "fedtta", "fedtta++.mu=0.1 changes nothing here: fedtta++ does not"),
         (
             {"partition.alpha": 1.0},
             "fedavg, tent",
@@ -170,23 +309,18 @@ def test_a_change_reaches_those_that_inherit_the_key(changes, reached):
         ),
     ],
 )
-def test_a_change_that_reaches_no_method_is_refused_with_the_key_that_does(changes, methods, words):
+def test_a_setting_that_no_run_reads_is_refused_unless_it_stands_in_a_file(changes, methods, words):
     config, names = override(defaults(), changes), methods.split(", ")
     with pytest.raises(ValueError, match=re.escape(words)):
-        check_shadowed(config, changes, names)
-    assert len(check_shadowed(config, changes, names, from_file=changes)) == 1
+        check_read(config, changes, names)
+    assert len(check_read(config, changes, names, from_file=changes)) <= 1
 
 
 @pytest.mark.parametrize(
     ("changes", "methods", "notes"),
     [
-        ({"lr": 0.1}, "fedavg", []),
-        ({"lr": 0.1}, "fedavg, pfedhn", ["lr=0.1 does not change pfedhn; for that: pfedhn.lr=0.1"]),
-        ({"lr": 0.1, "pfedhn.lr": 0.2}, "pfedhn", []),  # both are said
-        ({"lr": 0.1}, "pfedhn lr=0.2", []),
-        ({"lr": 0.005}, "pfedhn", []),  # its own
+        ({"lr": 0.1}, "fedavg, pfedhn", []),
         ({"fedtta.inner-lr": 0.1}, "fedtta++", []),
-        ({"pfedhn.lr": 0.1}, "fedavg", ["pfedhn.lr=0.1 changes nothing here: pfedhn does not run"]),
         (
             {"partition": "corrupted", "partition.classes-per-client": 3},
             "fedavg",
@@ -220,26 +354,33 @@ def test_a_change_that_reaches_no_method_is_refused_with_the_key_that_does(chang
         ),
     ],
 )
-def test_a_change_that_some_methods_follow_is_allowed(changes, methods, notes):
+def test_an_option_that_some_runs_read_is_allowed(changes, methods, notes):
     config = override(defaults(), changes)
-    assert check_shadowed(config, changes, methods.split(", ")) == notes
+    assert check_read(config, changes, methods.split(", ")) == notes
 
 
-def test_a_typed_setting_is_not_silently_that_of_a_file():
-    """pfedhn.lr stands in the experiment, and lr is typed: pFedHN would not follow."""
-    changes = {"pfedhn.lr": 0.05, "lr": 0.1}
-    config = override(defaults(), changes)
-    with pytest.raises(ValueError, match=r"lr=0\.1 changes nothing here; instead: pfedhn\.lr=0\.1"):
-        check_shadowed(config, changes, ["pfedhn"], from_file={"pfedhn.lr"})
-    assert not check_shadowed(config, changes, ["pfedhn"], from_file={"lr"})
-    rule = {"partition": "my_lab:Rule", "partition.alpha": 1.0}  # which may read any option
-    assert not check_shadowed(defaults() | rule, rule, ["fedavg"])
+def test_a_partition_rule_from_outside_may_read_any_option():
+    rule = {"partition": "my_lab:Rule", "partition.alpha": 1.0}
+    assert not check_read(defaults() | rule, rule, ["fedavg"])
 
 
 def test_the_command_refuses_a_change_without_effect(tmp_path):
-    words = ("run", "lr=0.1", "--methods", "pfedhn", "--output", tmp_path / "out")
-    assert "pfedhn.lr=0.1" in fedapps(*words, code=2)
+    words = ("run", "fedprox.lr=0.1", "--methods", "pfedhn", "--output", tmp_path / "out")
+    assert "fedprox does not run, but pfedhn" in fedapps(*words, code=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_computes_with_the_rate_that_the_command_says(tmp_path):
+    """pFedHN has a rate of its own: its run with lr=0.1 is that with pfedhn.lr=0.1, to the bit."""
+    small = ["num-clients=4", "rounds=1", "local-steps=1", "--methods", "pfedhn"]
+    models = []
+    for rate in ("lr=0.1", "pfedhn.lr=0.1"):
+        fedapps("run", rate, *small, "--engine", "in-process", "--output", str(tmp_path / rate))
+        models.append((tmp_path / rate / "pfedhn-seed0" / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+    fedapps("run", *small, "--engine", "in-process", "--output", str(tmp_path / "default"))
+    default = (tmp_path / "default" / "pfedhn-seed0" / "model.safetensors").read_bytes()
+    assert default != models[0]
 
 
 def test_a_configuration_of_an_earlier_release_is_read_as_it_was(tmp_path):

@@ -155,7 +155,7 @@ def configured(changes: Config) -> Config:
     rate = f"{settings['method']}.lr"
     if rate in defaults() and rate not in changes:
         settings[rate] = SETTINGS["lr"]
-    return override(defaults(), settings)
+    return override(defaults(), settings, all_methods=False)
 
 
 def of_result(result: Result) -> View:

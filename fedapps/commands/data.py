@@ -121,9 +121,9 @@ def show(
 
 def requested(arguments: list[str]) -> "Config":
     """The settings of a federation that an experiment and key=value arguments describe."""
-    from fedapps.settings.config import defaults, override
+    from fedapps.planning import configured
+    from fedapps.settings.config import override
     from fedapps.settings.experiments import read_arguments
-    from fedapps.settings.variants import check_shadowed
 
     experiment = read_arguments(arguments)
     experiment.check_single("the experiment", "show")
@@ -131,7 +131,5 @@ def requested(arguments: list[str]) -> "Config":
     if experiment.grid:
         raise ValueError(f"{min(experiment.grid)} has several values; show one partition at a time")
     seed = {"seed": int(experiment.seeds.split(",")[0])} if experiment.seeds else {}
-    config = override(defaults(), experiment.settings | seed)
-    labels = experiment.methods.split(",")
-    check_shadowed(config, experiment.settings, labels, experiment.from_file)
-    return config
+    config, _ = configured(experiment)
+    return override(config, seed)

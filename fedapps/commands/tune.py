@@ -13,7 +13,7 @@ from fedapps.commands.run import say_failures
 from fedapps.common.installed import check_installed
 from fedapps.console import make_console, refusals, say, say_error
 from fedapps.engines import ENGINES
-from fedapps.planning import check_options
+from fedapps.planning import check_options, configured
 
 if TYPE_CHECKING:
     from fedapps.engines.job_pool import Job
@@ -108,16 +108,12 @@ def read_tuning(
     """The methods and the search that are asked for. Raises ValueError for bad input."""
     if group not in ("training", "novel"):
         raise ValueError(f"--for is {group!r}; choose training or novel")
-    from fedapps.settings.companions import check_companions
-    from fedapps.settings.config import defaults, override
     from fedapps.settings.experiments import (
         Experiment,
         parse_experiment,
         parse_seeds,
         read_experiment,
-        split_names,
     )
-    from fedapps.settings.variants import check_shadowed
 
     changes = parse_experiment(arguments)
     numbers = parse_seeds(seeds or changes.seeds or "0")
@@ -125,22 +121,16 @@ def read_tuning(
     whole.check_single(file, "tune")
     experiment = whole | changes | Experiment(methods=methods)
     experiment.allow()
-    labels = split_names("methods", experiment.methods)
     if experiment.grid:
         key = min(experiment.grid)
         raise ValueError(f"{key} has several values; tune takes single ones, and lists in [search]")
-    config = override(defaults(), experiment.settings)
-    for note in check_shadowed(config, experiment.settings, labels, experiment.from_file):
-        say(make_console(), note)
-    check_companions(config, experiment.settings, labels, experiment.from_file)
+    config, labels = configured(experiment)
 
     from fedapps.engines.run import run_jobs
     from fedapps.results.progress import Display
     from fedapps.serverapp import APPS
     from fedapps.tuning import Tuning, read_search
-    from partitions import forget_changed
 
-    forget_changed()
     logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
 
     shown: list[Job] = []  # the first failure

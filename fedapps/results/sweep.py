@@ -64,7 +64,9 @@ def unfinished(folder: Path) -> Config | None:
 def _configuration(folder: Path) -> Config | None:
     try:
         config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        return override(defaults(), config) if config.pop("versions")["results"] == FORMAT else None
+        if config.pop("versions")["results"] != FORMAT:
+            return None
+        return override(defaults(), config, all_methods=False)
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None  # missing, damaged, or with keys of another release
 

@@ -58,7 +58,7 @@ class Stream:
 
     def client(self, card: Card, share: Share) -> Client:
         """The client, which now holds further inputs."""
-        config = override(defaults(), self.config)
+        config = override(defaults(), self.config, all_methods=False)
         builder = Builder(config, check_method(card.method), card.info())
         client = builder.client(share, CLIENT)
         client.stream = to_tensors(self.left, client.device)

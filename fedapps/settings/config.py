@@ -18,10 +18,20 @@ from fedapps.settings.overrides import (
     own_settings,
     parse_override,
     relevant,
+    resolve,
+    said,
 )
 from fedapps.settings.variants import Variant
 
-__all__ = ["Value", "defaults", "override", "own_settings", "parse_override"]
+__all__ = [
+    "Value",
+    "defaults",
+    "override",
+    "own_settings",
+    "parse_override",
+    "resolve",
+    "said",
+]
 
 
 def project_dir() -> Path:
@@ -41,7 +51,7 @@ def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Conf
             return found
     if trusted:
         external_code.allow(*external_code.named(run_config))
-    found = override(defaults(), run_config)
+    found = resolve(run_config)
     _completed.appendleft((dict(run_config), found))
     return found
 
@@ -87,7 +97,7 @@ def run_configuration(run: Path) -> Config:
     try:
         config = tomllib.loads(file.read_text("utf-8"))
         config.pop("versions", None)
-        return override(defaults(), present_keys(config, silent=True))
+        return override(defaults(), present_keys(config, silent=True), all_methods=False)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}") from error
 
@@ -105,7 +115,8 @@ def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
     """The keys in which the settings of two runs differ, with both values; "" if in none.
 
     Settings that neither run reads, such as those of another method, do not count."""
-    there, here = defaults() | dict(there), override(defaults(), here)
+    there = defaults() | dict(there)
+    here = override(defaults(), here, all_methods=False)
     read = relevant(here).keys() | relevant(there).keys()
     other = [k for k in here if k in read - {*CIRCUMSTANCES} and there.get(k) != here[k]]
     return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in other)

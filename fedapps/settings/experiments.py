@@ -34,22 +34,43 @@ class Experiment:
     search: Any = None  # its [search] table, see `fedapps.tuning`
     include: tuple[str, ...] = ()  # experiments that it consists of, see `parts`
     source: str = ""  # the file's text
-    from_file: frozenset[str] = field(default=frozenset(), compare=False)  # keys of `settings`
+    from_file: frozenset[str] = field(default=frozenset(), compare=False)  # keys of both
 
     def __or__(self, other: "Experiment") -> "Experiment":
-        """This one with what `other` says instead."""
-        rest = {key: values for key, values in self.grid.items() if key not in other.settings}
+        """This one with what `other` says instead: a key with one value or several, and a common
+        key also for the methods whose own values stand here."""
+        replaced = self._replaced_by(other)
+        settings = {key: value for key, value in self.settings.items() if key not in replaced}
+        grid = {key: values for key, values in self.grid.items() if key not in replaced}
         return Experiment(
-            {k: v for k, v in self.settings.items() if k not in other.grid} | other.settings,
-            rest | other.grid,
+            settings | other.settings,
+            grid | other.grid,
             other.methods or self.methods,
             other.seeds or self.seeds,
             other.published or self.published,
             other.search or self.search,
             other.include or self.include,
             other.source or self.source,
-            (self.from_file - other.settings.keys()) | other.from_file,
+            (self.from_file - replaced) | other.from_file,
         )
+
+    @property
+    def keys(self) -> set[str]:
+        """All its keys, with one value or several."""
+        return {*self.settings, *self.grid}
+
+    def _replaced_by(self, other: "Experiment") -> set[str]:
+        """Its keys whose values those of `other` replace."""
+        # Options of a dataset's or a partition rule's code may be called as a common key is.
+        texts = [*self.settings.values(), *self.grid.values(), *other.settings.values()]
+        of_data = set(external_code.named([*texts, *other.grid.values()]))
+        replaced = set()
+        for key in self.keys:
+            section, _, name = key.rpartition(".")
+            of_method = section != "partition" and section not in of_data
+            if key in other.keys or (of_method and name in other.keys):
+                replaced.add(key)
+        return replaced
 
     def check_single(self, name: str, verb: str) -> None:
         """Raise ValueError, naming the others, if it includes others; `verb` says what to do."""
@@ -125,7 +146,7 @@ def read_experiment(name: str) -> Experiment:
     included = _listed("include", content.pop("include", None))
     tables["include"] = tuple(included.split(",")) if included else ()
     asked = _spanned(_flat(content), methods, seeds)
-    return replace(asked, **tables, source=text, from_file=frozenset(asked.settings))
+    return replace(asked, **tables, source=text, from_file=frozenset(asked.keys))
 
 
 def parse_experiment(arguments: Sequence[str]) -> Experiment:

@@ -1,4 +1,8 @@
-"""Changes of a configuration: ``key=value``, checked, and handed on to the methods that inherit."""
+"""Changes of a configuration, checked, under one rule of precedence.
+
+A common key such as ``lr`` changes every method, also one with a default of its own. A method's
+key such as ``fedprox.lr`` is more specific: beside a common key it wins, in whatever order the two
+stand. A later change wins over an earlier one, so a command wins over an experiment's file."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -24,21 +28,69 @@ def defaults() -> Config:
     return {key: setting.default for key, setting in declared().items()}
 
 
-def override(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
-    """`config` with `changes`, checked: unknown keys, wrong types and values out of range raise
-    ValueError. A method that extends another follows its changes, where it has the same value and
-    is not changed itself."""
+def override(
+    config: Mapping[str, Value], changes: Mapping[str, Any], *, all_methods: bool = True
+) -> Config:
+    """`config` with `changes` of equal rank. Raises ValueError for unknown keys, wrong types and
+    values out of range.
+
+    A common key replaces the values in all methods' sections, unless `all_methods` is off. A method
+    that extends another follows its changes, where it has the same value and is not changed
+    itself."""
     changes = present_keys(changes)
-    result = _with_references(config, changes)
-    for key, value in changes.items():
+    result = with_references(config, changes)
+    for key in sorted(changes, key=_section):  # common keys first: a method's key wins over them
         if key not in result:
             raise ValueError(_unknown(key, result))
-        if type(value) is type(result[key]) and value == result[key]:
-            continue
-        former, result[key] = result[key], check(key, value, result[key])
-        for heir in _heirs(key, former, result, changes):
-            result[heir] = result[key]
+        value, former = changes[key], result[key]
+        if type(value) is not type(former) or value != former:
+            result[key] = check(key, value, former)
+            for heir in _heirs(key, former, result, changes):
+                result[heir] = result[key]
+        if all_methods and not _section(key):
+            for own_key in method_keys(key, result):
+                result[own_key] = result[key]
     return result
+
+
+def said(run_config: Mapping[str, Value]) -> Config:
+    """What the user of ``flwr run`` said. Flower fills a run's configuration with the defaults in
+    pyproject.toml: a value there that is the default was not said."""
+    known = declared()
+    result: Config = {}
+    for key, value in run_config.items():
+        is_filled = key in known and known[key].is_default(value) and not _is_inherited(key)
+        if not is_filled:
+            result[key] = value
+    return result
+
+
+def _is_inherited(key: str) -> bool:
+    """Whether pyproject.toml lacks the key, since the default is that of the extended method."""
+    section, _, name = key.rpartition(".")
+    parent = METHODS[section].extends if section in METHODS else ""
+    inherited = f"{parent}.{name}"
+    known = declared()
+    return inherited in known and known[inherited].default == known[key].default
+
+
+def resolve(run_config: Mapping[str, Value]) -> Config:
+    """All keys of a run's configuration, under the rule of precedence; errors as `override`."""
+    if run_config.keys() >= declared().keys():
+        # Only a resolved configuration has the keys that sections inherit. Each of its sections
+        # already has the values that hold, also where these are the defaults.
+        return override(defaults(), run_config, all_methods=False)
+    return override(defaults(), said(run_config))
+
+
+def method_keys(key: str, config: Mapping[str, Value]) -> list[str]:
+    """The keys in methods' sections that hold instead of a common key: "fedprox.lr" for "lr"."""
+    own_keys = [f"{method}.{key}" for method in METHODS.known()]
+    return [own_key for own_key in own_keys if own_key in config]
+
+
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def _heirs(
@@ -55,7 +107,7 @@ def _heirs(
             yield from _heirs(inherited, value, config, changes)
 
 
-def _with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
+def with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
     """`config` with the settings of whatever it or `changes` refer to outside the package."""
     result = dict(config)
     for settings in (config, changes):

@@ -1,6 +1,6 @@
 """Variants: methods with settings of their own, whose label names a run and its folder."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -23,6 +23,7 @@ OF_THE_APP = {"output-dir": "--output", "resume": "--resume or --fresh"} | dict.
     ("serve-dir", "serve-every", "serve-again", "serve-round", "serving"), "fedapps serve"
 )
 OF_OWN_DATA = ("image-size", "label")  # settings that the package's datasets do not read
+NOT_IN_FOLDER_NAMES = frozenset(" ,/=")
 
 
 def is_of_data(key: str) -> bool:
@@ -30,9 +31,11 @@ def is_of_data(key: str) -> bool:
     or network."""
     from partitions.federations import PARTITION_KEYS
 
-    section = key.rpartition(".")[0]
-    own = is_reference(section) and not is_method(section)
-    return own or section == "partition" or key in (*PARTITION_KEYS, "dataset", "data-seed")
+    section = _section(key)
+    of_own_code = is_reference(section) and not is_method(section)
+    if of_own_code or section == "partition":
+        return True
+    return key in (*PARTITION_KEYS, "dataset", "data-seed")
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ class Variant:
 
     @classmethod
     def of_folder(cls, folder: Path, method: str) -> "Variant":
-        """The variant that the name of a run's folder tells, the `method` itself if none."""
-        found = cls.parse(folder.name.rpartition("-seed")[0].replace(",", " "))
-        return found if found.words and found.method == method else cls(method)
+        """The variant in the name of a run's folder. The plain `method` if the name has none."""
+        label = folder.name.rpartition("-seed")[0].replace(",", " ")
+        variant = cls.parse(label)
+        return variant if variant.words and variant.method == method else cls(method)
 
     def __str__(self) -> str:
         return " ".join([self.method, *self.words])
@@ -64,143 +68,204 @@ class Variant:
         """Its settings as they are written, a method's own ones without the section."""
         return dict(map(parse_override, self.words))
 
+    def sets(self, name: str) -> bool:
+        """Whether its label sets `name`, with or without the method's section."""
+        return name in self.settings or f"{self.method}.{name}" in self.settings
+
     def folder(self, seed: Value) -> str:
         """Folder of its run, ``fedembed,assignment=som-seed0``."""
         return f"{','.join([self.method, *self.words])}-seed{seed}"
 
     def former(self, folder: Path, seed: Value) -> str:
-        """Name of the run in `folder` that it starts from: its own, else that of the same variant
-        with other `EVALUATIONS`, which do not change what was trained, else FedAvg's on the same
-        data, else FedAvg's."""
-        words = tuple(word for word in self.words if word.partition("=")[0] not in EVALUATIONS)
-        data = tuple(word for word in words if is_of_data(word.partition("=")[0]))
-        fedavg = Variant("fedavg", data), Variant("fedavg")
-        candidates = (self, Variant(self.method, words), *fedavg)
+        """Name of the run in `folder` that it starts from, the first of these that exists: its own
+        run, the run that differs in `EVALUATIONS` alone, FedAvg's on the same data, FedAvg's.
+
+        Evaluations do not change what was trained. If none exists: the second name."""
+        words = tuple(word for word in self.words if _key_of(word) not in EVALUATIONS)
+        data_words = tuple(word for word in words if is_of_data(_key_of(word)))
+        candidates = [
+            self,
+            Variant(self.method, words),
+            Variant("fedavg", data_words),
+            Variant("fedavg"),
+        ]
         names = [variant.folder(seed) for variant in candidates]
-        return next((name for name in names if (folder / name).is_dir()), names[1])
+        for name in names:
+            if (folder / name).is_dir():
+                return name
+        return names[1]
 
     def apply(self, config: Mapping[str, Value]) -> Config:
         """`config` for this variant. A key is the method's where it has one of that name, a common
         one otherwise. Raises ValueError for unknown methods and keys, for wrong values, and for
         keys that are set twice or that are not the method's to set."""
-        changes: dict[str, Any] = {"method": METHODS.check(self.method)}
-        config, keys = override(config, changes), [word.partition("=")[0] for word in self.words]
+        method_change: dict[str, Any] = {"method": METHODS.check(self.method)}
+        config = override(config, method_change)  # adds the section of a method from outside
+        self._check_words()
+        changes: dict[str, Any] = {}
         for key, value in self.settings.items():
-            section = key.rpartition(".")[0]
+            own_key = present_key(f"{self.method}.{key}")
+            is_common = key in config and own_key not in config
+            changes[key if is_common else own_key] = value
+        return override(config, changes, all_methods=False)
+
+    def _check_words(self) -> None:
+        """Raise ValueError for keys that are set twice or that no single method sets."""
+        keys = [_key_of(word) for word in self.words]
+        for key in self.settings:
+            section = _section(key)
             if keys.count(key) > 1:
                 raise ValueError(f"{str(self)!r} sets {key} twice; leave one out")
             if key in ("method", "seed", *OF_THE_APP):
                 raise ValueError(f"{str(self)!r}: {key} is no setting of a single method")
-            if section in METHODS.known() and section not in (
-                self.method,
-                *ancestors(self.method),
-            ):
+            if section in METHODS.known() and section not in lineage(self.method):
                 raise ValueError(f"{str(self)!r}: {self.method} does not read {key}")
-            own = present_key(f"{self.method}.{key}")
-            changes[key if key in config and own not in config else own] = value
-        return override(config, changes)
 
 
-def combinations(methods: Sequence[str], grid: Mapping[str, Sequence[Value]]) -> list[str]:
+def combinations(
+    methods: Sequence[str], grid: Mapping[str, Sequence[Value]], settings: Collection[str] = ()
+) -> list[str]:
     """Every method with every combination of the grid's values: ``"tent lr=0.1 rounds=5"``.
 
-    A key of a method's own section spans that method's runs alone. Raises ValueError for a key
-    that spans nothing or that a method's label sets already, and for values that cannot stand in
+    A key of a method's own section spans that method's runs alone. A common key spans no method
+    that has a value of its own: in its label, in its section of the grid, or in the keys
+    `settings`. Raises ValueError for a key that spans nothing, and for values that cannot stand in
     a folder's name."""
-    for key, values in grid.items():
-        if not values:
-            raise ValueError(f"{key} is [], an empty list; give it at least one value")
-        if bad := [value for value in values if set(_word(value)) & set(" ,/=") or value == ""]:
-            raise ValueError(f"{key}={bad[0]!r} cannot name a folder; run it by itself")
-    labels, spanning = [], set()
-    for label in methods:
-        variant = Variant.parse(label)
-        spanned = [
-            key
-            for key in grid
-            if (section := key.rpartition(".")[0]) in ("partition", "", variant.method)
-            or (is_reference(section) and not is_method(section))
-        ]
-        spanning |= set(spanned)
-        words = [key.removeprefix(f"{variant.method}.") for key in spanned]
-        if twice := variant.settings.keys() & set(words):
-            raise ValueError(f"{label!r} sets {min(twice)}, which is swept as well; leave one out")
-        for values in product(*(grid[key] for key in spanned)):
-            pairs = zip(words, values, strict=True)
-            labels.append(" ".join([label, *(f"{word}={_word(value)}" for word, value in pairs)]))
-    if idle := sorted(grid.keys() - spanning):
-        raise ValueError(f"{idle[0]} is swept, but no such method runs: {', '.join(methods)}")
+    _check_grid(grid)
+    variants = [Variant.parse(label) for label in methods]
+    for key in sorted(grid):
+        _check_swept(key, variants)
+    labels = []
+    for variant in variants:
+        keys = spanning(variant, grid, settings)
+        words = [key.removeprefix(f"{variant.method}.") for key in keys]
+        for values in product(*(grid[key] for key in keys)):
+            pairs = [f"{word}={_text(v)}" for word, v in zip(words, values, strict=True)]
+            labels.append(" ".join([str(variant), *pairs]))
     return list(dict.fromkeys(labels))
 
 
-def _word(value: Value) -> str:
+def spanning(variant: Variant, swept: Iterable[str], settings: Collection[str] = ()) -> list[str]:
+    """The `swept` keys whose values the variant's runs try. A more specific value wins: that of the
+    variant's label, or one of the method's section among `swept` or `settings`."""
+    swept = list(swept)
+    specific = {*swept, *settings}
+    inherited = [f"{method}." for method in lineage(variant.method)]
+    keys = []
+    for key in swept:
+        if not _may_sweep(key, variant):
+            continue
+        is_common = not _section(key)
+        if is_common and any(prefix + key in specific for prefix in inherited):
+            continue
+        keys.append(key)
+    return keys
+
+
+def _may_sweep(key: str, variant: Variant) -> bool:
+    """Whether a swept key is for the variant's method, and its label does not set it."""
+    section = _section(key)
+    of_own_code = is_reference(section) and not is_method(section)
+    if section not in ("", "partition", variant.method) and not of_own_code:
+        return False
+    return not variant.sets(key.removeprefix(f"{variant.method}."))
+
+
+def _check_grid(grid: Mapping[str, Sequence[Value]]) -> None:
+    """Raise ValueError for an empty list, and for values that cannot stand in a folder's name."""
+    for key, values in grid.items():
+        if not values:
+            raise ValueError(f"{key} is [], an empty list; give it at least one value")
+        for value in values:
+            if value == "" or NOT_IN_FOLDER_NAMES & set(_text(value)):
+                raise ValueError(f"{key}={value!r} cannot name a folder; run it by itself")
+
+
+def _check_swept(key: str, variants: Sequence[Variant]) -> None:
+    """Raise ValueError for a swept key that no method tries."""
+    if any(_may_sweep(key, variant) for variant in variants):
+        return
+    name = key.rpartition(".")[2]
+    for variant in variants:
+        if variant.sets(key) or (_section(key) == variant.method and variant.sets(name)):
+            raise ValueError(f"{str(variant)!r} sets {name}, which is swept as well; leave one out")
+    labels = ", ".join(map(str, variants))
+    raise ValueError(f"{key} is swept, but no such method runs: {labels}")
+
+
+def _text(value: Value) -> str:
+    """A value as a label has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def check_shadowed(
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _key_of(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def check_read(
     config: Mapping[str, Value],
     changes: Mapping[str, Any],
     methods: Sequence[str],
     from_file: Collection[str] = (),
 ) -> list[str]:
-    """A sentence for each of the `changes`, which `config` has, that some of the `methods` do not
-    follow: their own sections set the key, their partition rule does not read it, or no such
-    method runs.
+    """Raise ValueError for one of the `changes`, which `config` has, that no run reads: a setting
+    of a method that does not run, or an option that the partition rule or dataset does not read.
 
-    Raises ValueError for a common setting, or an option of the partition, that changes nothing for
-    any of them, naming what does. A change that is `from_file` may be meant for methods that do not
-    run now."""
+    A change that is `from_file` may be meant for other runs. Returns a sentence for each option
+    that some of the runs do not read."""
     variants = [Variant.parse(method) for method in methods]
-    notes = _unread_options(config, changes, variants, from_file)
+    read_sections = {name for variant in variants for name in lineage(variant.method)}
     for key, value in changes.items():
-        section, _, name = key.rpartition(".")
-        reached = [v for v in variants if section in ("", v.method, *ancestors(v.method))]
-        said = {k for k in changes if k not in from_file or key in from_file}
-        own = [v.method for v in reached if _sets(config, said, v, section, name, value)]
-        if not own:
-            if not reached and section in METHODS.known() and key not in from_file:
-                notes.append(f"{key}={value} changes nothing here: {section} does not run")
-            continue
-        instead = ", ".join(dict.fromkeys(f"{method}.{name}={value}" for method in own))
-        if len(own) == len(reached) and key not in from_file:
-            raise ValueError(f"{key}={value} changes nothing here; instead: {instead}")
-        notes.append(
-            f"{key}={value} does not change {', '.join(dict.fromkeys(own))}; for that: {instead}"
-        )
-    return notes
+        section = _section(key)
+        of_other_method = section in METHODS.known() and section not in read_sections
+        if of_other_method and key not in from_file:
+            running = ", ".join(dict.fromkeys(variant.method for variant in variants))
+            raise ValueError(
+                f"{key}={value} changes nothing here: {section} does not run, but {running}"
+            )
+    # Labels set options, too.
+    keys = dict.fromkeys(changes)
+    for variant in variants:
+        keys |= dict.fromkeys(variant.settings)
+    notes = [_unread_option(key, config, changes, variants, key in from_file) for key in keys]
+    return [note for note in notes if note]
 
 
-def _unread_options(
+def _unread_option(
+    key: str,
     config: Mapping[str, Value],
     changes: Mapping[str, Any],
     variants: Sequence[Variant],
-    from_file: Collection[str],
-) -> list[str]:
-    """The same for options of the partition and of a user's own data, also those that the variants
-    set."""
-    notes = []
-    for key in dict.fromkeys([*changes, *(key for v in variants for key in v.settings)]):
-        configs = [
-            {**config, **v.settings} for v in variants if key in changes or key in v.settings
-        ]
-        unread = [c for c in configs if not _is_read(key, c)]
-        if not unread:
-            continue
-        if key in OF_OWN_DATA:
-            source, readers = "dataset", "with your own images or tables"
-            names = [name for c in unread for name in _datasets(c)]
-        else:
-            able = (n for n, r in RULES.items() if key.removeprefix("partition.") in r.options)
-            source, readers = "partition", f"by {', '.join(able)}"
-            names = [str(c["partition"]) for c in unread]
-        there = ", ".join(dict.fromkeys(names))
-        said = f"{key}={changes[key]}" if key in changes else key
-        if key not in from_file and len(unread) == len(configs):
-            raise ValueError(
-                f"{said} changes nothing here, since {source} is {there}; it is read {readers}"
-            )
-        notes.append(f"{said} changes nothing where the {source} is {there}")
-    return notes
+    is_from_file: bool,
+) -> str:
+    """A sentence if some runs do not read an option of the partition or of the user's own data;
+    "" if all do. Raises ValueError if none reads it, unless `is_from_file`."""
+    setting_variants = [v for v in variants if key in changes or key in v.settings]
+    configs = [{**config, **variant.settings} for variant in setting_variants]
+    unread = [run for run in configs if not _is_read(key, run)]
+    if not unread:
+        return ""
+    if key in OF_OWN_DATA:
+        source = "dataset"
+        readers = "with your own images or tables"
+        names = [name for run in unread for name in _datasets(run)]
+    else:
+        source = "partition"
+        option = key.removeprefix("partition.")
+        rules = [name for name, rule in RULES.items() if option in rule.options]
+        readers = f"by {', '.join(rules)}"
+        names = [str(run["partition"]) for run in unread]
+    setting = f"{key}={changes[key]}" if key in changes else key
+    distinct = ", ".join(dict.fromkeys(names))
+    if len(unread) == len(configs) and not is_from_file:
+        raise ValueError(
+            f"{setting} changes nothing here, since {source} is {distinct}; it is read {readers}"
+        )
+    return f"{setting} changes nothing where the {source} is {distinct}"
 
 
 def _is_read(key: str, config: Config) -> bool:
@@ -212,33 +277,24 @@ def _is_read(key: str, config: Config) -> bool:
 
 
 def _datasets(config: Config) -> list[str]:
-    keys = ["dataset", *["partition.novel-dataset"] * ("novel-dataset" in options_of(config))]
-    return [str(config[key]) for key in keys]
-
-
-def _sets(
-    config: Mapping[str, Value],
-    said: Collection[str],
-    variant: Variant,
-    section: str,
-    name: str,
-    value: Any,
-) -> bool:
-    """Whether a method's section holds another value than the one given for it elsewhere, and is
-    not among the keys that the user `said` as well."""
-    key = f"{variant.method}.{name}"
-    if variant.method == section or key in said or name in variant.settings:
-        return False
-    return key in config and config[key] != value
+    names = [str(config["dataset"])]
+    if "novel-dataset" in options_of(config):
+        names.append(str(config["partition.novel-dataset"]))
+    return names
 
 
 @cache
 def ancestors(method: str) -> tuple[str, ...]:
-    """The method that it extends, the one that this one extends, and so on."""
+    """The method that it extends, then the method that this one extends, and so on."""
     parent = METHODS[method].extends
     return (parent, *ancestors(parent)) if parent else ()
 
 
+def lineage(method: str) -> tuple[str, ...]:
+    """The method and its `ancestors`."""
+    return (method, *ancestors(method))
+
+
 def root(method: str) -> str:
-    """The method that it extends, in the end; itself if it extends none."""
-    return [method, *ancestors(method)][-1]
+    """The method at the end of its `ancestors`; itself if it extends none."""
+    return lineage(method)[-1]
