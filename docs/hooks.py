@@ -20,8 +20,9 @@ LOADS = re.compile(
 MERMAID = re.compile(r"class=[\"'][^\"']*\bmermaid\b")  # the theme fetches a script for it
 SETTINGS = """\
 `fedapps settings` prints this list; `fedapps settings METHOD` prints that of one method. Set a
-value by `key=value` on the command line or in a file. A method's section overrides the common
-settings: `pfedhn.lr=0.01` changes the learning rate of `pfedhn` only."""
+value by `key=value` on the command line or in a file. `lr=0.1` changes the learning rate of every
+method, `pfedhn.lr=0.01` that of `pfedhn` only. [Which value
+wins](../how-to/sweeps.md#which-value-wins) has the order."""
 
 
 def command_page() -> str:

@@ -56,7 +56,8 @@ def page(method: str, logged: list[str] | None = None) -> str:
     if rows := list(measured(method)):
         where = "The commands, the machine and the interpretation: [results](../results/index.md)."
         sections["Measured, beside published"] = "\n\n".join([where, *rows])
-    title = f"# {method}\n\n{entry.summary[0].upper()}{entry.summary[1:]}. Paper: {entry.paper}."
+    summary = f"{entry.summary[0].upper()}{entry.summary[1:]}. Paper: {entry.paper}."
+    title = f"# {method}\n\n{summary} Family: {', '.join(entry.family)}."
     return "\n\n".join([title, *(f"## {name}\n\n{text}" for name, text in sections.items())]) + "\n"
 
 

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 NOVEL = ("", "global", "adapted")  # what an unlabeled novel client may get
 BOTH = ("local", "central")  # kinds of differential privacy
 
+# Families of methods. A method may belong to several.
+AVERAGING = "federated averaging"
+PERSONALIZED = "personalized"
+HYPERNETWORK = "hypernetwork"
+TEST_TIME = "test-time"
+GENERALIZATION = "generalization"
+DISTILLATION = "distillation"
+CONFLICTING_LABELS = "conflicting labels"
+
 
 class _Half:
     """A class of a `Method`, given as a class or as "module:NAME", which is imported when read."""
@@ -47,7 +56,8 @@ class Method:
     does not offer. `settings` holds other defaults, also of common keys. A method that `extends`
     another takes over what that one's section sets, where it sets nothing itself.
 
-    `name`, one word, stands for a reference in tables and figures."""
+    `name`, one word, stands for a reference in tables and figures. `family` names the families that
+    the method belongs to, as `fedapps list methods --family` filters them."""
 
     strategy: "type[PersonalizedStrategy]"
     client: "type[Client]"
@@ -60,6 +70,7 @@ class Method:
     extends: str = ""
     hidden_settings: tuple[str, ...] = ()
     name: str = ""
+    family: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a declaration of another type, or outside of its choices."""
@@ -70,7 +81,7 @@ class Method:
                 raise ValueError(_wrong(text, getattr(self, text), "a text"))
         if self.novel not in NOVEL:
             raise ValueError(_wrong("novel", self.novel, f"one of {', '.join(map(repr, NOVEL))}"))
-        for several in ("dp", "hidden_settings"):
+        for several in ("dp", "hidden_settings", "family"):
             values = getattr(self, several)
             if not isinstance(values, tuple) or not all(isinstance(v, str) for v in values):
                 raise ValueError(_wrong(several, values, "a tuple of texts, such as ('local',)"))
@@ -121,13 +132,19 @@ FREE_EMBEDDINGS = ("embedding-dim", "bias", "descriptor", "embedding-lr")  # pfe
 TWO_PHASES = ("training", "fine-tune-rounds", "encoder-steps", "encoder-local-lr")
 PRIVATE_DESCRIPTORS = ("descriptor-epsilon", "descriptor-delta", "descriptor-answers")
 NAMED = {
-    "local": _method("clients.methods.local:LocalClient", "–", "every client alone"),
+    "local": _method(
+        "clients.methods.local:LocalClient",
+        "–",
+        "every client alone",
+        family=(PERSONALIZED,),
+    ),
     "fedavg": _method(
         "clients.core.client:Client",
         "McMahan et al., AISTATS 2017",
         "one global model, mean weighted by samples",
         "global",
         dp=BOTH,
+        family=(AVERAGING,),
     ),
     "fedprox": _method(
         "clients.methods.fedprox:FedProxClient",
@@ -136,6 +153,7 @@ NAMED = {
         "global",
         dp=BOTH,
         settings={"lr": 0.3},
+        family=(AVERAGING,),
     ),
     "scaffold": _method(
         "clients.methods.scaffold:ScaffoldClient",
@@ -143,6 +161,7 @@ NAMED = {
         "control variates correct the clients' drift",
         "global",
         strategy="strategies.methods.scaffold:Scaffold",
+        family=(AVERAGING,),
     ),
     "afl": _method(
         "clients.methods.afl:AFLClient",
@@ -151,6 +170,7 @@ NAMED = {
         "global",
         strategy="strategies.methods.afl:AFL",
         settings={"lr": 0.3},
+        family=(AVERAGING, GENERALIZATION),
     ),
     "fedgma": _method(
         "clients.core.client:Client",
@@ -159,6 +179,7 @@ NAMED = {
         "global",
         strategy="strategies.methods.fedgma:FedGMA",
         settings={"lr": 0.3},
+        family=(AVERAGING, GENERALIZATION),
     ),
     "fedadg": _method(
         "clients.methods.fedadg:FedADGClient",
@@ -167,6 +188,7 @@ NAMED = {
         "global",
         relative_cost=3.3,
         settings={"lr": 0.3},
+        family=(GENERALIZATION,),
     ),
     "fedsr": _method(
         "clients.methods.fedsr:FedSRClient",
@@ -175,6 +197,7 @@ NAMED = {
         "global",
         relative_cost=2.6,
         settings={"lr": 0.3},
+        family=(GENERALIZATION,),
     ),
     "fedma": _method(
         "clients.methods.fedma:FedMAClient",
@@ -183,12 +206,14 @@ NAMED = {
         "global",
         strategy="strategies.methods.fedma:FedMA",
         relative_cost=5.2,
+        family=(AVERAGING,),
     ),
     "fedper": _method(
         "clients.methods.fedper:FedPerClient",
         "Arivazhagan et al., 2019",
         "shared body, personal head",
         dp=BOTH,
+        family=(PERSONALIZED,),
     ),
     "fedrep": _method(
         "clients.methods.fedrep:FedRepClient",
@@ -197,18 +222,21 @@ NAMED = {
         strategy="strategies.methods.fedrep:FedRep",
         dp=BOTH,
         relative_cost=1.9,
+        family=(PERSONALIZED,),
     ),
     "lg-fedavg": _method(
         "clients.methods.lgfedavg:LGFedAvgClient",
         "Liang et al., 2020",
         "FedAvg first, then a personal body under the shared head",
         strategy="strategies.methods.lgfedavg:LGFedAvg",
+        family=(PERSONALIZED,),
     ),
     "per-fedavg": _method(
         "clients.methods.perfedavg:PerFedAvgClient",
         "Fallah et al., NeurIPS 2020",
         "a model one labeled step from every client's, a novel one's too",
         relative_cost=3.5,
+        family=(PERSONALIZED,),
     ),
     "pfedme": _method(
         "clients.methods.pfedme:PFedMeClient",
@@ -217,6 +245,7 @@ NAMED = {
         strategy="strategies.methods.pfedme:PFedMe",
         dp=BOTH,
         relative_cost=5.6,
+        family=(PERSONALIZED,),
     ),
     "ditto": _method(
         "clients.methods.ditto:DittoClient",
@@ -225,6 +254,7 @@ NAMED = {
         "global",
         dp=BOTH,
         relative_cost=2.4,
+        family=(PERSONALIZED,),
     ),
     "apfl": _method(
         "clients.methods.apfl:APFLClient",
@@ -233,12 +263,14 @@ NAMED = {
         "global",
         dp=BOTH,
         relative_cost=2.2,
+        family=(PERSONALIZED,),
     ),
     "fedbn": _method(
         "clients.methods.fedbn:FedBNClient",
         "Li et al., ICLR 2021",
         "batch normalisation stays on the client; needs a network that has some",
         dp=BOTH,
+        family=(PERSONALIZED,),
     ),
     "fedbabu": _method(
         "clients.methods.fedbabu:FedBABUClient",
@@ -246,6 +278,7 @@ NAMED = {
         "a body under one fixed random head, fine-tuned for each client",
         "global",
         dp=BOTH,
+        family=(PERSONALIZED,),
     ),
     "fedamp": _method(
         "clients.methods.fedamp:FedAMPClient",
@@ -253,6 +286,7 @@ NAMED = {
         "a model of its own for each client, pulled to those of similar clients",
         strategy="strategies.methods.fedamp:FedAMP",
         relative_cost=2.1,
+        family=(PERSONALIZED,),
     ),
     "fedala": _method(
         "clients.methods.fedala:FedALAClient",
@@ -260,12 +294,14 @@ NAMED = {
         "local and global model mixed element by element, by learnt weights",
         "global",
         dp=BOTH,
+        family=(PERSONALIZED,),
     ),
     "tent": _method(
         "clients.methods.tent:TENTClient",
         "Wang et al., ICLR 2021",
         "FedAvg, then entropy minimisation on the client's inputs",
         "adapted",
+        family=(TEST_TIME,),
     ),
     "t3a": _method(
         "clients.methods.t3a:T3AClient",
@@ -273,6 +309,7 @@ NAMED = {
         "FedAvg, then class templates adjusted to the client's inputs",
         "adapted",
         dp=BOTH,
+        family=(TEST_TIME,),
     ),
     "shot": _method(
         "clients.methods.shot:SHOTClient",
@@ -282,6 +319,7 @@ NAMED = {
         dp=BOTH,
         relative_cost=1.6,
         hidden_settings=("parameters", "bits", "adapt-clip-norm"),
+        family=(TEST_TIME,),
     ),
     "bn-adapt": _method(
         "clients.methods.bn_adapt:BNAdaptClient",
@@ -289,6 +327,7 @@ NAMED = {
         "FedAvg whose batch normalisation adapts; needs a network that has some",
         "adapted",
         dp=BOTH,
+        family=(TEST_TIME,),
     ),
     "prior-em": _method(
         "clients.methods.prior_em:PriorEMClient",
@@ -297,6 +336,7 @@ NAMED = {
         "adapted",
         strategy="strategies.methods.prior_em:PriorEM",
         dp=BOTH,
+        family=(TEST_TIME,),
     ),
     "bbse": _method(
         "clients.methods.bbse:BBSEClient",
@@ -304,6 +344,7 @@ NAMED = {
         "FedAvg, corrected by the client's label distribution, from a confusion matrix",
         "adapted",
         strategy="strategies.methods.bbse:BBSE",
+        family=(TEST_TIME,),
     ),
     "memo": _method(
         "clients.methods.memo:MEMOClient",
@@ -312,6 +353,7 @@ NAMED = {
         "adapted",
         dp=BOTH,
         relative_cost=2.9,
+        family=(TEST_TIME,),
     ),
     "atp": _method(
         "clients.methods.atp:ATPClient",
@@ -319,6 +361,7 @@ NAMED = {
         "FedAvg, then learnt rates of unlabeled adaptation, one for each tensor",
         "adapted",
         strategy="strategies.methods.atp:ATP",
+        family=(TEST_TIME,),
     ),
     "fedthe": _method(
         "clients.methods.fedthe:FedTHEClient",
@@ -328,6 +371,7 @@ NAMED = {
         strategy="strategies.methods.fedthe:FedTHE",
         dp=BOTH,
         relative_cost=1.7,
+        family=(PERSONALIZED, TEST_TIME),
     ),
     "fedthe+": _method(
         "clients.methods.fedthe_plus:FedTHEPlusClient",
@@ -338,6 +382,7 @@ NAMED = {
         dp=BOTH,
         relative_cost=3.0,
         extends="fedthe",
+        family=(PERSONALIZED, TEST_TIME),
     ),
     "btfl": _method(
         "clients.methods.btfl:BTFLClient",
@@ -347,6 +392,7 @@ NAMED = {
         strategy="strategies.methods.fedthe:FedTHE",
         dp=BOTH,
         relative_cost=1.6,
+        family=(PERSONALIZED, TEST_TIME),
     ),
     "pfedhn": _method(
         "clients.methods.pfedhn:PFedHNClient",
@@ -354,6 +400,7 @@ NAMED = {
         "a hypernetwork on the server generates every client's model",
         strategy="strategies.methods.pfedhn:PFedHN",
         relative_cost=2.5,
+        family=(PERSONALIZED, HYPERNETWORK),
     ),
     "pfedhn-pc": _method(
         "clients.methods.pfedhn:PFedHNPCClient",
@@ -362,6 +409,7 @@ NAMED = {
         strategy="strategies.methods.pfedhn:PFedHN",
         relative_cost=2.3,
         extends="pfedhn",
+        family=(PERSONALIZED, HYPERNETWORK),
     ),
     "odpfl-hn": _method(
         "clients.methods.odpfl_hn:ODPFLHNClient",
@@ -372,6 +420,7 @@ NAMED = {
         relative_cost=2.8,
         settings={"lr": 0.3},
         hidden_settings=FREE_EMBEDDINGS,
+        family=(HYPERNETWORK, TEST_TIME),
     ),
     "pefll": _method(
         "clients.methods.pefll:PeFLLClient",
@@ -381,6 +430,7 @@ NAMED = {
         relative_cost=12.0,
         extends="odpfl-hn",
         hidden_settings=(*FREE_EMBEDDINGS, *TWO_PHASES, *PRIVATE_DESCRIPTORS, "spectral-norm"),
+        family=(PERSONALIZED, HYPERNETWORK),
     ),
     "hyperfedzero": _method(
         "clients.methods.hyperfedzero:HyperFedZeroClient",
@@ -389,6 +439,7 @@ NAMED = {
         "adapted",
         dp=BOTH,
         relative_cost=3.3,
+        family=(HYPERNETWORK, TEST_TIME),
     ),
     "flowdup": _method(
         "clients.methods.flowdup:FLowDUPClient",
@@ -398,6 +449,7 @@ NAMED = {
         strategy="strategies.methods.flowdup:FLowDUP",
         dp=BOTH,
         relative_cost=9.0,
+        family=(HYPERNETWORK, TEST_TIME),
     ),
     "pfl-sampled": _method(
         "clients.methods.pfl:PFLSampledClient",
@@ -406,6 +458,7 @@ NAMED = {
         "global",
         strategy="strategies.methods.pfl:PFL",
         extends="pfl-ensemble",
+        family=(PERSONALIZED,),
     ),
     "pfl-nearest": _method(
         "clients.methods.pfl:PFLClient",
@@ -415,6 +468,7 @@ NAMED = {
         strategy="strategies.methods.pfl:PFLNearest",
         relative_cost=1.8,
         extends="pfl-ensemble",
+        family=(PERSONALIZED, TEST_TIME),
     ),
     "pfl-ensemble": _method(
         "clients.methods.pfl:PFLClient",
@@ -422,6 +476,7 @@ NAMED = {
         "the mean logits of all personal models",
         "global",
         strategy="strategies.methods.pfl:PFLEnsemble",
+        family=(PERSONALIZED,),
     ),
     "fedtta": _method(
         "clients.methods.fedtta:FedTTAClient",
@@ -431,6 +486,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=4.5,
         settings={"lr": 0.3},
+        family=(TEST_TIME,),
     ),
     "fedtta-prox": _method(
         "clients.methods.fedtta:FedTTAProxClient",
@@ -440,6 +496,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=5.0,
         extends="fedtta",
+        family=(TEST_TIME,),
     ),
     "fedtta++": _method(
         "clients.methods.fedtta:FedTTAPlusPlusClient",
@@ -449,6 +506,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=5.0,
         extends="fedtta-prox",
+        family=(TEST_TIME,),
     ),
     "fedtta++-guarded": _method(
         "clients.methods.fedtta:GuardedFedTTAPlusPlusClient",
@@ -458,6 +516,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=5.0,
         extends="fedtta++",
+        family=(TEST_TIME,),
     ),
     "fedmd": _method(
         "clients.methods.fedmd:FedMDClient",
@@ -466,6 +525,7 @@ NAMED = {
         "global",
         strategy="strategies.methods.fedmd:FedMD",
         relative_cost=5.6,
+        family=(DISTILLATION,),
     ),
     "heterotent": _method(
         "clients.methods.fedmd:HeteroTENTClient",
@@ -475,6 +535,7 @@ NAMED = {
         strategy="strategies.methods.fedmd:FedMD",
         relative_cost=5.6,
         extends="fedmd",
+        family=(TEST_TIME, DISTILLATION),
     ),
     "heterofedtta": _method(
         "clients.methods.heterofedtta:HeteroFedTTAClient",
@@ -485,6 +546,7 @@ NAMED = {
         relative_cost=9.6,
         extends="fedmd",
         hidden_settings=("mu", "min-agreement", "digest-loss"),
+        family=(TEST_TIME, DISTILLATION),
     ),
     "fedembed": _method(
         "clients.methods.fedembed:FedEmbedClient",
@@ -493,6 +555,7 @@ NAMED = {
         strategy="strategies.methods.fedembed:FedEmbed",
         dp=BOTH,
         extends="global+",
+        family=(PERSONALIZED, CONFLICTING_LABELS),
     ),
     "global": _method(
         "clients.methods._preferences:GlobalClient",
@@ -501,6 +564,7 @@ NAMED = {
         strategy="strategies.methods._preferences:CentralAdam",
         dp=BOTH,
         settings={"model": "preference-net"},
+        family=(CONFLICTING_LABELS,),
     ),
     "global+": _method(
         "clients.methods._preferences:GlobalPlusClient",
@@ -509,6 +573,7 @@ NAMED = {
         strategy="strategies.methods._preferences:CentralAdam",
         dp=BOTH,
         extends="global",
+        family=(PERSONALIZED, CONFLICTING_LABELS),
     ),
     "pfedkm": _method(
         "clients.methods._preferences:GlobalClient",
@@ -517,6 +582,7 @@ NAMED = {
         strategy="strategies.methods._preferences:PFedKM",
         dp=("local",),
         extends="global",
+        family=(CONFLICTING_LABELS,),
     ),
 }
 
@@ -530,6 +596,11 @@ def _adopted(name: str, method: Any) -> Method:
 
 
 METHODS = Registry("method", NAMED, _adopted)
+
+
+def families() -> list[str]:
+    """The families of the package's methods, in the order of the table."""
+    return list(dict.fromkeys(family for method in NAMED.values() for family in method.family))
 
 
 def check_private(method: str, mode: str) -> None:

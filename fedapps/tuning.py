@@ -57,6 +57,7 @@ NO_NOVEL_CLIENTS: Config = {
 }
 RANGE = {"low", "high", "log"}
 MEASURES = {"accuracy": "accuracy", "loss": "loss", "macro-f1": "macro F1"}  # by `selection-metric`
+UNSAVED = ("method", "output-dir")  # settings that best.toml lacks
 PERCENT = ("accuracy",)  # those that tables and figures show in %
 
 Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
@@ -408,8 +409,7 @@ def write_results(
             writer.writerow([*trial, outcome.validation, outcome.error, outcome.measure])
     if not best(outcomes):
         return
-    known, unsaved = defaults(), ("method", "output-dir")
-    changed = {k: v for k, v in config.items() if v != known.get(k) and k not in unsaved}
+    changed = _differences_from_defaults(config)
     labels = [outcome.label for outcome in best(outcomes).values()]
     for label in labels:
         Variant.parse(label).apply(config)  # checks that best.toml can be read
@@ -418,6 +418,18 @@ def write_results(
     title = f"# The best settings by the training clients' validation {', '.join(measures)}\n"
     write_text(output / BEST, title + tomli_w.dumps(content))
     save(history(outcomes), output / FIGURE)
+
+
+def _differences_from_defaults(config: Config) -> Config:
+    """The settings that give `config` as an experiment's file. A method's value that a common key
+    gives it is left out."""
+    known = defaults()
+    changed = {key: value for key, value in config.items() if value != known.get(key)}
+    for key in UNSAVED:
+        changed.pop(key, None)
+    common = {key: value for key, value in changed.items() if "." not in key}
+    with_common = override(known, common)
+    return {k: v for k, v in changed.items() if k in common or v != with_common.get(k)}
 
 
 def history(outcomes: Sequence[Outcome]) -> "Figure":

@@ -9,8 +9,8 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from fedapps.commands import completion
-from fedapps.console import make_console, say_error
-from fedapps.methods import METHODS
+from fedapps.console import make_console, refusals
+from fedapps.methods import METHODS, families
 
 Rows = list[dict[str, Any]]
 HEADINGS = {"line": "what it is", "novel clients": "novel clients get"}
@@ -23,6 +23,7 @@ def _methods() -> Rows:
             "name": name,
             "line": method.summary,
             "novel clients": method.novel or "no",
+            "family": ", ".join(method.family),
             "paper": method.paper,
             "privacy": ", ".join(method.dp) or "no",
             "own client": method.own_client,
@@ -74,19 +75,39 @@ LISTS: dict[str, Callable[[], Rows]] = {
 }
 
 
+def _rows(what: str, family: str) -> Rows:
+    """The rows of a list, those of one family unless `family` is empty. Raises ValueError for
+    unknown names."""
+    if what not in LISTS:
+        raise ValueError(f"unknown list {what!r}; known: {', '.join(LISTS)}")
+    rows = LISTS[what]()
+    if not family:
+        return rows
+    if what != "methods":
+        raise ValueError(f"--family is for methods: {what} have no families")
+    if family not in families():
+        raise ValueError(f"unknown family {family!r}; known: {', '.join(families())}")
+    return [row for row in rows if family in METHODS[row["name"]].family]
+
+
 def list_(
     what: Annotated[
         str, typer.Argument(help=", ".join(LISTS), autocompletion=completion.one_of(LISTS))
     ],
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    family: Annotated[
+        str,
+        typer.Option(
+            help=f"List the methods of a family: {', '.join(families())}.",
+            autocompletion=completion.one_of(families()),
+        ),
+    ] = "",
 ) -> None:
     """List what can be named in a configuration."""
     console = make_console()
-    if what not in LISTS:
-        say_error(console, f"unknown list {what!r}; known: {', '.join(LISTS)}")
-        raise typer.Exit(2)
-    rows = LISTS[what]()
+    with refusals():
+        rows = _rows(what, family)
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return

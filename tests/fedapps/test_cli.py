@@ -207,3 +207,14 @@ def test_the_shell_completes_what_a_user_types(typed, offered):
     words["COMP_CWORD"] = str(len(typed.split()))
     done = CliRunner().invoke(cli, [], env=words, prog_name="fedapps")
     assert set(done.output.split()) == offered
+
+
+def test_methods_are_listed_by_family():
+    listed = json.loads(fedapps("list", "methods", "--family", "test-time", "--json"))
+    names = {row["name"] for row in listed}
+    assert names == {name for name, entry in METHODS.items() if "test-time" in entry.family}
+    assert {"tent", "fedthe", "heterotent"} <= names
+    assert "fedavg" not in names
+    assert all(entry.family for entry in METHODS.values())
+    assert "hypernetwork" in fedapps("list", "methods", "--family", "tests", code=2)
+    assert "methods" in fedapps("list", "models", "--family", "test-time", code=2)

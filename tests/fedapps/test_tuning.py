@@ -12,10 +12,10 @@ from small_runs import fedapps
 from clients.core.client import Client
 from fedapps.engines import run as engines
 from fedapps.files import FORMAT
-from fedapps.settings.config import defaults
+from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import read_experiment
 from fedapps.settings.variants import Variant
-from fedapps.tuning import MEASURES, Outcome, Tuning, best, history, read_search
+from fedapps.tuning import MEASURES, Outcome, Tuning, best, history, read_search, write_results
 
 EXPERIMENT = """
 methods = ["fedavg", "tent"]
@@ -433,3 +433,21 @@ def test_a_bad_search_is_refused(table, words):
     with pytest.raises(ValueError) as error:
         read_search(tomllib.loads(table), defaults(), ["fedavg"])
     assert all(word in str(error.value) for word in words)
+
+
+def test_the_best_settings_list_a_common_key_once(tmp_path):
+    """A common key changes all methods' sections; best.toml has it alone, and gives them back."""
+    config = override(defaults(), {"lr": 0.1, "pfedhn.lr": 0.2})
+    outcomes = [Outcome("pfedhn", 1, "pfedhn momentum=0.5", 0.5)]
+    write_results(outcomes, config, [0], tmp_path)
+    best_toml = read_experiment(str(tmp_path / "best.toml"))
+    assert best_toml.settings == {"lr": 0.1, "pfedhn.lr": 0.2}
+    assert override(defaults(), best_toml.settings) == config
+
+
+def test_what_a_label_sets_is_not_searched(tmp_path):
+    search = {"lr": [0.1, 0.2], "momentum": [0.0, 0.5], "fedprox.momentum": [0.9]}
+    tuning = Tuning(defaults(), [0], search, tmp_path, 1, lambda jobs: None)
+    assert list(tuning._space("fedavg")) == ["lr", "momentum"]
+    assert list(tuning._space("fedavg lr=0.3")) == ["momentum"]
+    assert list(tuning._space("fedavg lr=0.3 momentum=0.1")) == []
