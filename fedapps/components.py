@@ -113,7 +113,7 @@ def client_app(
 
     def handle(message: Message, context: Context) -> Message:
         def checked_client(context: Context, _: str) -> Client:
-            chosen, _ = with_run_config("client_app", method, config, keys, context.run_config)
+            chosen, _named = with_run_config("client_app", method, config, keys, context.run_config)
             sent = settings_of(message)
             check_agreement(method, chosen, keys, sent)  # both halves see the run's configuration
             check_message(method, chosen, sent)

@@ -6,7 +6,7 @@ components of other people's apps are in test_component_settings.py. `personaliz
 
 import pytest
 from flwr.app import Context, RecordDict
-from tiny import SMALL, invoke
+from small_runs import SMALL, invoke
 
 import fedapps.serverapp
 import strategies
