@@ -1,17 +1,31 @@
+"""FedEmbed and pFedKM: losses, prototypes and maps by hand, on the client and on the server."""
+
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from small_runs import Watched, update
 from torch.nn import functional as F
 
 import partitions
+from clients.core.arrays import from_record
 from clients.methods._preferences import GlobalClient, GlobalPlusClient
 from clients.methods.fedembed import FedEmbedClient, triplet_step
 from clients.models.preference import EmbeddingNet, PreferenceNet
+from fedapps.clientapp import app
+from fedapps.serverapp import run
 from fedapps.settings.config import defaults
+from strategies.core.evaluation import f1_scores, macro_f1
+from strategies.core.replies import Node, Update
+from strategies.core.round import Round
+from strategies.methods._preferences import CentralAdam, PFedKM
+from strategies.methods.fedembed import FedEmbed
 
 CONFIG = defaults() | {"partition": "preference", "num-clients": 20, "train-fraction": 1.0}
+
+
 DIM = 8
 
 
@@ -287,3 +301,421 @@ def test_unknown_assignment_and_wrong_partition_are_named():
     plain = partitions.federation(defaults()).share(0)
     with pytest.raises(ValueError, match="set partition to 'preference'"):
         GlobalClient(client(GlobalClient).model, plain)
+
+
+SMALL_RUN = defaults() | {
+    "partition": "preference",
+    "num-clients": 10,
+    "train-fraction": 1.0,
+    "fraction-train": 0.5,
+    "rounds": 2,
+    "evaluate-every": 2,
+    "fedembed.embedding-dim": 8,
+    "fedembed.local-epochs": 1,
+    "global+.embedding-dim": 8,
+    "pfedkm.local-epochs": 1,
+    "local-steps": 2,
+    "fedrep.head-epochs": 1,
+}
+
+
+def updates(*values, name="a"):
+    return [
+        Update(Node(i, 50 + i), {name: np.array(v, np.float32)}, 10 + 20 * i, {})
+        for i, v in enumerate(values)
+    ]
+
+
+def test_central_adams_second_step_by_hand():
+    """Gradients −0.5 then −0.1 (β 0.9, 0.999): m̂ = (0.1·(−0.1) + 0.9·0.1·(−0.5)) / 0.19 = −0.28947,
+    v̂ = (0.001·0.01 + 0.999·0.001·0.25) / 0.001999 = 0.129940; step 0.1·0.28947/0.360472."""
+    strategy = CentralAdam(server_lr=0.1)
+    x = strategy.initialize({"a": np.zeros(1, np.float32)})
+    x = strategy.aggregate(x, updates([0.5]))
+    new = strategy.aggregate(x, updates(x["a"] + 0.1))
+    assert new["a"] == pytest.approx(x["a"] + 0.080304, abs=1e-5)
+
+
+def test_all_participants_share_in_the_mean_of_a_head():
+    """One of four users moved the head by 1: the gradient that Adam gets is −1/4."""
+    strategy = CentralAdam()
+    x = strategy.initialize({"a": np.zeros(1, np.float32)})
+    strategy.aggregate(x, updates([1], [0], [0], [0]))
+    assert strategy._parameters["a"].grad.tolist() == [-0.25]
+
+
+def pfedkm(**settings):
+    """Two clusters whose map stays where it is; heads 0 and 10."""
+    strategy = PFedKM(sub_populations=2, som_rate=1e-9, som_rate_end=1e-9, **settings)
+    strategy.now.number, strategy.num_rounds = 1, 1
+    start = {"encoder.a": np.zeros(1, np.float32), "heads.0.w": np.zeros(1, np.float32)}
+    arrays = strategy.initialize(start) | {"heads.1.w": np.full(1, 10, np.float32)}
+    strategy.gradients = np.array([[1.0, 1.0], [-1.0, -1.0]])
+    return strategy, arrays
+
+
+def test_pfedkm_counts_a_change_of_what_was_sent_for_the_head_of_the_new_cluster():
+    """Users 0 and 1 have head 1 and 2, who is new, was sent head 0 = 0. They change encoder and
+    head by (1, 1), (−1, −2), (−1, −1): clusters 0, 1, 1. Means over all three: encoder −1/3,
+    head 0 +1/3, head 1 (−2 − 1)/3; Adam's gradients are their opposites."""
+    strategy, arrays = pfedkm()
+    strategy.cluster = {0: 1, 1: 1}
+    sent = strategy.personalize(arrays, [Node(i, 50 + i) for i in range(3)])
+    assert [model["heads.0.w"].item() for model in sent.values()] == [10, 10, 0]
+    replies = [
+        Update(Node(i, 50 + i), {"encoder.a": np.float32([e]), "heads.0.w": np.float32([w])}, n, {})
+        for i, (e, w, n) in enumerate([(1, 11, 5), (-1, 8, 10), (-1, -1, 30)])
+    ]
+    strategy.aggregate(arrays, replies)
+    assert strategy.cluster == {0: 0, 1: 1, 2: 1}
+    gradients = {name: p.grad.item() for name, p in strategy._parameters.items()}
+    assert gradients == pytest.approx({"encoder.a": 1 / 3, "heads.0.w": -1 / 3, "heads.1.w": 1.0})
+
+
+def test_pfedkms_clusters_are_those_of_the_map_that_has_learnt_from_the_round():
+    """Nodes at 0 and 10, rate 1, no neighbours; changes 6 and 20. Whichever comes first, 20 takes
+    node 1 with it; 6 is left with node 0, though it began nearer to node 1."""
+    strategy = PFedKM(
+        sub_populations=2, som_rate=1.0, som_rate_end=1.0, som_radius=0.01, som_radius_end=0.01
+    )
+    strategy.now.number, strategy.num_rounds = 1, 1
+    arrays = strategy.initialize({"encoder.a": np.zeros(1, np.float32)})
+    strategy.gradients = np.array([[0.0], [10.0]])
+    changes = [np.float32([6.0]), np.float32([20.0])]
+    replies = [Update(Node(i, 50 + i), {"encoder.a": c}, 1, {}) for i, c in enumerate(changes)]
+    strategy.aggregate(arrays, replies)
+    assert strategy.cluster == {0: 0, 1: 1}
+
+
+def test_pfedkms_map_learns_by_the_schedule():
+    """One node at 0 and users at 1, then again at 1: in round 2 of 4 the rate is
+    0.4·(1/4)^(2/4) = 0.2: 0.2, then 0.2 + 0.2·0.8 = 0.36."""
+    strategy = PFedKM(sub_populations=1, som_rate=0.4, som_rate_end=0.1)
+    strategy.gradients, strategy.now.number, strategy.num_rounds = np.zeros((1, 1)), 2, 4
+    strategy._fit(np.ones((2, 1)))
+    assert strategy.gradients.item() == pytest.approx(0.36)
+
+
+def test_a_maps_pull_by_hand():
+    """Half-way rate 0.4·(1/4)^½ = 0.2 and radius 2·(1/4)^½ = 1: neighbours get 0.2 e^(−1/2)."""
+    schedule = {"som_rate": 0.4, "som_rate_end": 0.1, "som_radius": 2.0, "som_radius_end": 0.5}
+    pull = PFedKM(**schedule).pull(np.array([[0.0, 0.0], [0.0, 1.0]]), 0.5)
+    near = 0.2 * np.exp(-0.5)
+    assert pull == pytest.approx(np.array([[0.2, near], [near, 0.2]]))
+
+
+def test_schedule_must_fall():
+    with pytest.raises(ValueError, match="som-rate falls"):
+        PFedKM(som_rate=0.1, som_rate_end=0.5)
+    with pytest.raises(ValueError, match="som-radius from"):
+        PFedKM(som_radius=1.0, som_radius_end=2.0)
+    with pytest.raises(ValueError, match="som-passes is 0"):
+        FedEmbed(som_passes=0)
+
+
+def test_macro_f1_by_hand():
+    """TN 3, FP 1, FN 2, TP 4: F1 of 1 is 8 / 11, of 0 is 6 / 9; mean 0.69697."""
+    assert macro_f1(np.array([3, 1, 2, 4])) == pytest.approx((8 / 11 + 6 / 9) / 2)
+    assert macro_f1(np.array([5, 0, 5, 0])) == pytest.approx(1 / 3)
+
+
+def test_f1_is_pooled_within_sub_populations_and_then_averaged_twice():
+    """Sub-population 4: [3, 1, 2, 4] in sum, F1 a = (8/11 + 6/9)/2 of two users; 7: a constant
+    answer, 1/3, of one. Means: (a + 1/3)/2 over sub-populations, (2a + 1/3)/3 over users. A novel
+    user of 4, all right, is reported separately and changes neither."""
+    got = [([2, 0, 0, 2], 4), ([1, 1, 2, 2], 4), ([5, 0, 5, 0], 7), (None, 7), ([5, 0, 0, 5], 4)]
+    replies = [
+        Update(Node(i, 50 + i, i == 4), {}, 1, {"counts": c, "sub-population": k} if c else {})
+        for i, (c, k) in enumerate(got)
+    ]
+    a = (8 / 11 + 6 / 9) / 2
+    training = {"f1": (a + 1 / 3) / 2, "f1-users": (2 * a + 1 / 3) / 3, "f1-4": a, "f1-7": 1 / 3}
+    expected = {f"train-{key}": f1 for key, f1 in training.items()}
+    expected |= dict.fromkeys(("novel-f1", "novel-f1-users", "novel-f1-4"), 1.0)
+    assert f1_scores(replies) == pytest.approx(expected)
+    assert f1_scores(replies[3:4]) == {}
+
+
+@pytest.mark.parametrize("assignment", ["prototype", "som", "personal", "type"])
+def test_no_message_holds_an_embedding_but_a_volunteers(assignment):
+    config = SMALL_RUN | {"method": "fedembed", "fedembed.assignment": assignment}
+    grid = Watched.simulation(app, config, 10)
+    result = run(grid, config, "in-process")
+    embeddings = []
+    for context in grid.contexts.values():
+        for record in context.state.array_records.values():
+            embeddings.append(from_record(record)["personal/embedding"])
+    assert len(embeddings) >= 5
+    volunteered = 0
+    for message in grid.seen:
+        assert not message.has_error()
+        for record in message.content.array_records.values():
+            for name, array in from_record(record).items():
+                volunteered += name == "prototype"
+                assert "embedding" not in name
+                if name in ("prototype", "centers", "assignment/centers"):
+                    continue
+                assert not any(np.isin(v, array).all() for v in embeddings)
+    assert (volunteered > 0) == (assignment == "prototype")
+    assert 0 <= result.evaluate_metrics_clientapp[2]["train-f1"] <= 1
+
+
+PRIVATE = {"dp-noise-multiplier": 1.0, "dp-clip": 0.01, "dp-generator": "seeded"}
+
+
+@pytest.mark.parametrize("mode", ["local", "central"])
+@pytest.mark.parametrize("method", ["fedembed", "fedrep", "pfedme", "pfedkm"])
+def test_private_runs_keep_their_clip_and_ask_nothing_else(method, mode):
+    own = {"method": method, "model": "preference-net", "fedembed.assignment": "type", "dp": mode}
+    config = SMALL_RUN | PRIVATE | own
+    grid = Watched.simulation(app, config, 10)
+    if (method, mode) == ("pfedkm", "central"):
+        with pytest.raises(ValueError, match="pfedkm cannot keep dp 'central'; able: fedavg"):
+            run(grid, config, "in-process")
+        return
+    run(grid, config, "in-process")
+    assert {m.metadata.message_type for m in grid.seen} == {"query", "train"}
+    trained = [m for m in grid.seen if m.metadata.message_type == "train" and m.has_content()]
+    replies = {m.metadata.reply_to_message_id: m for m in trained if m.metadata.reply_to_message_id}
+    assert len(replies) >= 3
+    for sent in trained:
+        reply = replies.get(sent.metadata.message_id)
+        if reply is None:
+            continue
+        x = from_record(next(iter(sent.content.array_records.values())))
+        y = from_record(next(iter(reply.content.array_records.values())))
+        change = np.concatenate([(y[n].astype(float) - x[n]).ravel() for n in x])
+        expected = 0.01 if mode == "central" else 0.01 * np.sqrt(len(change))
+        assert np.linalg.norm(change) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "named"),
+    [("prototype", "embeddings and sub-populations of prototypical"), ("som", "every user's emb")],
+)
+def test_an_assignment_that_noise_does_not_cover_must_be_said_and_is_named(
+    assignment, named, tmp_path
+):
+    own = {"method": "fedembed", "fedembed.assignment": assignment, "dp": "central"}
+    config = SMALL_RUN | PRIVATE | own | {"output-dir": str(tmp_path), "train-fraction": 1.0}
+    with pytest.raises(ValueError, match=f"{named}.* would leave the clients without noise"):
+        run(Watched.simulation(app, config, 10), config, "in-process")
+    config |= {"dp-covers": "model-updates"}
+    run(Watched.simulation(app, config, 10), config, "in-process")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert f"not covered: {named}" in summary["privacy"]["terms"]
+    assert "scores of evaluations" in summary["privacy"]["terms"]
+    assert summary["train"]["f1"] > 0
+    assert summary["per_client"] == {}
+    assert summary["dropped_replies"] is None
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        kept = {key for key in json.loads(line) if not key.startswith("dp-")}
+        assert kept <= {"round", "evaluation"}
+
+
+def server(**options):
+    """Of a model with three heads, and embeddings of two entries."""
+    strategy = FedEmbed(embedding_dim=2, **options)
+    strategy.initialize({f"heads.{k}.weight": np.zeros(1, np.float32) for k in range(3)})
+    return strategy
+
+
+def test_a_prototype_is_the_mean_of_its_volunteers_and_stays_when_they_are_silent():
+    """Users 1, 2 and 4 are of sub-population 2, user 3 of 0; there is no head 7; user 5 is none,
+    nor is a novel one, whatever it says."""
+    strategy = server(assignment="prototype")
+    kinds = {1: 2, 2: 2, 3: 0, 4: 2, 6: 7}
+    strategy.nodes = [
+        Node(i, 50 + i, properties={"prototype": kinds[i]} if i in kinds else {})
+        for i in range(1, 7)
+    ]
+    strategy.nodes.append(Node(8, 58, novel=True, properties={"prototype": 0}))
+    embeddings = {1: [0.0, 1.0], 2: [0.5, 1.0], 3: [9.0, 8.0], 4: [1.0, 4.0]}
+    asked = []
+
+    def exchange(action, payloads, like):
+        asked.append([node.client for node in payloads])
+        got = {node: {"prototype": np.float32(embeddings[node.client])} for node in payloads}
+        return [
+            Update(node, arrays, 1, {})
+            for node, arrays in got.items()
+            if node.client in embeddings and node.client not in silent
+        ]
+
+    strategy.exchange, silent = exchange, ()
+    strategy._refresh()
+    assert asked == [[1, 2, 3, 4]]
+    assert strategy.heads.tolist() == [0, 2] and strategy.centers.tolist() == [[9, 8], [0.5, 2]]
+    silent = (1, 3, 4)
+    strategy._refresh()
+    assert strategy.heads.tolist() == [0, 2] and strategy.centers.tolist() == [[9, 8], [0.5, 1]]
+
+
+def test_new_nodes_take_over_heads_with_their_places_on_the_grid():
+    """Of the users of old node 0 most moved to new node 1, of 1 to 2, of 2 to 0: head 0 is now
+    that of new node 1. Since the nodes change places, users choose once more."""
+    strategy = server(assignment="som")
+    old, positions = strategy.centers, strategy.positions
+    new = np.float32([[1, 2], [3, 4], [5, 6]])
+    nodes = [Node(i, 50 + i) for i in range(5)]
+    moves = {0: (0, 1), 1: (0, 1), 2: (1, 2), 3: (2, 0), 4: (0, 0)}
+    got, most = [], 99 * np.eye(3, dtype=np.int64)  # a liar's
+
+    def exchange(action, payloads, like=None):
+        got.append(next(iter(payloads.values())))
+        replies = [update(9, {"overlap": most})] if len(got) == 1 else []
+        for node in payloads:
+            overlap = np.zeros((3, 3), np.int64)
+            overlap[moves[node.client]] = 1
+            replies.append(update(node.client, {"overlap": overlap}))
+        return replies[: 7 - 2 * len(got)]  # at last user 3 is not heard of any more
+
+    strategy._refitted, strategy.exchange = lambda nodes: (new, nodes), exchange
+    answered = strategy._organize(nodes)
+    assert [(a["old"].tolist(), a["new"].tolist()) for a in got[:1]] == [
+        (old.tolist(), new.tolist())
+    ]
+    assert strategy.centers.tolist() == [[3, 4], [5, 6], [1, 2]]
+    assert strategy.positions.tolist() == positions[[1, 2, 0]].tolist()
+    assert got[1]["centers"].tolist() == [[3, 4], [5, 6], [1, 2]]
+    assert got[1]["heads"].tolist() == [0, 1, 2]
+    assert [node.client for node in answered] == [0, 1, 2]
+
+
+V = np.float32([2, 3])
+
+
+def reported_by(node, nodes, pull, v=V):
+    """What a user of the embedding v answers to ``query.som``."""
+    distance = np.linalg.norm(nodes - v, axis=1)
+    return {"update": pull[distance.argmin()][:, None] * (v - nodes), "score": -distance}
+
+
+@pytest.mark.parametrize("lie", ["score", "update", "far"])
+def test_a_user_that_lies_about_its_score_does_not_win_the_map(lie):
+    """User 1's score is best everywhere, or its update is not that of its score: only user 0 moves
+    the map. An embedding at a distance of 900 is nobody's best either."""
+    strategy = server(assignment="som")
+    strategy.now, strategy.num_rounds = Round(1), 4
+    strategy.pull = lambda positions, done: np.eye(3) * 0.5 + 0.1
+
+    def exchange(action, payloads, like):
+        first, second = (reported_by(node, **sent) for node, sent in payloads.items())
+        second |= {
+            "score": {"score": second["score"] + 500},
+            "update": {"update": second["update"] * np.float32([[1], [90], [1]])},
+            "far": reported_by(Node(1, 51), v=np.float32([900, 0]), **payloads[Node(1, 51)]),
+        }[lie]
+        return [update(0, first), update(1, second)]
+
+    strategy.exchange = exchange
+    start = strategy.centers
+    centers, _ = strategy._refitted([Node(i, 50 + i) for i in range(2)])
+    best = np.linalg.norm(start - V, axis=1).argmin()
+    pull = np.where(np.arange(3) == best, 0.6, 0.1)[:, None]
+    assert centers == pytest.approx(start + pull * (V - start), rel=1e-5)
+    assert strategy.now.dropped["malformed"] == (lie in ("score", "update"))
+
+
+def test_each_pass_of_the_map_starts_from_the_last_one_and_later_ones_pull_less():
+    """Round 3 of 4 in two passes: 2½ and 3 of 4 rounds are done at their ends. Three users are
+    asked two and one, in an order of the round's own; all have the embedding (2, 3), and a node
+    that is ⅜ and then ¼ of the way from it is left."""
+    strategy = server(assignment="som", som_passes=2)
+    strategy.now, strategy.num_rounds = Round(3), 4
+    progress, got, asked = [], [], []
+
+    def pull(positions, done):
+        progress.append(done)
+        return np.full((3, 3), done)
+
+    def exchange(action, payloads, like):
+        asked.append([node.client for node in payloads])
+        got.append(next(iter(payloads.values()))["nodes"])
+        return [update(node.client, reported_by(node, **payloads[node])) for node in payloads]
+
+    strategy.pull, strategy.exchange = pull, exchange
+    start = strategy.centers
+    centers, answered = strategy._refitted([Node(i, 50 + i) for i in range(3)])
+    assert progress == [2.5 / 4, 3 / 4]
+    assert np.array_equal(got[0], start)
+    assert got[1] == pytest.approx(V - (V - start) * 3 / 8, rel=1e-6)
+    assert centers == pytest.approx(V - (V - start) * 3 / 8 / 4, rel=1e-6)
+    assert sorted(map(len, asked)) == [1, 2] and sorted(a for part in asked for a in part) == [
+        0,
+        1,
+        2,
+    ]
+    assert [node.client for node in answered] == [0, 1, 2]
+
+
+def test_users_choose_by_fresh_prototypes_before_they_get_the_model():
+    """First the volunteers are asked, then all; who does not answer does not train."""
+    strategy = server(assignment="prototype")
+    nodes = [Node(0, 50, properties={"prototype": 1}), Node(1, 51), Node(2, 52)]
+    strategy.nodes, asked = nodes, []
+
+    def exchange(action, payloads, config=None, like=None):
+        asked.append((action, [node.client for node in payloads]))
+        if action == "train.assign":
+            assert payloads[nodes[2]]["centers"].tolist() == [[0.25, 0.75]]
+            return [Update(node, {}, 1, {}) for node in nodes[:2]]
+        return [Update(nodes[0], {"prototype": np.float32([0.25, 0.75])}, 1, {})]
+
+    strategy.exchange, arrays = exchange, {"w": np.zeros(1, np.float32)}
+    assert list(strategy.broadcast(arrays, nodes)) == nodes[:2]
+    assert asked == [("query.prototype", [0]), ("train.assign", [0, 1, 2])]
+    sent = strategy.personalize(arrays, nodes)  # who is scored chooses by fresh ones, too
+    assert asked[2:] == [("query.prototype", [0])]
+    assert sent[nodes[2]]["assignment/centers"].tolist() == [[0.25, 0.75]]
+
+
+def test_another_runs_last_evaluation_is_none_of_this_ones():
+    """One that goes on from its saved model asks the volunteers before its first round; a
+    resumed one, whose last round has asked them, does not."""
+    for state, times in (({}, 1), ({"round": 2, "optimizers": [], "sizes": {}}, 0)):
+        strategy, asked = server(assignment="prototype"), []
+        (node,) = strategy.nodes = [Node(0, 50, properties={"prototype": 1})]
+        strategy.arrays = {"w": np.zeros(1, np.float32)}
+        strategy.now = Round(2)
+        got = strategy._round_and_volunteers(2)
+        kept = {"kept": {"recent": got}, "arrays": strategy.arrays}
+        strategy.optimizers = list
+        strategy.messenger.sizes.load_state = lambda _: None
+        strategy.load_state(state | kept)
+        strategy.now = Round(3)
+        reply = Update(node, {"prototype": np.zeros(2, np.float32)}, 1, {})
+        strategy.exchange = lambda action, *_, asked=asked, reply=reply, **__: (
+            asked.append(action) or [reply]
+        )
+        strategy.broadcast(strategy.arrays, strategy.nodes)
+        assert asked.count("query.prototype") == times
+
+
+def test_every_round_asks_the_users_in_an_order_of_its_own():
+    strategy = server(assignment="som", som_passes=4)
+    strategy.num_rounds, orders = 9, set()
+    for round_ in range(1, 7):
+        strategy.now, asked = Round(round_), []
+        strategy.exchange = lambda _, payloads, like, asked=asked: asked.extend(payloads) or []
+        strategy._refitted([Node(i, 50 + i) for i in range(4)])
+        orders.add(tuple(node.client for node in asked))
+    assert len(orders) > 2 and all(sorted(order) == [0, 1, 2, 3] for order in orders)
+
+
+def test_heads_on_the_server_follow_their_own_users_change():
+    """Adam's first step is the rate towards the change: heads of users 0 and 1 move by ±0.1, that
+    of user 2, who was not there, stays; the encoder moves by the mean of +3 and −1."""
+    strategy = FedEmbed(assignment="personal", heads="server", server_lr=0.1)
+    first = np.full(1, 5.0, np.float32)
+    strategy.initialize({"encoder.w": first, "heads.0.w": first})
+    held = [f"held/{i}/heads.0.w" for i in range(3)]
+    start = dict.fromkeys(("encoder.w", *held), first)
+    got = [{"encoder.w": 8.0, held[0]: 7.0, held[2]: 5.0}, {"encoder.w": 4.0, held[1]: 1.0}]
+    updates = [
+        update(i, {name: np.full(1, value, np.float32) for name, value in one.items()}, n=9 - 8 * i)
+        for i, one in enumerate(got)
+    ]
+    after = strategy.aggregate(start, updates)
+    moved = {name: round(float(after[name][0]) - 5, 4) for name in start}
+    assert moved == {"encoder.w": 0.1, held[0]: 0.1, held[1]: -0.1, held[2]: 0.0}

@@ -1,13 +1,21 @@
+"""FedTTA: steps, losses and the meta-gradient by hand; networks with buffers."""
+
 import math
 
 import numpy as np
 import pytest
 import torch
+from small_runs import share
 from torch import nn
 
 from clients.core.client import Client
 from clients.methods._adaptation import Step, kl_categorical
-from clients.methods.fedtta import FedTTAClient, FedTTAPlusPlusClient, GuardedFedTTAPlusPlusClient
+from clients.methods.fedtta import (
+    FedTTAClient,
+    FedTTAPlusPlusClient,
+    FedTTAProxClient,
+    GuardedFedTTAPlusPlusClient,
+)
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
 from partitions.datasets.loading import Info
@@ -33,7 +41,7 @@ def doubles(n):
     return x.double(), y
 
 
-def share(train, novel=False):
+def make_share(train, novel=False):
     return Share(train=train, validation=train, test=None, everything=train, novel=novel)
 
 
@@ -62,7 +70,7 @@ def test_one_sample_by_hand():
     ℓ_per = |a·w| = 1, ∇_w ℓ_per = a, ψ̃ = w − a/2 = (1.5, 1.5), so CE = ln 2 and its gradient at
     ψ̃ is p − y = (−½, ½). sign(a·w)·a does not depend on w: ∇_w L = (−½, ½). dψ̃/da = −½:
     ∇_a L = (¼, −¼)."""
-    client = FedTTAClient(line(w=[2.0, 1.0], a=[1.0, -1.0]), share(ONE), batch_size=1)
+    client = FedTTAClient(line(w=[2.0, 1.0], a=[1.0, -1.0]), make_share(ONE), batch_size=1)
     loss = client.loss(*ONE[:])
     loss.backward()
     assert loss.item() == pytest.approx(math.log(2))
@@ -79,7 +87,7 @@ def test_equation_13_by_hand(direction):
     ln 1.5 − ln ½ = ln 3 that is ±(3/16) ln 3. The reverse is KL(q‖p) = ½ ln ⅔ + ½ ln 2, and
     ∂KL(q‖p)/∂z = p − q = (¼, −¼)."""
     client = FedTTAClient(
-        line(w=[0.0, 0.0], a=[1.0, -1.0]), share(ONE), mu=0.7, inner_lr=math.log(3) / 2,
+        line(w=[0.0, 0.0], a=[1.0, -1.0]), make_share(ONE), mu=0.7, inner_lr=math.log(3) / 2,
         batch_size=1, kl_direction=direction,
     )  # fmt: skip
     client.keep_server()
@@ -109,7 +117,7 @@ def test_a_step_over_unequal_batches_by_hand(clip, passes):
     w − 0.1 (a/√2 + 0.5 w); a bound of 9 is not reached. The logits differ by x_j, so the entropy
     is the mean of H(σ(x_j)). In batches of three ℓ_per is ‖(1, 2, 3)‖ = √14."""
     client = FedTTAClient(
-        line(w=[2.0, 1.0], a=[1.0, -1.0]), share(ONE), inner_lr=0.1, weight_decay=0.5,
+        line(w=[2.0, 1.0], a=[1.0, -1.0]), make_share(ONE), inner_lr=0.1, weight_decay=0.5,
         inner_loss="batches", batch_size=2, adapt_clip_norm=clip, adapt_batch_size=passes,
     )  # fmt: skip
     before, after = client.steps(THREE, 1)
@@ -129,7 +137,7 @@ def test_a_trained_step_on_a_short_batch_by_hand():
     decay 0.5 and η = 0.1: ψ̃ = w − 0.1 (‖g‖·a + 0.5 w), and f(3; ψ̃) = 3 ψ̃."""
     for inner_loss, length in (("batches", 3.0), ("whole", 3 * 2**0.5)):
         client = FedTTAClient(
-            line(w=[2.0, 1.0], a=[1.0, -1.0]), share(ONE), inner_lr=0.1, weight_decay=0.5,
+            line(w=[2.0, 1.0], a=[1.0, -1.0]), make_share(ONE), inner_lr=0.1, weight_decay=0.5,
             inner_loss=inner_loss, batch_size=2,
         )  # fmt: skip
         adapted = client.adapt(THREE[2:])[1].flatten().tolist()
@@ -143,7 +151,7 @@ def test_momentum_of_the_adaptation_model_alone():
     gradient is set by hand."""
     model = line(w=[0.0, 0.0], a=[0.0, 0.0])
     client = FedTTAClient(
-        model, share(ONE), lr=0.1, adapt_lr=0.01, adapt_momentum=0.9, clip_norm=0.0,
+        model, make_share(ONE), lr=0.1, adapt_lr=0.01, adapt_momentum=0.9, clip_norm=0.0,
         local_steps=2, batch_size=1,
     )  # fmt: skip
 
@@ -193,7 +201,7 @@ def test_the_meta_gradient_equals_central_differences(layers, mu):
     """∂L/∂ψ and ∂L/∂φ of every parameter, in float64, relative error < 1e-5."""
     x, y = doubles(6)
     model = network(*layers(), nn.Tanh()).double()
-    client = FedTTAClient(model, share(ONE), mu=mu, batch_size=8)
+    client = FedTTAClient(model, make_share(ONE), mu=mu, batch_size=8)
     client.model.train()
     client.keep_server()
     with torch.no_grad():  # away from the server's model, or the KL term has no gradient
@@ -217,8 +225,8 @@ def test_the_meta_gradient_equals_central_differences(layers, mu):
 def test_first_order_keeps_the_adaptation_models_gradient_and_drops_the_curvature():
     """∂L/∂φ is that of second order; ∂L/∂ψ is the loss's gradient at ψ̃."""
     x, y = doubles(6)
-    exact = FedTTAClient(network(nn.Tanh()).double(), share(ONE))
-    cheap = FedTTAClient(network(nn.Tanh()).double(), share(ONE), first_order=True)
+    exact = FedTTAClient(network(nn.Tanh()).double(), make_share(ONE))
+    cheap = FedTTAClient(network(nn.Tanh()).double(), make_share(ONE), first_order=True)
     for client in (exact, cheap):
         client.loss(x, y).backward()
     for a, b in zip(exact.adaptation.parameters(), cheap.adaptation.parameters(), strict=True):
@@ -252,10 +260,10 @@ def test_without_inner_step_and_clipping_it_is_fedavg_bit_for_bit():
     options = {"lr": 0.1, "local_steps": 4, "batch_size": 5}
 
     def base(i):
-        return Client(network(nn.ReLU()).base, share(samples(20, seed=i)), client=i, **options)
+        return Client(network(nn.ReLU()).base, make_share(samples(20, seed=i)), client=i, **options)
 
     def meta(i):
-        data = share(samples(20, seed=i))
+        data = make_share(samples(20, seed=i))
         own = {"inner_lr": 0.0, "clip_norm": 0.0} | options
         return FedTTAClient(network(nn.ReLU()), data, client=i, **own)
 
@@ -282,7 +290,7 @@ def test_the_servers_mean_by_hand():
 
 def test_each_network_is_clipped_apart():
     """Gradients (3, 4) and (0, 5) shrink to norm 1 each, (0, 0.5) stays."""
-    client = FedTTAClient(line(w=[0.0, 0.0], a=[0.0, 0.0]), share(ONE))
+    client = FedTTAClient(line(w=[0.0, 0.0], a=[0.0, 0.0]), make_share(ONE))
     for length, shrunk in ((0.5, 0.5), (5.0, 1.0)):
         client.base.weight.grad = torch.tensor([[3.0], [4.0]])
         client.adaptation.weight.grad = torch.tensor([[0.0, length]])
@@ -297,7 +305,7 @@ def test_a_step_on_n_samples_is_the_step_that_was_meta_learnt(batches):
     Every sample twice: ‖g‖₂ grows by √2, the scale undoes it, the step stays the same."""
     x, _ = doubles(12)
     options = {"batch_size": 12, "adapt_batch_size": batches}
-    client = FedTTAClient(network(nn.Tanh()).double(), share(ONE), **options)
+    client = FedTTAClient(network(nn.Tanh()).double(), make_share(ONE), **options)
     expected = client.adapt(x)[1].detach()
     torch.testing.assert_close(client.predict(x), expected)
     torch.testing.assert_close(client.predict(torch.cat([x, x])), torch.cat([expected, expected]))
@@ -307,7 +315,7 @@ def test_a_guarded_step_must_agree_with_the_first():
     """w = (1, −0.2), a = (1, −1): d = w₁ − w₂ = 1.2 goes by ∓2η = 1 a step: 0.2, then −0.8, which
     changes the prediction. Its entropy is lower, as |d| is larger, but the guard keeps step 1."""
     model = line(w=[1.0, -0.2], a=[1.0, -1.0])
-    client = GuardedFedTTAPlusPlusClient(model, share(ONE), batch_size=1)
+    client = GuardedFedTTAPlusPlusClient(model, make_share(ONE), batch_size=1)
     z = client.predict(torch.ones(1, 1))[0]
     assert client.adaptation_metrics["adapt-steps"] == 1 and (z[0] - z[1]).item() == pytest.approx(
         0.2
@@ -316,7 +324,7 @@ def test_a_guarded_step_must_agree_with_the_first():
 
 def test_agreement_by_hand():
     """Predictions 0, 1, 1, 0 after the first step and 0, 1, 0, 0 after another: three of four."""
-    client = FedTTAPlusPlusClient(network(nn.ReLU(), classes=2), share(ONE))
+    client = FedTTAPlusPlusClient(network(nn.ReLU(), classes=2), make_share(ONE))
     first = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
     later = torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
     client.intermediate_logits = {"one-step": first}
@@ -324,7 +332,7 @@ def test_agreement_by_hand():
         client.min_agreement = bound
         assert client.agrees(Step(2, {}, later, 0.0, 0.0)) is expected
     with pytest.raises(ValueError, match=r"min-agreement is 1\.5"):
-        FedTTAClient(network(nn.ReLU()), share(ONE), min_agreement=1.5)
+        FedTTAClient(network(nn.ReLU()), make_share(ONE), min_agreement=1.5)
 
 
 def test_which_step_is_kept_and_when_adapting_ends_by_hand():
@@ -333,7 +341,7 @@ def test_which_step_is_kept_and_when_adapting_ends_by_hand():
     kept. With patience 1 step 3 is the end, and 2 is kept."""
     entropies = [0.1, 0.9, 0.8, 0.85, 0.7, 0.7, 0.75, 0.2]
     for patience, kept, taken in ((2, 4, 7), (1, 2, 4)):
-        client = FedTTAPlusPlusClient(network(nn.ReLU()), share(ONE), patience=patience)
+        client = FedTTAPlusPlusClient(network(nn.ReLU()), make_share(ONE), patience=patience)
         asked = []
 
         def steps(x, count, asked=asked):
@@ -354,7 +362,7 @@ def test_the_proxy_term_pulls_to_the_model_that_was_sent_this_round():
     is the server's, and normalises by the batch at hand as the student does."""
     client, free = (
         FedTTAClient(
-            network(nn.BatchNorm1d(5), nn.Tanh()), share(samples(12)), mu=mu, local_steps=3
+            network(nn.BatchNorm1d(5), nn.Tanh()), make_share(samples(12)), mu=mu, local_steps=3
         )
         for mu in (5.0, 0.0)
     )
@@ -375,7 +383,7 @@ def test_the_proxy_term_pulls_to_the_model_that_was_sent_this_round():
 def test_adaptation_normalises_by_the_inputs_at_hand_and_leaves_the_model_alone():
     """As the training step does; what a client is served is a copy."""
     x, _ = samples(12)[:]
-    client = FedTTAClient(network(nn.BatchNorm1d(5), nn.Tanh()), share(ONE), batch_size=12)
+    client = FedTTAClient(network(nn.BatchNorm1d(5), nn.Tanh()), make_share(ONE), batch_size=12)
     client.base.train()
     expected = client.adapt(x)[1].detach()
     client.load(client.initial)
@@ -389,12 +397,57 @@ def test_adaptation_normalises_by_the_inputs_at_hand_and_leaves_the_model_alone(
 def test_a_novel_client_without_labels_gets_predictions_and_no_accuracy():
     x, y = samples(9)[:]
     unlabeled = samples_of(x, torch.full_like(y, UNLABELED))
-    client = FedTTAPlusPlusClient(network(nn.ReLU()), share(unlabeled, novel=True))
+    client = FedTTAPlusPlusClient(network(nn.ReLU()), make_share(unlabeled, novel=True))
     loss, count, metrics = client.score(client.initial, {})
     assert (loss, count) == (0.0, 0)
     assert metrics.keys() == {"adapt-steps", "entropy", "entropy-before"}
     assert client.predict(x).shape == (9, 4)
-    labeled = FedTTAPlusPlusClient(network(nn.ReLU()), share(samples_of(x, y), novel=True))
+    labeled = FedTTAPlusPlusClient(network(nn.ReLU()), make_share(samples_of(x, y), novel=True))
     got = labeled.score(labeled.initial, {})[2]
     assert {k: got[k] for k in metrics} == metrics  # labels reach the accuracies alone
     assert got.keys() - metrics.keys() == {"accuracy", "base-accuracy", "one-step-accuracy"}
+
+
+class Counted(nn.Module):
+    """Batch normalisation and dropout, as a target network may have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        )
+        self.dropout, self.head = nn.Dropout(0.5), nn.Linear(36, 4)
+
+    def forward(self, x):
+        return self.head(self.dropout(self.layers(x)))
+
+
+def counted(**options):
+    torch.manual_seed(0)
+    model = Adaptable(Counted(), Adaptation(4, 6))
+    own = {"local_steps": 3, "batch_size": 8, "lr": 0.1} | options
+    data = share(torch.rand(20, 1, 8, 8), torch.arange(20) % 4, validation=range(20))
+    return FedTTAProxClient(model, data, **own)
+
+
+def test_buffers_and_dropout():
+    """Running statistics count each mini-batch once; scoring draws nothing and changes nothing;
+    training repeats exactly."""
+    client = counted()
+    arrays, config = client.initial, {"server-round": 1}
+    reply = dict(zip(arrays, client.fit(list(arrays.values()), config)[0], strict=True))
+    again = dict(zip(arrays, counted().fit(list(arrays.values()), config)[0], strict=True))
+    assert all(np.array_equal(reply[name], again[name]) for name in arrays)
+    assert reply["base.layers.1.num_batches_tracked"] == 3
+    assert not np.array_equal(
+        reply["base.layers.1.running_mean"], arrays["base.layers.1.running_mean"]
+    )
+    first = client.evaluate(list(reply.values()), config)
+    assert client.evaluate(list(reply.values()), config) == first
+    state = client.model.state_dict()
+    assert all(np.array_equal(state[name].numpy(), reply[name]) for name in reply)
+
+
+def test_a_single_sample_is_adapted_by_running_statistics():
+    logits = counted().predict(torch.rand(1, 1, 8, 8))
+    assert logits.shape == (1, 4) and logits.isfinite().all()
