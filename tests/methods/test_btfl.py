@@ -1,4 +1,4 @@
-"""BTFL's weights of two heads."""
+"""BTFL: summaries, and the weights of two heads."""
 
 import math
 from dataclasses import replace
@@ -6,9 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_runs import share
+from torch import nn
+from two_head_clients import INFO, Plain, X, two_heads
 
+from clients.core.arrays import model_arrays
 from clients.methods import btfl
-from clients.methods.btfl import evidence, expected_weight, odds
+from clients.methods._two_heads import SUMMARY
+from clients.methods.btfl import BTFLClient, evidence, expected_weight, odds
 
 
 def test_evidence_by_hand():
@@ -93,3 +98,32 @@ def test_the_prior_counts_inputs_that_shares_and_both_entropies_decide():
     expected = np.trapezoid(density * m / (m + (1 - m) * lam), m) / np.trapezoid(density, m)
     assert 0.3 < rho < 0.5  # where tanh is not saturated
     assert e[8].tolist() == pytest.approx([expected, 1 - expected], rel=1e-5)
+
+
+def test_btfl_adds_the_sum_of_its_features():
+    """Zero logits cost ln 2; features (1, −2) and (3, 2) add 0.5 · 8 / 32."""
+    client = BTFLClient(BTFLClient.build(Plain(), INFO), share(torch.zeros(2, 2), [0, 1]))
+    client.sparsity = 0.5
+    nn.init.zeros_(client.model.head.weight)
+    nn.init.zeros_(client.model.head.bias)
+    seen = []
+    client.fit_locally = lambda config: seen.append(
+        client.loss(torch.tensor([[1.0, -2.0], [3.0, 2.0]]), torch.tensor([0, 1])).item()
+    )
+    client.train(model_arrays(client.model.eval()), {})
+    assert seen == [pytest.approx(math.log(2) + 0.5 * 8 / 32)]
+    assert not client.model.head._forward_pre_hooks
+
+
+def test_btfl_mixes_log_probabilities():
+    client, sent = two_heads(BTFLClient)
+    client.receive(sent, {})
+    body = client.network()
+    f = body.features(X).detach()
+    log_p = [z.log_softmax(1).detach() for z in (body.head(f), f @ client.personal_head.T)]
+    h = [-(z.exp() * z).sum(1).mean() for z in log_p]
+    received = torch.from_numpy(sent[SUMMARY])
+    e = btfl.ModelMixing((received, client.summary(f)), tuple(h), 32)(*log_p, f)
+    expected = e[:, :1] * log_p[0] + e[:, 1:] * log_p[1]
+    torch.testing.assert_close(client.predict(X), expected)
+    assert not torch.allclose(received, torch.full_like(received, 0.5))

@@ -24,8 +24,6 @@ from strategies.methods._preferences import CentralAdam, PFedKM
 from strategies.methods.fedembed import FedEmbed
 
 CONFIG = defaults() | {"partition": "preference", "num-clients": 20, "train-fraction": 1.0}
-
-
 DIM = 8
 
 

@@ -1,7 +1,6 @@
-"""FedTHE, FedTHE+ and BTFL: training, weights of two heads, and what an unseen client gets."""
+"""FedTHE: training, summaries and the weights of two heads."""
 
 import math
-from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -9,47 +8,15 @@ import pytest
 import torch
 from small_runs import Watched, federate, share, states, update
 from torch import nn
+from two_head_clients import INFO, Plain, X, two_heads
 
 from clients.core.arrays import model_arrays
 from clients.core.client import Client
-from clients.methods import btfl, fedthe
-from clients.methods._two_heads import PERSONAL_HEAD, SUMMARY, TwoHeads
-from clients.methods.btfl import BTFLClient, levels
+from clients.methods import fedthe
+from clients.methods._two_heads import PERSONAL_HEAD, SUMMARY
 from clients.methods.fedthe import FedTHEClient, history, objective
-from clients.methods.fedthe_plus import FedTHEPlusClient
-from clients.methods.memo import MEMOClient, MEMONetwork, marginal_entropy
 from clients.models import build_model
-from clients.models.head import HeadedNetwork
-from partitions.datasets.loading import described
 from strategies.methods.fedthe import FedTHE
-
-INFO = described({"dataset": "digits", "data-dir": ""})
-X = torch.rand(24, 1, 8, 8, generator=torch.manual_seed(5))
-Y = torch.arange(24) % 5 % 3  # 10, 9 and 5 samples of three classes
-ALL = (FedTHEClient, FedTHEPlusClient, BTFLClient)
-
-
-class Plain(HeadedNetwork):
-    """Features are the inputs; dropout, which only training shows."""
-
-    def __init__(self, width=2):
-        super().__init__()
-        self.drop, self.head = nn.Dropout(0.5), nn.Linear(width, 2)
-
-    def features(self, x):
-        return self.drop(x)
-
-
-def two_heads(cls=FedTHEClient, name="mlp-small", **settings):
-    """A trained training client, and the arrays that the server sends it."""
-    model = cls.build(build_model(name, (1, 8, 8), 3, 0), INFO)
-    client = cls(model, share(X, Y), **{"views": 3} if cls is FedTHEPlusClient else {}, **settings)
-    client.begin("train", {})
-    sent, *_ = client.train(model_arrays(model), {"server-round": 1})
-    return client, sent
-
-
-# Training
 
 
 def test_balanced_softmax_by_hand():
@@ -63,20 +30,6 @@ def test_balanced_softmax_by_hand():
     x = torch.zeros(1, 2)
     assert client.loss(x, torch.tensor([0])).item() == pytest.approx(math.log(4 / 3))
     assert client.loss(x, torch.tensor([1])).item() == pytest.approx(math.log(4))
-
-
-def test_the_summary_is_of_the_received_body_in_evaluation_mode():
-    """Features (1, 2) and (3, 6) have the mean (2, 4), whatever dropout and training do. BTFL:
-    tanh(0.4) = 0.38 and tanh(0.6) = 0.54 are 0 and 1; a negative feature is 0."""
-    x = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
-    client = FedTHEClient(FedTHEClient.build(Plain(), INFO), share(x, [0, 1]))
-    sent, *_ = client.train(model_arrays(client.model), {})
-    assert sent[SUMMARY].tolist() == [2, 4]
-    x = torch.tensor([[0.4, 0.6], [0.6, 0.6], [-5.0, 0.6], [0.0, 0.0]])
-    assert levels(x).tolist() == [[0, 1], [1, 1], [0, 1], [0, 0]]
-    client = BTFLClient(BTFLClient.build(Plain(), INFO), share(x, [0, 1, 0, 1]))
-    sent, *_ = client.train(model_arrays(client.model), {})
-    assert sent[SUMMARY].tolist() == [[0.75, 0.25], [0.25, 0.75]]
 
 
 def test_the_personal_head_takes_steps_on_the_frozen_body():
@@ -106,24 +59,6 @@ def test_without_the_personal_parts_training_is_fedavgs():
     assert found.keys() - plain.keys() == {SUMMARY}
     for name, array in plain.items():
         np.testing.assert_allclose(found[name], array, atol=1e-6)
-
-
-def test_btfl_adds_the_sum_of_its_features():
-    """Zero logits cost ln 2; features (1, −2) and (3, 2) add 0.5 · 8 / 32."""
-    client = BTFLClient(BTFLClient.build(Plain(), INFO), share(torch.zeros(2, 2), [0, 1]))
-    client.sparsity = 0.5
-    nn.init.zeros_(client.model.head.weight)
-    nn.init.zeros_(client.model.head.bias)
-    seen = []
-    client.fit_locally = lambda config: seen.append(
-        client.loss(torch.tensor([[1.0, -2.0], [3.0, 2.0]]), torch.tensor([0, 1])).item()
-    )
-    client.train(model_arrays(client.model.eval()), {})
-    assert seen == [pytest.approx(math.log(2) + 0.5 * 8 / 32)]
-    assert not client.model.head._forward_pre_hooks
-
-
-# The server
 
 
 def test_the_server_takes_the_plain_mean_of_summaries():
@@ -244,54 +179,6 @@ def test_features_near_the_clients_mean_get_the_personal_head():
         assert e[0].argmax() == side and e[0].max() > 0.9
 
 
-# Clients
-
-
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("name", ["mlp-small", "convnet-bn"])
-def test_an_unseen_client_gets_the_global_model(cls, name):
-    """Its logits are those of e = (1, 0); FedTHE+ gives those of MEMO at its settings. It keeps no
-    head, and its network has no summary."""
-    client, sent = two_heads(cls, name)
-    novel = cls(client.model, replace(share(X, Y), novel=True), views=3) if (
-        cls is FedTHEPlusClient
-    ) else cls(client.model, replace(share(X, Y), novel=True))  # fmt: skip
-    novel.receive(sent, {})
-    assert novel.personal_head is None and not novel.state
-    found, network = novel.predict(X), novel.personal_model(X)
-    assert SUMMARY not in "".join(network.state_dict())
-    body = client.network()
-    with torch.no_grad():
-        torch.testing.assert_close(found, network(X))
-        heads = TwoHeads(client.network(), torch.randn(3, body.head.in_features))
-        torch.testing.assert_close(body(X), heads(X, torch.tensor([1.0, 0.0])))
-    if cls is not FedTHEPlusClient:
-        assert torch.equal(found, body(X))
-        return
-    memo = MEMOClient(body, share(X, Y), views=3, adapt_lr=0.0005, adapt_steps=3)
-    memo.receive({n: a for n, a in sent.items() if n != SUMMARY}, {})
-    torch.testing.assert_close(found, memo.predict(X))
-    novel.adapt_lr = 0.3
-    assert not torch.allclose(novel.predict(X), body(X), atol=1e-3)
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_a_training_client_mixes_both_heads(cls):
-    """Prediction twice is the same; without labels or after `load` the global model predicts."""
-    client, sent = two_heads(cls)
-    client.receive(sent, {})
-    one, again = client.predict(X), client.predict(X)
-    assert torch.equal(one, again) and not client.intermediate_logits
-    with torch.no_grad():
-        torch.testing.assert_close(deepcopy(client.personal_model(X))(X), one)
-    Client.receive(client, sent, {})
-    other = client.predict(X)
-    assert not torch.allclose(one, other, atol=1e-3)
-    client.share = share(X, torch.full_like(Y, -1))
-    client.receive(sent, {})
-    assert torch.equal(client.predict(X), other)
-
-
 def test_fedthe_mixes_by_its_weights():
     """By hand: e of the received and of the client's mean, e_g g + e_l p."""
     client, sent = two_heads()
@@ -303,63 +190,3 @@ def test_fedthe_mixes_by_its_weights():
     e = fedthe.HeadMixing(means, 0.1, 0.1, 20, 0.1)(g, p, f)
     torch.testing.assert_close(client.predict(X), e[:, :1] * g + e[:, 1:] * p)
     assert float((e[:, 0] - 0.5).abs().max()) > 0.01
-
-
-@pytest.mark.parametrize("kind", [FedTHEClient, FedTHEPlusClient, BTFLClient])
-def test_what_weighs_the_heads_moves_and_is_saved_with_the_network(kind):
-    """The means, and BTFL's shares, are buffers: the state of another client's network brings
-    them."""
-    models = []
-    for shift in (0.0, 0.5):
-        client, sent = two_heads(kind)
-        client.receive(sent | {SUMMARY: sent[SUMMARY] + np.float32(shift)}, {})
-        models.append(client.personal_model(X))
-    one, other = models
-    other.load_state_dict(one.state_dict())
-    with torch.no_grad():
-        assert torch.equal(other(X[:3]), one(X[:3]))
-    places = {t.device.type for t in other.to("meta").state_dict().values()}
-    assert places == {"meta"} and any("weigh" in name for name in other.state_dict())
-
-
-def test_fedthe_plus_adapts_all_of_the_network_to_each_input():
-    """Two steps by hand for each image alone, each on further views, at its e."""
-    client, sent = two_heads(FedTHEPlusClient, adapt_lr=0.2, adapt_steps=2)
-    client.receive(sent, {})
-    found, heads, rows = client.predict(X[:4]), client.two_heads(), []
-    e = client.weigh(*heads.outputs_of(X[:4], 64))
-    views = MEMONetwork(nn.Identity(), client.views_seed, vars(client) | settings()).views(X[:4], 2)
-    for image, mixture, some in zip(X[:4], e, views, strict=True):
-        copy = client.two_heads()
-        for step in (0, 1):
-            loss = marginal_entropy(copy(some[3 * step : 3 * step + 3], mixture))
-            slopes = torch.autograd.grad(loss, list(copy.parameters()))
-            with torch.no_grad():
-                for weight, slope in zip(copy.parameters(), slopes, strict=True):
-                    weight.sub_(0.2 * slope)
-        rows.append(copy(image[None], mixture)[0].detach())
-    torch.testing.assert_close(found, torch.stack(rows), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(found, heads(X[:4], e), atol=1e-3)
-    client.adapt_lr = 0.0
-    torch.testing.assert_close(client.predict(X[:4]), heads(X[:4], e))
-
-
-def settings():
-    return {"views": 3, "crop_share": 0.125, "flips": False}
-
-
-# BTFL
-
-
-def test_btfl_mixes_log_probabilities():
-    client, sent = two_heads(BTFLClient)
-    client.receive(sent, {})
-    body = client.network()
-    f = body.features(X).detach()
-    log_p = [z.log_softmax(1).detach() for z in (body.head(f), f @ client.personal_head.T)]
-    h = [-(z.exp() * z).sum(1).mean() for z in log_p]
-    received = torch.from_numpy(sent[SUMMARY])
-    e = btfl.ModelMixing((received, client.summary(f)), tuple(h), 32)(*log_p, f)
-    expected = e[:, :1] * log_p[0] + e[:, 1:] * log_p[1]
-    torch.testing.assert_close(client.predict(X), expected)
-    assert not torch.allclose(received, torch.full_like(received, 0.5))

@@ -31,8 +31,6 @@ from strategies.methods.odpfl_hn import ODPFLHN
 from strategies.methods.pfedhn import PFedHN
 
 INFO = Info("tiny", (6,), 3, "")
-
-
 DIM = 4
 
 
@@ -155,9 +153,6 @@ def test_labels_play_no_part_in_the_descriptor():
     np.testing.assert_array_equal(
         one.encode(gamma(one), {})[0][DESCRIPTOR], other.encode(gamma(other), {})[0][DESCRIPTOR]
     )
-
-
-# Differential privacy
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.3, 0.99])

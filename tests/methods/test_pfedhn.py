@@ -287,8 +287,6 @@ def test_a_network_without_trainable_weights_is_refused():
 
 
 SIZES = {"s": {"w": np.zeros((2, 2))}, "l": {"w": np.zeros((3, 4)), "b": np.zeros(3)}}  # float64
-
-
 SETTINGS = {"method": "pfedhn", "num-clients": 6, "local-steps": 2, "evaluate-every": 1}
 
 

@@ -1,31 +1,16 @@
-"""T3A and SHOT: adapting to unlabeled inputs, by hand."""
+"""T3A: templates and their support, by hand."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from head_on_inputs import Plain, X
 from small_runs import share
 from torch import nn
 
-from clients.methods.shot import SHOTClient
 from clients.methods.t3a import T3AClient
 from clients.models import build_model
-
-
-class Plain(nn.Module):
-    """head(x): the features are the inputs; ω_0 = (2, 0), ω_1 = (0, 1)."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(2, 2, bias=False)
-        self.head.weight.data = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-
-    def forward(self, x):
-        return self.head(x)
-
-
-X = torch.tensor([[3.0, 4.0], [1.0, 5.0]])
 
 
 def t3a(model=None, **settings):
@@ -80,26 +65,3 @@ def test_the_served_network_predicts_as_the_client_did():
     before = {n: t.clone() for n, t in client.model.state_dict().items()}
     assert torch.equal(client.predict(x), client.personal_model(x)(x))
     assert all(torch.equal(t, before[n]) for n, t in client.model.state_dict().items())
-
-
-@pytest.mark.parametrize(("diversity", "expected"), [(1.0, -0.033822), (0.5, 0.296959)])
-def test_information_maximisation_by_hand(diversity, expected):
-    """p = (¾, ¼) and (½, ½): H(Y|X) = (0.562335 + 0.693147)/2 = 0.627741; their mean (⅝, ⅜) has
-    H(Y) = 0.661563."""
-    client = SHOTClient(Plain(), share(X, [0, 1]), diversity=diversity)
-    logits = torch.tensor([[math.log(3), 0.0], [1.0, 1.0]])
-    assert float(client.objective(logits)) == pytest.approx(expected, abs=1e-5)
-
-
-def test_shot_moves_everything_but_the_head_and_only_for_the_prediction():
-    x = torch.randn(6, 1, 2, 2, generator=torch.manual_seed(0))
-    model = build_model("mlp-small", (1, 2, 2), 3, 0)
-    client = SHOTClient(model, share(x, [0] * 6), lr=0.5, adapt_steps=3)
-    before = {n: t.clone() for n, t in model.state_dict().items()}
-    own = client.objective(model.eval()(x).detach())
-    logits = client.predict(x)
-    assert client.objective(logits) < own
-    served = client.personal_model(x).state_dict()
-    assert torch.equal(served["head.weight"], before["head.weight"])
-    assert not torch.equal(served["layers.0.weight"], before["layers.0.weight"])
-    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
