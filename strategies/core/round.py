@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Message
 
@@ -18,7 +18,10 @@ class Stop(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One message to each of several nodes; `like` as in `StrategyBase.exchange`."""
+    """One message to each of several nodes, for `StrategyBase.exchanges`.
+
+    `action` is Flower's message type, such as "query.encode". `payloads` are each node's arrays.
+    `config` is added to the config of every message. `like` is that of `StrategyBase.exchange`."""
 
     action: str
     payloads: Mapping[Node, Arrays]
@@ -26,26 +29,35 @@ class Request:
     like: Mapping[Node, Arrays] = field(default_factory=dict)
 
 
+class PersonalizationCost(NamedTuple):
+    """The mean cost of `StrategyBase.personalize` for one node, on the server."""
+
+    seconds: float = 0.0
+    bytes_down: float = 0.0
+    bytes_up: float = 0.0
+
+
 @dataclass
 class Round:
-    """What a strategy keeps for one round."""
+    """The state of one round; the next round starts with a new object."""
 
     number: int = 0
-    sent: list[tuple[Message, Node]] = field(default_factory=list)  # without a reply yet
+    sent: list[tuple[Message, Node]] = field(default_factory=list)  # replies not yet received
     payloads: dict[Node, Arrays] = field(default_factory=dict)  # the train messages' arrays
     report: dict[str, Any] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)  # refused replies by cause
-    failure: str = ""  # the first of them, in one line
-    clipped: int = 0  # updates beyond max-update-norm or max-update-ratio
+    failure: str = ""  # the first refused reply, in one line
+    clipped: int = 0  # updates that were clipped, by max-update-norm or by max-update-ratio
     recounted: int = 0  # updates that count with fewer samples than they reported
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
-    personalized: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a node: seconds, bytes down, up
+    personalization_cost: PersonalizationCost = field(default_factory=PersonalizationCost)
     started: float = field(default_factory=time.monotonic)
     evaluated: bool = False  # whether this round evaluates, even if no client is asked
     phase_started: float = field(default_factory=time.monotonic)
     phases: dict[str, float] = field(default_factory=dict)  # seconds
 
     def end_phase(self, phase: str) -> None:
-        """Record the time since the last phase ended as that of `phase`."""
+        """Record the time since the end of the previous phase under the name `phase`."""
         now = time.monotonic()
-        self.phases[phase], self.phase_started = now - self.phase_started, now
+        self.phases[phase] = now - self.phase_started
+        self.phase_started = now

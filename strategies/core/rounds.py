@@ -1,10 +1,17 @@
 """The Flower strategy that every method starts from: construct it, call `start` in a ServerApp.
 
-`strategies.core.strategy` is what a method overrides. A round calls `sample`, `broadcast`,
-`expected`, `baseline_arrays`, `to_server_names` and `aggregate`; an evaluation calls `personalize`.
-A wrapper, such as Flower's privacy wrappers, may run the rounds. Collaborators are the roster
-(`roster`), messages and replies (`messages`, `replies`, `reply_metrics`), evaluations (`scores`),
-saved state (`run_state`) and privacy (`privacy`)."""
+`strategies.core.strategy` holds what a method overrides. This file calls it, in this order:
+
+1. `start` (or a wrapper, such as Flower's privacy wrappers) runs the rounds.
+2. `configure_train` updates the roster and calls `sample` and `broadcast`.
+3. `aggregate_train` checks the replies against `expected` and `baseline_arrays`, and calls
+   `to_server_names`, `aggregate` and `report`.
+4. `configure_evaluate` calls `personalize`, every `evaluate_every` rounds.
+5. `aggregate_evaluate` computes the metrics and ends the round.
+
+The other files of this folder have one subject each: the roster of nodes (`roster`), messages and
+replies (`messages`, `replies`, `reply_metrics`, `limits`), metrics (`evaluation`), saved state
+(`run_state`) and privacy (`privacy`)."""
 
 import time
 from collections import Counter
@@ -24,7 +31,7 @@ from clients.core.privacy import EVERYTHING
 from clients.core.protocol import RUN_TOKEN
 from strategies.core.evaluation import Evaluation, foreign_means, losses, records, train_means
 from strategies.core.replies import LACKS, NOT_FINITE, Node, Update
-from strategies.core.round import Round, Stop
+from strategies.core.round import PersonalizationCost, Round, Stop
 from strategies.core.run_state import (
     InitialArraysTracker,
     client_states,
@@ -43,32 +50,40 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 class PersonalizedStrategy(StrategyBase):
     """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
-    A run waits at most `wait` seconds for `min_available_nodes`. A reply that is an error, lacks or
-    invents names, has wrong shapes or dtypes, is not finite, or is absurdly far from what was sent
-    is dropped, counted and logged.
+    Construct it with the settings of `StrategyBase` and of the method, as keywords, and with these:
 
-    `on_round` is called with each round's report and may raise `Stop`; `on_failure` with a text for
-    each new cause of a dropped reply. `privacy` protects updates
-    before they are aggregated. `former` is the `state` of a former run, or just its "arrays"; the
-    run continues after the round of that state, and with 0 rounds it is only evaluated.
-    `client_states` are the states of that run's clients, by client id; they are sent back. With
-    `only_model` the roster is limited to clients whose network has that name. The learning rates of
-    round r, counted from 0, are `lr_decay` ** (r / `lr_decay_rounds`) times those given, on clients
-    and server; r is `saved_rounds` more where `former` was trained for that many.
+    - `wait`: seconds that a run waits for `min_available_nodes`.
+    - `on_round`: called with each round's report; it may raise `Stop`.
+    - `on_failure`: called with a text for each new cause of a dropped reply.
+    - `privacy`: protects updates before they are aggregated.
+    - `former`: the `state` of an earlier run, or just its "arrays". The run continues after the
+      round of that state; with 0 rounds it only evaluates.
+    - `client_states`: the states of that run's clients, by client id; they are sent back.
+    - `saved_rounds`: the number of rounds that `former` was trained for, if its state holds none.
+    - `only_model`: limit the roster to clients whose network has this name.
+    - `ask`: False asks no node for its identity.
+    - `lenient`: accept clients that lack what the strategy `requires`, and log what it computes
+      with them.
+    - `min_train_nodes`, `min_evaluate_nodes`, `weighted_by_key`, `arrayrecord_key`,
+      `configrecord_key`, `train_metrics_aggr_fn`, `evaluate_metrics_aggr_fn`: as in Flower's
+      FedAvg. Both functions aggregate the metrics of foreign clients alone.
 
-    `min_train_nodes` to `evaluate_metrics_aggr_fn` are those of Flower's FedAvg; they aggregate
-    the metrics of foreign clients. Without `evaluate_every` every round is evaluated, as in
-    Flower's strategies. Without `ask` no node is asked for its identity. A `lenient`
-    strategy accepts clients that lack what it `requires`, and logs what it then computes.
+    Without `evaluate_every` every round is evaluated, as in Flower's strategies. After r rounds,
+    `saved_rounds` included, all learning rates on clients and server are multiplied by
+    `lr_decay` ** (r / `lr_decay_rounds`).
+
+    A reply is dropped, counted and logged if it is an error, lacks or invents names, has wrong
+    shapes or dtypes, is not finite, or is extremely far from what was sent.
 
     Raises ValueError for settings out of range, RuntimeError when a run cannot continue."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._scores, self._initial_arrays = Evaluation(self), InitialArraysTracker(self)
+        self._evaluation = Evaluation(self)
+        self._initial_arrays = InitialArraysTracker(self)
 
     def summary(self) -> None:
-        """Nothing to log: the settings stand in the run's configuration."""
+        """Flower's hook to log the settings; nothing is logged, the configuration has them."""
 
     # A run
 
@@ -84,15 +99,21 @@ class PersonalizedStrategy(StrategyBase):
     ) -> Result:
         """Run the rounds up to `num_rounds`; the result holds the server's final arrays.
 
-        `train_config` also goes with queries, further exchanges and, unless `evaluate_config` is
-        given, evaluations. `evaluate_fn` gets `global_model`; ValueError where there is none."""
+        `timeout` is in seconds, for each exchange of messages. `train_config` is also part of
+        queries, of further exchanges and, unless `evaluate_config` is given, of evaluations.
+        `evaluate_fn` gets the round's number and `global_model`, after each round.
+
+        Raises ValueError for an `evaluate_fn` where there is no global model, RuntimeError when
+        the run cannot continue."""
         if evaluate_fn is not None and (self.keeps_arrays or not self.holds_model):
             raise ValueError(
                 f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
                 "client has its own; leave it out and read the clients' evaluations"
             )
         self.construction.begin(self)
-        self.grid, self.num_rounds, self.timeout = grid, num_rounds, timeout
+        self.grid = grid
+        self.num_rounds = num_rounds
+        self.timeout = timeout
         self.common_config = dict(train_config or {})
         training = ConfigRecord(self.common_config)
         self.runs_own_loop = True
@@ -109,10 +130,11 @@ class PersonalizedStrategy(StrategyBase):
         evaluation: ConfigRecord,
         evaluate_fn: Evaluate | None,
     ) -> Result:
-        """The rounds that remain, or one evaluation if there are no rounds at all."""
-        result, num_rounds = Result(), self.num_rounds
+        """The remaining rounds, or one evaluation if `num_rounds` is 0."""
+        result = Result()
+        num_rounds = self.num_rounds
         self.now = Round()
-        self._initial_arrays.accept(arrays)
+        self._initial_arrays.accept(arrays)  # loads the former state, with its round
         done = self.round
         if not done:
             self._evaluate_centrally(0, evaluate_fn, result)
@@ -121,7 +143,8 @@ class PersonalizedStrategy(StrategyBase):
                 log(INFO, "[ROUND %s/%s]", number, num_rounds)
                 replies = self._train(self.configure_train(number, arrays, training, self.grid))
                 aggregated, metrics = self.aggregate_train(number, replies)
-                arrays = arrays if aggregated is None else aggregated
+                if aggregated is not None:
+                    arrays = aggregated
                 if metrics is not None:
                     result.train_metrics_clientapp[number] = metrics
                 self._evaluate(number, arrays, evaluation, result)
@@ -142,17 +165,20 @@ class PersonalizedStrategy(StrategyBase):
     def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
         """Load the `former` state without any round, to serve the nodes of the grid.
 
-        `personalize` and `exchange` then work; their messages hold `config`."""
+        Afterwards `personalize` and `exchange` can be called; their messages hold `config`."""
         self.construction.begin(self)
-        self.grid, self.common_config = grid, dict(config)
+        self.grid = grid
+        self.common_config = dict(config)
         self._initial_arrays.accept(initial_arrays)
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
         return self.grid.send_and_receive(messages, timeout=self.timeout)
 
     def _train(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """The replies to train messages, as they arrive if the grid can do so: together they are as
-        large as all clients' models. An `aggregate_train` of a subclass gets Flower's list."""
+        """The replies to train messages, one by one as they arrive if the grid can do so.
+
+        Together they are as large as all clients' models."""
+        # An `aggregate_train` of a subclass may expect a list, as Flower's own loop passes it.
         if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
             return self._send(messages)
         send = getattr(self.grid, "stream", self.grid.send_and_receive)
@@ -170,27 +196,30 @@ class PersonalizedStrategy(StrategyBase):
     def _evaluate_centrally(
         self, number: int, evaluate_fn: Evaluate | None, result: Result
     ) -> None:
-        if evaluate_fn is not None:
-            metrics = evaluate_fn(number, to_record(self.global_model()))
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[number] = metrics
+        if evaluate_fn is None:
+            return
+        metrics = evaluate_fn(number, to_record(self.global_model()))
+        if metrics is not None:
+            result.evaluate_metrics_serverapp[number] = metrics
 
     def present(self) -> list[Node]:
-        """Update the roster: the nodes that are present, by client id."""
+        """Update the roster; returns the nodes that are present, by client id.
+
+        Raises as `Roster.present` does."""
         config = self.common_config | {RUN_TOKEN: self.token}
         nodes = self.roster.present(self.grid, config, self.timeout)
-        self.nodes = list(nodes)  # a strategy may change it
+        self.nodes = list(nodes)  # a copy, since a strategy may change its list
         return self.nodes
 
-    def _ask_who_is_there(self) -> None:
-        """Update the roster; refused nodes count among the dropped, and clients of a former run
-        get their states back."""
+    def _update_roster(self) -> None:
+        """Update the roster, count the nodes that it refused, and send clients of a former run
+        their states back."""
         self.present()
         self.now.dropped += self.roster.refused
         return_client_states(self, self.former_clients)
 
     def client_states(self) -> Iterator[tuple[int, Arrays]]:
-        """As `run_state.client_states`."""
+        """The states of a simulation's clients, by client id; see `run_state.client_states`."""
         return client_states(self)
 
     # Training
@@ -202,19 +231,19 @@ class PersonalizedStrategy(StrategyBase):
         if not self.runs_own_loop and server_round == 1:
             self.construction.begin(self)  # a wrapper's run begins
             self._warn_of_last_round()
-        self.now, self.grid = Round(server_round), grid
+        self.now = now = Round(server_round)
+        self.grid = grid
         self._initial_arrays.accept(arrays)
-        self._ask_who_is_there()
-        nodes, now = self.sample(), self.now
+        self._update_roster()
+        nodes = self.sample()
         now.payloads = self.broadcast(self.arrays, nodes)
         if not self.runs_own_loop:
             self._initial_arrays.check_wrapped(arrays, now.payloads.values())
-        private: dict[str, Any] = {}
+        entries = dict(config) | self.message_config()
         if self.privacy is not None:
-            self.privacy.spend(list(now.payloads))
-            private = self.privacy.settings()
-        settings = ConfigRecord(dict(config) | self.message_config() | private)
-        now.sent = self.messenger.messages("train", now.payloads, settings)
+            self.privacy.spend(list(now.payloads))  # before any message is sent
+            entries |= self.privacy.settings()
+        now.sent = self.messenger.messages("train", now.payloads, ConfigRecord(entries))
         now.report = {"round": server_round, "sampled": len(nodes)}
         now.end_phase("send")
         return [message for message, _ in now.sent]
@@ -234,20 +263,24 @@ class PersonalizedStrategy(StrategyBase):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the valid replies."""
+        """Aggregate the valid replies.
+
+        Returns the new arrays, or None if the server keeps them, and the round's metrics. A round
+        whose aggregate is not finite is undone. Raises RuntimeError if too few replies are
+        valid."""
         now = self.now
         clients = max(len(now.sent), 1)
-        expected = {node: self.expected(sent) for node, sent in now.payloads.items()}
-        like = {node: arrays for node, arrays in expected.items() if arrays is not None}
-        updates = self.messenger.receive(now.sent, replies, like, train=True)
+        updates = self.messenger.receive(now.sent, replies, self._expected_replies(), train=True)
         now.end_phase("clients")
         self._stop_on_failure()
         self._stop_on_few(updates)
-        foreign = records(updates, self.weighted_by_key)
-        updates, _ = self.to_server_names(
-            updates, [now.payloads[update.node] for update in updates]
-        )
-        now.sent, now.payloads = [], {}  # together as large as twice the replies
+        foreign_records = records(updates, self.weighted_by_key)
+        started_from = [now.payloads[update.node] for update in updates]
+        updates = self.to_server_names(updates, started_from)[0]
+        # Free the sent models: they use twice the memory of the replies.
+        del started_from
+        now.sent = []
+        now.payloads = {}
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
         before = snapshot(self)
@@ -256,33 +289,51 @@ class PersonalizedStrategy(StrategyBase):
             self.arrays = settled(aggregated, before["arrays"])
         if not model_is_finite(self):
             undo_round(self, before)
-        self._stop_on_failure()  # in an exchange that aggregate made
+        self._stop_on_failure()  # `aggregate` may have made an exchange
         now.report |= self._train_report(updates, clients) | self.report()
         now.end_phase("aggregate")
         self.messenger.record = None if self.keeps_arrays else to_record(self.arrays)
-        return self.messenger.record, self._train_metrics(foreign)
+        return self.messenger.record, self._train_metrics(foreign_records)
+
+    def _expected_replies(self) -> dict[Node, Arrays]:
+        """For each node the arrays whose names, shapes and dtypes its train reply must have."""
+        like: dict[Node, Arrays] = {}
+        for node, sent in self.now.payloads.items():
+            expected = self.expected(sent)
+            if expected is not None:
+                like[node] = expected
+        return like
 
     def _train_report(self, updates: list[Update], clients: int) -> dict[str, Any]:
-        """What a round's report says of the replies."""
-        now, known, own = self.now, losses(updates), train_means(updates)
-        lost = self._scores.count_not_finite(updates)
-        return {
-            "loss": float(np.mean(known)) if known else None,
-            **({"metrics": own} if own else {}),
-            **({"not-finite": lost} if lost else {}),
-            "valid": len(updates),
-            "dropped": dict(now.dropped),
-            **({"clipped": now.clipped} if now.clipped else {}),
-            **({"recounted": now.recounted} if now.recounted else {}),
-            "megabytes": {way: n / clients / 1e6 for way, n in now.bytes.items()},
-        }
+        """The entries of a round's report about training replies; entries without news are left
+        out."""
+        now = self.now
+        report: dict[str, Any] = {"loss": None}
+        train_losses = losses(updates)
+        if train_losses:
+            report["loss"] = float(np.mean(train_losses))
+        metrics = train_means(updates)
+        if metrics:
+            report["metrics"] = metrics
+        not_finite = self._evaluation.count_not_finite(updates)
+        if not_finite:
+            report["not-finite"] = not_finite
+        report["valid"] = len(updates)
+        report["dropped"] = dict(now.dropped)
+        if now.clipped:
+            report["clipped"] = now.clipped
+        if now.recounted:
+            report["recounted"] = now.recounted
+        report["megabytes"] = {way: count / clients / 1e6 for way, count in now.bytes.items()}
+        return report
 
-    def _train_metrics(self, foreign: list[RecordDict]) -> MetricRecord:
-        """A round's metrics as Flower's loop gets them."""
-        report, metrics = self.now.report, MetricRecord()
+    def _train_metrics(self, foreign_records: list[RecordDict]) -> MetricRecord:
+        """A round's metrics, for Flower's `Result` or a wrapper."""
+        report = self.now.report
+        metrics = MetricRecord()
         if self.privacy is None:
-            mean = self.train_metrics_aggr_fn or foreign_means
-            metrics.update(mean(foreign, self.weighted_by_key))
+            aggregate = self.train_metrics_aggr_fn or foreign_means
+            metrics.update(aggregate(foreign_records, self.weighted_by_key))
         if not self.messenger.hides_participants:
             metrics["valid-replies"] = report["valid"]
             if report["loss"] is not None:
@@ -301,40 +352,49 @@ class PersonalizedStrategy(StrategyBase):
     def _stop_on_failure(self) -> None:
         """Raise RuntimeError if a client failed and `on_client_failure` is "stop"."""
         dropped = self.now.dropped
-        if dropped and self.on_client_failure == "stop":
-            causes = sorted(dropped) if self.messenger.hides_participants else dict(dropped)
-            raise RuntimeError(
-                f"{self._lacking()}round {self.round}: a client failed ({causes}); "
-                f"{self.now.failure}"
-            )
+        if not dropped or self.on_client_failure != "stop":
+            return
+        # Counts would tell how many took part.
+        causes = sorted(dropped) if self.messenger.hides_participants else dict(dropped)
+        raise RuntimeError(
+            f"{self._lacking()}round {self.round}: a client failed ({causes}); {self.now.failure}"
+        )
 
     def _stop_on_few(self, updates: list[Update]) -> None:
         """Raise RuntimeError if too few of the sampled clients replied."""
-        now, least = self.now, self.min_valid_replies
+        now = self.now
+        least = self.min_valid_replies
         if len(updates) >= least or not now.report["sampled"]:  # a private sample may be empty
             return
-        count, causes = f"{len(updates)} valid replies of {len(now.sent)}", ""
         if self.messenger.hides_participants:
             count = "too few valid replies"
+            causes = ""
         else:
+            count = f"{len(updates)} valid replies of {len(now.sent)}"
             causes = f"; dropped by cause: {dict(now.dropped)}"
-        causes += f"; {now.failure}" if now.failure else ""
-        if now.dropped and set(now.dropped) == {NOT_FINITE}:
+        if now.failure:
+            causes += f"; {now.failure}"
+        if set(now.dropped) == {NOT_FINITE}:
             causes += "; training diverged: lower lr"
         raise RuntimeError(
             f"{self._lacking()}round {now.number}: {count}, min-valid-replies is {least}{causes}"
         )
 
     def _stop_on_unscored(self, updates: list[Update]) -> None:
-        """Raise RuntimeError if all training clients that were asked, or all novel ones, failed."""
-        now, scored = self.now, {update.node.novel for update in updates}
-        unscored = {node.novel for _, node in now.sent} - scored
-        if unscored and now.dropped.total() > now.dropped["missing"]:
-            role = "novel" if min(unscored) else "training"
-            raise RuntimeError(
-                f"round {now.number}: no {role} client could be evaluated (fraction-evaluate=0 "
-                f"evaluates none); {now.failure}"
-            )
+        """Raise RuntimeError if every evaluated training client, or every novel one, failed.
+
+        Clients that only answered too late do not stop a run."""
+        now = self.now
+        asked_roles = {node.novel for _, node in now.sent}
+        scored_roles = {update.node.novel for update in updates}
+        unscored_roles = asked_roles - scored_roles
+        if not unscored_roles or now.dropped.total() == now.dropped["missing"]:
+            return
+        role = "training" if False in unscored_roles else "novel"
+        raise RuntimeError(
+            f"round {now.number}: no {role} client could be evaluated (fraction-evaluate=0 "
+            f"evaluates none); {now.failure}"
+        )
 
     def _stop_on_undone(self) -> None:
         """Raise RuntimeError if every round of the run was undone: nothing was trained."""
@@ -347,7 +407,9 @@ class PersonalizedStrategy(StrategyBase):
         )
 
     def _lacking(self) -> str:
-        """What clients lack, if replies were refused for that, or foreign clients failed."""
+        """The start of an error's text: what the strategy requires, if clients may lack that.
+
+        "" unless replies were refused for that, or foreign clients failed."""
         dropped = self.now.dropped
         failed = dropped["error"] and any(node.foreign for node in self.nodes)
         if self.requires is None or not (dropped[LACKS] or failed):
@@ -361,42 +423,70 @@ class PersonalizedStrategy(StrategyBase):
     ) -> Iterable[Message]:
         """Messages to a sample of all nodes, in the rounds that evaluate."""
         now = self.now
-        now.number, self.grid, now.sent = server_round, grid, []
+        now.number = server_round
+        self.grid = grid
+        now.sent = []
         if not self.fraction_evaluate:
             return []
         if server_round % self.evaluate_every and server_round != self.num_rounds:
             return []
-        now.evaluated, now.dropped, now.failure = True, Counter(), ""
+        now.evaluated = True
+        now.dropped = Counter()  # those of training are in the report already
+        now.failure = ""
         self._initial_arrays.accept(arrays)
         if self.privacy is not None:
             if self.privacy.covers == EVERYTHING:
                 return []  # scores without noise stay on their clients
             self.privacy.admit("scores of evaluations")
-        self._ask_who_is_there()
-        labeled = [node for node in self.nodes if not node.unlabeled]  # others have no score
-        nodes = [node for node in labeled if self.evaluate_novel or not node.novel]
-        nodes = self.draw("evaluate", nodes, self.fraction_evaluate)
-        started, before = time.monotonic(), dict(now.bytes)
-        payloads = self.personalize(self.arrays, nodes)
-        each, down, up = 1 / max(len(nodes), 1), *(now.bytes[w] - before[w] for w in ("down", "up"))
-        now.personalized = each * (time.monotonic() - started), each * down, each * up
+        self._update_roster()
+        nodes = self.draw("evaluate", self._nodes_to_evaluate(), self.fraction_evaluate)
+        payloads = self._personalize_and_measure(nodes)
+        # Train payloads were dropped; those of novel clients are measured when replies are read.
         now.payloads = {node: arrays for node, arrays in payloads.items() if node.novel}
-        scores: dict[str, Any] = {"bound": True} if self.report_generalization_bound else {}
-        scores |= {} if self.selection_metric == "accuracy" else {"select": self.selection_metric}
-        settings = ConfigRecord(dict(config) | self.message_config() | scores)
-        now.sent = self.messenger.messages("evaluate", payloads, settings)
+        entries = dict(config) | self.message_config()
+        if self.report_generalization_bound:
+            entries["bound"] = True
+        if self.selection_metric != "accuracy":
+            entries["select"] = self.selection_metric
+        now.sent = self.messenger.messages("evaluate", payloads, ConfigRecord(entries))
         return [message for message, _ in now.sent]
+
+    def _nodes_to_evaluate(self) -> list[Node]:
+        """The present nodes with labels, of both roles unless `evaluate_novel` is off."""
+        nodes = []
+        for node in self.nodes:
+            if node.unlabeled or (node.novel and not self.evaluate_novel):
+                continue
+            nodes.append(node)
+        return nodes
+
+    def _personalize_and_measure(self, nodes: list[Node]) -> dict[Node, Arrays]:
+        """`personalize` of these nodes; its mean cost for a node is kept for the report."""
+        now = self.now
+        started = time.monotonic()
+        bytes_before = dict(now.bytes)
+        payloads = self.personalize(self.arrays, nodes)
+        share = 1 / max(len(nodes), 1)
+        now.personalization_cost = PersonalizationCost(
+            seconds=share * (time.monotonic() - started),
+            bytes_down=share * (now.bytes["down"] - bytes_before["down"]),
+            bytes_up=share * (now.bytes["up"] - bytes_before["up"]),
+        )
+        return payloads
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The evaluation's metrics, and the end of the round."""
-        now, metrics = self.now, None
+        """End the round; returns the evaluation's metrics, None in a round without evaluation.
+
+        Raises RuntimeError if every evaluated training client, or every novel one, failed."""
+        now = self.now
+        metrics = None
         if now.evaluated:
             updates = self.messenger.receive(now.sent, replies, {})
             self._stop_on_failure()
             self._stop_on_unscored(updates)
-            metrics = self._scores.metrics(updates)
+            metrics = self._evaluation.metrics(updates)
             self._report_serving(updates)
             now.report["evaluation"] = dict(metrics)
             if now.dropped:
@@ -412,18 +502,27 @@ class PersonalizedStrategy(StrategyBase):
         if not self.runs_own_loop:
             self.construction.end(self)  # a wrapper does not say which round is the last
         if self.on_round is not None:
-            self.on_round(self.privacy.released(now.report) if self.privacy else now.report)
+            report = now.report
+            if self.privacy is not None:
+                report = self.privacy.released(report)
+            self.on_round(report)
         return metrics
 
     def _report_serving(self, updates: list[Update]) -> None:
-        """Report what a novel client costs: its seconds and its share of the server's, and the
-        megabytes of arrays that it gets and sends."""
-        now, sent = self.now, self.now.payloads
-        seconds, down, up = now.personalized
-        measured = [
-            u.metrics["seconds"] for u in updates if u.node.novel and "seconds" in u.metrics
-        ]
-        if sent and measured:
-            now.phases["novel-client"] = seconds + float(np.mean(measured))
-            down += sum(num_bytes(arrays.values()) for arrays in sent.values()) / len(sent)
-            now.report["novel-megabytes"] = {"down": down / 1e6, "up": up / 1e6}
+        """Report the mean cost of serving a novel client.
+
+        Its seconds are its own and its share of the server's; its megabytes are those of all arrays
+        that it gets and sends."""
+        now = self.now
+        sent = now.payloads
+        client_seconds = []
+        for update in updates:
+            if update.node.novel and "seconds" in update.metrics:
+                client_seconds.append(update.metrics["seconds"])
+        if not sent or not client_seconds:
+            return
+        cost = now.personalization_cost
+        now.phases["novel-client"] = cost.seconds + float(np.mean(client_seconds))
+        sent_bytes = sum(num_bytes(arrays.values()) for arrays in sent.values())
+        down = cost.bytes_down + sent_bytes / len(sent)
+        now.report["novel-megabytes"] = {"down": down / 1e6, "up": cost.bytes_up / 1e6}

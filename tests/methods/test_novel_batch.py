@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from clients.core.evaluation import score_samples
 from strategies.core.replies import Node
-from strategies.core.round import Round
+from strategies.core.round import PersonalizationCost, Round
 from strategies.core.rounds import PersonalizedStrategy
 
 
@@ -70,7 +70,7 @@ def test_what_a_novel_client_costs():
     count, and a foreign client has no time."""
     nodes = [Node(1, 51, novel=True), Node(2, 52, novel=True), Node(3, 53, novel=True)]
     sent = {nodes[0]: {"w": torch.zeros(3).numpy()}, nodes[1]: {"w": torch.zeros(5).numpy()}}
-    now = Round(payloads=sent, personalized=(2.0, 8.0, 3.0))
+    now = Round(payloads=sent, personalization_cost=PersonalizationCost(2.0, 8.0, 3.0))
     updates = [
         replace(update(i, {}, seconds=s), node=nodes[i - 1]) for i, s in ((1, 1.0), (2, 4.0))
     ]
