@@ -1,7 +1,11 @@
 """What a method overrides and what it may call: the file to read before writing a method.
 
-A method overrides one or two of `initialize`, `personalize`, `broadcast` and `aggregate`. It may
-ask its clients more within a round by `exchange`. `strategies.core.rounds` calls the hooks."""
+A method overrides one or two of `initialize`, `personalize`, `broadcast` and `aggregate`. With
+`exchange` it sends its clients further messages within a round. `strategies.core.rounds` calls the
+hooks.
+
+`Arrays` are numpy arrays by name, as of a network's ``state_dict``. Names with "/" belong to a
+group, such as "control/conv1.weight"; names without are the model's."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -24,12 +28,16 @@ from strategies.core.replies import EXAMPLES, Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round import Request, Round
 
-Aggregate = Callable[[list[RecordDict], str], MetricRecord]  # as Flower's FedAvg takes it
+# Makes one record of metrics from those of several replies and the name of their weight, as the
+# functions that Flower's FedAvg takes.
+Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 
 
 class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
-    """A strategy's settings, state and hooks; `strategies.core.rounds` makes a Flower strategy of
-    it."""
+    """A strategy's settings, state and hooks.
+
+    `strategies.core.rounds.PersonalizedStrategy` makes a Flower strategy of it, and documents the
+    constructor's arguments. Methods derive from that class."""
 
     renamed: ClassVar[Mapping[str, str]] = {
         "kept": "persistent_attributes",
@@ -42,71 +50,98 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         "handout": "published_models",
     }
 
-    requires: Requirement | None = None  # of clients, beyond training and scoring
-    keeps_arrays = False  # True: the arrays never leave the server, and Flower's loop gets none
-    treats_statistics_apart = False  # True: what moves weights would break running statistics
-    holds_model = True  # False: the server has no single model that it could evaluate
-    trains_unlabeled = False  # True: training clients without labels take part
-    any_model = False  # True: it serves clients whose networks differ
-    selection_phase = 0  # the best round of a run is sought in its last phase
-    persistent_attributes: tuple[
-        str, ...
-    ] = ()  # attributes that live through the run, beside the arrays
-    in_place = False  # True: `aggregate` changes entries of the arrays that it gets
-    limit_groups: tuple[
-        str, ...
-    ] = ()  # prefixes of a reply's networks, each with its own size limit
-    protected_update_ratio = 3.5  # max_update_ratio with `protect`, unless one is given
-    protected_examples_ratio = 3.0  # max_examples_ratio likewise
-    runs_own_loop = False  # whether the strategy runs its own rounds, not a wrapper
-    report_last_round = False  # True: the last round is reported, whatever the validation says
+    # What a method states about itself
+
+    # What the strategy needs of clients beyond training and scoring.
+    requires: Requirement | None = None
+    # True: the arrays never leave the server, and Flower's loop gets none.
+    keeps_arrays = False
+    # True: `aggregate` moves weights in a way that would break running statistics.
+    treats_statistics_apart = False
+    # False: the server has no single model that it could evaluate.
+    holds_model = True
+    # True: training clients without labels take part.
+    trains_unlabeled = False
+    # True: it serves clients whose networks differ.
+    any_model = False
+    # Only rounds of the highest phase in a run may be reported as best.
+    selection_phase = 0
+    # Names of attributes that a checkpoint holds beside the arrays.
+    persistent_attributes: tuple[str, ...] = ()
+    # True: `aggregate` changes entries of the arrays that it gets.
+    in_place = False
+    # Prefixes of the names in a reply: each group of arrays has its own limit of norms.
+    limit_groups: tuple[str, ...] = ()
+    # With `protect`, max_update_ratio and max_examples_ratio unless they are given.
+    protected_update_ratio = 3.5
+    protected_examples_ratio = 3.0
+    # True: the last round is reported, whatever the validation scores are.
+    report_last_round = False
+
+    # Set by `start`: whether the strategy runs its own rounds, not inside a wrapper.
+    runs_own_loop = False
+
+    # Settings
 
     fraction_train = setting(1.0, "share of the training clients sampled in a round", "(0, 1]")
     fraction_evaluate = setting(
         1.0, "share of all clients sampled for an evaluation; 0: none", "[0, 1]"
     )
     min_available_nodes = setting(
-        0, "a run begins, and goes on, with so many of the clients; 0: num-clients", COUNT
+        0,
+        "wait until this many clients are connected, before every round; 0: num-clients",
+        COUNT,
     )
     evaluate_every = setting(
         5,
-        "rounds between evaluations; the last round of a run is always evaluated",
+        "evaluate every this many rounds; the last round of a run is always evaluated",
         "[1, 10000000]",
         by_hand=1,  # as Flower's strategies; inside a wrapper no round is known to be the last
     )
-    evaluate_novel = setting(True, "whether novel clients are evaluated; not while tuning")
+    evaluate_novel = setting(True, "evaluate novel clients as well; tuning never does")
     on_client_failure = setting(
-        "skip", "skip a failing client's reply or stop the run", ("skip", "stop")
+        "skip", "skip the reply of a failing client, or stop the run", ("skip", "stop")
     )
-    min_valid_replies = setting(1, "fewer valid replies in a round stop the run", POSITIVE_INT)
-    protect = setting(False, "limit what one client's reply can count: for clients that may lie")
+    min_valid_replies = setting(
+        1, "stop the run if a round has fewer valid replies than this", POSITIVE_INT
+    )
+    protect = setting(False, "limit the influence of each client, against malicious clients")
     max_update_ratio = setting(
-        0.0, "a client's change is at most so many times as long as is usual; 0: any", NONNEGATIVE
+        0.0, "clip an update to this multiple of the usual update norm; 0: off", NONNEGATIVE
     )
     max_examples_ratio = setting(
-        0.0, "a client counts with at most so many times the usual samples; 0: any", NONNEGATIVE
+        0.0,
+        "cap a client's weight at this multiple of the median sample count; 0: off",
+        NONNEGATIVE,
     )
     max_update_norm = setting(
-        0.0, "norm at which a client's whole update is clipped; 0: never", "[0, 1000000000000]"
+        0.0, "clip a client's whole update to this norm; 0: off", "[0, 1000000000000]"
     )
     average_over = setting(
         "clients",
-        "average accuracy over clients, each counting alike, or over samples",
+        "average accuracy over clients (unweighted) or over samples",
         ("clients", "samples"),
     )
     selection_metric = setting(
         "accuracy",
-        "training clients' validation score whose trimmed mean chooses the reported round",
+        "training clients' validation score; its trimmed mean chooses the reported round",
         SELECT,
     )
     report_generalization_bound = setting(
         False, "report the terms of ODPFL-HN's generalization bound"
     )
-    lr_decay = setting(1.0, "all learning rates × this in every lr-decay-rounds rounds", "(0, 1]")
-    lr_decay_rounds = setting(
-        10, "rounds of that decay, which is smooth", "[1, 10000000]", beside="lr-decay!=1.0"
+    lr_decay = setting(
+        1.0, "multiply all learning rates by this, smoothly over lr-decay-rounds", "(0, 1]"
     )
-    start_timeout = setting(3600.0, "seconds for a client's first answer, with its data", SECONDS)
+    lr_decay_rounds = setting(
+        10,
+        "rounds in which lr-decay multiplies the learning rates once",
+        "[1, 10000000]",
+        beside="lr-decay!=1.0",
+    )
+    start_timeout = setting(
+        3600.0, "seconds to wait for a client's first reply, for which it loads its data", SECONDS
+    )
     seed = SEED
 
     grid: Grid
@@ -142,25 +177,34 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             self.max_update_ratio = self.max_update_ratio or self.protected_update_ratio
             self.max_examples_ratio = self.max_examples_ratio or self.protected_examples_ratio
         self.privacy = privacy
-        self.former = former  # the state to start from, until it is loaded
-        self.former_clients = dict(client_states or {})  # states that are not sent back yet, by id
-        self.saved_rounds = saved_rounds  # rounds that the model to start from was trained
+        self.on_round = on_round
+        self.on_failure = on_failure
+
+        # The run that this one continues.
+        self.former = former  # its state; None once it is loaded
+        self.former_clients = dict(client_states or {})  # by id, states that are not sent back yet
+        self.saved_rounds = saved_rounds
+
+        # Arguments with the meaning of Flower's FedAvg.
         self.min_nodes = {"sample": min_train_nodes, "evaluate": min_evaluate_nodes}
         self.weighted_by_key = weighted_by_key
-        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
-        self.on_round, self.on_failure = on_round, on_failure
+        self.arrayrecord_key = arrayrecord_key
+        self.configrecord_key = configrecord_key
         self.train_metrics_aggr_fn = train_metrics_aggr_fn  # None: `foreign_means`
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
+
+        # The run.
         self.arrays: Arrays = {}  # the server's present arrays
-        self.nodes: list[Node] = []  # those present, by client id
-        # Clients' models that may be served when the clients are gone
-        self.published_models: Arrays = {}
+        self.nodes: list[Node] = []  # present nodes, by client id
+        self.published_models: Arrays = {}  # clients' models, to serve without the clients
         self.evaluation: list[Update] = []  # replies of the last evaluation
-        self.now = Round()  # the present round; everything else lives through the run
-        self.undone_rounds = 0  # whose aggregate was not finite
-        self.num_rounds, self.timeout = 0, 3600.0
-        self.token = uuid4().hex  # the nodes know by it which of their states belong to this run
-        self.common_config: dict[str, Any] = {}  # of every message
+        self.now = Round()  # the present round; other attributes live through the run
+        self.undone_rounds = 0  # rounds whose aggregate was not finite
+        self.num_rounds = 0
+        self.timeout = 3600.0  # seconds
+        self.token = uuid4().hex  # tells nodes which of their states belong to this run
+        self.common_config: dict[str, Any] = {}  # part of every message's config
+
         self.messenger = Messenger(self)
         self.roster = Roster(
             max(self.min_available_nodes, *self.min_nodes.values()),
@@ -186,83 +230,107 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
 
     @property
     def may_stop(self) -> bool:
-        """Whether training may end early: no phase that the method needs is still to come, and the
-        training clients' validation can choose a round."""
+        """Whether early stopping may end training now.
+
+        False if a phase that the method needs has not begun, or if the last round is reported."""
         return not self.report_last_round
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """The server's arrays at the start, from the initial model's arrays."""
+        """The server's arrays at the start, made from the `arrays` of the initial model.
+
+        Called once in a run, before `restore`."""
         return arrays
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
-        """The server's arrays at the start, from the initialised `arrays` and those `saved`.
+        """The server's arrays at the start of a run that continues another one.
 
-        Raises ValueError if the names differ."""
-        if other := sorted(saved.keys() ^ arrays.keys()):
-            raise ValueError(f"the saved arrays do not fit; missing or unknown: {other[:5]}")
+        `arrays` are those that `initialize` returned, `saved` those of the other run. A method that
+        keeps parameters outside of its arrays, such as a hypernetwork, loads them here. Raises
+        ValueError if the names differ."""
+        different = sorted(saved.keys() ^ arrays.keys())
+        if different:
+            raise ValueError(f"the saved arrays do not fit; missing or unknown: {different[:5]}")
         return dict(saved)
 
     def forget(self) -> None:
-        """Drop what `restore` rebuilds."""
+        """Drop what `restore` rebuilds from the arrays, before a round is undone."""
 
     def sample(self) -> list[Node]:
-        """The nodes that train in this round: a seeded draw from the training nodes."""
+        """The nodes that train in this round: a seeded draw from the training nodes.
+
+        Raises RuntimeError if no training node is present."""
         nodes = self.training_nodes()
         if not nodes:
             raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
-        secret = self.privacy.sample(nodes, self.round) if self.privacy else None
-        return self.draw("sample", nodes, self.fraction_train) if secret is None else secret
+        if self.privacy is not None:
+            secret_sample = self.privacy.sample(nodes, self.round)
+            if secret_sample is not None:
+                return secret_sample
+        return self.draw("sample", nodes, self.fraction_train)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model for each node, training or novel."""
+        """The model for each of the `nodes`, training or novel; by default the server's `arrays`.
+
+        Evaluations and served runs call it. It may send messages to the nodes by `exchange`, and
+        may leave out nodes that do not reply."""
         return dict.fromkeys(nodes, arrays)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The arrays of each node's train message."""
+        """The arrays of each sampled node's train message; by default those of `personalize`."""
         return self.personalize(arrays, nodes)
 
     def message_config(self) -> dict[str, Any]:
-        """Entries of every message's config in a round."""
-        slowed = {LR_FACTOR: self.decay} if self.lr_decay < 1 else {}
-        return {"server-round": self.round, RUN_TOKEN: self.token} | slowed
+        """Entries of the config of every message in the present round."""
+        config: dict[str, Any] = {"server-round": self.round, RUN_TOKEN: self.token}
+        if self.lr_decay < 1:
+            config[LR_FACTOR] = self.decay
+        return config
 
     def expected(self, sent: Arrays) -> Arrays | None:
-        """Arrays with the names, shapes and dtypes that a train reply must have; None: any."""
+        """Arrays with the names, shapes and dtypes that a train reply must have; None: any.
+
+        `sent` are the arrays of the train message."""
         return sent
 
     def baseline_arrays(self, sent: Arrays) -> Arrays:
-        """The arrays from which a train reply's size is measured; other names count from zero."""
+        """The arrays from which the change of a train reply is measured, for limits of norms.
+
+        `sent` are the arrays of the train message. Arrays of a reply under other names are measured
+        from zero."""
         return sent
 
     def to_server_names(
         self, updates: list[Update], sent: list[Arrays]
     ) -> tuple[list[Update], list[Arrays]]:
-        """Replies, and the arrays that they started from, under the server's names."""
+        """Replies, and the arrays that they started from, under the server's names.
+
+        A method whose messages use other names than the server's arrays overrides it."""
         return updates, sent
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The server's next arrays, from valid replies by client. Their arrays are read-only.
+        """The server's next arrays, from its present `arrays` and the valid replies, by client id.
 
-        Returns new arrays unless `in_place`; arrays in `persistent_attributes` are replaced as
-        well, not changed."""
+        The updates' arrays are read-only. Returns new arrays, unless `in_place`. The values of
+        `persistent_attributes` are replaced as well, not changed. A round whose result holds NaN or
+        infinity is undone."""
         raise NotImplementedError
 
     def global_model(self) -> Arrays:
-        """The one model that the server holds: its arrays that are in no group."""
+        """The one model that the server holds: the arrays that are in no group."""
         return {name: array for name, array in self.arrays.items() if "/" not in name}
 
     def report(self) -> dict[str, Any]:
-        """The method's own entries of a round's report."""
+        """The method's own entries of a round's report, called after `aggregate`."""
         return {}
 
     def optimizers(self) -> list[Optimizer]:
-        """The server's optimizers, whose state lives through the run."""
+        """The server's optimizers, whose state a checkpoint holds. Always in the same order."""
         return []
 
-    # What lives through the run
+    # What a checkpoint holds
 
     def state(self) -> dict[str, Any]:
-        """All that lives through the run: dicts, lists and sets of arrays, numbers and texts."""
+        """The run's state: nested dicts, lists and sets of arrays, numbers and texts."""
         return {
             "round": self.round,
             "undone-rounds": self.undone_rounds,
@@ -275,9 +343,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue, once initialised, from a `state`; a saved model needs only its "arrays".
+        """Continue from a `state`, after `initialize`; of a saved model only "arrays" are needed.
 
-        Raises ValueError if it is that of another network."""
+        Raises ValueError if it is the state of another network."""
         self.arrays = self.restore(self.arrays, state["arrays"])
         self.published_models = state.get("handout", {})
         self.token = state.get("token", self.token)
@@ -285,7 +353,8 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             setattr(self, name, value)
         if "round" in state:
             self.now.number = state["round"]
-            self.undone_rounds = state.get("undone-rounds", 0)  # earlier checkpoints have none
+            # Checkpoints of earlier releases have no such entry.
+            self.undone_rounds = state.get("undone-rounds", 0)
             for optimizer, saved in zip(self.optimizers(), state["optimizers"], strict=True):
                 optimizer.load_state(saved)
             self.messenger.sizes.load_state(state["sizes"])
@@ -301,29 +370,41 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         config: Mapping[str, Any] | None = None,
         like: Mapping[Node, Arrays] | None = None,
     ) -> list[Update]:
-        """One more request and reply within the round, e.g. ``exchange("query.encode", …)``.
+        """Send one more message to each node within the round, and return the valid replies.
 
-        `like` gives arrays of the names, shapes and dtypes that a node's reply must have."""
+        `action` is Flower's message type: ``exchange("query.encode", …)``. `payloads` are each
+        node's arrays; `config` is added to the messages' config. `like` gives, by node, arrays of
+        the names, shapes and dtypes that a reply must have. Replies are sorted by client id; nodes
+        that fail or do not reply are left out, logged and counted in the round."""
         (read,) = self.exchanges(Request(action, payloads, config or {}, like or {}))
         return read()
 
     def exchanges(self, *requests: Request) -> list[Callable[[], list[Update]]]:
-        """Several requests at once, where none needs another's replies.
+        """Send several requests together, where none needs the replies of another.
 
-        Each returned function checks the replies of its request, and counts them in the round in
-        which it is called."""
+        Returns a function for each request. It checks and returns the replies, and counts them in
+        the round in which it is called."""
         return self.messenger.exchanges(requests, self.common_config | self.message_config())
 
     def training_nodes(self) -> list[Node]:
-        """The training nodes that are present, by client id; those without labels only if the
-        method `trains_unlabeled` ones and keeps no privacy, whose noise is that of one mean."""
-        unlabeled = self.trains_unlabeled and self.privacy is None
-        return [n for n in self.nodes if not n.novel and (unlabeled or not n.unlabeled)]
+        """The training nodes that are present, by client id.
+
+        Nodes without labels are among them only if the method `trains_unlabeled` ones, and never
+        with privacy, whose noise is that of a single mean."""
+        with_unlabeled = self.trains_unlabeled and self.privacy is None
+        nodes = []
+        for node in self.nodes:
+            if node.novel or (node.unlabeled and not with_unlabeled):
+                continue
+            nodes.append(node)
+        return nodes
 
     def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
-        """A share of the nodes, by client id, from the generator of (seed, purpose, round).
+        """A random share of the nodes, in their order; seeded by (seed, purpose, round).
 
-        The number is rounded to the nearest whole one, where Flower's FedAvg cuts it."""
+        `purpose` is "sample" or "evaluate"; at least `min_nodes` of it are drawn, if there are as
+        many. The number is rounded to the nearest whole one, where Flower's FedAvg cuts it."""
         count = max(1, self.min_nodes[purpose], round(fraction * len(nodes)))
         generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
-        return [nodes[i] for i in sorted(generator.permutation(len(nodes))[:count])]
+        chosen = generator.permutation(len(nodes))[:count]
+        return [nodes[i] for i in sorted(chosen)]
