@@ -1,9 +1,8 @@
-"""A run begins with a strategy as its constructor made it, however often it ran before.
+"""Each run of a strategy begins with the state that its constructor made.
 
-Before a further run the constructor is called again with the same arguments, on the emptied
-object. So no list of attributes has to be kept, which a method's author could forget to extend.
-What was assigned to the strategy between its runs, or before the first one, is not the run's, and
-stays."""
+Before a second run the object's attributes are removed, and the constructor is called again with
+the same arguments. So a method's author needs no list of attributes to reset. Attributes that were
+assigned from outside, before the first run or between runs, keep their values."""
 
 from abc import ABCMeta
 from collections.abc import Mapping
@@ -21,14 +20,15 @@ class Construction:
     """How a strategy was constructed, and what was assigned to it from outside since."""
 
     def __init__(self, strategy: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self._args, self._options = args, options
+        self._args = args
+        self._options = options
         self._constructed = dict(vars(strategy))
-        self._assigned: dict[str, Any] = {}
+        self._assigned: dict[str, Any] = {}  # attributes that were assigned from outside
         self._has_run = False
         self._left: dict[str, Any] | None = None  # the attributes after the last run
 
     def begin(self, strategy: Any) -> None:
-        """Call it when a run begins, before anything of the strategy changes."""
+        """Call this when a run begins, before the run changes the strategy."""
         now = dict(vars(strategy))
         if not self._has_run:
             self._has_run = True
@@ -43,12 +43,12 @@ class Construction:
         strategy.construction = self
 
     def end(self, strategy: Any) -> None:
-        """Call it when a run has ended: what is assigned from here on comes from outside."""
+        """Call this when a run has ended: later assignments come from outside."""
         self._left = dict(vars(strategy))
 
 
 class Rebuilding(ABCMeta):
-    """The class of strategy classes: each object knows its `construction`."""
+    """The metaclass of strategies: it stores each object's `construction`."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """Construct the object, as any class does."""

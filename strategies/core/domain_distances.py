@@ -16,7 +16,7 @@ from clients.core.optimizers import Adam
 from strategies.core.replies import most_common
 from strategies.core.round import Request
 
-Exchanges = Callable[..., list[Callable[[], list[Any]]]]  # a strategy's `exchanges`
+Exchanges = Callable[..., list[Callable[[], list[Any]]]]  # `StrategyBase.exchanges`
 Nodes = Sequence[Any]
 
 STEPS = 40
@@ -30,33 +30,51 @@ def a_distances(exchanges: Exchanges, novel: Nodes, training: Nodes) -> np.ndarr
     sizes = most_common([*novel, *training], "input-size")
     if sizes is None:
         return np.full((len(novel), len(training)), np.nan)
-    w = nn.Parameter(torch.zeros(len(novel), len(training), sizes[0] + 1))
+    input_size = sizes[0]
+    # One linear classifier for each pair; its last weight is the bias.
+    w = nn.Parameter(torch.zeros(len(novel), len(training), input_size + 1))
     optimizer = Adam([w], LR)
     for _ in range(STEPS):
-        sides = _ask(exchanges, w, novel, training, "gradient")
-        w.grad = torch.from_numpy(np.nan_to_num(sum(sides) / 2))
+        gradient = _mean_of_sides(exchanges, w, novel, training, "gradient")
+        w.grad = torch.from_numpy(np.nan_to_num(gradient))
         optimizer.step()
-    errors = np.clip(sum(_ask(exchanges, w, novel, training, "error")) / 2, 0.0, 1.0)
-    return np.maximum(2 * (1 - 2 * errors), 0.0)
+    error = _mean_of_sides(exchanges, w, novel, training, "error")
+    error = np.clip(error, 0.0, 1.0)  # clients are not trusted
+    return np.maximum(2 * (1 - 2 * error), 0.0)
 
 
-def _ask(
-    exchanges: Exchanges, w: torch.Tensor, novel: Nodes, training: Nodes, what: str
-) -> list[np.ndarray]:
-    """`what` of the novel clients (label 1) and of the training clients (label 0), for all pairs;
-    NaN where a client did not answer."""
+def _mean_of_sides(
+    exchanges: Exchanges, w: torch.Tensor, novel: Nodes, training: Nodes, entry: str
+) -> np.ndarray:
+    """The mean of the two clients' array `entry`, "gradient" or "error", for all pairs.
+
+    The novel client's inputs have the label 1, the training client's 0. The shape is that of `w`,
+    for errors without the last dimension; NaN where one of the clients did not answer."""
     weights = np.asarray(w.detach().numpy())
     by_training = np.ascontiguousarray(weights.swapaxes(0, 1))
-    requests = []
-    for nodes, rows, label in ((novel, weights, 1), (training, by_training, 0)):
-        payloads: dict[Any, Arrays] = {n: {"weights": r} for n, r in zip(nodes, rows, strict=True)}
-        like = {n: {"gradient": r, "error": r[:, 0]} for n, r in zip(nodes, rows, strict=True)}
-        requests.append(Request("query.domain", payloads, {"side": label}, like))
-    shape = w.shape if what == "gradient" else w.shape[:2]
-    sides = [np.full(shape, np.nan, np.float32) for _ in range(2)]
-    for side, nodes, read in zip(sides, (novel, training), exchanges(*requests), strict=True):
-        index = {node: i for i, node in enumerate(nodes)}
-        by_node = side if nodes is novel else side.swapaxes(0, 1)
-        for update in read():
-            by_node[index[update.node]] = update.arrays[what]
-    return sides
+    read_novel, read_training = exchanges(
+        _request(novel, weights, label=1), _request(training, by_training, label=0)
+    )
+    shape = w.shape if entry == "gradient" else w.shape[:2]
+    novel_side = np.full(shape, np.nan, np.float32)
+    training_side = np.full(shape, np.nan, np.float32)
+    _fill(novel_side, novel, read_novel(), entry)
+    _fill(training_side.swapaxes(0, 1), training, read_training(), entry)
+    return np.asarray((novel_side + training_side) / 2)
+
+
+def _request(nodes: Nodes, weights: np.ndarray, label: int) -> Request:
+    """Send each node the weights (pairs, d) of its pairs."""
+    payloads: dict[Any, Arrays] = {}
+    like: dict[Any, Arrays] = {}
+    for node, rows in zip(nodes, weights, strict=True):
+        payloads[node] = {"weights": rows}
+        like[node] = {"gradient": rows, "error": rows[:, 0]}
+    return Request("query.domain", payloads, {"side": label}, like)
+
+
+def _fill(by_node: np.ndarray, nodes: Nodes, updates: list[Any], entry: str) -> None:
+    """Write each node's array `entry` into its row."""
+    index = {node: i for i, node in enumerate(nodes)}
+    for update in updates:
+        by_node[index[update.node]] = update.arrays[entry]

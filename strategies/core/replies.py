@@ -31,12 +31,15 @@ from strategies.core.reply_metrics import (
 EXAMPLES = "num-examples"
 NOT_FINITE = "not-finite"  # cause of refusal: an array holds NaN or infinity
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
-SHOWN = 5  # arrays of a reply that does not fit
+SHOWN = 5  # arrays that an error's text lists
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Node:
-    """A node and its client. `foreign`: the client is not of this package. Nodes sort by client."""
+    """A node and its client; nodes sort by client id.
+
+    `client` is the client's id, `id` that of Flower's node. `properties` are the values of the
+    node's answer to ``query``. `foreign`: the client is not of this package."""
 
     client: int
     id: int
@@ -54,8 +57,8 @@ class Node:
 class Update:
     """A valid reply: arrays, sample count, metrics, and the metrics of a foreign client.
 
-    `length` is ρ ≥ 1, the norm of its change in usual ones (`strategies.core.limits`).
-    `not_finite` names the numbers that were left out since they have overflowed."""
+    `length` is ρ ≥ 1, the norm of its change in usual norms (`strategies.core.limits`).
+    `not_finite` names the numbers that were left out because they overflowed."""
 
     node: Node
     arrays: Arrays
@@ -68,12 +71,16 @@ class Update:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a strategy needs of clients beyond training and scoring, as those of `method` have it.
+    """What a strategy needs of clients beyond training and scoring.
 
-    `behaviour` completes "clients that …". A client lists its `offers` in its answer to ``query``,
-    the exchanges that it answers among them; a train reply holds the `metrics` and arrays whose
-    names start with the `groups`. `fallback` is what a lenient strategy computes with clients that
-    lack something; "": it cannot be lenient. `source` is the call that makes such clients."""
+    - `method`: a method whose clients meet the requirement.
+    - `behaviour`: completes the sentence "clients that …".
+    - `offers`: what a client must list in its answer to ``query``; exchanges are among them.
+    - `metrics`: names of metrics that every train reply must hold.
+    - `groups`: for each, a train reply must hold an array whose name starts with it.
+    - `fallback`: what a lenient strategy computes with clients that lack something; "": it cannot
+      be lenient.
+    - `source`: the call that makes such clients."""
 
     method: str
     behaviour: str
@@ -95,17 +102,22 @@ class Requirement:
 
     def is_offered(self, properties: Mapping[str, Any]) -> bool:
         """Whether a client with these properties offers all that is needed."""
-        return set(self.offers) <= set(str(properties.get(CAPABILITIES, "")).split())
+        capabilities = str(properties.get(CAPABILITIES, "")).split()
+        return set(self.offers) <= set(capabilities)
 
     def is_met(self, arrays: Iterable[str], metrics: Iterable[str]) -> bool:
         """Whether a train reply with these names of arrays and metrics holds what is needed."""
+        if not set(self.metrics) <= set(metrics):
+            return False
         names = list(arrays)
-        return set(self.metrics) <= set(metrics) and all(
-            any(name.startswith(group) for name in names) for group in self.groups
-        )
+
+        def is_held(group: str) -> bool:
+            return any(name.startswith(group) for name in names)
+
+        return all(map(is_held, self.groups))
 
     def sentence(self, strategy: str) -> str:
-        """What `strategy` needs, and the way out."""
+        """An error's text: what `strategy` needs, and the call that makes such clients."""
         more = f", or pass lenient=True: it is then {self.fallback}" if self.fallback else ""
         return f"{strategy} needs clients that {self.behaviour}; use `{self.usage}`{more}"
 
@@ -128,50 +140,79 @@ def read_reply(
     weighted_by: str = EXAMPLES,
     requires: Requirement | None = None,
 ) -> tuple[Update | None, str, str]:
-    """A reply as an update, or None with the cause and the detail of its refusal.
+    """A reply as an update and two empty texts; or None, the cause and the detail of its refusal.
 
-    Its weight is its metric `weighted_by`; that of a train reply is positive. With `like`, floats
-    of another width are cast to that of `like`."""
+    The update's weight is the reply's metric `weighted_by`; in a train reply it must be positive.
+    With `like` the arrays must have its names, shapes and dtypes; floats of another width are cast
+    to the dtype in `like`."""
     if reply.has_error():
-        return None, "missing" if is_lost(reply) else "error", error_of(reply)
+        cause = "missing" if is_lost(reply) else "error"
+        return None, cause, error_of(reply)
     try:
-        arrays: Arrays = {}
-        for record in reply.content.values():
-            if isinstance(record, ArrayRecord):
-                arrays |= from_record(record, copy=False)
-        raw = raw_values(reply.content)
-        needed = requires.metrics if requires is not None else ()
-        readable = {n: v for n, v in raw.items() if n in needed} if node.foreign else raw
-        metrics = checked_values(readable)
-        foreign = foreign_numbers(raw) if node.foreign else {}
-        foreign.pop(weighted_by, None)
-        weight = metrics.pop(weighted_by, raw.get(weighted_by, 0))
-        num_examples = checked_weight(weight, weighted_by)
-        if weighted_by == EXAMPLES:  # at most the count that the client gave when it joined
-            num_examples = min(num_examples, node.properties.get(EXAMPLES, num_examples))
-        if train and not num_examples:
+        update = _unchecked_update(reply, node, weighted_by, requires)
+        if train and not update.num_examples:
             raise ValueError(f"{weighted_by} is 0 or missing; a client trains on some samples")
-    except Exception as error:  # whatever a client's bytes raise costs that reply alone
+    except Exception as error:  # whatever a client's bytes raise, only its reply is lost
         return None, "malformed", f"{type(error).__name__}: {error}"
-    if train and requires is not None and not requires.is_met(arrays, raw):
-        return None, LACKS, f"the client does not {requires.behaviour}"
-    if like is not None and (wrong := _mismatch(arrays, like)):
-        return None, *wrong
-    lost = not_finite(raw)
-    return Update(node, arrays, num_examples, metrics, foreign, not_finite=lost), "", ""
+    if train and requires is not None:
+        names_of_values = raw_values(reply.content)
+        if not requires.is_met(update.arrays, names_of_values):
+            return None, LACKS, f"the client does not {requires.behaviour}"
+    if like is not None:
+        mismatch = _mismatch(update.arrays, like)
+        if mismatch is not None:
+            return None, *mismatch
+    return update, "", ""
+
+
+def _unchecked_update(
+    reply: Message, node: Node, weighted_by: str, requires: Requirement | None
+) -> Update:
+    """The reply's arrays and checked numbers; its arrays are not compared with anything yet.
+
+    Raises ValueError for malformed values."""
+    arrays: Arrays = {}
+    for record in reply.content.values():
+        if isinstance(record, ArrayRecord):
+            arrays |= from_record(record, copy=False)
+    values = raw_values(reply.content)
+    foreign_metrics: dict[str, float | list[float]] = {}
+    if node.foreign:
+        # Names of a foreign client mean something else here, except those that the strategy needs.
+        needed = requires.metrics if requires is not None else ()
+        metrics = checked_values({name: v for name, v in values.items() if name in needed})
+        foreign_metrics = foreign_numbers(values)
+        foreign_metrics.pop(weighted_by, None)
+    else:
+        metrics = checked_values(values)
+    weight = metrics.pop(weighted_by, values.get(weighted_by, 0))
+    num_examples = checked_weight(weight, weighted_by)
+    if weighted_by == EXAMPLES:
+        # At most the count that the client gave when it joined.
+        num_examples = min(num_examples, node.properties.get(EXAMPLES, num_examples))
+    return Update(
+        node, arrays, num_examples, metrics, foreign_metrics, not_finite=not_finite(values)
+    )
 
 
 def _mismatch(arrays: Arrays, like: Arrays) -> tuple[str, str] | None:
-    """Cause and detail of what differs from `like`; casts floats in place."""
+    """Cause and detail of the first difference from `like`; None if there is none.
+
+    Casts floats of another width in place."""
     if arrays.keys() != like.keys():
-        lacks, more = (_shapes(x, y) for x, y in ((like, arrays), (arrays, like)))
-        return "names", f"the reply lacks {lacks}; it has {more}, which is not expected"
-    other = {n: a for n, a in arrays.items() if a.shape != like[n].shape}
-    if other:
-        expected = _shapes({name: like[name] for name in other})
-        return "shape", f"the reply has {_shapes(other)}, expected {expected}"
+        lacking = _shapes(like, arrays)
+        unexpected = _shapes(arrays, like)
+        return (
+            "names",
+            f"the reply lacks {lacking}; it has {unexpected}, which is not expected",
+        )
+    misshapen = {name: a for name, a in arrays.items() if a.shape != like[name].shape}
+    if misshapen:
+        expected = _shapes({name: like[name] for name in misshapen})
+        return "shape", f"the reply has {_shapes(misshapen)}, expected {expected}"
     for name, array in arrays.items():
-        if array.dtype == (dtype := like[name].dtype):
+        dtype = like[name].dtype
+        if array.dtype == dtype:
             continue
         if not array.dtype.kind == dtype.kind == "f":
             return "dtype", f"{name} is {array.dtype}, expected {dtype}"
@@ -181,14 +222,18 @@ def _mismatch(arrays: Arrays, like: Arrays) -> tuple[str, str] | None:
 
 
 def _shapes(arrays: Arrays, without: Iterable[str] = ()) -> str:
-    """The first of the arrays' names, with their shapes."""
-    left = sorted(arrays.keys() - set(without))
-    words = [f"{name:.100} {arrays[name].shape}" for name in left[:SHOWN]]
-    return ", ".join([*words, *["…"] * (len(left) > SHOWN)]) or "nothing"
+    """The first names of the arrays, with their shapes, leaving out the names in `without`."""
+    names = sorted(arrays.keys() - set(without))
+    if not names:
+        return "nothing"
+    words = [f"{name:.100} {arrays[name].shape}" for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        words.append("…")
+    return ", ".join(words)
 
 
 def error_of(reply: Message) -> str:
-    """The error, the cause last: engines send whole tracebacks."""
+    """The error's text, shortened from its start: engines send tracebacks, with the cause last."""
     return bounded(reply.error.reason or "") or f"error {reply.error.code}"
 
 
@@ -204,23 +249,24 @@ def has_raised(reply: Message) -> bool:
 
 def most_common(nodes: Iterable[Node], *properties: str) -> tuple[Any, ...] | None:
     """The most frequent values of `properties` (ties: the least); None if no node has them all."""
-    counts = Counter(
-        tuple(node.properties[name] for name in properties)
-        for node in nodes
-        if all(name in node.properties for name in properties)
-    )
-    return min(counts, key=lambda values: (-counts[values], values)) if counts else None
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for node in nodes:
+        if all(name in node.properties for name in properties):
+            values = tuple(node.properties[name] for name in properties)
+            counts[values] += 1
+    if not counts:
+        return None
+    return min(counts, key=lambda values: (-counts[values], values))
 
 
 def finite(state: Any) -> bool:
     """Whether all numbers in nested dicts, lists, tuples and sets of arrays are finite."""
     if isinstance(state, np.ndarray):
-        # a finite sum of squares, in half of the time, spares the check of each number
-        return (
-            state.dtype.kind != "f"
-            or math.isfinite(np.vdot(state, state))
-            or bool(np.isfinite(state).all())
-        )
+        if state.dtype.kind != "f":
+            return True
+        # A finite sum of squares takes half of the time of a check of each number. An infinite one
+        # proves nothing: the squares of large finite numbers overflow.
+        return math.isfinite(np.vdot(state, state)) or bool(np.isfinite(state).all())
     if isinstance(state, Mapping):
         return all(map(finite, state.values()))
     if isinstance(state, list | tuple | set):

@@ -1,10 +1,10 @@
-"""The numbers and texts in replies, typed and bounded. Strategies read nothing else of them.
+"""Checks of the numbers and texts in replies. Strategies read no unchecked values.
 
-A client of this package never sends a text where a number belongs, or an accuracy of 7: such a
-value costs the whole reply. A number that overflowed (NaN, infinity, beyond ±LARGEST) may come from
-training that diverged, so it alone is left out, and the round's report says so. Texts and lists
-under unknown names are left out too. The numbers of a foreign client are kept under its names,
-whatever they are."""
+A client of this package never sends a text in place of a number, or an accuracy of 7: a reply with
+such a value is refused. A number that overflowed (NaN, infinity, beyond ±LARGEST) may come from
+training that diverged. It alone is left out, and the round's report counts it. Texts and lists
+under unknown names are left out too. The numbers of a foreign client are kept under its own names,
+without a check of their range."""
 
 import math
 import re
@@ -20,10 +20,11 @@ MAX_VALUES = 100  # of a reply
 NAME = re.compile(r"[\w.+-]{1,64}")
 MAX_FOREIGN_VALUES = 1000
 FOREIGN_NAME = re.compile(r"[\w.+@:/%() -]{1,64}")
-# names that evaluations compute
+# Names that evaluations compute.
 RESERVED = re.compile(r"clients|sem|half-distance|trimmed-.*|not-finite-.*|f1(-.*)?")
 
-Reader = Callable[[Any], Any]  # raises ValueError; None: left out
+# Returns the checked value, or None to leave it out. Raises ValueError with what it must be.
+Reader = Callable[[Any], Any]
 
 
 def integer(low: int, high: int) -> Reader:
@@ -117,28 +118,32 @@ def raw_values(content: RecordDict) -> dict[str, Any]:
 
 def foreign_numbers(values: Mapping[str, Any]) -> dict[str, float | list[float]]:
     """The finite numbers, and lists of them, of a foreign client; other values are left out."""
+    read = number()
     kept: dict[str, float | list[float]] = {}
     for name, value in values.items():
         if not FOREIGN_NAME.fullmatch(name) or len(kept) == MAX_FOREIGN_VALUES:
             continue
+        items = value if isinstance(value, list) else [value]
         try:
-            read = [number()(item) for item in (value if isinstance(value, list) else [value])]
+            numbers = [read(item) for item in items]
         except ValueError:
             continue
-        if None not in read:
-            kept[name] = read if isinstance(value, list) else read[0]
+        if None in numbers:  # one of them overflowed
+            continue
+        kept[name] = numbers if isinstance(value, list) else numbers[0]
     return kept
 
 
 def not_finite(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the numbers, or lists of them, that `checked_values` and `foreign_numbers` leave
-    out because one has overflowed."""
+    """The names of numbers that overflowed, and of lists with such a number.
+
+    `checked_values` and `foreign_numbers` leave them out."""
     names: list[str] = []
     for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
         floats = [number for number in numbers if isinstance(number, float)]
-        lost = any(not -LARGEST <= number <= LARGEST for number in floats)
-        if lost and FOREIGN_NAME.fullmatch(name) and len(names) < MAX_VALUES:
+        overflowed = any(not -LARGEST <= number <= LARGEST for number in floats)
+        if overflowed and FOREIGN_NAME.fullmatch(name) and len(names) < MAX_VALUES:
             names.append(name)
     return tuple(names)
 
@@ -152,14 +157,18 @@ def checked_weight(value: Any, name: str) -> float:
 
 
 def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` as the head of this file says. Raises ValueError with the value and its range."""
+    """The values of a reply of this package's client; see the head of this file.
+
+    Raises ValueError with the value and its range, or if there are too many values."""
     if len(values) > MAX_VALUES:
         raise ValueError(f"the reply has {len(values)} values; the most is {MAX_VALUES}")
-    read = {
-        name: _read(READERS[name], name, value) if name in READERS else _unknown(name, value)
-        for name, value in values.items()
-    }
-    return {name: value for name, value in read.items() if value is not None}
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        reader = READERS.get(name)
+        read = _unknown(name, value) if reader is None else _read(reader, name, value)
+        if read is not None:
+            checked[name] = read
+    return checked
 
 
 def _read(reader: Reader, name: str, value: Any) -> Any:
@@ -170,9 +179,8 @@ def _read(reader: Reader, name: str, value: Any) -> Any:
 
 
 def _unknown(name: str, value: Any) -> float | int | None:
-    """A number under a name without a reader. None for other values and for reserved names: a
-    summary writes "-" as "_", so both count as the same name."""
-    plain = name.replace("_", "-")
+    """A number under a name without a reader; None for other values and for reserved names."""
+    plain = name.replace("_", "-")  # a summary writes "-" as "_", so both are the same name
     if not NAME.fullmatch(name) or plain in READERS or RESERVED.fullmatch(plain):
         return None
     try:

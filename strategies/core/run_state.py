@@ -1,4 +1,4 @@
-"""State that lives through a run: of the server before a round, and of a simulation's clients."""
+"""The state of a run: snapshots of the server's state, arrays from Flower, clients' states."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -13,7 +13,8 @@ from clients.core.protocol import RESTORE_STATE, SAVE_STATE
 from strategies.core.replies import Node, finite
 from strategies.core.strategy import StrategyBase
 
-NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token")  # keys of a strategy's state
+# Keys of `StrategyBase.state` whose values are not part of the model.
+NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token")
 STATE_BATCH = 100  # clients whose states travel in one exchange
 
 
@@ -27,11 +28,17 @@ def copy_containers(state: Any) -> Any:
 
 
 def own_copy(state: Mapping[str, Any], *, in_place: bool) -> dict[str, Any]:
-    """A state that a strategy may change without changing `state`; `in_place`: as its own."""
+    """A copy of `state` that a strategy may change.
+
+    Optimizers change their arrays in place, and with `in_place` so does the strategy: these arrays
+    are copied too."""
     copied: dict[str, Any] = copy_containers(state)
-    for name in ("optimizers", "arrays") if in_place else ("optimizers",):
-        if name in copied:
-            copied[name] = deepcopy(copied[name])
+    changed_in_place = ["optimizers"]
+    if in_place:
+        changed_in_place.append("arrays")
+    for key in changed_in_place:
+        if key in copied:
+            copied[key] = deepcopy(copied[key])
     return copied
 
 
@@ -41,24 +48,27 @@ def snapshot(strategy: StrategyBase) -> dict[str, Any]:
 
 
 def model_is_finite(strategy: StrategyBase) -> bool:
-    """Whether no NaN or infinity is in the model's part of the state."""
-    return finite({k: v for k, v in strategy.state().items() if k not in NOT_OF_MODEL})
+    """Whether the model's part of the state holds no NaN or infinity."""
+    model = {key: value for key, value in strategy.state().items() if key not in NOT_OF_MODEL}
+    return finite(model)
 
 
 def undo_round(strategy: StrategyBase, before: dict[str, Any]) -> None:
-    """Return to the state `before` the round; what was spent of a privacy budget stays spent."""
+    """Return to the state `before` the round; the privacy budget of the round stays spent."""
     log(WARNING, "round %s is undone: NaN or infinity would come into the model", strategy.round)
     strategy.forget()
-    spent = {"privacy": strategy.privacy.state()} if strategy.privacy else {}
-    strategy.load_state(before | spent | {"handout": strategy.published_models})
+    state = before | {"handout": strategy.published_models}
+    if strategy.privacy:
+        state["privacy"] = strategy.privacy.state()
+    strategy.load_state(state)
     strategy.undone_rounds += 1
     strategy.now.report["undone"] = True
 
 
 def check_names(arrays: Arrays, strategy: str, other_way: str = "") -> None:
-    """Raise ValueError if running statistics may be among the arrays under no name that tells.
+    """Raise ValueError if arrays without telling names may be running statistics.
 
-    `other_way` says what else to pass than names."""
+    `other_way` is the part of the error's text that says what to pass instead of names."""
     unclear = unclear_statistics(arrays)
     if unclear:
         raise ValueError(
@@ -73,19 +83,20 @@ class InitialArraysTracker:
 
     def __init__(self, strategy: StrategyBase) -> None:
         self._strategy = strategy
-        self._taken: ArrayRecord | None = None  # the record that was taken over last
+        self._accepted: ArrayRecord | None = None  # the last accepted record
 
     def check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
-        """Raise ValueError unless a wrapper can protect the strategy: clients must get and return
-        the arrays of the wrapper's `record`, by whose positions it clips replies and adds noise."""
-        strategy, name = self._strategy, type(self._strategy).__name__
-        needed = [(name, tuple(array.shape)) for name, array in record.items()]
-        travelling = [*payloads, *((strategy.expected(sent) or {}) for sent in payloads)]
+        """Raise ValueError unless a wrapper can protect the strategy.
+
+        A wrapper clips arrays and adds noise by their position in its `record`. So clients must get
+        and return arrays of the same names, order and shapes."""
+        strategy = self._strategy
+        name = type(strategy).__name__
         if strategy.keeps_arrays:
             why = "its arrays stay on the server, where no wrapper can add noise to them"
         elif strategy.requires is not None and strategy.requires.exchanges:
             why = f"its clients {strategy.requires.behaviour}, which no wrapper clips"
-        elif any([(n, a.shape) for n, a in arrays.items()] != needed for arrays in travelling):
+        elif not self._are_like(record, payloads):
             why = "its clients do not get and return the very arrays that a wrapper clips"
         else:
             return
@@ -94,18 +105,31 @@ class InitialArraysTracker:
             f"Call {name}.start itself; for its own privacy see docs/concepts/privacy.md"
         )
 
-    def accept(self, record: ArrayRecord) -> None:
-        """Take over Flower's arrays, unless the strategy gave them itself.
+    def _are_like(self, record: ArrayRecord, payloads: Collection[Arrays]) -> bool:
+        """Whether payloads and expected replies have the names, order and shapes of the record."""
+        needed = [(name, tuple(array.shape)) for name, array in record.items()]
+        for sent in payloads:
+            for arrays in (sent, self._strategy.expected(sent) or {}):
+                if [(name, array.shape) for name, array in arrays.items()] != needed:
+                    return False
+        return True
 
-        Arrays that a wrapper changed replace the strategy's; all other state is kept."""
-        strategy, messenger = self._strategy, self._strategy.messenger
-        if record is self._taken or record is messenger.record:
+    def accept(self, record: ArrayRecord) -> None:
+        """Take over the arrays that Flower passes, unless the strategy itself returned them.
+
+        The first arrays of a run initialize the strategy, which then loads its former state. Later
+        arrays are those that a wrapper changed: they replace the strategy's, and all other state is
+        kept. Raises ValueError as `initialize`, `load_state` and `check_names` do."""
+        strategy = self._strategy
+        messenger = strategy.messenger
+        if record is self._accepted or record is messenger.record:
             return
         arrays = from_record(record)
-        if not strategy.runs_own_loop and self._taken is not None:
+        if not strategy.runs_own_loop and self._accepted is not None:
             state = copy_containers(strategy.state()) | {"handout": strategy.published_models}
             strategy.load_state(state | {"arrays": arrays})
-            self._taken, messenger.record = record, None
+            self._accepted = record
+            messenger.record = None
             return
         if strategy.treats_statistics_apart:
             check_names(arrays, type(strategy).__name__)
@@ -113,28 +137,31 @@ class InitialArraysTracker:
         if strategy.former is not None:
             strategy.load_state(own_copy(strategy.former, in_place=strategy.in_place))
             strategy.former = None
-        self._taken = record
+        self._accepted = record
         messenger.record = record if strategy.arrays is arrays else None
 
 
 def client_states(strategy: StrategyBase) -> Iterator[tuple[int, Arrays]]:
-    """The states of a simulation's clients, by client id; a real node does not reveal its state.
+    """The states of a simulation's clients, by client id. A real node does not reveal its state.
 
     Raises RuntimeError if a client does not answer."""
     for batch in _batches(strategy.nodes):
         replies = strategy.exchange(SAVE_STATE, {node: {} for node in batch})
         if len(replies) < len(batch):
             raise RuntimeError(f"{len(replies)} of {len(batch)} clients answered with their state")
-        yield from ((update.node.client, update.arrays) for update in replies if update.arrays)
+        for update in replies:
+            if update.arrays:
+                yield update.node.client, update.arrays
 
 
 def return_client_states(strategy: StrategyBase, states: dict[int, Arrays]) -> None:
-    """Send present clients their states of a former run, and remove them from `states`."""
+    """Send present clients their states of the former run, and remove these from `states`."""
     known = [node for node in strategy.nodes if node.client in states]
     for batch in _batches(known):
         strategy.exchange(RESTORE_STATE, {node: states.pop(node.client) for node in batch})
-        strategy.now.bytes = {"down": 0, "up": 0}  # not traffic of the round
+        strategy.now.bytes = {"down": 0, "up": 0}  # these messages are no traffic of the round
 
 
 def _batches(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
-    return (nodes[at : at + STATE_BATCH] for at in range(0, len(nodes), STATE_BATCH))
+    for start in range(0, len(nodes), STATE_BATCH):
+        yield nodes[start : start + STATE_BATCH]

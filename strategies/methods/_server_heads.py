@@ -62,7 +62,8 @@ class HeldHeads(PersonalizedStrategy):
             for node in self.training_nodes()
             for name, array in self._head_of(self.arrays, node).items()
         }
-        if not updates:  # of an empty private sample all heads get noise
+        # If Poisson sampling selected nobody, noise is still added to every head.
+        if not updates:
             return updates, sent
         starts = [self._renamed(u.node, x) for u, x in zip(updates, sent, strict=True)]
         replies = [replace(u, arrays=self._renamed(u.node, u.arrays)) for u in updates]

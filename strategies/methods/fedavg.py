@@ -25,9 +25,9 @@ class FedAvg(PersonalizedStrategy):
     `robust` replaces the mean by one that tolerates `robust_fraction` of malicious clients and
     ignores sample counts: "median", "trimmed-mean" or "krum", see `strategies.core.aggregation`."""
 
-    robust = setting("none", "what stands in for the mean, against clients that lie", ROBUST)
+    robust = setting("none", "Byzantine-robust aggregation rule in place of the mean", ROBUST)
     robust_fraction = setting(
-        0.2, "share of the clients that it presumes to lie", "[0, 0.5)", beside="robust!=none"
+        0.2, "share of malicious clients that the rule tolerates", "[0, 0.5)", beside="robust!=none"
     )
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
