@@ -1,16 +1,18 @@
 """ATP client (Bao, Wei, Wang and He, NeurIPS 2023): learnt rates of adaptation.
 
-Each parameter tensor θ_l and each running mean and variance of batch normalisation has a rate α_l
-of any sign. Adaptation to unlabeled inputs X: θ'_l = θ_l − α_l h_l, with h_l = ∇_{θ_l} mean H(p)
-for a parameter, and h_l = running − batch statistic (the variance unbiased); variances stay ≥ 0.
-All h_l are of one forward pass of θ in evaluation mode. Training clients learn α on labeled
-samples: g_l = ∂CE(θ'; X, y)/∂θ'_l, α_l ← α_l + η ⟨g_l, h_l⟩ / √d_l, d_l entries of θ_l. As h_l does
-not depend on α, that is the exact gradient.
+θ_l is a parameter tensor, or a running mean or variance of batch normalisation. Each θ_l has a rate
+α_l, which may be negative. Adaptation to unlabeled inputs X: θ'_l = θ_l − α_l h_l.
+- For a parameter h_l = ∇_{θ_l} mean H(p), with the entropy H of predictions p.
+- For a statistic h_l = running − batch statistic; the variance is unbiased, and θ'_l stays ≥ 0.
+One forward pass of θ in evaluation mode gives all h_l. Training clients learn α on labeled samples:
+g_l = ∂CE(θ'; X, y)/∂θ'_l, α_l ← α_l + η ⟨g_l, h_l⟩ / √d_l, where θ_l has d_l entries. This gradient
+is exact, since h_l does not depend on α.
 
-η = 0.1 is that of the authors' scripts, for 40 held-out images a client. With about six images
-it can diverge, which the validation of training clients shows: docs/results/unseen-digits.md.
+η = 0.1 is the value in the authors' scripts, for 40 held-out images of a client. With about six
+images it can diverge; the validation of training clients then shows it
+(docs/results/unseen-digits.md).
 
-Departs from the authors' code: a layer with one value a channel keeps its running statistics.
+Departs from the authors' code: a layer with one value for a channel keeps its running statistics.
 Agrees with that code to 1e-5: adaptation, both predictions, learnt α (tests/test_authors.py)."""
 
 from collections.abc import Iterator
@@ -39,19 +41,28 @@ from fedapps.common.settings import RATE, setting
 from partitions.datasets.loading import Info
 
 RATES = "adaptation_rates"  # α (L,), a buffer of the network, in the order of `adaptable`
-LEARN_RATES = "learn-rates"  # key of a message's config: the second phase has begun
+LEARN_RATES = "learn-rates"  # key of a message's config: true in the second phase
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are not frozen, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def adaptable(model: nn.Module) -> dict[str, Tensor]:
-    """What has a rate, by name: parameters that are not frozen, then running statistics."""
+    """θ_l by name: parameters that are not frozen, then running statistics."""
+    theta = {name: p.detach() for name, p in trained_parameters(model).items()}
     buffers = dict(model.named_buffers())
-    statistics = {f"{n}.{s}": buffers[f"{n}.{s}"] for n in batch_norms(model) for s in STATISTICS}
-    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad} | statistics
+    for layer in batch_norms(model):
+        for statistic in STATISTICS:
+            name = f"{layer}.{statistic}"
+            theta[name] = buffers[name]
+    return theta
 
 
 @contextmanager
 def differentiable_norms(model: nn.Module) -> Iterator[None]:
-    """Inside, gradients reach the running statistics by which batch normalisation normalises."""
+    """Within the context, gradients reach the running statistics of batch normalisation."""
     norms = batch_norms(model).values()
     for norm in norms:
         norm.forward = partial(normalised, norm)  # type: ignore[method-assign]
@@ -63,30 +74,32 @@ def differentiable_norms(model: nn.Module) -> Iterator[None]:
 
 
 def normalised(norm: Norm, x: Tensor) -> Tensor:
-    """(x − running mean) / √(running variance + ε), times weight, plus bias."""
-    mean, variance, weight, bias = (
-        t if t is None else t.view(-1, *[1] * (x.ndim - 2))
-        for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    )
-    assert mean is not None and variance is not None
+    """(x − running mean) / √(running variance + ε), times weight, plus bias; x (n, C, …)."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    per_channel = (-1, *[1] * (x.ndim - 2))  # the shape that broadcasts over x
+    mean = norm.running_mean.view(per_channel)
+    variance = norm.running_var.view(per_channel)
     x = (x - mean) / (variance + norm.eps).sqrt()
-    return x if weight is None or bias is None else x * weight + bias
+    if norm.weight is None or norm.bias is None:
+        return x
+    return x * norm.weight.view(per_channel) + norm.bias.view(per_channel)
 
 
 class ATPClient(BatchwiseClient, HoldingOut):
-    """FedAvg's client in the first phase; in the second one it learns α, with the network fixed.
+    """FedAvg's client in the first phase. In the second phase it learns α for a fixed network.
 
-    It learns from `held`, in one pass over batches of `test_batch_size`, each from the network as
-    it was sent. The state keeps that network, which is sent once. `prediction` = "batch" predicts
-    a batch by the network that is adapted to it, "online" by the mean of the networks that are
-    adapted to it and to the batches before it."""
+    It learns from the samples `held` in one pass over batches of `test_batch_size`, always from the
+    received network. The server sends this network once, and the state keeps it. With `prediction`
+    = "batch" the network that is adapted to a batch predicts it. With "online" it is the mean of
+    the networks that are adapted to this batch and to the previous ones."""
 
     offers = ("adaptation-rates",)
     needs_state = StateUse.TRAINING
     rates = ("lr", "rates_lr")
 
-    prediction = setting("online", "with adaptation to a batch, or to those before it as well",
-                         ("batch", "online"))  # fmt: skip
+    prediction = setting(
+        "online", "adapt to each batch alone, or also to the previous ones", ("batch", "online")
+    )
     rates_lr = setting(0.1, "η, learning rate of the adaptation rates", RATE)
 
     @classmethod
@@ -96,7 +109,7 @@ class ATPClient(BatchwiseClient, HoldingOut):
         return model
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local training of the network, or in the second phase of α alone."""
+        """Local training: of the network in the first phase, of α in the second phase."""
         if not config.get(LEARN_RATES):
             return super().train(arrays, config)
         network = {name: a for name, a in arrays.items() if name != RATES}
@@ -106,12 +119,11 @@ class ATPClient(BatchwiseClient, HoldingOut):
         self.load(arrays)
         x, y = self.held.to(self.device)[:]
         size = self.test_batch_size or len(x)
-        losses = [
-            self.learn(*batch) * len(batch[1])
-            for batch in zip(x.split(size), y.split(size), strict=True)
-        ]
+        total_loss = 0.0
+        for x_batch, y_batch in zip(x.split(size), y.split(size), strict=True):
+            total_loss += self.learn(x_batch, y_batch) * len(y_batch)
         reply = {RATES: self.alpha.cpu().numpy().copy()}
-        return reply, len(y), {"loss": sum(losses) / len(y)}
+        return reply, len(y), {"loss": total_loss / len(y)}
 
     @property
     def alpha(self) -> Tensor:
@@ -125,49 +137,56 @@ class ATPClient(BatchwiseClient, HoldingOut):
         with differentiable_norms(self.model):
             loss = self.criterion(functional_call(self.model, theta, (x,)), y)
         g = torch.autograd.grad(loss, list(theta.values()), materialize_grads=True)
-        steps = [(a * b).sum() / b.numel() ** 0.5 for a, b in zip(g, h.values(), strict=True)]
-        self.alpha.add_(torch.stack(steps), alpha=self.rates_lr)
+        steps = []
+        for g_l, h_l in zip(g, h.values(), strict=True):
+            steps.append((g_l * h_l).sum() / h_l.numel() ** 0.5)
+        self.alpha.add_(torch.stack(steps), alpha=self.rates_lr)  # α ← α + η ⟨g, h⟩ / √d
         return float(loss.detach())
 
     def directions(self, x: Tensor) -> dict[str, Tensor]:
         """h_l by name, in the order of `adaptable`: means over the parts of x."""
         total: dict[str, Tensor] = {}
         for part in self.parts(x):
-            share = len(part) / len(x)
-            h = self._directions(part)
-            total = {n: share * t + total[n] if total else share * t for n, t in h.items()}
+            weight = len(part) / len(x)
+            for name, h_l in self._directions_of_part(part).items():
+                term = weight * h_l
+                total[name] = term + total[name] if name in total else term
         return total
 
-    def _directions(self, x: Tensor) -> dict[str, Tensor]:
+    def _directions_of_part(self, x: Tensor) -> dict[str, Tensor]:
         theta = adaptable(self.model.eval())
         h = {name: torch.zeros_like(t) for name, t in theta.items()}
 
-        def compare(name: str, norm: nn.Module, values: Tensor) -> None:
+        def compare_statistics(layer: str, norm: nn.Module, values: Tensor) -> None:
             if values.shape[1] > 1:
                 for statistic, batch in zip(STATISTICS, moments(values), strict=True):
-                    h[f"{name}.{statistic}"] = theta[f"{name}.{statistic}"] - batch
+                    name = f"{layer}.{statistic}"
+                    h[name] = theta[name] - batch
 
-        with before_norms(self.model, compare), torch.enable_grad():
+        with before_norms(self.model, compare_statistics), torch.enable_grad():
             loss = entropy(self.model(x))
-        parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        slopes = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-        return h | dict(zip(parameters, slopes, strict=True))
+        parameters = trained_parameters(self.model)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        return h | dict(zip(parameters, gradients, strict=True))
 
     def adapted_by(self, h: Changes) -> dict[str, Tensor]:
-        """θ' from h."""
-        theta = adaptable(self.model)
-        moved = {n: t - a * h[n] for (n, t), a in zip(theta.items(), self.alpha, strict=True)}
-        return {n: t.clamp(min=0) if n.endswith(VARIANCE) else t for n, t in moved.items()}
+        """θ'_l = θ_l − α_l h_l by name; variances are clamped to at least 0."""
+        adapted: dict[str, Tensor] = {}
+        for (name, theta_l), alpha_l in zip(adaptable(self.model).items(), self.alpha, strict=True):
+            adapted[name] = theta_l - alpha_l * h[name]
+            if name.endswith(VARIANCE):
+                adapted[name] = adapted[name].clamp(min=0)
+        return adapted
 
     @property
     def online(self) -> bool:
-        """Whether a prediction uses the adaptations to the batches before."""
+        """Whether a prediction also uses the adaptations to previous batches."""
         return self.prediction == "online"
 
     supports_streaming = online
 
     def changes(self, x: Tensor) -> Changes:
-        """θ' of the batch x; online the mean over the stream's batches, x in batches included."""
+        """θ' of the batch x; online the mean of θ' over the stream's batches, up to x."""
         if not self.online:
             return self.adapted_by(self.directions(x))
         for batch in x.split(self.prediction_batch or len(x)):

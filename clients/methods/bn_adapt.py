@@ -1,11 +1,12 @@
 """BN-adapt client (Schneider et al., NeurIPS 2020): normalises by training and batch statistics.
 
-μ = ρ μ_run + (1 − ρ) μ_batch, and the variances alike, with ρ = N / (N + n): N, `prior-samples`,
-is the weight of the training statistics, n the batch size, also for a shorter batch. Layer by
-layer: a layer's batch statistics are those of inputs that the adapted layers before it give. The
-variance is unbiased, as in the authors' code. One value has no variance: with one value a channel
-a layer keeps its running statistics. Agrees with the code of Bao et al. (NeurIPS 2023) to 1e-5
-(tests/test_authors.py)."""
+μ = ρ μ_run + (1 − ρ) μ_batch with ρ = N / (N + n), and likewise for the variance. N is
+`prior-samples`, the weight of the training statistics. n is the batch size, also for a last batch
+that is smaller. A layer's batch statistics are taken behind the layers that are adapted before it.
+The variance is unbiased, as in the authors' code. A layer with one value for a channel, which has
+no variance, keeps its running statistics.
+
+Agrees with the code of Bao et al. (NeurIPS 2023) to 1e-5 (tests/test_authors.py)."""
 
 import torch
 from torch import Tensor, nn
@@ -25,49 +26,64 @@ from partitions.datasets.loading import Info
 
 
 class BNAdaptClient(BatchwiseClient):
-    """FedAvg's client whose batch normalisation adapts to the inputs. The network must have some.
+    """FedAvg's client whose batch normalisation layers adapt to the inputs.
 
-    With `prior_samples` = 0 batch statistics alone count."""
+    The network must have such layers. With `prior_samples` = 0, only batch statistics are used."""
 
-    prior_samples = setting(16.0, "N, samples that the training statistics count for", NONNEGATIVE)
+    prior_samples = setting(
+        16.0, "N, weight of the training statistics in numbers of samples", NONNEGATIVE
+    )
 
     supports_streaming = True
-    least = 0  # inputs that a shorter batch counts for
+    # A smaller batch is weighted like a batch of this size.
+    least_weight = 0
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
-        """The network. ValueError if it has no batch normalisation."""
+        """The network. Raises ValueError if it has no batch normalisation."""
         check_norms("bn-adapt", model, batch_norms(model))
         return model
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, C), each batch by its statistics."""
-        self.least = 0 if self.online else self.prediction_batch
+        """Logits (n, C), each batch by the statistics that are adapted to it."""
+        if not self.online:
+            self.least_weight = self.prediction_batch
         logits = super().predict(x)
-        self.least = 0
+        self.least_weight = 0
         return logits
 
     def changes(self, x: Tensor) -> Changes:
-        """The statistics that are adapted to the batch x: means over its parts. In a stream the
-        former ones take the place of the running ones, with the weight N + their inputs."""
-        before = int(self.stream.get("count", 0))
-        n, weight = max(len(x), self.least), self.prior_samples + before
-        parts = [self._mixed(part, weight / (weight + n)) for part in self.parts(x)]
-        mixed = {name: torch.stack([p[name] for p in parts]).mean(0) for name in parts[0]}
-        self.stream = mixed | {"count": torch.tensor(before + n)}
+        """The statistics that are adapted to the batch x: means over its parts.
+
+        In a stream, the previous statistics replace the training statistics. Their weight is N
+        plus the number of previous inputs."""
+        count_before = int(self.stream.get("count", 0))
+        n = max(len(x), self.least_weight)
+        weight = self.prior_samples + count_before
+        rho = weight / (weight + n)
+        statistics_of_parts = [self._mixed_statistics(part, rho) for part in self.parts(x)]
+        mixed: Changes = {}
+        for name in statistics_of_parts[0]:
+            values = [statistics[name] for statistics in statistics_of_parts]
+            mixed[name] = torch.stack(values).mean(0)
+        self.stream = mixed | {"count": torch.tensor(count_before + n)}
         return mixed
 
-    def _mixed(self, x: Tensor, rho: float) -> Changes:
-        """ρ · former + (1 − ρ) · batch statistics, found layer by layer in one forward pass."""
-        buffers = dict(self.model.eval().named_buffers()) | self.stream
-        layers = batch_norms(self.model)
-        mixed = {f"{n}.{s}": buffers[f"{n}.{s}"].clone() for n in layers for s in STATISTICS}
+    def _mixed_statistics(self, x: Tensor, rho: float) -> Changes:
+        """ρ · previous + (1 − ρ) · batch statistics, layer by layer in one forward pass."""
+        previous = dict(self.model.eval().named_buffers()) | self.stream
+        mixed: Changes = {}
+        for layer in batch_norms(self.model):
+            for statistic in STATISTICS:
+                name = f"{layer}.{statistic}"
+                mixed[name] = previous[name].clone()
 
-        def mix(name: str, norm: nn.Module, values: Tensor) -> None:
+        def mix(layer: str, norm: nn.Module, values: Tensor) -> None:
             if values.shape[1] > 1:
                 for statistic, batch in zip(STATISTICS, moments(values), strict=True):
-                    key = f"{name}.{statistic}"
-                    mixed[key].copy_(rho * buffers[key] + (1 - rho) * batch)  # used at once
+                    name = f"{layer}.{statistic}"
+                    # In place: the layer then normalises its inputs by the mixed statistics.
+                    mixed[name].copy_(rho * previous[name] + (1 - rho) * batch)
 
         with torch.no_grad(), before_norms(self.model, mix):
             functional_call(self.model, mixed, (x,))

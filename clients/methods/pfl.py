@@ -1,7 +1,7 @@
-"""Others' personal models for a client without labels (Amosy et al., section 6.2, baselines).
+"""Baselines for clients without labels (Amosy et al., section 6.2): other clients' personal models.
 
-A training client trains as pFedHN's or FedPer's does; the server hands its personal model to novel
-clients. These baselines therefore send FedPer's head, which FedPer itself never does."""
+A training client trains as in pFedHN or FedPer. The server sends its personal model to novel
+clients. So these baselines send FedPer's head, which FedPer itself never does."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 from partitions.datasets.readers.raw import UNLABELED
 
-BASE = setting("fedper", "whose personal models novel clients get", ("fedper", "pfedhn"))
+BASE = setting("fedper", "method whose personal models novel clients get", ("fedper", "pfedhn"))
 HEAD = "head."
 
 
@@ -36,7 +36,7 @@ class Ensemble(nn.Module):
 class PFLClient(Client):
     """With `base` = "fedper" the head stays on the client until the server requests it."""
 
-    few_shot = FewShot.NONE  # a novel client only has others' models
+    few_shot = FewShot.NONE  # a novel client only has models of other clients
 
     needs_state = StateUse.PREDICTIONS
     needs_head = True
@@ -47,7 +47,7 @@ class PFLClient(Client):
 
     @classmethod
     def uses_head(cls, values: Mapping[str, Any], /) -> bool:
-        """FedPer's head; a hypernetwork generates the network whole."""
+        """Only for FedPer; pFedHN's hypernetwork generates the whole network."""
         return bool(values.get("base", "fedper") == "fedper")
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -55,11 +55,11 @@ class PFLClient(Client):
         self.others: list[Arrays] = []  # the models of a novel client
 
     def lacks_state(self, arrays: Arrays) -> bool:
-        """Not if the server generates all models."""
+        """As every client; with pFedHN never, because the server generates all models."""
         return self.base != "pfedhn" and super().lacks_state(arrays)
 
     def arrays(self) -> Arrays:
-        """The shared arrays; FedPer's head goes to the state."""
+        """The shared arrays; stores FedPer's head in the state."""
         arrays = super().arrays()
         if self.base == "pfedhn":
             return arrays
@@ -68,21 +68,23 @@ class PFLClient(Client):
         return {name: a for name, a in arrays.items() if name not in head}
 
     def export(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """The personal model but for frozen arrays, and whether its head is still the first one."""
+        """The personal model without frozen arrays, and whether its head is still untrained."""
         self.load(arrays)
-        untrained = self.base == "fedper" and not self.state
-        return model_arrays(self.model, self.frozen), {"untrained": 1.0} if untrained else {}
+        metrics: Metrics = {}
+        if self.base == "fedper" and not self.state:
+            metrics["untrained"] = 1.0
+        return model_arrays(self.model, self.frozen), metrics
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """A novel client receives models ``<client>/<name>``."""
+        """Load the model. A novel client receives several models as ``<client>/<name>``."""
         if not self.share.novel:
             super().receive(arrays, config)
             return
-        owners = dict.fromkeys(name.partition("/")[0] for name in arrays)
-        self.others = [
-            {n.partition("/")[2]: a for n, a in arrays.items() if n.partition("/")[0] == owner}
-            for owner in owners
-        ]
+        models: dict[str, Arrays] = {}
+        for full_name, array in arrays.items():
+            owner, _, name = full_name.partition("/")
+            models.setdefault(owner, {})[name] = array
+        self.others = list(models.values())
         self.model.eval()
 
     def predict(self, x: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ class PFLClient(Client):
         return self.each(x).mean(0)
 
     def each(self, x: Tensor) -> Tensor:
-        """Logits (models, n, C) of all models of a novel client."""
+        """Logits (models, n, C) of each model of a novel client."""
         logits = []
         for other in self.others:
             self.load(other)
@@ -123,7 +125,7 @@ class PFLSampledClient(PFLClient):
         return super().serve(arrays, config)
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Of a novel client the mean loss and accuracy over the models, not of the mean logits."""
+        """Loss and accuracy of a novel client: means over the models, not those of mean logits."""
         if not self.share.novel:
             return super().score(arrays, config)
         self.receive(arrays, config)

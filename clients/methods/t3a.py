@@ -1,11 +1,14 @@
 """T3A client (Iwasawa and Matsuo, NeurIPS 2021, Algorithm 1): adjusts class templates at test time.
 
-The support set of class k starts with its normalised row ω_k of the classifier and gains the
-normalised features of inputs predicted as k; the `supports` of least entropy stay. An input is
-classified by its product with the mean of each set, scaled to unit length as in the authors' code.
-The paper prints the mean itself: `unit_templates` = false. No gradients, no labels. Departs from
-the paper: all inputs are one batch, which joins the sets before any of it is classified. Departs
-from the authors' code: ω_k counts for class k even if the classifier predicts another for it."""
+The support set of class k starts with the classifier's normalised row ω_k. It gains the normalised
+features of inputs that are predicted as k, and keeps the `supports` features of least entropy. The
+logit of class k is the product of an input's features with the template c_k, the mean of the set.
+No gradients and no labels are used.
+
+c_k is scaled to unit length, as in the authors' code; the paper prints the mean itself
+(`unit_templates` = false). Departs from the paper: all inputs are one batch, which joins the sets
+before any input is classified. Departs from the authors' code: ω_k belongs to class k even if the
+classifier predicts another class for it."""
 
 from typing import Any
 
@@ -21,13 +24,16 @@ from fedapps.common.settings import COUNT, setting
 
 
 class T3AClient(Client):
-    """FedAvg's client that, when scored, keeps at most `supports` of each class (M; 0: all)."""
+    """FedAvg's client that, when scored, keeps at most `supports` features (M) for each class."""
 
     needs_head = True
-    supports_streaming = property(lambda self: self.supports > 0)  # others would grow
+    # Without a limit the stream would grow.
+    supports_streaming = property(lambda self: self.supports > 0)
 
     supports = setting(20, "M, features kept for each class; 0: all", COUNT)
-    unit_templates = setting(True, "templates of unit length, as in the authors' code, or means")
+    unit_templates = setting(
+        True, "scale the class templates to unit length, as the authors' code does"
+    )
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -57,22 +63,28 @@ class T3AClient(Client):
     def join(self, z: Tensor) -> None:
         """Add features z (n, d) to the sets, each under the class that the classifier predicts."""
         classes = torch.arange(len(self.head.weight), device=z.device)
-        first = {"features": self.head.weight.detach(), "label": classes}  # the classifier's rows
-        former = self.stream or first
-        every = torch.cat([former["features"], z])
-        log_p = self.head(every).log_softmax(1)
+        supports = self.stream
+        if not supports:
+            supports = {"features": self.head.weight.detach(), "label": classes}  # all ω_k
+        features = torch.cat([supports["features"], z])
+        log_p = self.head(features).log_softmax(1)
         entropy = entropies(log_p)
-        label = torch.cat([former["label"], log_p[len(every) - len(z) :].argmax(1)])
+        predicted = log_p[len(supports["label"]) :].argmax(1)
+        label = torch.cat([supports["label"], predicted])
         kept = []
         for k in classes:
             rows = torch.nonzero(label == k)[:, 0]
-            kept.append(rows[entropy[rows].argsort()[: self.supports or len(rows)]])
-        rows = torch.cat(kept)
-        self.stream = {"features": every[rows], "label": label[rows]}
+            by_entropy = rows[entropy[rows].argsort()]
+            kept.append(by_entropy[: self.supports or len(rows)])
+        kept_rows = torch.cat(kept)
+        self.stream = {"features": features[kept_rows], "label": label[kept_rows]}
 
     def templates(self) -> Tensor:
-        """c (C, d)."""
-        z, label = self.stream["features"], self.stream["label"]
-        sets = [z[label == k] for k in range(len(self.head.weight))]
-        c = torch.stack([F.normalize(z_k).mean(0) for z_k in sets])
+        """c (C, d), the mean of each class's normalised features."""
+        features, label = self.stream["features"], self.stream["label"]
+        means = []
+        for k in range(len(self.head.weight)):
+            z_k = features[label == k]
+            means.append(F.normalize(z_k).mean(0))
+        c = torch.stack(means)
         return F.normalize(c) if self.unit_templates else c
