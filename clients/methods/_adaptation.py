@@ -1,6 +1,9 @@
-"""The inner loop of FedTTA (Ye et al., UPFL, Section 3.2): a model g(·; φ) of its logits adapts a
-base model f(·; ψ), differentiably in training, and step by step in evaluation."""
+"""The inner loop of FedTTA (Ye et al., UPFL, Section 3.2).
 
+A model g(·; φ) maps the logits of a base model f(·; ψ) to a loss ℓ_per, by which ψ is adapted. In
+training the step is differentiable. In evaluation the steps are taken one by one."""
+
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +17,7 @@ from fedapps.common.settings import setting
 Parameters = Mapping[str, Tensor]
 KL_DIRECTION = setting(
     "student-teacher",
-    "KL(client ‖ server), as printed, or the reverse",
+    "KL(client ‖ server), as the paper prints it, or the reverse",
     ("student-teacher", "teacher-student"),
 )
 
@@ -26,18 +29,17 @@ def kl_categorical(p: Tensor, q: Tensor) -> Tensor:
 
 
 def divergence(student: Tensor, teacher: Tensor, direction: str) -> Tensor:
-    """KL(student ‖ teacher), as the paper prints it, or KL(teacher ‖ student), as in its authors'
-    code; from logits (n, C)."""
-    return (
-        kl_categorical(student, teacher)
-        if direction == "student-teacher"
-        else kl_categorical(teacher, student)
-    )
+    """KL(student ‖ teacher) as printed, or KL(teacher ‖ student) as in the authors' code.
+
+    Both arguments are logits (n, C)."""
+    if direction == "student-teacher":
+        return kl_categorical(student, teacher)
+    return kl_categorical(teacher, student)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The model after `number` adaptation steps: ψ, its logits (n, C), ℓ_per and entropy."""
+    """The model after `number` adaptation steps: ψ, its logits (n, C), ℓ_per and their entropy."""
 
     number: int
     parameters: Parameters
@@ -49,9 +51,9 @@ class Step:
 class Adapting:
     """Adapts `base` by `adaptation` with steps of `inner_lr`; see FedTTAClient.
 
-    With `inner_loss` = "whole" the loss of n samples is √(batch_size / n)·‖g‖₂ over all of them,
-    with "batches" the mean of ‖g(batch)‖₂ over batches of `batch_size`. Every step has the
-    `weight_decay`; `adapt_clip_norm` clips its gradient, except in training."""
+    The loss ℓ_per of n samples depends on `inner_loss`: "whole" is √(batch_size / n)·‖g‖₂ over all
+    samples; "batches" is the mean of ‖g(batch)‖₂ over batches of `batch_size`. Every step includes
+    the `weight_decay`. In evaluation, `adapt_clip_norm` clips its gradient."""
 
     base: nn.Module
     adaptation: nn.Module
@@ -70,38 +72,40 @@ class Adapting:
         ψ̃ = ψ − η_inner (∇_ψ ℓ_per + λψ) with the weight decay λ."""
         psi = self.psi()
         z = self.base(x)
-        source, inner = psi, z
-        if self.first_order:
-            source = {name: nn.Parameter(p.detach()) for name, p in psi.items()}
-            inner = functional_call(self.base, {**source, **self.buffers()}, (x,))
-        # The factor −η_inner stands inside the gradient: two passes over all weights less.
-        descent = -self.inner_lr * self.personalization(inner)
+        inner_psi = psi
+        inner_z = z
+        if self.first_order:  # no second derivatives: ∇_ψ ℓ_per is taken at a copy of ψ
+            inner_psi = {name: nn.Parameter(p.detach()) for name, p in psi.items()}
+            inner_z = functional_call(self.base, {**inner_psi, **self.buffers()}, (x,))
+        # The gradient of −η_inner ℓ_per is the step itself, which saves two passes over ψ.
+        descent = -self.inner_lr * self.personalization(inner_z)
         steps = torch.autograd.grad(
-            descent, list(source.values()), create_graph=True, materialize_grads=True
+            descent, list(inner_psi.values()), create_graph=True, materialize_grads=True
         )
-        kept = 1 - self.inner_lr * self.weight_decay
-        psi_tilde = {
-            name: torch.add(step, p, alpha=kept)
-            for (name, p), step in zip(psi.items(), steps, strict=True)
-        }
+        decay = 1 - self.inner_lr * self.weight_decay
+        psi_tilde: dict[str, Tensor] = {}
+        for (name, p), step in zip(psi.items(), steps, strict=True):
+            psi_tilde[name] = torch.add(step, p, alpha=decay)
         return z, functional_call(self.base, {**psi_tilde, **self.buffers()}, (x,))
 
     def personalization(self, z: Tensor) -> Tensor:
         """ℓ_per = ‖g(Z; φ)‖₂, Eq. (2), of one batch's logits; "whole": × √(batch-size / n)."""
         norm = torch.linalg.vector_norm(self.adaptation(z))
-        return norm * (self.batch_size / len(z)) ** 0.5 if self.inner_loss == "whole" else norm
+        if self.inner_loss == "whole":
+            norm = norm * (self.batch_size / len(z)) ** 0.5
+        return norm
 
     def psi(self) -> Parameters:
         """ψ: the base model's parameters that are not frozen, each under its first name."""
         return {name: p for name, p in self.base.named_parameters() if p.requires_grad}
 
     def buffers(self) -> Parameters:
-        """Copies of the base model's buffers: running statistics count a batch once."""
+        """Copies of the base model's buffers, so that running statistics count a batch once."""
         return {name: b.clone() for name, b in self.base.named_buffers()}
 
     def steps(self, x: Tensor, count: int, batch_size: int = 0) -> Iterator[Step]:
         """The model before and after each of `count` steps on all of x, Eq. (10)–(12):
-        ψ ← ψ − η_inner (clipped ∇_ψ ℓ_per + λψ). `batch_size` replaces the client's."""
+        ψ ← ψ − η_inner (clipped ∇_ψ ℓ_per + λψ). `batch_size` > 0 replaces the client's."""
         batch_statistics(self.base, len(x) > 1)
         psi = self.psi()
         for number in range(count + 1):
@@ -113,52 +117,59 @@ class Adapting:
             if self.adapt_clip_norm:
                 norm = float(nn.utils.get_total_norm(gradient.values()))
                 clip = min(1.0, self.adapt_clip_norm / (norm + 1e-6))
+            next_psi: dict[str, Tensor] = {}
             with torch.no_grad():
-                psi = {
-                    name: p - self.inner_lr * (clip * gradient[name] + self.weight_decay * p)
-                    for name, p in psi.items()
-                }
+                for name, p in psi.items():
+                    slope = clip * gradient[name] + self.weight_decay * p
+                    next_psi[name] = p - self.inner_lr * slope
+            psi = next_psi
 
     def evaluate_at(
         self, psi: Parameters, x: Tensor, *, differentiate: bool, batch_size: int = 0
     ) -> tuple[Tensor, float, Parameters]:
-        """f(x; ψ), ℓ_per and ∇_ψ ℓ_per, pass by pass.
+        """f(x; ψ), ℓ_per and, if `differentiate`, ∇_ψ ℓ_per; computed in passes over parts of x.
 
         "whole": ℓ_per = √(B/n) √s with s = Σ_j g_j², and ∇√s = Σ_passes ∇s_pass / (2√s).
         "batches": ℓ_per = s / M with s = Σ_b ‖g(batch b)‖₂ over the M batches."""
         psi = {name: p.detach().requires_grad_(differentiate) for name, p in psi.items()}
         size = batch_size or self.batch_size  # B
-        logits, total = [], 0.0
-        gradient = {name: torch.zeros_like(p) for name, p in psi.items()}
-        for batch in self._passes(x, size):
+        logits: list[Tensor] = []
+        s = 0.0
+        slope_of_s = {name: torch.zeros_like(p) for name, p in psi.items()}
+        for part in self._passes(x, size):
             with torch.set_grad_enabled(differentiate):
-                z = functional_call(self.base, {**psi, **self.buffers()}, (batch,))
-                s = self._summed(self.adaptation(z), size)
+                z = functional_call(self.base, {**psi, **self.buffers()}, (part,))
+                s_pass = self._term_of_s(self.adaptation(z), size)
             if differentiate:
-                slopes = torch.autograd.grad(s, list(psi.values()), materialize_grads=True)
-                for name, g in zip(psi, slopes, strict=True):
-                    gradient[name] += g
+                slopes = torch.autograd.grad(s_pass, list(psi.values()), materialize_grads=True)
+                for name, slope in zip(psi, slopes, strict=True):
+                    slope_of_s[name] += slope
             logits.append(z.detach())
-            total += float(s.detach())
+            s += float(s_pass.detach())
         if self.inner_loss == "batches":
-            factor = 1 / -(-len(x) // size)
-            ell = factor * total
+            factor = 1 / math.ceil(len(x) / size)  # 1 / M
+            ell = factor * s
         else:
-            scale, norm = (size / len(x)) ** 0.5, total**0.5
-            factor = scale / (2 * norm) if norm else 0.0
-            ell = scale * norm
-        return torch.cat(logits), ell, {n: factor * g for n, g in gradient.items()}
+            scale = (size / len(x)) ** 0.5  # √(B/n)
+            root = s**0.5
+            factor = scale / (2 * root) if root else 0.0
+            ell = scale * root
+        gradient = {name: factor * slope for name, slope in slope_of_s.items()}
+        return torch.cat(logits), ell, gradient
 
     def _passes(self, x: Tensor, size: int) -> Sequence[Tensor]:
-        """x in parts of at most `adapt_batch_size` samples and about `pass_megabytes`; with
-        "batches" a part has whole batches."""
+        """x in parts of at most `adapt_batch_size` samples and about `pass_megabytes`.
+
+        With "batches", a part consists of whole batches of `size` samples."""
         rows = min(self.adapt_batch_size, len(self.parts(x)[0]))
         if self.inner_loss == "whole" or rows == len(x):
-            return x.tensor_split(-(-len(x) // rows))
-        return x.split(max(rows // size, 1) * size)
+            return x.tensor_split(math.ceil(len(x) / rows))
+        batches_per_part = max(rows // size, 1)
+        return x.split(batches_per_part * size)
 
-    def _summed(self, g: Tensor, size: int) -> Tensor:
+    def _term_of_s(self, g: Tensor, size: int) -> Tensor:
         """The term of s from one pass, given g(Z; φ) (n, 1)."""
         if self.inner_loss == "whole":
             return g.square().sum()
-        return torch.stack([torch.linalg.vector_norm(b) for b in g.split(size)]).sum()
+        norms = [torch.linalg.vector_norm(batch) for batch in g.split(size)]
+        return torch.stack(norms).sum()

@@ -1,7 +1,7 @@
 """Clients that adapt FedAvg's model to one batch of unlabeled inputs after another, when scored.
 
-All the inputs of a served client's update are one batch. Statistics and gradients of very many are
-means over parts of `pass-megabytes`."""
+In a served model, all inputs of an update are one batch. Statistics and gradients of a large batch
+are means over parts of `pass-megabytes`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,28 +18,29 @@ from clients.core.evaluation import by_parts
 from fedapps.common.settings import COUNT, setting
 from partitions.shares import Samples
 
-Changes = dict[str, Tensor]  # arrays of the adapted network that differ, by name
+Changes = dict[str, Tensor]  # the tensors that adaptation changes, by name
 Norm = nn.modules.batchnorm._BatchNorm
 STATISTICS = ("running_mean", "running_var")
 
 
 class BatchwiseClient(Client):
-    """FedAvg's client that, when scored, adapts to each batch of the inputs in their order.
+    """FedAvg's client that, when scored, adapts to each batch of the inputs, in their order.
 
-    A batch has `test_batch_size` inputs, a novel client's `novel_batch` if that is set."""
+    A batch has `test_batch_size` inputs. A novel client's `novel_batch` > 0 replaces this size."""
 
     batchwise = True
 
-    test_batch_size = setting(20, "inputs that a prediction adapts to together; 0: all", COUNT)
+    test_batch_size = setting(20, "batch size of adaptation and prediction; 0: all inputs", COUNT)
 
     def changes(self, x: Tensor) -> Changes:
-        """What adaptation to x, the next batch of the stream, changes in the network."""
+        """The tensors that adaptation to x, the next batch of the stream, changes."""
         raise NotImplementedError
 
     def update(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the next batch, by the network that is adapted to it."""
         self._changes = self.changes(x)
-        return by_parts(partial(functional_call, self.model, self._changes), self.parts(x))
+        adapted = partial(functional_call, self.model, self._changes)
+        return by_parts(adapted, self.parts(x))
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), each batch by the network that is adapted to it."""
@@ -52,30 +53,33 @@ class BatchwiseClient(Client):
         return model
 
     def test_batches(self, x: Tensor) -> Iterator[Tensor]:
-        """x in batches; the last one may be shorter. Each begins a stream, unless `online`."""
-        for number, batch in enumerate(x.split(self.prediction_batch or max(len(x), 1))):
+        """x in batches; the last one may be smaller. Each starts a new stream, unless `online`."""
+        size = self.prediction_batch or max(len(x), 1)
+        for number, batch in enumerate(x.split(size)):
             if number == 0 or not self.online:
                 self.stream = {}
             yield batch
 
     @property
     def online(self) -> bool:
-        """Whether the batches that a prediction adapts to are one stream."""
+        """Whether the batches of a prediction are one stream."""
         return self.share.novel and self.novel_stream
 
     @property
     def prediction_batch(self) -> int:
-        """The inputs of a batch; 0: all."""
-        return (self.share.novel and self.novel_batch) or self.test_batch_size
+        """The number of inputs in a batch; 0: all inputs."""
+        if self.share.novel and self.novel_batch:
+            return self.novel_batch
+        return self.test_batch_size
 
 
 class HoldingOut(Client):
     """A client that holds out some training samples: the network is not trained on `held`.
 
-    They are evenly spaced among the training samples. A network that another run trained has seen
-    them. Without enough samples, or with `held_out` = 0, `held` are the training samples."""
+    These are evenly spaced among the training samples. A network from another run may have been
+    trained on them. With too few samples or `held_out` = 0, `held` are the training samples."""
 
-    held_out = setting(0.2, "share of the training samples that the network does not see", "[0, 1)")
+    held_out = setting(0.2, "share of the training samples held out from local training", "[0, 1)")
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -92,21 +96,27 @@ class HoldingOut(Client):
 
 def batch_norms(model: nn.Module) -> dict[str, Norm]:
     """The batch normalisation layers that have running statistics, by name."""
-    layers = model.named_modules()
-    return {n: m for n, m in layers if isinstance(m, Norm) and m.running_mean is not None}
+    norms: dict[str, Norm] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Norm) and module.running_mean is not None:
+            norms[name] = module
+    return norms
 
 
 @contextmanager
 def before_norms(model: nn.Module, hook: Callable[[str, Norm, Tensor], None]) -> Iterator[None]:
-    """Inside, `hook` gets each layer of `batch_norms` before its forward pass: its name, itself,
-    and its inputs as (channels, values)."""
+    """Within the context, call `hook` before the forward pass of each layer of `batch_norms`.
+
+    It gets the layer's name, the layer, and the layer's inputs as (channels, values)."""
 
     def call(name: str, norm: nn.Module, inputs: tuple[Tensor]) -> None:
         assert isinstance(norm, Norm)
-        hook(name, norm, inputs[0].detach().transpose(0, 1).flatten(1))
+        values = inputs[0].detach().transpose(0, 1).flatten(1)
+        hook(name, norm, values)
 
-    norms = batch_norms(model)
-    handles = [m.register_forward_pre_hook(partial(call, n)) for n, m in norms.items()]
+    handles = []
+    for name, norm in batch_norms(model).items():
+        handles.append(norm.register_forward_pre_hook(partial(call, name)))
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Clients of users with preferences: local Adam on one head, with or without an embedding.
 
-The baselines *Global* and *Global+* of FedEmbed (section 4.1), and the client of PFedKM. Adam has
-its library defaults and starts fresh in each round; the embedding has its own learning rate (ours).
-The server receives the trained parameters, and so their change."""
+These are the baselines *Global* and *Global+* of FedEmbed (section 4.1), and the client of PFedKM.
+Adam has its library's defaults and starts anew in each round. The embedding has a separate learning
+rate (ours)."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -25,7 +25,9 @@ from partitions.datasets.loading import Info
 from partitions.shares import PreferredSamples, Samples
 
 EMBEDDING = "embedding"
-EMBEDDING_DIM = setting(16, "entries of a personal embedding, at most the image's sides", WIDTH)
+EMBEDDING_DIM = setting(
+    16, "entries of a personal embedding; at most the image's height and width", WIDTH
+)
 
 
 def enclose(
@@ -55,7 +57,7 @@ class GlobalClient(Client):
             raise ValueError(
                 "this method needs users with preferences: set partition to 'preference'"
             )
-        self.k = 0  # the head in use
+        self.k = 0  # number of the user's head
 
     @classmethod
     def build(
@@ -69,27 +71,31 @@ class GlobalClient(Client):
         return {"head": self.criterion(self.model(x, self.k), y)}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """A step of Adam on the sum of the losses for each mini-batch; unused heads come back
-        unchanged. ``loss`` is the mean of the user's head."""
+        """A step of Adam on the sum of the losses for each mini-batch.
+
+        Heads of other users are returned unchanged. ``loss`` is the mean loss of the user's
+        head."""
         self.load(arrays)
         self.model.train()
         optimizer = Adam(self.groups(), self.lr, self.weight_decay)
-        samples, total, rows = self.typed(self.share.train).converted(), 0.0, self.rows(config)
+        samples = self.typed(self.share.train).converted()
+        rows = self.rows(config)
+        total_loss = 0.0
         for index in rows:
             x, y = samples[index]
             losses = self.losses(x, y, samples.types(index))
             optimizer.zero_grad()
             torch.stack(list(losses.values())).sum().backward()
             optimizer.step()
-            total += float(losses["head"].detach())
-        return self.arrays(), len(self.share.train), {"loss": total / max(len(rows), 1)}
+            total_loss += float(losses["head"].detach())
+        return self.arrays(), len(self.share.train), {"loss": total_loss / max(len(rows), 1)}
 
     def groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups."""
         return [{"params": list(self.model.parameters())}]
 
     def typed(self, samples: Samples) -> PreferredSamples:
-        """The samples on the client's device, as ones with types."""
+        """The samples, which have types, on the client's device."""
         moved = samples.to(self.device)
         assert isinstance(moved, PreferredSamples)
         return moved
@@ -137,7 +143,7 @@ class GlobalPlusClient(GlobalClient):
         super().load(arrays)
 
     def embedding(self) -> Any:
-        """v_u (dim,), from the state or drawn by the user's seed."""
+        """v_u (dim,), from the state, or at first drawn by the user's seed."""
         key = f"personal/{EMBEDDING}"
         if key not in self.state:
             generator = torch.Generator().manual_seed(seed_of(self.seed, EMBEDDING, self.client))
@@ -146,7 +152,8 @@ class GlobalPlusClient(GlobalClient):
         return self.state[key]
 
     def groups(self) -> list[dict[str, Any]]:
-        """The embedding in its own group, at its own rate."""
+        """One group for the embedding, at its learning rate, one for all other parameters."""
         named: Mapping[str, nn.Parameter] = dict(self.model.named_parameters())
         others = [p for name, p in named.items() if name != EMBEDDING]
-        return [{"params": others}, {"params": [named[EMBEDDING]], "lr": self.embedding_lr}]
+        embedding_group = {"params": [named[EMBEDDING]], "lr": self.embedding_lr}
+        return [{"params": others}, embedding_group]

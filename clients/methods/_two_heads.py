@@ -1,9 +1,9 @@
 """Clients that mix the logits of the global model with those of a personal head, input by input.
 
-The personal head W (C, d) has no bias. It is trained on the features f of the body as the client
-receives it, before local training and before a prediction, and stays on the client. The client
-sends a summary of the training features; the server returns the plain mean of these. A novel client
-has neither: it predicts by the global model."""
+The personal head W (C, d) has no bias and stays on the client. Before local training and before a
+prediction, the client trains it on the features f of the received body. The client also sends a
+summary of its training features; the server returns the plain mean of all summaries. A novel client
+has neither head nor summary: it predicts by the global model."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -26,10 +26,12 @@ from fedapps.common.settings import COUNT, setting
 from partitions.datasets.loading import Info
 from partitions.shares import Samples
 
-# The summary on the wire: a parameter without a gradient, as cohorts take no buffers.
+# Name of the summary in messages. It is a parameter, because cohorts refuse networks with buffers.
+# No loss reads it, so no step changes it.
 SUMMARY = "feature_summary"
 PERSONAL_HEAD = "head/personal"  # W in the client's state
-Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]  # of g (n, C), p (n, C), f (n, d): e (n, 2)
+# The weights e (n, 2) of both heads, from their logits g, p (n, C) and the features f (n, d).
+Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class TwoHeads(nn.Module):
@@ -38,7 +40,8 @@ class TwoHeads(nn.Module):
     def __init__(self, model: nn.Module, personal_head: Tensor) -> None:
         super().__init__()
         self.head = take_head(model)
-        self.body, self.personal_head = model, nn.Parameter(personal_head)
+        self.body = model
+        self.personal_head = nn.Parameter(personal_head)
 
     def forward(self, x: Tensor, e: Tensor) -> Tensor:
         """e_g g + e_l p (n, C) for weights e (2,) or (n, 2)."""
@@ -51,7 +54,7 @@ class TwoHeads(nn.Module):
         return self.head(f), F.linear(f, self.personal_head), f
 
     def outputs_of(self, x: Tensor, megabytes: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same without gradients, in parts of at most about `megabytes`."""
+        """As `outputs`, but without gradients and in parts of at most about `megabytes`."""
         with torch.no_grad():
             parts = map(self.outputs, x.tensor_split(num_parts(x.shape, megabytes)))
             g, p, f = map(torch.cat, zip(*parts, strict=True))
@@ -64,32 +67,34 @@ def mixed(e: Tensor, g: Tensor, p: Tensor) -> Tensor:
 
 
 class Weigher(nn.Module):
-    """A dataclass `weigh`, whose tuples of tensors are buffers: they move with the network and are
-    saved with it."""
+    """A module around a dataclass `weigh`, which computes the weights e.
+
+    The dataclass's tuples of tensors become buffers: they move with the network and are saved."""
 
     def __init__(self, weigh: Any) -> None:
         super().__init__()
         self.weigh = weigh
-        self.counts: dict[str, int] = {}  # of tensors, by field
+        self.tuple_lengths: dict[str, int] = {}  # by field
         for field in fields(weigh):
             value = getattr(weigh, field.name)
             if not isinstance(value, tuple):
                 continue
-            self.counts[field.name] = len(value)
+            self.tuple_lengths[field.name] = len(value)
             for number, tensor in enumerate(value):
                 self.register_buffer(f"{field.name}_{number}", tensor.clone())
 
     def forward(self, g: Tensor, p: Tensor, f: Tensor) -> Tensor:
         """e (n, 2) of logits or log-probabilities g and p (n, C) and features f (n, d)."""
-        tensors = {}
-        for name, count in self.counts.items():
-            tensors[name] = tuple(self.get_buffer(f"{name}_{i}") for i in range(count))
-        e: Tensor = replace(self.weigh, **tensors)(g, p, f)
+        tuples = {}
+        for name, length in self.tuple_lengths.items():
+            tuples[name] = tuple(self.get_buffer(f"{name}_{i}") for i in range(length))
+        weigh = replace(self.weigh, **tuples)
+        e: Tensor = weigh(g, p, f)
         return e
 
 
 class MixedNetwork(nn.Module):
-    """e_g g + e_l p of inputs in the order in which they arrive; `weigh` gives e."""
+    """e_g g + e_l p of inputs, where `weigh` gives e; the order of the inputs may matter."""
 
     def __init__(self, heads: TwoHeads, weigh: Weigh, megabytes: float) -> None:
         super().__init__()
@@ -104,25 +109,25 @@ class MixedNetwork(nn.Module):
 
 
 class TwoHeadsClient(Client):
-    """FedAvg's client with a personal head. A subclass has the summary and the weights."""
+    """FedAvg's client with a personal head. A subclass defines the summary and the weights."""
 
     also_scores_global_model = True
     needs_head = True
     needs_state = StateUse.PREDICTIONS
     heads = TwoHeads
 
-    head_epochs = setting(1, "epochs of the personal head on the received body", COUNT)
+    head_epochs = setting(1, "epochs in which the personal head trains on the received body", COUNT)
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.personal_head: Tensor | None = None  # W; None: the global model predicts
 
     def summary(self, f: Tensor) -> Tensor:
-        """What the client sends of its training features f (n, d)."""
+        """The summary of the training features f (n, d) that the client sends."""
         raise NotImplementedError
 
     def weighing(self, f: Tensor, y: Tensor) -> Weigh:
-        """The weights of inputs, for training features f (n, d) and labels y (n,)."""
+        """The function that weighs the heads, from training features f (n, d) and labels y (n,)."""
         raise NotImplementedError
 
     @classmethod
@@ -157,13 +162,14 @@ class TwoHeadsClient(Client):
         super().receive(arrays, config)
         if self.share.novel or self.share.unlabeled or not len(self.share.train):
             return
-        # the batches are the same in every evaluation: a saved run is scored as before
+        # The round is left out, so the batches are the same in every evaluation. A saved run is
+        # then scored as it was during training.
         self.personal_head, f, y = self.fit_head({})
         self.weigh = self.weighing(f, y)
 
     @property
     def received_summary(self) -> Tensor:
-        """The server's summary, as long as only `load` has set the model."""
+        """The server's summary; valid until local training changes the model."""
         return self.model.get_parameter(SUMMARY).detach().clone()
 
     def fit_head(self, config: Config) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,28 +178,35 @@ class TwoHeadsClient(Client):
         take_head(body)
         x, y = self.share.train.to(self.device)[:]
         f = by_parts(body, self.parts(x))
-        head = nn.Parameter(self.former_head(f))
+        features = Samples(f, y, torch.arange(len(y), device=f.device), scale=1.0)
+        head = nn.Parameter(self.previous_head(f))
+
+        def head_loss(f: Tensor, y: Tensor) -> Tensor:
+            return self.criterion(F.linear(f, head), y)
+
         sgd(
             [head],
-            Samples(f, y, torch.arange(len(y), device=f.device), scale=1.0),
+            features,
             self.rows(config, "head", epochs=self.head_epochs),
-            lambda f, y: self.criterion(F.linear(f, head), y),
+            head_loss,
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
         return head.detach(), f, y
 
-    def former_head(self, f: Tensor) -> Tensor:
-        """W before the epochs: as the client left it, at first random as torch's layers are."""
+    def previous_head(self, f: Tensor) -> Tensor:
+        """W of the previous round, at first random like torch's linear layers."""
         if PERSONAL_HEAD in self.state:
             return torch.from_numpy(self.state[PERSONAL_HEAD].copy()).to(f)
-        shape = head_of(self.model).out_features, f.shape[1]
+        classes = head_of(self.model).out_features
+        width = f.shape[1]
         generator = torch.Generator().manual_seed(seed_of(self.seed, "personal head", self.client))
-        return ((2 * torch.rand(shape, generator=generator) - 1) / shape[1] ** 0.5).to(f)
+        uniform = 2 * torch.rand((classes, width), generator=generator) - 1
+        return (uniform / width**0.5).to(f)
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, C): mixed with the personal head's, or the global model's."""
+        """Logits (n, C) of both heads, mixed; without a personal head those of the global model."""
         self.intermediate_logits = {}
         if self.personal_head is None:
             return super().predict(x)
@@ -201,7 +214,7 @@ class TwoHeadsClient(Client):
             return self.personal_model(x)(x)
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """Both heads and their mixture, or the global model."""
+        """The network that mixes both heads; without a personal head the global model."""
         if self.personal_head is None:
             return self.network()
         return MixedNetwork(self.two_heads(), self.weigh, self.pass_megabytes).eval()
