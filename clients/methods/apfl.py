@@ -1,10 +1,12 @@
 """APFL client (Deng, Kamani and Mahdavi, 2020, Algorithm 1): a personal model mixed with w.
 
-v̄_i = α_i v_i + (1 − α_i) w_i. Every mini-batch moves w_i by ∇F(w_i), v_i by the gradient of
-F(v̄_i) with respect to v_i, and the round's first one α_i by that with respect to α_i, which is
-⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10). Departs from the paper: α_i ∈ [0, 1]; the server's w is scored; v_i
-starts from the first w that the client gets; the server's mean is weighted by sample counts, not
-plain. The authors' code also adds 0.02 α to α's gradient and mixes logits, not weights."""
+The client mixes v̄_i = α_i v_i + (1 − α_i) w_i. Every mini-batch takes a step of w_i along ∇F(w_i),
+and a step of v_i along the gradient of F(v̄_i) with respect to v_i. The first mini-batch of a round
+also takes a step of α_i along ∂F(v̄_i)/∂α_i = ⟨v_i − w_i, ∇F(v̄_i)⟩, Eq. (10).
+
+Departs from the paper: α_i ∈ [0, 1]; the server's w is scored; v_i starts from the first w that the
+client receives; the server's mean is weighted by sample counts. The authors' code also adds 0.02 α
+to α's gradient, and mixes logits instead of weights."""
 
 import torch
 from torch import Tensor
@@ -17,41 +19,49 @@ from fedapps.common.settings import SHARE, setting
 
 
 class APFLClient(Client):
-    """`mixing` is α_i at the start, trained if `learn`; ``loss`` is the sum of both losses."""
+    """`mixing` is the first α_i, which is trained if `learn`. ``loss`` is F(w_i) + F(v̄_i)."""
 
     also_scores_global_model = True
     needs_state = StateUse.PREDICTIONS
 
-    mixing = setting(0.5, "α at the start: the personal model's part of the mixture", SHARE)
-    learn = setting(True, "whether α is trained, or constant")
+    mixing = setting(0.5, "first α, the weight of the personal model in the mixture", SHARE)
+    learn = setting(True, "train α; false: it is constant")
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """FedAvg's steps of w_i, each with one of v_i and the first one with one of α_i."""
+        """Steps of w_i and v_i for each mini-batch, and one step of α_i."""
         self.load(arrays)
-        named = self.model.named_parameters()
-        self.w = w = {name: p for name, p in named if p.requires_grad}
-        stored = to_tensors(group(self.state, "own"), self.device)
-        self.v = {n: stored.get(n, p).detach().clone().requires_grad_() for n, p in w.items()}
-        alpha = float(self.state["mixing"]) if stored else self.mixing
+        self.w = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        stored_v = to_tensors(group(self.state, "own"), self.device)
+        self.v: dict[str, Tensor] = {}
+        for name, w_i in self.w.items():
+            start = stored_v.get(name, w_i)
+            self.v[name] = start.detach().clone().requires_grad_()
+        alpha = float(self.state["mixing"]) if stored_v else self.mixing
         self.alpha = torch.tensor(alpha, device=self.device, requires_grad=self.learn)
 
-        def adapt() -> None:  # α_i ← α_i − η ∂F(v̄_i)/∂α_i, in the round's first step
+        def step_of_alpha() -> None:  # α_i ← α_i − η ∂F(v̄_i)/∂α_i
+            # Its result has no gradient, so only the round's first mini-batch takes the step.
             if self.alpha.grad is not None:
                 self.alpha = (self.alpha.detach() - self.lr * self.alpha.grad).clamp(0, 1)
 
-        loss = self.fit_locally(config, parameters=[*w.values(), *self.v.values()], adjust=adapt)
-        self.state |= prefixed("own", to_numpy(self.v)) | to_numpy({"mixing": self.alpha})
+        parameters = [*self.w.values(), *self.v.values()]
+        loss = self.fit_locally(config, parameters=parameters, adjust=step_of_alpha)
+        self.state |= prefixed("own", to_numpy(self.v))
+        self.state |= to_numpy({"mixing": self.alpha})
         return self.arrays(), len(self.share.train), {"loss": loss, "mixing": float(self.alpha)}
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """F(w_i) + F(v̄_i); the mixture passes no gradient to w_i."""
-        mixed = {n: p.detach().lerp(self.v[n], self.alpha) for n, p in self.w.items()}
+        v_bar: dict[str, Tensor] = {}
+        for name, w_i in self.w.items():
+            v_bar[name] = w_i.detach().lerp(self.v[name], self.alpha)  # w + α (v − w)
+        # Copies, so that running statistics count the mini-batch once.
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        logits = functional_call(self.model, {**mixed, **buffers}, (x,))
+        logits = functional_call(self.model, {**v_bar, **buffers}, (x,))
         return super().loss(x, y) + self.criterion(logits, y)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """v̄_i of v_i and the server's w; w itself before any training."""
+        """Load v̄_i, the mixture of v_i and the server's w; before any training load w."""
         super().receive(arrays, config)
         v = to_tensors(group(self.state, "own"), self.device)
         with torch.no_grad():

@@ -1,10 +1,12 @@
 """BBSE client (Lipton, Wang and Smola, ICML 2018): label shift from a confusion matrix.
 
-K_ab = P(predicted a | label b), over held-out samples of the training clients. The distribution m
-of a batch's predictions gives q = Π(K⁺ m), Π the projection on the simplex, mixed with a share of
-the uniform distribution. Defaults as in the code of Bao et al. (NeurIPS 2023). Departs from the
-paper: z + log(q / π) is predicted, and nothing is trained again. Agrees with that code to 1e-5
-(tests/test_authors.py)."""
+K is the confusion matrix over held-out samples of the training clients, K_ab = P(predicted a |
+label b). m is the distribution of a batch's predictions, K⁺ the pseudo-inverse of K and Π the
+projection on the simplex. The label distribution of the batch is q = (1 − ε) Π(K⁺ m) + ε / C. The
+defaults are those in the code of Bao et al. (NeurIPS 2023).
+
+Departs from the paper: inputs are predicted by z + log(q / π), without training again. Agrees with
+that code to 1e-5 (tests/test_authors.py)."""
 
 import numpy as np
 import torch
@@ -20,28 +22,33 @@ from clients.methods.prior_em import LabelShiftClient
 from clients.models.head import head_of
 from fedapps.common.settings import setting
 
-CUTOFF = 1e-6  # singular values below it, relative to the largest, count as 0
+CUTOFF = 1e-6  # smaller singular values, relative to the largest one, count as 0
 
 
 class BBSEClient(LabelShiftClient, HoldingOut):
-    """Estimates q from the confusion matrix that the server sends, and from predictions:
-    predicted classes ("hard") or their probabilities ("soft"). In a stream m is of all inputs."""
+    """Estimates q from the server's confusion matrix and the distribution m of predictions.
+
+    `predictions` counts predicted classes ("hard") or sums probabilities ("soft"). In a stream, m
+    includes all previous inputs."""
 
     exchanges = ("query.confusion",)
 
-    predictions = setting("hard", "predicted classes, or their probabilities", ("hard", "soft"))
-    mixing = setting(0.001, "weight of the uniform distribution in q", "(0, 1]")
+    predictions = setting(
+        "hard", "count predicted classes, or sum their probabilities", ("hard", "soft")
+    )
+    mixing = setting(0.001, "ε, weight of the uniform distribution in q", "(0, 1]")
 
     def log_q(self, z: Tensor) -> Tensor:
         """log((1 − ε) Π(K⁺ m) + ε / C)."""
         k = self.known("confusion").astype(float)
-        m = self.mean_so_far({"m": self.shares(z).mean(0)}, len(z))["m"].cpu().numpy()
+        m_of_batch = self.shares(z).mean(0)
+        m = self.mean_so_far({"m": m_of_batch}, len(z))["m"].cpu().numpy()
         q = project(np.linalg.pinv(k, rcond=CUTOFF) @ m)
         q = self.mixing / len(q) + (1 - self.mixing) * q
         return torch.from_numpy(np.log(q)).to(z)
 
     def shares(self, z: Tensor) -> Tensor:
-        """What each prediction counts for each class (n, C)."""
+        """Each prediction's distribution over the classes (n, C): one-hot or probabilities."""
         if self.predictions == "soft":
             return z.softmax(1)
         return F.one_hot(z.argmax(1), z.shape[1]).to(z)

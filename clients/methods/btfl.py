@@ -1,19 +1,25 @@
 """BTFL client (Zhou and Liu, 2025): two heads, weighted for each input by a Bayesian formula.
 
-Training: CE + `sparsity` ‖f‖₁ / 32 of a mini-batch; see `clients.methods._two_heads` for the
-personal head. A feature's level is round(tanh f), 0 or 1. The summary is the share of training
-samples at each level, for each of D features. Test, without optimisation: S = Σ_d log(0.2 + 0.6
-share) of an input's levels by the client's and by all clients' shares, entropies H of both heads,
-H̄ their means in training; ρ = exp((S_l e^{H_l/H̄_l − 1} − S_g e^{H_g/log 100 − 1}) / D), λ = 1 + 4
-tanh(ρ − 1), or 1 / (1 + 4 tanh(1/ρ − 1)) below ρ = 1. e = ∫ Beta(m; a, b) m / (m + (1 − m) λ) dm;
-the output is e log p_g + (1 − e) log p_l. After a batch, a and b (1 at first) grow by the numbers
-of inputs for which shares and both entropies favour the global, and the personal head.
+g marks the global and l the personal head; `clients.methods._two_heads` explains both.
 
-From the authors' code, whose log 100 does not depend on the number of classes. Departs from it:
-all clients' shares hold the client's own, and are of the round before; ρ = 1 gives λ = 1, not 0; a
-and b are not rescaled. The integral, there from 0.01 to 0.99, is divided by the density's: without
-that a large a would take the global head's weight away. But for these, it agrees with that code to
-1e-5 (tests/test_authors_heads.py)."""
+Training: CE + `sparsity` ‖f‖₁ / 32 of a mini-batch with D features f. The level of a feature is
+round(tanh f), 0 or 1. The summary is the share of training samples at each level of each feature.
+
+Test, for each input and without optimisation:
+- evidence S = Σ_d log(0.2 + 0.6 share_d) of the input's levels, S_l by the client's shares and S_g
+  by the mean shares of all clients;
+- entropies H_g and H_l of both heads' predictions, with means H̄ over the training samples;
+- ρ = exp((S_l e^{H_l/H̄_l − 1} − S_g e^{H_g/log 100 − 1}) / D);
+- λ = 1 + 4 tanh(ρ − 1) for ρ ≥ 1, else 1 / (1 + 4 tanh(1/ρ − 1));
+- e = ∫ Beta(m; a, b) m / (m + (1 − m) λ) dm, and the output e log p_g + (1 − e) log p_l.
+a and b start at 1. After each batch, a grows by the number of inputs for which the evidence and
+both entropies favour the global head, b by the number for which they favour the personal head.
+
+The formulas are those of the authors' code, also log 100, which does not depend on the number of
+classes. Departs from that code: the shares of all clients include the client's and are those of the
+previous round; ρ = 1 gives λ = 1, not 0; a and b are not rescaled. The integral from 0.01 to 0.99
+is divided by the integral of the density, because a large a would otherwise diminish the global
+head's weight. Apart from this, it agrees with that code to 1e-5 (tests/test_authors_heads.py)."""
 
 import math
 from dataclasses import dataclass
@@ -29,12 +35,12 @@ from clients.methods._two_heads import TwoHeads, TwoHeadsClient
 from clients.models.head import head_of
 from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, setting
 
-GRID = torch.linspace(0.01, 0.99, 100)  # of the integral over m
-SMALLEST = 1e-12  # of H̄_l, which underflows to 0 for a client of one class
+GRID = torch.linspace(0.01, 0.99, 100)  # values of m for the integral
+SMALLEST = 1e-12  # least H̄_l, which underflows to 0 for a client with one class
 
 
 def levels(f: Tensor) -> Tensor:
-    """Of features f (n, d): 0 or 1, as whole numbers."""
+    """Levels (n, d) of features f (n, d): integers 0 or 1."""
     return f.tanh().round().clamp(0, 1).long()
 
 
@@ -44,13 +50,13 @@ def evidence(f: Tensor, shares: Tensor) -> Tensor:
 
 
 def odds(rho: Tensor) -> Tensor:
-    """λ of ρ; 1 / λ of 1 / ρ."""
-    far = 1 + 4 * (torch.maximum(rho, 1 / rho) - 1).tanh()
-    return torch.where(rho < 1, 1 / far, far)
+    """λ (n,) of ρ (n,)."""
+    at_least_one = 1 + 4 * (torch.maximum(rho, 1 / rho) - 1).tanh()
+    return torch.where(rho < 1, 1 / at_least_one, at_least_one)
 
 
 def expected_weight(lam: Tensor, a: float, b: float) -> Tensor:
-    """e (n,) of λ (n,): the integral by the trapezoidal rule."""
+    """e (n,) of λ (n,); the integral by the trapezoidal rule."""
     m = GRID.to(lam)
     log_density = Beta(m.new_tensor(a), m.new_tensor(b)).log_prob(m)
     density = (log_density - log_density.max()).exp()
@@ -60,8 +66,9 @@ def expected_weight(lam: Tensor, a: float, b: float) -> Tensor:
 
 @dataclass(frozen=True)
 class ModelMixing:
-    """(e, 1 − e) of inputs by `shares` (2, d), all clients' and the client's, and `means`, H̄_g and
-    H̄_l."""
+    """The weights (e, 1 − e) of both heads.
+
+    `shares` are those of all clients and of the client, each (2, d); `means` are H̄_g and H̄_l."""
 
     shares: tuple[Tensor, Tensor]
     means: tuple[Tensor, Tensor]
@@ -69,23 +76,31 @@ class ModelMixing:
 
     def __call__(self, g: Tensor, p: Tensor, f: Tensor) -> Tensor:
         """(n, 2), of log-probabilities (n, C) and features (n, d)."""
-        a, b, weights = 1.0, 1.0, []
-        for batch in zip(*(t.split(self.batch_size) for t in (g, p, f)), strict=True):
-            h_g, h_l = map(entropies, batch[:2])
-            s_g, s_l = (evidence(batch[2], share) for share in self.shares)
+        shares_g, shares_l = self.shares
+        mean_h_g, mean_h_l = self.means
+        a = 1.0
+        b = 1.0
+        weights = []
+        for start in range(0, len(f), self.batch_size):
+            batch = slice(start, start + self.batch_size)
+            h_g = entropies(g[batch])
+            h_l = entropies(p[batch])
+            s_g = evidence(f[batch], shares_g)
+            s_l = evidence(f[batch], shares_l)
             tempered_g = s_g * (h_g / math.log(100) - 1).exp()
-            tempered_l = s_l * (h_l / self.means[1].clamp(min=SMALLEST) - 1).exp()
+            tempered_l = s_l * (h_l / mean_h_l.clamp(min=SMALLEST) - 1).exp()
             rho = ((tempered_l - tempered_g) / f.shape[1]).exp()
             weights.append(expected_weight(odds(rho), a, b))
-            sure_g, sure_l = h_g < self.means[0], h_l < self.means[1]
-            a += int(((s_l < s_g) & sure_g & (h_l > self.means[1])).sum())
-            b += int(((s_l > s_g) & sure_l & (h_g > self.means[0])).sum())
+            favours_g = (s_l < s_g) & (h_g < mean_h_g) & (h_l > mean_h_l)
+            favours_l = (s_l > s_g) & (h_l < mean_h_l) & (h_g > mean_h_g)
+            a += int(favours_g.sum())
+            b += int(favours_l.sum())
         e = torch.cat(weights)
         return torch.stack([e, 1 - e], 1)
 
 
 class LogTwoHeads(TwoHeads):
-    """Both heads' log-probabilities."""
+    """Both heads with log-probabilities in place of logits."""
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """log p_g, log p_l (n, C), and features f (n, d)."""
@@ -94,14 +109,14 @@ class LogTwoHeads(TwoHeads):
 
 
 class BTFLClient(TwoHeadsClient):
-    """Both heads' log-probabilities, mixed."""
+    """Predicts by the weighted log-probabilities of both heads."""
 
     heads = LogTwoHeads
 
     sparsity = setting(
-        0.001, "weight of the sum of the features' absolute values, over 32", NONNEGATIVE
+        0.001, "weight of the sum of the features' absolute values, divided by 32", NONNEGATIVE
     )
-    test_batch_size = setting(32, "inputs after which the prior of e is updated", POSITIVE_INT)
+    test_batch_size = setting(32, "inputs after which a and b are updated", POSITIVE_INT)
 
     @classmethod
     def first_summary(cls, width: int) -> Tensor:
@@ -114,12 +129,12 @@ class BTFLClient(TwoHeadsClient):
         return torch.stack([1 - high, high])
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Train the head, then the global model, whose loss reads its features."""
+        """Train the personal head, then the global model."""
 
-        def note(head: nn.Module, inputs: tuple[Tensor]) -> None:
-            self.features = inputs[0]
+        def keep_features(head: nn.Module, inputs: tuple[Tensor]) -> None:
+            self.features = inputs[0]  # for `loss`
 
-        handle = head_of(self.model).register_forward_pre_hook(note)
+        handle = head_of(self.model).register_forward_pre_hook(keep_features)
         try:
             return super().train(arrays, config)
         finally:
@@ -131,11 +146,14 @@ class BTFLClient(TwoHeadsClient):
         return loss + self.sparsity * self.features.abs().sum() / 32
 
     def weighing(self, f: Tensor, y: Tensor) -> ModelMixing:
-        """The weights by all clients' shares and the client's."""
+        """The weights by the shares of all clients and of the client."""
         assert self.personal_head is not None
         with torch.no_grad():
-            g, p = head_of(self.model)(f), f @ self.personal_head.T
-        means = tuple(entropies(z.log_softmax(1)).mean() for z in (g, p))
-        # the server's mean, perhaps noisy
-        shares = self.received_summary.clamp(0, 1), self.summary(f)
-        return ModelMixing(shares, (means[0], means[1]), self.test_batch_size)
+            g = head_of(self.model)(f)
+            p = f @ self.personal_head.T
+        mean_h_g = entropies(g.log_softmax(1)).mean()
+        mean_h_l = entropies(p.log_softmax(1)).mean()
+        # Privacy may add noise to the server's shares.
+        shares_g = self.received_summary.clamp(0, 1)
+        shares_l = self.summary(f)
+        return ModelMixing((shares_g, shares_l), (mean_h_g, mean_h_l), self.test_batch_size)

@@ -1,8 +1,8 @@
 """Ditto client (Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1): a personal model beside w.
 
-v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w)), w the server's model of the round. Departs from the
-paper: both models take the common local steps, on different mini-batches; v_i starts from the
-first w that the client gets; the server's mean is weighted by sample counts, not plain."""
+v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w)), where w is the server's model of the round. Departs from
+the paper: both models take the common local steps, on different mini-batches; v_i starts from the
+first w that the client receives; the server's mean is weighted by sample counts."""
 
 from clients.core.arrays import Arrays, group, model_arrays, prefixed
 from clients.core.client import Client, Config, Metrics
@@ -28,14 +28,16 @@ class DittoClient(Client):
         return super().train(arrays, config)
 
     def tune(self, config: Config) -> None:
-        """Steps of v_i near the present w; a novel client with a few labels takes them as well. The
-        term's gradient is λ v_i − λ w: weight decay and a drift."""
-        pull = [-self.penalty * w.detach() for w in self.model.parameters()]
-        self.load(group(self.state, "own") or model_arrays(self.model))
+        """Steps of v_i near w, the model's present weights; also for a novel client's few labels.
+
+        The penalty's gradient is λ v_i − λ w. Weight decay adds λ v_i, the drift adds −λ w."""
         decay = self.weight_decay + self.penalty
-        self.fit_locally(config, rows=self.rows(config, "own"), weight_decay=decay, drift=pull)
+        drift = [-self.penalty * w.detach() for w in self.model.parameters()]
+        self.load(group(self.state, "own") or model_arrays(self.model))
+        rows = self.rows(config, "own")
+        self.fit_locally(config, rows=rows, weight_decay=decay, drift=drift)
         self.model.eval()
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """v_i; w before any training."""
+        """Load v_i; before any training load w."""
         super().receive(group(self.state, "own") or arrays, config)

@@ -1,11 +1,13 @@
 """FedADG client (Zhang et al., "Federated Learning with Domain Generalization", 2021).
 
-Features h = F(x) are aligned, class by class, with a reference h' = G(noise, y) that adapts to
-them: least-squares adversarial losses as in the authors' code. F, the classifier and G are
-aggregated; the discriminator D stays on the client. Departs from the authors' code: D gets the
-features without a random projection; no local epochs without alignment come first; no label
-smoothing. There, D sees features in evaluation mode, and the best local epoch by validation leaves.
-Novel clients get the global model."""
+A generator G learns reference features h' = G(noise, y). The features h = F(x) are aligned with
+this reference class by class, by the least-squares adversarial losses of the authors' code. The
+server averages F, the classifier and G; the discriminator D stays on the client. Novel clients get
+the global model.
+
+Departs from the authors' code: D gets the features without a random projection; there are no first
+local epochs without alignment, and no label smoothing. In that code, D gets features in evaluation
+mode, and a client sends the model of its best local epoch by validation."""
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +69,7 @@ class Aligned(HeadedNetwork):
 
     def predictor(self) -> list[nn.Parameter]:
         """The parameters of feature extractor and classifier."""
-        return [p for part in (self.body, self.feature, self.head) for p in part.parameters()]
+        return [*self.body.parameters(), *self.feature.parameters(), *self.head.parameters()]
 
 
 class FedADGClient(Client):
@@ -92,20 +94,22 @@ class FedADGClient(Client):
         return Aligned(model, info.num_classes, feature_dim, noise_dim)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Adversarial local training; ``loss`` is the mean of the predictor's."""
+        """Adversarial local training; ``loss`` is the mean loss of F and the classifier."""
         self.load(arrays)
         self.model.train()
-        discriminator, generator = self.model.discriminator, self.model.generator
-        predict = SGD(self.model.predictor(), self.lr, self.momentum, self.weight_decay)
-        discriminate = SGD(discriminator.parameters(), self.adversarial_lr)
-        generate = SGD(generator.parameters(), self.adversarial_lr)
-        samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
+        of_predictor = SGD(self.model.predictor(), self.lr, self.momentum, self.weight_decay)
+        of_discriminator = SGD(self.model.discriminator.parameters(), self.adversarial_lr)
+        of_generator = SGD(self.model.generator.parameters(), self.adversarial_lr)
+        samples = self.share.train.to(self.device)
+        rows = self.rows(config)
+        total_loss = 0.0
         for x, y in mini_batches(samples, rows):
             h, reference, onehot = self.pair(x, y)
-            _step(discriminate, self.discriminator_loss(h.detach(), reference.detach(), onehot))
-            total += _step(predict, self.predictor_loss(h, y, onehot))
-            _step(generate, self.generator_loss(reference, onehot))
-        return self.arrays(), len(self.share.train), {"loss": total / max(len(rows), 1)}
+            loss = self.discriminator_loss(h.detach(), reference.detach(), onehot)
+            _step(of_discriminator, loss)
+            total_loss += _step(of_predictor, self.predictor_loss(h, y, onehot))
+            _step(of_generator, self.generator_loss(reference, onehot))
+        return self.arrays(), len(self.share.train), {"loss": total_loss / max(len(rows), 1)}
 
     def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and the one-hot labels."""
@@ -119,17 +123,18 @@ class FedADGClient(Client):
         return ((1 - d(reference, onehot)).square() + d(h, onehot).square()).mean()
 
     def predictor_loss(self, h: Tensor, y: Tensor, onehot: Tensor) -> Tensor:
-        """λ E[(1 − D(h|y))²] + (1 − λ) CE: features like the reference, which classify."""
+        """λ E[(1 − D(h|y))²] + (1 − λ) CE: D takes the features for the reference."""
         adversarial = (1 - self.model.discriminator(h, onehot)).square().mean()
         task = self.criterion(self.model.head(h), y)
         return self.alignment * adversarial + (1 - self.alignment) * task
 
     def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:
-        """E[D(h'|y)²]: a reference like the features."""
+        """E[D(h'|y)²]: D takes the reference for features."""
         return self.model.discriminator(reference, onehot).square().mean()
 
 
 def _step(optimizer: SGD, loss: Tensor) -> float:
+    """One step on the loss; returns its value."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -1,9 +1,9 @@
 """FedBABU client (Oh, Kim and Yun, ICLR 2022, Algorithm 1): the head is fixed, the body shared.
 
-All clients train the body under one random head, which is never trained and never sent. A client
-personalizes when it is scored, by passes of local SGD over its training data. Novel clients
-without labels get the body under the random head. Departs from the authors' code: the server's
-mean is weighted by sample counts, not plain."""
+All clients train the body under one random head, which is neither trained nor sent. When a client
+is scored, it first personalizes the model by epochs of local SGD. Novel clients without labels get
+the body under the random head. Departs from the authors' code: the server's mean is weighted by
+sample counts."""
 
 from clients.core.arrays import Arrays
 from clients.core.client import Config, Metrics
@@ -14,13 +14,13 @@ from fedapps.common.settings import COUNT, setting
 
 
 class FedBABUClient(FedPerClient):
-    """Personalizes `part` of the network in `tune_epochs` passes at the local lr."""
+    """Personalizes `part` of the network in `tune_epochs` epochs at the local learning rate."""
 
     also_scores_global_model = True
     needs_state = StateUse.NONE
 
-    tune_epochs = setting(5, "passes over the training data that personalize, when scored", COUNT)
-    part = setting("all", "parameters that are tuned", ("all", "head", "body"))
+    tune_epochs = setting(5, "epochs that personalize the model before it is scored", COUNT)
+    part = setting("all", "part of the network that is personalized", ("all", "head", "body"))
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """FedAvg's steps of the body alone."""
@@ -30,7 +30,7 @@ class FedBABUClient(FedPerClient):
         return self.arrays(), len(self.share.train), {"loss": loss}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The body under the common head, tuned where there are labels."""
+        """Load the body under the common head; a training client then personalizes the model."""
         super().receive(arrays, config)
         if self.tune_epochs and not self.share.novel:
             rows = self.rows(config, "tune", epochs=self.tune_epochs)

@@ -1,10 +1,10 @@
 """FedBN client (Li, Jiang, Zhang, Kamp and Dou, ICLR 2021): batch normalisation stays local.
 
-Weights, biases and running statistics of batch-normalisation layers are personal, all else is
-FedAvg's. The network must have such layers. The paper gives novel clients without labels none, so
-they are not served. Ours: a novel client with a few labels first estimates its running statistics
-on all its inputs, those that are scored included, without their labels. Its weights and biases
-start from the initial ones."""
+Weights, biases and running statistics of batch normalisation layers are personal; all other arrays
+are FedAvg's. The network must have such layers. The paper says nothing about novel clients, so
+novel clients without labels are not served. Ours: a novel client with a few labels first estimates
+its running statistics on all its inputs, including the inputs that are scored, without labels. Its
+weights and biases start from the initial ones."""
 
 from copy import deepcopy
 
@@ -44,8 +44,8 @@ class FedBNClient(Client):
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
         """The network with its batch-normalisation layers marked. ValueError if it has none."""
-        kind = nn.modules.batchnorm._BatchNorm
-        norms = {name: m for name, m in model.named_modules() if isinstance(m, kind)}
+        norm_class = nn.modules.batchnorm._BatchNorm
+        norms = {name: m for name, m in model.named_modules() if isinstance(m, norm_class)}
         check_norms("fedbn", model, norms)
         for name, norm in norms.items():
             model.set_submodule(name, MarkedNorm(norm))
@@ -53,8 +53,10 @@ class FedBNClient(Client):
 
     def tune(self, config: Config) -> None:
         """Estimate running statistics on all inputs, then train on the few labeled samples."""
-        parts = (self.share.train, self.share.everything)
-        x = torch.cat([part.to(self.device)[:][0] for part in parts])
+        trained, _ = self.share.train.to(self.device)[:]
+        scored, _ = self.share.everything.to(self.device)[:]
+        x = torch.cat([trained, scored])
+        # A copy, because `with_statistics` also changes the layers' momentum.
         model = with_statistics(deepcopy(self.model), *self.parts(x))
         self.model.load_state_dict(model.state_dict())
         super().tune(config)

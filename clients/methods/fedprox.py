@@ -6,15 +6,16 @@ from fedapps.common.settings import NONNEGATIVE, setting
 
 
 class FedProxClient(Client):
-    """FedAvg's client with a proximal term of weight `mu` >= 0. The loss that it reports is without
-    this term."""
+    """FedAvg's client with a proximal term of weight `mu`; ``loss`` excludes this term."""
 
     mu = setting(0.001, "μ, weight of the proximal term", NONNEGATIVE)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local SGD. The proximal term's gradient is μw − μw_server: weight decay and a drift."""
+        """Local SGD on the loss and the proximal term.
+
+        The term's gradient is μ w − μ w_server. Weight decay adds μ w, the drift −μ w_server."""
         self.load(arrays)
-        drift = [-self.mu * w_server.detach() for w_server in self.model.parameters()]
         decay = self.weight_decay + self.mu
+        drift = [-self.mu * w_server.detach() for w_server in self.model.parameters()]
         loss = self.fit_locally(config, weight_decay=decay, drift=drift)
         return self.arrays(), len(self.share.train), {"loss": loss}
