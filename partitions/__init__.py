@@ -14,8 +14,19 @@ if TYPE_CHECKING:
     from partitions.federations import Federation
     from partitions.rules.registry import Config
 
-KEYS = ("dataset", "data-dir", "image-size", "label", "partition", "num-clients", "train-fraction",
-        "standardize", "seed", "novel-shots")  # fmt: skip
+# The keys outside of "partition.…" and of references' options on which a federation depends.
+KEYS = (
+    "dataset",
+    "data-dir",
+    "image-size",
+    "label",
+    "partition",
+    "num-clients",
+    "train-fraction",
+    "standardize",
+    "seed",
+    "novel-shots",
+)
 _MODULES = {
     "Info": "partitions.datasets.loading",
     "NONNEGATIVE": "fedapps.common.settings",
@@ -25,20 +36,21 @@ _MODULES = {
 }
 __all__ = [*sorted(_MODULES), "federation", "task"]  # noqa: PLE0604
 __getattr__ = lazy(__name__, _MODULES)
-RUN_SEED = -1  # data-seed: the run's seed
-FEDERATIONS = {  # rules with a kind of federation of their own
+RUN_SEED = -1  # value of data-seed that means the run's seed
+FEDERATIONS = {  # rules that need a subclass of Federation
     "preference": "partitions.federations:PreferenceFederation",
     "cross-dataset": "partitions.federations:CrossFederation",
 }
 
 
-forgetting: list[Callable[[], None]] = []  # called when federations of this process are forgotten
+# Functions that clear caches of other modules; called when this process forgets its federations.
+forgetting: list[Callable[[], None]] = []
 
 
 def federation(config: "Config") -> "Federation":
-    """The federation that `config` describes, one object per process for equal settings.
+    """The federation that `config` describes: one object per process for equal settings.
 
-    Its seed is ``data-seed``, so that runs of several seeds can share one split; -1: ``seed``."""
+    ``data-seed`` is its seed, so that runs of several seeds can share one split; -1: ``seed``."""
     relevant = {key: config[key] for key in _relevant(tuple(config))}
     data_seed = int(config["data-seed"])
     if data_seed < RUN_SEED:
@@ -51,7 +63,7 @@ def federation(config: "Config") -> "Federation":
 @lru_cache(maxsize=8)
 def _relevant(keys: tuple[str, ...]) -> list[str]:
     """The keys that a federation depends on."""
-    return sorted(k for k in keys if k in KEYS or k.startswith("partition.") or ":" in k)
+    return sorted(key for key in keys if key in KEYS or key.startswith("partition.") or ":" in key)
 
 
 def forget_changed() -> None:
@@ -65,16 +77,18 @@ def forget_changed() -> None:
 
 
 def task(config: "Config") -> "Info":
-    """The network's task: the dataset's, or the one that the partition makes of it."""
+    """What the network predicts: the dataset's classes, or users' preferences."""
     from partitions.datasets.loading import described, preference_info
 
     info = described(config)
-    return preference_info(info) if config["partition"] == "preference" else info
+    if config["partition"] == "preference":
+        return preference_info(info)
+    return info
 
 
 @cache
 def _federation(items: tuple[tuple[str, str | int | float | bool], ...]) -> "Federation":
     config = dict(items)
-    kind = FEDERATIONS.get(str(config["partition"]), "partitions.federations:Federation")
-    made: Federation = resolve_name(kind)(config)
-    return made
+    class_name = FEDERATIONS.get(str(config["partition"]), "partitions.federations:Federation")
+    new_federation: Federation = resolve_name(class_name)(config)
+    return new_federation

@@ -1,7 +1,9 @@
-"""A dataset partitioned among clients: their roles, and each client's share.
+"""Federations: a dataset partitioned among clients, with each client's role and share.
 
-A federation of one dataset, of users with preferences, or of two datasets with common classes."""
+There are federations of one dataset, of users with preferences, and of two datasets with common
+classes."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -25,21 +27,24 @@ from partitions.rules.registry import BASES, PARTITIONS, Config, Partition, chan
 from partitions.shares import SUB_POPULATION, PreferredSamples, Samples, Share
 from partitions.shifts.translation import translated
 
-DEFAULT_PUBLIC = -1  # of public samples: 5000, at most a sixth of the data
-PARTITION_KEYS = ("partition", "num-clients", "train-fraction", "seed")  # decide who holds what
-SHARES_KEPT = 1000  # clients whose shares stay in memory; those of others are cut again
+DEFAULT_PUBLIC = -1  # public-samples: 5000, at most a sixth of the data
+# The keys outside of "partition.…" that decide which client holds which rows.
+PARTITION_KEYS = ("partition", "num-clients", "train-fraction", "seed")
+SHARES_KEPT = 1000  # the number of clients whose shares stay in memory
 STANDARDIZE = ("none", "channels", "training-clients")
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 class Federation:
-    """`num_clients` clients of one dataset; `novel` (num_clients,) ones take no part in training.
+    """`num_clients` clients of one dataset. The clients marked in `novel` (num_clients,) do not
+    train.
 
-    A client keeps ``partition.validation-fraction`` of its samples for validation and
-    ``partition.test-fraction`` for test, unless the rule partitions the dataset's own test samples.
-    ``partition.public-samples`` belong to no client. Of the training clients a share of
-    ``partition.labeled-clients`` has labels; all labels of the others are hidden.
-    `dataset` may replace the configured one. Raises ValueError for settings that cannot be met."""
+    A client uses ``partition.validation-fraction`` of its samples for validation and
+    ``partition.test-fraction`` for test, unless the rule partitions the dataset's test split.
+    ``partition.public-samples`` samples belong to no client. A fraction
+    ``partition.labeled-clients`` of the training clients has labels; the labels of the others are
+    hidden. `dataset` replaces the configured one. Raises ValueError for settings that contradict
+    each other or the data."""
 
     def __init__(self, config: Config, dataset: Dataset | None = None) -> None:
         self.num_clients = int(config["num-clients"])
@@ -48,40 +53,29 @@ class Federation:
         self._shots = novel_shots(config)
         self.novel = self._roles(float(config["train-fraction"]))
         self.unlabeled = self._unlabeled(float(config["partition.labeled-clients"]))
-        entry = PARTITIONS[str(config["partition"])]
+        rule_name = str(config["partition"])
+        rule = PARTITIONS[rule_name]
         self._changes = changes(config, self.novel)
-        hidden = int(config["partition.public-samples"])
-        if hidden < DEFAULT_PUBLIC:
-            raise ValueError(f"partition.public-samples is {hidden}; it must be at least 0")
+        num_public = int(config["partition.public-samples"])
+        if num_public < DEFAULT_PUBLIC:
+            raise ValueError(f"partition.public-samples is {num_public}; it must be at least 0")
+
+        # The checks above need no data: wrong settings fail before a dataset is loaded.
         self.dataset = dataset or configured(config)
-        if hidden == DEFAULT_PUBLIC:
-            hidden = min(5000, len(self.dataset.y) // 6)
         self.info: Info = self.dataset.info
-        if hidden >= len(self.dataset.y):
-            raise ValueError(
-                f"partition.public-samples is {hidden}, but {self.info.name} has only "
-                f"{len(self.dataset.y)} samples"
-            )
-        if self.num_clients > len(self.dataset.y) - hidden:
-            raise ValueError(
-                f"num-clients is {self.num_clients}, more than the {len(self.dataset.y) - hidden} "
-                f"samples of {self.info.name}"
-            )
+        if num_public == DEFAULT_PUBLIC:
+            num_public = min(5000, len(self.dataset.y) // 6)
+        self._check_enough_samples(num_public)
         self._parts = self._pools()
-        relevant: dict[str, object] = {
-            k: v for k, v in config.items() if k in PARTITION_KEYS or k.startswith("partition.")
-        }
-        if external_code.is_reference(rule := str(config["partition"])):
-            relevant["code"] = code_identity(rule, external_code.options(config, rule))
-        relevant["partition.public-samples"] = hidden
-        assigned = cached_assignment(
-            self.dataset.key, relevant, lambda: self._assign(entry, config, hidden)
-        )
-        self._pooled, self._attributes = assigned.pooled, assigned.attributes
-        self._rows = assigned.rows
+
+        assignment = self._cached_assignment(rule_name, rule, config, num_public)
+        self._pooled = assignment.pooled
+        self._attributes = assignment.attributes
+        self._rows = assignment.rows
         for change in self._changes:
-            self._rows = [change.rows(i, rows) for i, rows in enumerate(self._rows)]
-        self._check_sizes(str(config["partition"]), entry.sparse)
+            self._rows = [change.rows(client, rows) for client, rows in enumerate(self._rows)]
+        self._check_sizes(rule_name, rule.sparse)
+
         self._mean, self._std = self._scaling(str(config["standardize"]))
         self._shares: dict[int, Share] = {}
         self._shifted_tests = None
@@ -89,16 +83,19 @@ class Federation:
             from partitions.shifts.shifted_tests import ShiftedTests
 
             self._shifted_tests = ShiftedTests(config, self.dataset, self._seed, self._others)
-        public = self._samples(self.dataset.x, self.dataset.y, torch.from_numpy(assigned.public))
-        self.public = public if hidden else None
+        self.public: Samples | None = None
+        if num_public:
+            rows = torch.from_numpy(assignment.public)
+            self.public = self._samples(self.dataset.x, self.dataset.y, rows)
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
         self.check_client(client)
         if client not in self._shares:
             if len(self._shares) == SHARES_KEPT:
-                del self._shares[next(iter(self._shares))]  # the oldest
-            self._shares[client] = self._cut(client)
+                oldest = next(iter(self._shares))
+                del self._shares[oldest]
+            self._shares[client] = self._make_share(client)
         return self._shares[client]
 
     def rows(self, client: int) -> dict[str, np.ndarray]:
@@ -112,6 +109,7 @@ class Federation:
             raise ValueError(f"client {client} is not one of the {self.num_clients} clients")
 
     def _roles(self, fraction: float) -> np.ndarray:
+        """Whether each client is novel, (num_clients,)."""
         count = round(fraction * self.num_clients)
         if not 0 < fraction <= 1 or not count:
             raise ValueError(
@@ -128,54 +126,100 @@ class Federation:
         training = np.flatnonzero(~self.novel)
         count = max(1, round(labeled * len(training)))
         generator = np.random.default_rng(seed_of(self._seed, "labeled"))
+        labeled_clients = generator.permutation(training)[:count]
         unlabeled = ~self.novel
-        unlabeled[generator.permutation(training)[:count]] = False
+        unlabeled[labeled_clients] = False
         return unlabeled
 
+    def _check_enough_samples(self, num_public: int) -> None:
+        num_samples = len(self.dataset.y)
+        if num_public >= num_samples:
+            raise ValueError(
+                f"partition.public-samples is {num_public}, but {self.info.name} has only "
+                f"{num_samples} samples"
+            )
+        if self.num_clients > num_samples - num_public:
+            raise ValueError(
+                f"num-clients is {self.num_clients}, more than the {num_samples - num_public} "
+                f"samples of {self.info.name}"
+            )
+
     def _pools(self) -> np.ndarray:
-        """TRAIN, VALIDATION or TEST for each row: the official split, validation drawn by seed."""
+        """TRAIN, VALIDATION or TEST for each row: the official split, where a part of the training
+        samples, drawn by seed, becomes VALIDATION."""
         parts = np.full(len(self.dataset.y), TRAIN)
         parts[self.dataset.num_train :] = TEST
         generator = np.random.default_rng(seed_of(self._seed, "pools"))
         order = generator.permutation(self.dataset.num_train)
-        parts[order[: round(self._fractions["validation"] * len(order))]] = VALIDATION
+        num_validation = round(self._fractions["validation"] * len(order))
+        parts[order[:num_validation]] = VALIDATION
         return parts
 
-    def _assign(self, entry: Partition, config: Config, hidden: int) -> Assignment:
+    def _cached_assignment(
+        self, rule_name: str, rule: Partition, config: Config, num_public: int
+    ) -> Assignment:
+        """The assignment of rows, from the cache if an earlier process has made it."""
+        identity: dict[str, object] = {}
+        for key, value in config.items():
+            if key in PARTITION_KEYS or key.startswith("partition."):
+                identity[key] = value
+        if external_code.is_reference(rule_name):
+            options = external_code.options(config, rule_name)
+            identity["code"] = code_identity(rule_name, options)
+        identity["partition.public-samples"] = num_public
+        return cached_assignment(
+            self.dataset.key, identity, lambda: self._assign(rule, config, num_public)
+        )
+
+    def _assign(self, rule: Partition, config: Config, num_public: int) -> Assignment:
         """Each client's rows by the partitioner, which sees labels, columns and row numbers."""
         import datasets
 
         from partitions.rules.partitioner import RowsPartitioner
 
-        rule = entry.make(config, self.novel)
-        if "shards-per-client" in entry.options:
+        partitioner = rule.make(config, self.novel)
+        num_samples = len(self.dataset.y)
+        if "shards-per-client" in rule.options:
             shards = self.num_clients * int(config["partition.shards-per-client"])
-            if shards > len(self.dataset.y) - hidden:
+            if shards > num_samples - num_public:
                 raise ValueError(
                     f"partition.shards-per-client is {config['partition.shards-per-client']}; "
-                    f"{shards} shards for {len(self.dataset.y) - hidden} samples"
+                    f"{shards} shards for {num_samples - num_public} samples"
                 )
         generator = np.random.default_rng(seed_of(self._seed, "rows"))
-        public, rows = np.split(generator.permutation(len(self.dataset.y)), [hidden])
+        public, rows = np.split(generator.permutation(num_samples), [num_public])
         columns = {name: values[rows] for name, values in self.dataset.columns.items()}
-        columns |= {"label": self.dataset.y.numpy()[rows], "row": rows, "part": self._parts[rows]}
-        rule.dataset = datasets.Dataset.from_dict(columns)
-        clients = range(self.num_clients)
-        if isinstance(rule, RowsPartitioner):
-            assigned = [rows[rule.rows(i)] for i in clients]
-            return Assignment(assigned, public, rule.pooled, [rule.attributes(i) for i in clients])
-        assigned = [rule.load_partition(i).with_format("numpy")[:]["row"] for i in clients]
-        return Assignment(assigned, public, False, [{} for _ in clients])
+        columns["label"] = self.dataset.y.numpy()[rows]
+        columns["row"] = rows
+        columns["part"] = self._parts[rows]
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
 
-    def _check_sizes(self, name: str, sparse: bool) -> None:
-        least = np.where(self.novel & sparse, 0, 2)
-        if empty := [i for i, rows in enumerate(self._rows) if len(rows) < least[i]]:
-            some = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
+        rows_of: list[np.ndarray] = []
+        attributes: list[dict[str, float | int | str]] = []
+        if isinstance(partitioner, RowsPartitioner):
+            for client in range(self.num_clients):
+                rows_of.append(rows[partitioner.rows(client)])
+                attributes.append(partitioner.attributes(client))
+            return Assignment(rows_of, public, partitioner.pooled, attributes)
+        for client in range(self.num_clients):
+            partition = partitioner.load_partition(client).with_format("numpy")
+            rows_of.append(partition[:]["row"])
+            attributes.append({})
+        return Assignment(rows_of, public, False, attributes)
+
+    def _check_sizes(self, rule_name: str, sparse: bool) -> None:
+        """Raise ValueError for clients with too few samples, or with none to train on."""
+        minimum = np.where(self.novel & sparse, 0, 2)
+        too_small = [i for i, rows in enumerate(self._rows) if len(rows) < minimum[i]]
+        if too_small:
+            first_ones = ", ".join(map(str, too_small[:5]))
+            if len(too_small) > 5:
+                first_ones += ", …"
             raise ValueError(
-                f"clients {some} got fewer than 2 samples; use fewer clients than num-clients="
-                f"{self.num_clients} or a milder partition than {name!r}"
+                f"clients {first_ones} got fewer than 2 samples; use fewer clients than "
+                f"num-clients={self.num_clients} or a milder partition than {rule_name!r}"
             )
-        training = [client for client in range(self.num_clients) if not self.novel[client]]
+        training = np.flatnonzero(~self.novel).tolist()
         for client in sorted(training, key=lambda client: len(self._rows[client])):
             parts = self._split(self._rows[client])
             if not len(parts["train"]):
@@ -187,7 +231,7 @@ class Federation:
                 )
 
     def _scaling(self, standardize: str) -> tuple[Moment, Moment]:
-        """Mean and deviation by which inputs in [0, 1] are standardised."""
+        """Mean and standard deviation by which inputs in [0, 1] are standardised."""
         if standardize == "none":
             return 0.0, 1.0
         if standardize == "training-clients":
@@ -203,8 +247,8 @@ class Federation:
         return self.info.mean, self.info.std
 
     def _moments(self) -> tuple[float, float]:
-        """Mean and deviation of `_moment_rows`' inputs, over all pixels. Raises ValueError for
-        inputs that are all equal."""
+        """Mean and standard deviation over all pixels of `_moment_rows`' inputs. Raises ValueError
+        if all these numbers are equal."""
         x = self.dataset.x[self._moment_rows()].double() / self.info.scale
         deviation = float(x.std())
         if not deviation > 0:
@@ -215,35 +259,43 @@ class Federation:
         return float(x.mean()), deviation
 
     def _moment_rows(self) -> torch.Tensor:
-        """The training clients' rows."""
-        rows = np.concatenate([self._rows[i] for i in np.flatnonzero(~self.novel)])
+        """The training clients' rows, in order."""
+        rows = np.concatenate([self._rows[client] for client in np.flatnonzero(~self.novel)])
         return torch.from_numpy(np.sort(rows))
 
     def _ordered(self, client: int) -> np.ndarray:
+        """The client's rows in the random order by which they are split into parts."""
         generator = np.random.default_rng(seed_of(self._seed, "split", client))
         return generator.permutation(self._rows[client])
 
-    def _cut(self, client: int) -> Share:
-        rows, data = self._ordered(client), self.dataset
-        x, y, at = self._changed(client, rows)
-        index, split = torch.from_numpy(rows), self._split(rows)
-        if self._shifted_tests is not None and not self.novel[client]:
-            x, y, at = x[at], y[at], torch.arange(len(rows))
-            x_test, y[split["test"]] = self._shifted_tests(client, *self._tests[client])
-            x = x.to(x_test.dtype)
+    def _make_share(self, client: int) -> Share:
+        """The client's share, after all changes."""
+        is_novel = bool(self.novel[client])
+        rows = self._ordered(client)
+        split = self._split(rows)
+        x, y, index = self._changed(client, rows)
+        if self._shifted_tests is not None and not is_novel:
+            x_test, y_test = self._shifted_tests(client, *self._tests[client])
+            # Copies: the dataset's tensors belong to all clients.
+            x = x[index].to(x_test.dtype)
+            y = y[index]
+            index = torch.arange(len(rows))
             x[split["test"]] = x_test
+            y[split["test"]] = y_test
+        num_classes = len(self.dataset.y[torch.from_numpy(rows)].unique())
         if self.unlabeled[client]:
             y = y.new_tensor(UNLABELED).expand(len(y))
-        parts = {name: self._samples(x, y, at[p]) for name, p in split.items()}
-        attributes = {"classes": len(data.y[index].unique())} | self._attributes[client]
+        parts = {name: self._samples(x, y, index[part]) for name, part in split.items()}
+        attributes: dict[str, float | int | str] = {"classes": num_classes}
+        attributes |= self._attributes[client]
         for change in self._changes:
             attributes |= change.attributes(client)
         share = Share(
             parts["train"],
             parts["validation"],
             parts.get("test"),
-            self._samples(x, y, at),
-            bool(self.novel[client]),
+            self._samples(x, y, index),
+            is_novel,
             attributes,
             self.public,
         )
@@ -252,54 +304,78 @@ class Federation:
     def _changed(
         self, client: int, rows: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Inputs and labels, after the changes, and which of them are the client's `rows`."""
-        x, y, at = self.dataset.x, self.dataset.y, torch.from_numpy(rows)
-        for change in self._changes:  # a change makes copies
-            if (inputs := change.inputs(client, x[at])) is not None:
-                x, y, at = inputs, y[at], torch.arange(len(at))
-            if (labels := change.labels(client, y[at])) is not None:
-                x, y, at = x[at], labels, torch.arange(len(at))
-        return x, y, at
+        """Inputs x and labels y after the changes, and the positions of the client's `rows` in
+        them. Without a change, x and y are the whole dataset, uncopied."""
+        x = self.dataset.x
+        y = self.dataset.y
+        index = torch.from_numpy(rows)
+        for change in self._changes:
+            changed_x = change.inputs(client, x[index])
+            if changed_x is not None:
+                x = changed_x
+                y = y[index]
+                index = torch.arange(len(index))
+            changed_y = change.labels(client, y[index])
+            if changed_y is not None:
+                x = x[index]
+                y = changed_y
+                index = torch.arange(len(index))
+        return x, y, index
 
     @cached_property
     def _tests(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """The test samples of each training client, before a shift."""
+        """Inputs and labels of each training client's test samples, before a shift."""
         tests = {}
         for client in np.flatnonzero(~self.novel).tolist():
             rows = self._ordered(client)
-            x, y, at = self._changed(client, rows)
-            at = at[self._split(rows).get("test", slice(0))]
-            tests[client] = x[at], y[at]
-        if empty := [client for client, (_, y) in tests.items() if not len(y)]:
-            raise ValueError(
-                f"partition.test-shift changes test samples, and client {empty[0]} has none; set "
-                "partition.test-fraction"
-            )
+            x, y, index = self._changed(client, rows)
+            test_index = index[self._split(rows).get("test", slice(0))]
+            if not len(test_index):
+                raise ValueError(
+                    f"partition.test-shift changes test samples, and client {client} has none; set "
+                    "partition.test-fraction"
+                )
+            tests[client] = (x[test_index], y[test_index])
         return tests
 
     def _others(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The test samples of the other training clients. ValueError if there is none."""
+        """Inputs and labels of the other training clients' test samples. ValueError if this is the
+        only training client."""
         if len(self._tests) < 2:
             raise ValueError("partition.test-shift needs the test samples of two training clients")
-        x, y = zip(*(t for other, t in self._tests.items() if other != client), strict=True)
-        return torch.cat(x), torch.cat(y)
+        others = [samples for other, samples in self._tests.items() if other != client]
+        x = torch.cat([inputs for inputs, _ in others])
+        y = torch.cat([labels for _, labels in others])
+        return x, y
 
     def _split(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Positions of a client's training, validation and test samples among its rows."""
         if self._pooled:
-            parts = self._parts[rows]
-            return {n: torch.from_numpy(np.flatnonzero(parts == p)) for n, p in PARTS.items()}
-        counts = [max(1, round(f * len(rows))) if f else 0 for f in self._fractions.values()]
-        validation, test, train = torch.arange(len(rows)).tensor_split(np.cumsum(counts).tolist())
+            pooled_parts = self._parts[rows]
+            positions = {}
+            for name, part in PARTS.items():
+                positions[name] = torch.from_numpy(np.flatnonzero(pooled_parts == part))
+            return positions
+        counts = []
+        for fraction in (self._fractions["validation"], self._fractions["test"]):
+            count = round(fraction * len(rows))
+            if fraction:
+                count = max(1, count)
+            counts.append(count)
+        ends = np.cumsum(counts).tolist()
+        validation, test, train = torch.arange(len(rows)).tensor_split(ends)
         parts = {"train": train, "validation": validation}
-        return parts | {"test": test} if self._fractions["test"] else parts
+        if self._fractions["test"]:
+            parts["test"] = test
+        return parts
 
     def _samples(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Samples:
         return Samples(x, y, index, self.dataset.info.scale, self._mean, self._std)
 
 
 def novel_shots(config: Config) -> int:
-    """Labeled samples of each class that a novel client learns from. ValueError if negative."""
+    """The number of labeled samples of each class that a novel client trains on. ValueError if it
+    is negative."""
     shots = int(config.get("novel-shots", 0))
     if shots < 0:
         raise ValueError(f"novel-shots is {shots}; it must not be negative")
@@ -307,8 +383,10 @@ def novel_shots(config: Config) -> int:
 
 
 def _fractions(config: Config) -> dict[str, float]:
+    """The fractions of a client's samples by part; ValueError if none are left to train on."""
     fractions = {
-        name: float(config[f"partition.{name}-fraction"]) for name in ("validation", "test")
+        "validation": float(config["partition.validation-fraction"]),
+        "test": float(config["partition.test-fraction"]),
     }
     for name, fraction in fractions.items():
         if not 0 <= fraction < 1:
@@ -325,24 +403,27 @@ RANK = "rank"  # attribute of a share: position in its sub-population, from 0, n
 
 
 class PreferenceFederation(Federation):
-    """Users of a dataset's types; a share's attributes name its sub-population.
+    """Users who prefer one of a dataset's types each; a share's attributes name its sub-population.
 
-    `partition.shares` gives the sub-populations' shares of the users, comma-separated, in the
-    types' order; empty: equal ones."""
+    `partition.shares` lists each sub-population's fraction of the users, in the order of the types.
+    Empty: equal fractions."""
 
     def __init__(self, config: Config) -> None:
         import datasets
 
-        if shots := novel_shots(config):
+        shots = novel_shots(config)
+        if shots:
             raise ValueError(
                 f"novel-shots is {shots}; users with preferences show no labels: use 0"
             )
-        if (labeled := float(config["partition.labeled-clients"])) < 1:
+        labeled = float(config["partition.labeled-clients"])
+        if labeled < 1:
             raise ValueError(
                 f"partition.labeled-clients is {labeled:g}; users with preferences all have "
                 "labels, so leave it at 1"
             )
-        self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
+        self.num_clients = int(config["num-clients"])
+        self._seed = int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
         if changes(config, self.novel) or config["partition.test-shift"] != "none":
             raise ValueError(
@@ -357,9 +438,9 @@ class PreferenceFederation(Federation):
         self._rank = np.zeros(self.num_clients, dtype=int)
         for kind in np.unique(self.preferred):
             users = np.flatnonzero(self.preferred == kind)
-            users = users[np.argsort(self.novel[users], kind="stable")]
-            self._rank[users] = np.arange(len(users))
-        self._drawn: dict[int, Tensor] = {}
+            training_first = users[np.argsort(self.novel[users], kind="stable")]
+            self._rank[training_first] = np.arange(len(users))
+        self._drawn: dict[int, Tensor] = {}  # rows by user
         self._mean, self._std = self._scaling(str(config["standardize"]))
 
     def share(self, client: int) -> Share:
@@ -367,95 +448,114 @@ class PreferenceFederation(Federation):
         self.check_client(client)
         if client not in self._drawn:
             self._drawn[client] = torch.from_numpy(self.rule.rows(client))
-        rows, parts = self._drawn[client], self.rule.parts
-        counts = [parts["train"], parts.get("validation", 0), parts["test"]]
-        train, validation, test = rows.split(counts)
+        rows = self._drawn[client]
+        sizes = self.rule.parts
+        train, validation, test = rows.split(
+            [sizes["train"], sizes.get("validation", 0), sizes["test"]]
+        )
         attributes: dict[str, float | int | str] = {
             SUB_POPULATION: int(self.preferred[client]),
             RANK: int(self._rank[client]),
         }
         return Share(
-            self._of(client, train),
-            self._of(client, validation),
-            self._of(client, test),
-            self._of(client, rows),
+            self._preferred_samples(client, train),
+            self._preferred_samples(client, validation),
+            self._preferred_samples(client, test),
+            self._preferred_samples(client, rows),
             bool(self.novel[client]),
             attributes,
         )
 
-    def _of(self, client: int, index: Tensor) -> PreferredSamples:
-        data, scale = self.dataset, (self.dataset.info.scale, self._mean, self._std)
-        return PreferredSamples(data.x, data.y, index, *scale, int(self.preferred[client]))
+    def _preferred_samples(self, client: int, index: Tensor) -> PreferredSamples:
+        return PreferredSamples(
+            self.dataset.x,
+            self.dataset.y,
+            index,
+            self.dataset.info.scale,
+            self._mean,
+            self._std,
+            int(self.preferred[client]),
+        )
 
     def _moment_rows(self) -> Tensor:
-        """The training split."""
+        """The rows of the training split."""
         return torch.arange(self.dataset.num_train)
 
 
 class CrossFederation(Federation):
     """Training clients hold ``dataset``, novel clients ``partition.novel-dataset``.
 
-    ODPFL-HN, section 6.8: CIFAR-10 to STL-10. The other dataset's inputs are resized to the first
-    one's, its classes are matched by name, and classes without a counterpart are left out (see
-    `partitions.shifts.translation`). The base rule partitions both (ours).
+    ODPFL-HN, section 6.8: CIFAR-10 to STL-10. The novel dataset's inputs are resized to the size of
+    the first one's, its classes are matched by name, and classes without a counterpart are left out
+    (see `partitions.shifts.translation`). The base rule partitions both datasets (ours).
 
-    Raises ValueError if the two have no common class or different numbers of channels."""
+    Raises ValueError if they have no common class or different numbers of channels."""
 
     def __init__(self, config: Config) -> None:
-        base = str(config["partition.base-rule"])
-        if base not in BASES:
-            raise ValueError(f"partition.base-rule is {base!r}; known: {', '.join(BASES)}")
+        base_rule = str(config["partition.base-rule"])
+        if base_rule not in BASES:
+            raise ValueError(f"partition.base-rule is {base_rule!r}; known: {', '.join(BASES)}")
         if config["partition.permuted-labels"] or config["partition.corruption-every"]:
             raise ValueError(
                 "partition 'cross-dataset' takes neither permuted-labels nor corruption-every"
             )
-        self.num_clients, self._seed = int(config["num-clients"]), int(config["seed"])
+        self.num_clients = int(config["num-clients"])
+        self._seed = int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
         self._shots = novel_shots(config)
-        known = described(config), described(config, "partition.novel-dataset")
-        if known[0].shape[:-2] != known[1].shape[:-2] or len(known[0].shape) != 3:
+        first = described(config)
+        second = described(config, "partition.novel-dataset")
+        if first.shape[:-2] != second.shape[:-2] or len(first.shape) != 3:
             raise ValueError(
-                f"partition.novel-dataset is {known[1].name!r} with inputs {known[1].shape}; "
-                f"{known[0].name} has {known[0].shape}"
+                f"partition.novel-dataset is {second.name!r} with inputs {second.shape}; "
+                f"{first.name} has {first.shape}"
             )
         self.dataset = configured(config)
         self.info: Info = self.dataset.info
-        other = translated(configured(config, "partition.novel-dataset"), self.dataset)
-        self._of: list[Federation | None] = []
-        for dataset, role in ((self.dataset, ~self.novel), (other, self.novel)):
-            changes: Config = {
-                "partition": base,
-                "num-clients": int(role.sum()),
-                "train-fraction": 1.0,
+        novel_dataset = translated(configured(config, "partition.novel-dataset"), self.dataset)
+
+        # Each group is a federation of its own, whose clients all train.
+        num_novel = int(self.novel.sum())
+        training_config: Config = {
+            **config,
+            "partition": base_rule,
+            "num-clients": self.num_clients - num_novel,
+            "train-fraction": 1.0,
+        }
+        self._training = Federation(training_config, self.dataset)
+        self.public = self._training.public
+        self._novel: Federation | None = None
+        if num_novel:
+            novel_config: Config = {
+                **training_config,
+                "num-clients": num_novel,
+                "standardize": "none",  # the training clients' moments replace these below
+                "seed": seed_of(self._seed, "novel dataset"),
+                "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
+                "partition.public-samples": 0,
+                "partition.labeled-clients": 1.0,  # novel clients' labels are never hidden
+                "partition.test-shift": "none",
+                "partition.corruptions": config["partition.novel-corruptions"],
+                "partition.novel-corruptions": "",
             }
-            if dataset is other:
-                changes = {
-                    **changes,
-                    "standardize": "none",  # see below
-                    "seed": seed_of(self._seed, "novel dataset"),
-                    "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
-                    "partition.public-samples": 0,
-                    "partition.labeled-clients": 1.0,  # all are novel
-                    "partition.test-shift": "none",
-                    "partition.corruptions": config["partition.novel-corruptions"],
-                    "partition.novel-corruptions": "",
-                }
-            self._of.append(Federation({**config, **changes}, dataset) if role.any() else None)
-        self._place = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
-        train, others = self._of
-        assert train is not None  # a training client exists
-        self.public = train.public
-        if others is not None:  # standardised by the training clients' moments
-            others._mean, others._std = train._mean, train._std
+            self._novel = Federation(novel_config, novel_dataset)
+            self._novel._mean = self._training._mean
+            self._novel._std = self._training._std
+        # The number of each client within its group.
+        self._number = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
         self.check_client(client)
-        novel = bool(self.novel[client])
-        federation = self._of[novel]
-        assert federation is not None
-        share = federation.share(int(self._place[client]))
-        attributes = {**share.attributes, "dataset": federation.dataset.info.name}
-        parts = (share.train, share.validation, share.test, share.everything)
-        whole = Share(*parts, novel, attributes, self.public)
-        return whole.with_shots(self._shots, seed_of(self._seed, "shots", client))
+        is_novel = bool(self.novel[client])
+        federation = self._novel if is_novel else self._training
+        assert federation is not None  # there are novel clients, since this is one
+        group_share = federation.share(int(self._number[client]))
+        share = replace(
+            group_share,
+            novel=is_novel,
+            attributes={**group_share.attributes, "dataset": federation.dataset.info.name},
+            public=self.public,
+            shots=0,
+        )
+        return share.with_shots(self._shots, seed_of(self._seed, "shots", client))
