@@ -13,6 +13,7 @@ import numpy as np
 
 from fedapps.console import spreadsheet_cell
 from fedapps.methods import METHODS
+from fedapps.results.cells import UNKNOWN, number_cell, spread_cell, summarize
 from fedapps.results.formats import TextTable
 from fedapps.results.published import Published
 from fedapps.results.runs import (
@@ -33,14 +34,15 @@ from partitions.rules.registry import options_of
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-DISTILLS = "fedmd"  # it and its variants deal public samples, even if none are asked for
-MIN_SEEDS = 5  # with fewer pairs no test is made: it could not decide anything
+DISTILLS = "fedmd"  # with it and its variants, partitions have public samples by default
+MIN_SEEDS = 5  # fewer pairs are not tested: the test would have no power
 LEVEL = 0.05
 TEST = f"Student's paired t test over {MIN_SEEDS} seeds or more, two-sided"
 FEDERATION = {"dataset", "partition", "num-clients", "train-fraction", "seed"}
 SHOTS = "novel-shots"
 MEASURED = ["mean", "deviation_over_seeds", "seeds", "published"]
 TESTED = ["difference_to_reference", "p"]
+EMPTY = {UNKNOWN, "∞"}  # cells; a column that has no others is not shown
 SPREADS = {
     "worst_client": "worst",
     "lowest_tenth": "lowest tenth",
@@ -78,47 +80,106 @@ def compare(
     Without `by`: by method, and by common settings that are swept or that differ between runs.
     `against` is a value of the first setting in `by`, by default the first value. Raises ValueError
     for settings that no run has, and if a group would average over anything but seeds."""
-    import pandas
 
     check_round(round_)
     runs = runs[runs.error == ""]
     by = list(dict.fromkeys(by or ["method", *swept(runs)]))
     for key in by:
         check_setting(runs, key)
-    values = [[_value(run.method, run.config, key, by) for key in by] for run in runs.itertuples()]
-    groups = pandas.DataFrame(values, runs.index, by, dtype=object)
+    groups = _settings_of(runs, by)
     _check_groups(runs, groups)
-    names = list(groups[by[0]].unique())
-    if against and against not in names:
-        raise ValueError(f"no {by[0]} {against!r} to compare with; there are {', '.join(names)}")
-    against = against or next(iter(names), "")
+    references = list(groups[by[0]].unique())
+    if against and against not in references:
+        known = ", ".join(references)
+        raise ValueError(f"no {by[0]} {against!r} to compare with; there are {known}")
+    if not against and references:
+        against = references[0]
     groups = groups.assign(split=[split_of(config) for config in runs.config])
-    scores = pandas.concat(
-        [groups.assign(score=score, value=runs[f"{round_} {score}"]) for score in SCORES]
-    ).dropna(subset="value")
-    rows = []
-    for place, group in scores.groupby(["score", *by], sort=False):
-        scored = runs.loc[group.index]
-        numbers = [group.value.mean(), group.value.std(), len(group)]
-        numbers += [published.of(scored, place[0]) if published else None, scored.epsilon.max()]
-        rows.append([*place, *numbers, epsilon(scored)])
-    lines = pandas.DataFrame(rows, columns=["score", *by, *MEASURED, "epsilon", "ε"])
-    lines["published"] = lines.published.astype(float)
+    scores = _scores(runs, groups, round_)
+    place = ["score", *by]
+    lines = _measurements(runs, scores, place, published)
+    # The best of the lines that differ in the first setting alone; a single line is no best.
     block = lines.groupby(["score", *by[1:]])["mean"]
     lines["best"] = (block.transform("size") > 1) & (lines["mean"] == block.transform("max"))
-    clients = clients_of(runs, round_)[["run", "client", "role", "accuracy"]].dropna()
-    clients = clients.set_axis(["run", "client", "score", "value"], axis=1).join(groups, on="run")
-    for more in (_paired_tests(scores, by, against), spreads(clients, ["score", *by])):
-        lines = lines.join(more, on=["score", *by])
+    lines = lines.join(_paired_tests(scores, by, against), on=place)
+    lines = lines.join(spreads(_client_scores(runs, groups, round_), place), on=place)
     unscored = runs.drop(scores.index.unique())
     return Comparison(lines, runs, unscored, by, against, published, round_)
 
 
+def _settings_of(runs: "DataFrame", keys: list[str]) -> "DataFrame":
+    """A row per run, its settings in a column each."""
+    from pandas import DataFrame
+
+    columns: dict[str, list[str]] = {}
+    for key in keys:
+        columns[key] = [_value(run.method, run.config, key, keys) for run in runs.itertuples()]
+    return DataFrame(columns, runs.index, dtype=object)
+
+
+def _scores(runs: "DataFrame", groups: "DataFrame", round_: str) -> "DataFrame":
+    """A row per run and known score: the columns of `groups`, score and value."""
+    import pandas
+
+    scores = []
+    for score in SCORES:
+        scores.append(groups.assign(score=score, value=runs[f"{round_} {score}"]))
+    return pandas.concat(scores).dropna(subset="value")
+
+
+def _measurements(
+    runs: "DataFrame", scores: "DataFrame", place: list[str], published: Published | None
+) -> "DataFrame":
+    """A row per score and group of runs: the columns of `place`, `MEASURED`, and ε twice, as a
+    number and as a text."""
+    from pandas import DataFrame
+
+    rows = []
+    for values_of_place, group in scores.groupby(place, sort=False):
+        scored = runs.loc[group.index]
+        row = dict(zip(place, values_of_place, strict=True))
+        row["mean"], row["deviation_over_seeds"] = summarize(group.value)
+        row["seeds"] = len(group)
+        row["published"] = published.of(scored, row["score"]) if published else None
+        row["epsilon"] = scored.epsilon.max()
+        row["ε"] = epsilon(scored)
+        rows.append(row)
+    lines = DataFrame(rows, columns=[*place, *MEASURED, "epsilon", "ε"])
+    lines["published"] = lines.published.astype(float)
+    return lines
+
+
+def _client_scores(runs: "DataFrame", groups: "DataFrame", round_: str) -> "DataFrame":
+    """A row per run and client with an accuracy: the columns of `groups`, score and value. A
+    client's score is called as the accuracy of its role."""
+    clients = clients_of(runs, round_)[["run", "role", "accuracy"]].dropna()
+    clients = clients.rename(columns={"role": "score", "accuracy": "value"})
+    return clients.join(groups, on="run")
+
+
 def as_table(comparison: Comparison) -> TextTable:
     """The comparison as texts; empty columns are left out."""
-    lines, unscored = list(comparison.lines.itertuples(index=False)), comparison.unscored
+    lines = list(comparison.lines.itertuples(index=False))
+    columns = _columns(comparison, lines) if lines else _not_evaluated(comparison.unscored)
+    shown = {title: cells for title, cells in columns.items() if set(cells) - EMPTY}
+    best: set[tuple[int, int]] = set()
+    for row, line in enumerate(lines):
+        if line.best:
+            best.add((row, list(shown).index("mean")))
+    return TextTable(
+        f"{federation_of(comparison.runs)}, {comparison.round} round",
+        list(shown),
+        [list(row) for row in zip(*shown.values(), strict=True)],
+        ". ".join(_notes(comparison, set(shown))),
+        best,
+    )
+
+
+def _columns(comparison: Comparison, lines: Sequence[Any]) -> dict[str, list[str]]:
+    """The columns of `as_table` by title, a cell for each line."""
     columns: dict[str, list[str]] = {"score": [SCORES[line.score] for line in lines]}
-    columns |= {key: list(comparison.lines[key]) for key in comparison.by}
+    for key in comparison.by:
+        columns[key] = list(comparison.lines[key])
     columns["mean"] = [_measured(line) for line in lines]
     columns["published"] = [number(line, line.published) for line in lines]
     columns["difference"] = [number(line, line.mean - line.published, sign=True) for line in lines]
@@ -128,18 +189,13 @@ def as_table(comparison: Comparison) -> TextTable:
         columns[title] = [number(line, getattr(line, name)) for line in lines]
     columns["ε"] = list(comparison.lines["ε"])
     columns["seeds"] = [str(line.seeds) for line in lines]
-    if not lines:
-        columns = {"not evaluated": list(unscored.name)}
-        columns["ε"] = [epsilon(unscored.loc[[index]]) for index in unscored.index]
-    columns = {name: cells for name, cells in columns.items() if set(cells) - {"–", "∞"}}
-    best = {(i, [*columns].index("mean")) for i, line in enumerate(lines) if line.best}
-    return TextTable(
-        f"{federation_of(comparison.runs)}, {comparison.round} round",
-        list(columns),
-        [list(row) for row in zip(*columns.values(), strict=True)],
-        ". ".join(_notes(comparison, set(columns))),
-        best,
-    )
+    return columns
+
+
+def _not_evaluated(runs: "DataFrame") -> dict[str, list[str]]:
+    """The columns of `as_table` if no run has a score."""
+    spent = [epsilon(runs.loc[[index]]) for index in runs.index]
+    return {"not evaluated": list(runs.name), "ε": spent}
 
 
 def side_by_side(
@@ -151,11 +207,15 @@ def side_by_side(
     the same column, and the published value in brackets."""
     lines = comparison.lines[comparison.lines.score.isin(scores)]
     rest = [name for name in comparison.by if name != key]
-    cells = [_cell(line) for line in lines.itertuples(index=False)]
-    rows = lines.assign(cell=cells, score=lines.score.map(SCORES))
-    both = rows.set_index(["score", *rest, key])[["cell", "best"]].unstack(sort=False)
-    table = both.cell[sorted(both.cell.columns, key=order)].fillna("–")
-    best = np.argwhere(both.best[table.columns].eq(True).to_numpy())
+    texts = [_cell(line) for line in lines.itertuples(index=False)]
+    cells = lines.assign(cell=texts, score=lines.score.map(SCORES))
+    wide = cells.set_index(["score", *rest, key])[["cell", "best"]].unstack(sort=False)
+    values = sorted(wide.cell.columns, key=order)
+    table = wide.cell[values].fillna(UNKNOWN)
+    columns_before = 1 + len(rest)  # the score and the other settings
+    best: set[tuple[int, int]] = set()
+    for row, column in np.argwhere(wide.best[values].eq(True).to_numpy()):
+        best.add((int(row), columns_before + int(column)))
     notes = _notes(comparison, set())
     if lines.p.notna().any():
         notes.append(
@@ -168,10 +228,10 @@ def side_by_side(
         notes.append("clients that show labels are scored on their other samples")
     return TextTable(
         f"{federation_of(comparison.runs)}, {comparison.round} round, by {key}",
-        ["score", *rest, *(f"{key} {value}" for value in table.columns)],
+        ["score", *rest, *(f"{key} {value}" for value in values)],
         table.reset_index().to_numpy().tolist(),
         ". ".join(notes),
-        {(int(row), 1 + len(rest) + int(column)) for row, column in best},
+        best,
     )
 
 
@@ -185,14 +245,18 @@ def as_csv(comparison: Comparison) -> str:
 
 def several(runs: "DataFrame", key: str) -> bool:
     """Whether the runs differ in a setting."""
-    return len({str(effective(config, key)) for config in runs[runs.error == ""].config}) > 1
+    succeeded = runs[runs.error == ""]
+    values = {str(effective(config, key)) for config in succeeded.config}
+    return len(values) > 1
 
 
 def swept(runs: "DataFrame") -> list[str]:
     """The settings of the federation in the runs' labels, and other common ones that differ."""
-    words = dict.fromkeys(key for label in runs.method for key in own_settings(label))
-    known = {*FEDERATION, *differing(runs)}
-    return [key for key in words if key in known or key.startswith("partition.")]
+    keys: dict[str, None] = {}
+    for label in runs.method:
+        keys |= dict.fromkeys(own_settings(label))
+    comparable = {*FEDERATION, *differing(runs)}
+    return [key for key in keys if key in comparable or key.startswith("partition.")]
 
 
 def order(value: str) -> tuple[bool, Any]:
@@ -205,10 +269,12 @@ def order(value: str) -> tuple[bool, Any]:
 
 def number(line: Any, value: float, *, sign: bool = False) -> str:
     """A value of the line's score: accuracies with two digits, F1 with three; – for NaN."""
-    if math.isnan(value):
-        return "–"
-    digits = 3 if line.score in F1 else 2
-    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+    return number_cell(value, digits_of(line.score), signed=sign)
+
+
+def digits_of(score: str) -> int:
+    """The decimals of a score in tables."""
+    return 3 if score in F1 else 2
 
 
 def check_setting(runs: "DataFrame", key: str, option: str = "--by") -> None:
@@ -216,10 +282,12 @@ def check_setting(runs: "DataFrame", key: str, option: str = "--by") -> None:
     the runs. `option` is where it was named."""
     if key == "method" or any(effective(config, key) is not None for config in runs.config):
         return
-    known = {*(name for config in runs.config for name in config), "method"}
+    known = {"method"}.union(*runs.config)
     near = get_close_matches(key, sorted(known), cutoff=0.5)
-    meant = f"did you mean {' or '.join(near)}?" if near else "config.toml has their names"
-    raise ValueError(f"no run has a setting {key!r}; {option} takes method and settings: {meant}")
+    hint = "config.toml has their names"
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    raise ValueError(f"no run has a setting {key!r}; {option} takes method and settings: {hint}")
 
 
 def _value(label: str, config: Mapping[str, Any], key: str, keys: Iterable[str]) -> str:
@@ -227,34 +295,48 @@ def _value(label: str, config: Mapping[str, Any], key: str, keys: Iterable[str])
     if key == "method":
         return label_without(label, keys)
     value = effective(config, key)
-    return "–" if value is None else str(value)  # a setting of another method
+    if value is None:  # a setting of another method
+        return UNKNOWN
+    return str(value)
 
 
 def _check_groups(runs: "DataFrame", groups: "DataFrame") -> None:
     """Raise ValueError if a group holds two runs of one seed, or runs of several methods."""
-    twice = groups.assign(seed_=runs.seed).duplicated()
+    same_seed = groups.assign(seed_=runs.seed).duplicated()
+    # A line for each method of a group: a group that occurs twice has several.
     labels = runs.method.map(lambda label: label_without(label, groups.columns))
-    mixed = groups.assign(label_=labels).drop_duplicates().drop(columns="label_").duplicated()
-    if twice.any() or mixed.any():
-        group = groups[twice].iloc[0] if twice.any() else groups.loc[mixed[mixed].index[0]]
-        same = runs[(groups == group).all(axis=1)]
-        words = {key for label in same.method for key in own_settings(label)}
-        words |= {config["method"] for config in same.config}
-        raise ValueError(
-            f"{', '.join(group)}: more than one run of a seed, or more than one method; add to "
-            f"--by method or what differs: {', '.join(sorted(words))}"
-        )
+    methods = groups.assign(label_=labels).drop_duplicates()
+    same_group = methods.drop(columns="label_").duplicated()
+    if same_seed.any():
+        group = groups[same_seed].iloc[0]
+    elif same_group.any():
+        group = groups.loc[same_group[same_group].index[0]]
+    else:
+        return
+    mixed = runs[(groups == group).all(axis=1)]
+    differ = {config["method"] for config in mixed.config}
+    for label in mixed.method:
+        differ |= own_settings(label).keys()
+    raise ValueError(
+        f"{', '.join(group)}: more than one run of a seed, or more than one method; add to "
+        f"--by method or what differs: {', '.join(sorted(differ))}"
+    )
 
 
 def split_of(config: Mapping[str, Any]) -> str:
     """What two runs must share to have the same clients, and the seed."""
-    config, method = defaults() | dict(config), str(config["method"])
-    if method in METHODS.known() and DISTILLS in (method, METHODS[method].extends):
-        config["partition.public-samples"] = config["partition.public-samples"] or "default"
-    keys = {*FEDERATION, *(f"partition.{name}" for name in options_of(config))}
+    config = defaults() | dict(config)
+    method = str(config["method"])
+    distills = method in METHODS.known() and DISTILLS in (method, METHODS[method].extends)
+    if distills and not config["partition.public-samples"]:
+        config["partition.public-samples"] = "default"
+    keys = set(FEDERATION)
+    keys |= {f"partition.{name}" for name in options_of(config)}
     shared = {key: value for key, value in config.items() if key in keys}
     data_seed = config["data-seed"]
-    shared["data-seed"] = config["seed"] if data_seed == RUN_SEED else data_seed
+    if data_seed == RUN_SEED:
+        data_seed = config["seed"]
+    shared["data-seed"] = data_seed
     return repr(sorted(shared.items()))
 
 
@@ -262,15 +344,18 @@ def spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
     """Worst client, mean of the lowest tenth, deviation over clients: means over seeds."""
 
     def lowest_tenth(values: "Series") -> float:
-        return float(values.nsmallest(math.ceil(len(values) / 10)).mean())
+        count = math.ceil(len(values) / 10)
+        return float(values.nsmallest(count).mean())
 
     by_seed = clients.groupby([*index, "split"]).value.agg(["min", lowest_tenth, "std"])
-    return by_seed.fillna(0.0).set_axis([*SPREADS], axis=1).groupby(index).mean()
+    by_seed = by_seed.fillna(0.0)  # the deviation of a single client
+    by_seed = by_seed.set_axis([*SPREADS], axis=1)
+    return by_seed.groupby(index).mean()
 
 
 def _paired_tests(scores: "DataFrame", by: list[str], against: str) -> "DataFrame":
-    """Each line's mean difference to the reference on the same splits, and the p that its sign is
-    chance: Student's paired t test over seeds, NaN for fewer than `MIN_SEEDS`.
+    """Each line's mean difference to the reference on the same splits, and its p by Student's
+    paired t test over seeds: NaN for fewer than `MIN_SEEDS`.
 
     Clients of one training run share its model, so a test over them would say nothing of another
     training run."""
@@ -283,12 +368,13 @@ def _paired_tests(scores: "DataFrame", by: list[str], against: str) -> "DataFram
     both = both.assign(difference=both.value - both.value_reference)
     by_seed = both.groupby(["score", *by]).difference
 
-    means, chances = by_seed.mean(), by_seed.agg(paired_t_pvalue)
-    return pandas.DataFrame({"difference_to_reference": means, "p": chances}, dtype=float)
+    columns = {"difference_to_reference": by_seed.mean(), "p": by_seed.agg(paired_t_pvalue)}
+    return pandas.DataFrame(columns, dtype=float)
 
 
 def paired_t_pvalue(differences: "Series") -> float:
-    """The p of `TEST` for the differences of seeds: that their mean is 0; NaN for too few."""
+    """The p of `TEST`, by which the mean of the seeds' differences is 0. NaN for fewer than
+    `MIN_SEEDS`."""
     from scipy import stats
 
     if len(differences) < MIN_SEEDS:
@@ -312,22 +398,24 @@ def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
     if "worst" in columns:
         notes.append("worst, lowest tenth, deviation: over clients, mean over seeds")
     for run in comparison.unscored.itertuples():
-        spent = "" if math.isnan(run.epsilon) else f", ε = {epsilon(runs.loc[[run.Index]])}"
+        spent = ""
+        if not math.isnan(run.epsilon):
+            spent = f", ε = {epsilon(runs.loc[[run.Index]])}"
         notes.append(f"not evaluated: {run.name}{spent}")
-    notes += terms_of_privacy(runs) + lost_replies(runs)
-    if published and "published" in columns and (other := published.deviations(runs)):
-        differ = ", ".join(
-            f"{key} {value} (there {published.settings[key]})"
-            for key, value in sorted(other.items())
-        )
-        notes.append(f"published under other settings: {differ}")
+    notes += terms_of_privacy(runs)
+    notes += lost_replies(runs)
+    if published and "published" in columns:
+        deviations = []
+        for key, value in sorted(published.deviations(runs).items()):
+            deviations.append(f"{key} {value} (there {published.settings[key]})")
+        if deviations:
+            notes.append(f"published under other settings: {', '.join(deviations)}")
     return notes
 
 
 def _measured(line: Any) -> str:
     """``70.00 ± 1.00``; without deviation if there is one seed."""
-    deviation = number(line, line.deviation_over_seeds)
-    return number(line, line.mean) + f" ± {deviation}" * (deviation != "–")
+    return spread_cell(line.mean, line.deviation_over_seeds, digits_of(line.score))
 
 
 def _judged(line: Any) -> str:
@@ -337,7 +425,9 @@ def _judged(line: Any) -> str:
         return difference
     if line.p >= LEVEL:
         return f"{difference} n.s."
-    return f"{difference} (p {line.p:.1g})" if line.p >= 0.001 else f"{difference} (p < 0.001)"
+    if line.p < 0.001:
+        return f"{difference} (p < 0.001)"
+    return f"{difference} (p {line.p:.1g})"
 
 
 def _cell(line: Any) -> str:

@@ -54,9 +54,9 @@ class TextTable:
 
 def displayed(label: str) -> str:
     """A method's label, "tent lr=0.1", with the method's name as texts write it."""
-    name, *words = label.split(" ")
+    name, *settings = label.split(" ")
     names = {text.lower(): text for text in _DISPLAYED.split()}
-    return " ".join([names.get(name, name), *words])
+    return " ".join([names.get(name, name), *settings])
 
 
 def as_text(shown: TextTable, width: int = 120) -> str:
@@ -73,17 +73,30 @@ def as_rich(shown: TextTable) -> Table:
         justify: Literal["left", "right"] = "left" if column in LEFT else "right"
         table.add_column(Text(visible(column)), justify=justify, overflow="fold")
     for row in shown.rows:
-        table.add_row(*(Text(visible(cell), "red" if cell == FAILED else "") for cell in row))
+        cells = []
+        for cell in row:
+            style = "red" if cell == FAILED else ""
+            cells.append(Text(visible(cell), style))
+        table.add_row(*cells)
     return table
 
 
 def as_markdown(shown: TextTable) -> str:
     """A pipe table with the title above and the caption below."""
-    head, *rows = [map(escape_markdown, row) for row in (shown.columns, *shown.rows)]
-    lines = [head, ["---"] * len(shown.columns), *rows]
-    table = ["| " + " | ".join(row) + " |" for row in lines]
-    title, caption = escape_markdown(shown.title), escape_markdown(shown.caption)
-    return "\n".join([f"**{title}**", "", *table, "", f"*{caption}*", ""])
+    title = escape_markdown(shown.title)
+    caption = escape_markdown(shown.caption)
+    lines = [f"**{title}**", ""]
+    lines.append(_pipes(shown.columns))
+    lines.append("| " + " | ".join(["---"] * len(shown.columns)) + " |")
+    lines += [_pipes(row) for row in shown.rows]
+    lines += ["", f"*{caption}*", ""]
+    return "\n".join(lines)
+
+
+def _pipes(row: Sequence[str]) -> str:
+    """A row of a pipe table; its texts are escaped."""
+    cells = [escape_markdown(cell) for cell in row]
+    return f"| {' | '.join(cells)} |"
 
 
 def as_latex(shown: TextTable) -> str:
@@ -93,16 +106,21 @@ def as_latex(shown: TextTable) -> str:
     for i, row in enumerate(shown.rows):
         if i and shown.rows[i - 1][0] != row[0]:
             rows.append(r"\midrule")
-        cells = [_latex(cell) for cell in row]
-        bold = [rf"\textbf{{{c}}}" if (i, j) in shown.best else c for j, c in enumerate(cells)]
-        rows.append(" & ".join(bold) + r" \\")
-    columns = "".join("l" if column in LEFT else "r" for column in shown.columns)
+        cells = []
+        for j, cell in enumerate(row):
+            text = _latex(cell)
+            if (i, j) in shown.best:
+                text = rf"\textbf{{{text}}}"
+            cells.append(text)
+        rows.append(" & ".join(cells) + r" \\")
+    alignment = ["l" if column in LEFT else "r" for column in shown.columns]
+    label = re.sub("[^a-z0-9]+", "-", shown.title.lower()).strip("-")
     lines = [
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{_latex(shown.title)}.}}",
-        rf"\label{{tab:{re.sub('[^a-z0-9]+', '-', shown.title.lower()).strip('-')}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
+        rf"\label{{tab:{label}}}",
+        rf"\begin{{tabular}}{{{''.join(alignment)}}}",
         r"\toprule",
         " & ".join(map(_latex, shown.columns)) + r" \\",
         r"\midrule",
@@ -121,4 +139,5 @@ def escape_markdown(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    return re.sub("|".join(map(re.escape, LATEX)), lambda sign: LATEX[sign[0]], visible(text))
+    signs = "|".join(re.escape(sign) for sign in LATEX)
+    return re.sub(signs, lambda match: LATEX[match[0]], visible(text))

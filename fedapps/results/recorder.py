@@ -34,14 +34,20 @@ from fedapps.results.card import FILE as CARD
 from fedapps.results.card import make_card
 from fedapps.results.checkpoint import State
 from fedapps.results.progress import shown
+from fedapps.results.schema import summary_key
 from fedapps.saved import CLIENTS, DIGESTS, SUMMARY
 from fedapps.settings.config import Config
 from strategies.core.evaluation import goodness
+from strategies.core.replies import Update
 from strategies.core.rounds import PersonalizedStrategy
 
 log = logging.getLogger("flwr")
-# What decides the round that a group reports: training clients' scores of the model that it gets.
-CHOICE = {"train": ("{}",), "novel": ("global_{}", "{}")}
+# Templates of the training clients' metric that decides the round which a group reports; the first
+# that is known counts. Novel clients get the global model, where training clients get others.
+CHOICE = {"train": ("{}",), "novel": ("global-{}", "{}")}
+SETTINGS = ("method", "dataset", "partition", "model", "seed")  # which the summary repeats
+PRIVACY_KEYS = ("epsilon", "delta", "noise-multiplier", "sigma", "generator", "terms")
+CLIENT_METRICS = ("sub-population", "head")  # of a single client, beside its accuracy
 
 
 class Recorder:
@@ -54,81 +60,112 @@ class Recorder:
     def __init__(
         self, config: Config, engine: str, folder: Path | None, former: State | None = None
     ) -> None:
-        self.config, self.folder = config, folder
+        self.config = config
+        self.folder = folder
         self.engine = engine
         self.rounds: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
-        self._best: dict[str, dict[str, Any]] = {}  # the evaluation that each group reports
-        self._model: State = {}  # the strategy's state at the round that novel clients report
-        self._client_states: dict[int, Arrays] = {}  # its clients' states at that round
-        self._present: dict[int, Arrays] | None = None  # the clients' states in this round
-        self._writer = Writer(folder)
-        self._lines = 0  # of metrics.jsonl
-        self._failures: list[str] = []
-        name = METHODS[str(config["method"])].name
-        self._name = {"name": name} if name else {}
-        self._changed = False  # whether the model is not the one in the folder
-        self._digests: dict[str, str] = {}  # of the files with arrays in the folder, by name
-        self._phase = 0
         self.strategy: PersonalizedStrategy | None = None  # whose last state is written at the end
+        # The evaluation that each group reports, by role.
+        self._best: dict[str, dict[str, Any]] = {}
+        # The strategy's and the clients' states at the round that novel clients report.
+        self._model: State = {}
+        self._client_states: dict[int, Arrays] = {}
+        # The clients' states after the present round; None until they were asked.
+        self._present_states: dict[int, Arrays] | None = None
+        self._phase = 0
+        self._writer = Writer(folder)
+        self._written_rounds = 0  # lines in metrics.jsonl
+        self._failures: list[str] = []
+        self._model_changed = False  # the folder's model is not `_model`
+        self._digests: dict[str, str] = {}  # of the files with arrays in the folder, by name
         self._started = time.monotonic()
         if former is not None:
-            saved = former["recorder"]
-            self.rounds, self.summary = saved["rounds"], saved["summary"]
-            self._phase, self._best = saved["phase"], saved["best"]
-            self._model, self._client_states = saved["model"], saved["memories"]
-            self._started -= saved["seconds"]
+            self._restore(former["recorder"])
         if folder is not None:
             self._prepare(folder, former is not None)
+
+    def _restore(self, saved: State) -> None:
+        """Take over what `write_checkpoint_if_due` saved."""
+        self.rounds = saved["rounds"]
+        self.summary = saved["summary"]
+        self._phase = saved["phase"]
+        self._best = saved["best"]
+        self._model = saved["model"]
+        self._client_states = saved["memories"]
+        self._started -= saved["seconds"]
 
     def _prepare(self, folder: Path, resumed: bool) -> None:
         """Restore the folder's state at the checkpoint; without one, remove former results."""
         folder.mkdir(parents=True, exist_ok=True)
         if not resumed:
             folders.clear(folder)
-            if not self.config["resume"]:  # privacy that lost rounds have spent stays spent
+            # Privacy that lost rounds have spent stays spent.
+            if not self.config["resume"]:
                 (folder / PRIVACY).unlink(missing_ok=True)
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         write_configuration(folder, self.config)
         write_text(folder / CARD, make_card(self.config).text())
         if resumed:
             folders.clear(folder)
-            self._changed = True
-            self._write(bool(self.summary))
+            self._model_changed = True
+            self._write(results=bool(self.summary))
 
     def record(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:
         """Add a round's report; a later report of the same round replaces it."""
         if self.rounds and self.rounds[-1]["round"] == report["round"]:
-            self.rounds.pop()
-            if self.folder is not None:  # write all lines again
-                (self.folder / "metrics.jsonl").unlink(missing_ok=True)
-                self._lines = 0
+            self._remove_last_round()
         self.rounds.append(report)
-        self._present, self.strategy = None, strategy
-        if "evaluation" in report:
-            result = _result(report, strategy)
-            if strategy.selection_phase != self._phase:
-                self._phase, self._best = strategy.selection_phase, {}
-            better = {role: self._is_best(role, result, strategy) for role in CHOICE}
-            self._best |= {role: result for role in CHOICE if better[role]}
-            if better["novel"]:
+        self.strategy = strategy
+        self._present_states = None
+        evaluated = "evaluation" in report
+        if evaluated:
+            self._record_evaluation(report, strategy)
+        self._write(results=evaluated)
+
+    def _remove_last_round(self) -> None:
+        """Forget the last round; all lines of metrics.jsonl are written again."""
+        self.rounds.pop()
+        if self.folder is not None:
+            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+            self._written_rounds = 0
+
+    def _record_evaluation(self, report: dict[str, Any], strategy: PersonalizedStrategy) -> None:
+        """Keep the evaluation, and the model, if they are the best so far; make the summary."""
+        evaluation = _evaluation_of(report, strategy)
+        if strategy.selection_phase != self._phase:
+            self._phase = strategy.selection_phase
+            self._best = {}
+        for role in CHOICE:
+            if not self._is_best(role, evaluation, strategy):
+                continue
+            self._best[role] = evaluation
+            if role == "novel":
                 self._keep_reported_model(strategy)
-            self.summary = self._summarize(result)
-            words = Text.from_markup("  ".join(shown(report).values())).plain
-            log.info("round %s: %s", report["round"], words)
-        self._write("evaluation" in report)
+        self.summary = self._summarize(evaluation)
+        text = Text.from_markup("  ".join(shown(report).values())).plain
+        log.info("round %s: %s", report["round"], text)
 
     def record_failure(self, text: str) -> None:
         """Add a cause to errors.log."""
         self._failures.append(text)
         if self.folder is not None:
-            file, content = self.folder / ERRORS, "\n\n".join(self._failures) + "\n"
+            file = self.folder / ERRORS
+            content = "\n\n".join(self._failures) + "\n"
             self._writer.write(ERRORS, lambda: write_text(file, content))
 
     def write_checkpoint_if_due(self, strategy: PersonalizedStrategy, more: State) -> None:
         """Write a checkpoint with the `more` state if one is due."""
-        every, folder, number = int(self.config["checkpoint-every"]), self.folder, strategy.round
-        if folder is None or not every or number % every:
+        folder = self.folder
+        every = int(self.config["checkpoint-every"])
+        number = strategy.round
+        if folder is None or every == 0 or number % every != 0:
+            return
+        try:
+            client_states = self._client_states_now(strategy)
+            strategy_state = strategy.state()
+        except RuntimeError as error:
+            log.warning("round %s: no checkpoint is written: %s", number, error)
             return
         recorder = {
             "rounds": self.rounds,
@@ -139,56 +176,59 @@ class Recorder:
             "memories": self._client_states,
             "seconds": time.monotonic() - self._started,
         }
-        try:
-            state = {
-                "clients": self._client_states_now(strategy),
-                "strategy": strategy.state(),
-            } | more
-        except RuntimeError as error:
-            log.warning("round %s: no checkpoint is written: %s", number, error)
-            return
-        state |= {"recorder": recorder}
+        state = {"clients": client_states, "strategy": strategy_state, **more}
+        state["recorder"] = recorder
         content = checkpoint.state_bytes({"config": self.config, "state": state})
         self._writer.write(
             CHECKPOINTS, lambda: checkpoint.write_checkpoint(folder, number, content)
         )
 
-    def _is_best(self, role: str, result: dict[str, Any], strategy: PersonalizedStrategy) -> bool:
+    def _is_best(
+        self, role: str, evaluation: dict[str, Any], strategy: PersonalizedStrategy
+    ) -> bool:
         """Whether this evaluation is the best so far for a group of clients, by the trimmed mean of
         the training clients' scores; the mean breaks ties."""
-        best, select = self._best.get(role), str(self.config["selection-metric"])
+        best = self._best.get(role)
         if best is None or strategy.report_last_round:
             return True
-        value, former = (_choice(role, e["train"], select) for e in (result, best))
-        return former is None or (value is not None and value > former)
+        metric = str(self.config["selection-metric"])
+        best_score = _selection_score(role, best["train"], metric)
+        score = _selection_score(role, evaluation["train"], metric)
+        if best_score is None:
+            return True
+        return score is not None and score > best_score
 
     @property
     def _may_ask_states(self) -> bool:
-        """Whether to ask clients for their states: simulated ones that may have some, as all
-        clients from outside the package may."""
+        """Whether to ask clients for their states: only simulated clients that may have one."""
+        if self.folder is None or self.engine == "deployment":
+            return False
         client = METHODS[str(self.config["method"])].client
-        may = bool(client.needs_state) or not client.__module__.startswith("clients.")
-        return may and self.engine != "deployment" and self.folder is not None
+        from_outside = not client.__module__.startswith("clients.")
+        return from_outside or bool(client.needs_state)
 
     def _client_states_now(self, strategy: PersonalizedStrategy) -> dict[int, Arrays]:
         """The clients' states; they are asked once a round."""
-        if self._present is None:
-            folder = self.folder if self._may_ask_states else None
-            self._present = {} if folder is None else spill(strategy.client_states(), folder)
-        return self._present
+        if self._present_states is None:
+            states: dict[int, Arrays] = {}
+            if self._may_ask_states:
+                assert self.folder is not None
+                states = spill(strategy.client_states(), self.folder)
+            self._present_states = states
+        return self._present_states
 
     def _keep_reported_model(self, strategy: PersonalizedStrategy) -> None:
         """Keep the present model as the one to report."""
         if self.folder is None:
             return
-        self._model = deepcopy(_state(strategy)) | {"token": strategy.token}
+        self._model = deepcopy(_saved_state(strategy)) | {"token": strategy.token}
         try:
             self._client_states = self._client_states_now(strategy)
         except RuntimeError as error:
             message = "round %s: the model is kept without its clients: %s"
             log.warning(message, strategy.round, error)
             self._client_states = {}
-        self._changed = True
+        self._model_changed = True
 
     def __enter__(self) -> "Recorder":
         return self
@@ -201,46 +241,53 @@ class Recorder:
     ) -> None:
         """Mark the summary as that of a finished run, or write the error into it. Raises OSError if
         the disk did not take all files."""
-        folder, memories = self.folder, self._client_states
         private = self.config["dp"] != "none"
         if isinstance(error, Exception) and not is_sentence(error):
             self.record_failure(f"server\n{described(error, private=private)}")
-        if folder is not None:
-            self._writer.due.pop(CHECKPOINTS, None)
-            self._write(bool(self.summary))
-            if self._may_ask_states:
-                self._writer.write(CLIENTS, lambda: self._write_client_states(folder, memories))
-            if error is None and self._model and (strategy := self.strategy) is not None:
-                final = _state(strategy)
-                self._writer.write("the last model", lambda: self._write_final(folder, final))
-        missing = self._missing() if error is None else None
-        failed = error or missing
-        self.summary["finished"] = failed is None
-        self.summary |= self._name
-        if failed is not None:
-            self.summary["error"] = error_line(failed, private=private)
-        self._write(True)
-        if error is None and (failed := missing or self._missing()):
-            raise failed
-        if error is None and folder is not None:
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        if self.folder is not None:
+            self._write_last_files(self.folder, finished=error is None)
+        failure = error or self._missing_files()
+        self.summary["finished"] = failure is None
+        self.summary |= self._name()
+        if failure is not None:
+            self.summary["error"] = error_line(failure, private=private)
+        self._write(results=True)
+        if error is not None:
+            return
+        # Writing the summary can fail as well.
+        failure = failure or self._missing_files()
+        if failure is not None:
+            raise failure
+        if self.folder is not None:
+            shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
 
-    def _missing(self) -> OSError | None:
+    def _write_last_files(self, folder: Path, *, finished: bool) -> None:
+        """Write the last results, the clients' states, and the last model of a finished run."""
+        states = self._client_states
+        self._writer.due.pop(CHECKPOINTS, None)
+        self._write(results=bool(self.summary))
+        if self._may_ask_states:
+            self._writer.write(CLIENTS, lambda: self._write_client_states(folder, states))
+        if finished and self._model and self.strategy is not None:
+            final = _saved_state(self.strategy)
+            self._writer.write("the last model", lambda: self._write_final(folder, final))
+
+    def _missing_files(self) -> OSError | None:
         """The error for files that are not written."""
         if not self._writer.due:
             return None
         assert self.folder is not None
-        files, folder = ", ".join(self._writer.due), self.folder
+        files = ", ".join(self._writer.due)
         return OSError(
-            f"the disk did not take {files} of {folder} ({self._writer.error}); make room, then: "
-            f"{resume_command(folder, named(self.config))}"
+            f"the disk did not take {files} of {self.folder} ({self._writer.error}); make room, "
+            f"then: {resume_command(self.folder, named(self.config))}"
         )
 
     def _write(self, results: bool) -> None:
         """Write the rounds' lines; then, if there are new `results`, the model and the summary."""
         if self.folder is None:
             return
-        if self._lines < len(self.rounds):
+        if self._written_rounds < len(self.rounds):
             self._writer.write("metrics.jsonl", self._write_lines)
         if results:
             self._writer.write(SUMMARY, self._write_results)
@@ -248,16 +295,20 @@ class Recorder:
     def _write_results(self) -> None:
         """The model, and last the summary, which vouches for all files with arrays."""
         assert self.folder is not None
-        files = folders.model_files(self.folder, self._model) if self._changed else {}
-        digests = self._digests
-        if self._changed:
-            others = {n: d for n, d in digests.items() if n not in folders.ARRAY_FILES}
-            digests = others | folders.digests_of(files)
-        summary = self.summary | {DIGESTS: dict(digests)}
-        content = json.dumps(summary, indent=1).encode()
-        write_files(files | {self.folder / SUMMARY: content})
-        self.summary, self._digests = summary, digests
-        self._changed = False
+        files: dict[Path, bytes] = {}
+        digests = dict(self._digests)
+        if self._model_changed:
+            files = folders.model_files(self.folder, self._model)
+            for name in folders.ARRAY_FILES:
+                digests.pop(name, None)
+            digests |= folders.digests_of(files)
+        summary = self.summary | {DIGESTS: digests}
+        files[self.folder / SUMMARY] = json.dumps(summary, indent=1).encode()
+        write_files(files)
+        # Only now: where the disk takes nothing, the same files are written again.
+        self.summary = summary
+        self._digests = dict(digests)
+        self._model_changed = False
 
     def _write_client_states(self, folder: Path, states: Mapping[int, Arrays]) -> None:
         self._digests[CLIENTS] = folders.write_client_states(folder, states)
@@ -266,107 +317,143 @@ class Recorder:
         self._digests |= folders.write_final(folder, state)
 
     def _write_lines(self) -> None:
-        """The rounds that are not in metrics.jsonl."""
+        """Append the rounds that are not in metrics.jsonl."""
         assert self.folder is not None
-        lines = [json.dumps(report) + "\n" for report in self.rounds[self._lines :]]
+        new = self.rounds[self._written_rounds :]
+        lines = [json.dumps(report) + "\n" for report in new]
         append_text(self.folder / "metrics.jsonl", "".join(lines))
-        self._lines = len(self.rounds)
+        self._written_rounds = len(self.rounds)
+
+    def _name(self) -> dict[str, str]:
+        """The method's name in tables, if it has one."""
+        name = METHODS[str(self.config["method"])].name
+        return {"name": name} if name else {}
 
     def _per_client(self) -> dict[str, Any]:
-        """Each client's scores at the round that its group reports."""
-        found = {
-            client: scores
-            for role in CHOICE
-            for client, scores in self._best[role]["per_client"].items()
-            if scores["role"] == role
-        }
-        return dict(sorted(found.items(), key=lambda item: int(item[0])))
+        """Each client's scores at the round that its group reports, in the order of their ids."""
+        reported: dict[str, Any] = {}
+        for role in CHOICE:
+            for client, scores in self._best[role]["per_client"].items():
+                if scores["role"] == role:
+                    reported[client] = scores
+        return dict(sorted(reported.items(), key=lambda item: int(item[0])))
 
     def _summarize(self, last: dict[str, Any]) -> dict[str, Any]:
-        keys = ("method", "dataset", "partition", "model", "seed")
-        private = "seconds" not in self.rounds[-1]  # they reveal how many took part
-        megabytes = [r["megabytes"] for r in self.rounds if "megabytes" in r]  # private: none
-        dropped = [r["dropped"] for r in self.rounds if "dropped" in r]
-        earlier = self.strategy.saved_rounds if self.strategy is not None else 0
-        return {
-            **{key: self.config[key] for key in keys},
-            **self._name,
-            "engine": self.engine,
-            "rounds": sum(report["round"] > 0 for report in self.rounds),
-            "best_round": self._best["train"]["round"],
-            "novel_round": self._best["novel"]["round"],
-            "last_round": last["round"],
-            **({"earlier_rounds": earlier} if earlier else {}),
-            "train": self._best["train"]["train"],
-            "novel": self._best["novel"]["novel"],
-            "saved_model_train": self._best["novel"]["train"],
-            "last": {key: last[key] for key in ("train", "novel", "per_client")},
-            "per_client": self._per_client(),
-            "megabytes_per_client_round": {
-                way: sum(m[way] for m in megabytes) / len(megabytes) if megabytes else None
-                for way in ("down", "up")
-            },
-            "seconds": None if private else time.monotonic() - self._started,
-            **({"privacy": spent} if (spent := _privacy(self.rounds[-1])) else {}),
-            "undone_rounds": sum(bool(r.get("undone")) for r in self.rounds),
-            "clipped_replies": None if private else sum(r.get("clipped", 0) for r in self.rounds),
-            "recounted_replies": None
-            if private
-            else sum(r.get("recounted", 0) for r in self.rounds),
-            "dropped_replies": sum(sum(d.values()) for d in dropped) if dropped else None,
-        }
+        """summary.json without `finished` and the digests; `last` is the last evaluation."""
+        train = self._best["train"]
+        novel = self._best["novel"]
+        summary: dict[str, Any] = {key: self.config[key] for key in SETTINGS}
+        summary |= self._name()
+        summary["engine"] = self.engine
+        summary["rounds"] = sum(report["round"] > 0 for report in self.rounds)
+        summary["best_round"] = train["round"]
+        summary["novel_round"] = novel["round"]
+        summary["last_round"] = last["round"]
+        if self.strategy is not None and self.strategy.saved_rounds:
+            summary["earlier_rounds"] = self.strategy.saved_rounds
+        summary["train"] = train["train"]
+        summary["novel"] = novel["novel"]
+        summary["saved_model_train"] = novel["train"]
+        summary["last"] = {key: last[key] for key in ("train", "novel", "per_client")}
+        summary["per_client"] = self._per_client()
+        summary |= self._totals()
+        return summary
+
+    def _totals(self) -> dict[str, Any]:
+        """Traffic, time, privacy and counts of replies, over all rounds. With central privacy they
+        are None: they reveal how many clients took part."""
+        last = self.rounds[-1]
+        private = "seconds" not in last
+        totals: dict[str, Any] = {"megabytes_per_client_round": self._mean_megabytes()}
+        totals["seconds"] = None if private else time.monotonic() - self._started
+        privacy = _privacy(last)
+        if privacy:
+            totals["privacy"] = privacy
+        totals["undone_rounds"] = sum(bool(report.get("undone")) for report in self.rounds)
+        for name in ("clipped", "recounted"):
+            count = sum(report.get(name, 0) for report in self.rounds)
+            totals[f"{name}_replies"] = None if private else count
+        totals["dropped_replies"] = self._dropped_replies()
+        return totals
+
+    def _mean_megabytes(self) -> dict[str, float | None]:
+        """Traffic of a client in a round, the mean over rounds; None if it is secret."""
+        traffic = [report["megabytes"] for report in self.rounds if "megabytes" in report]
+        if not traffic:
+            return {"down": None, "up": None}
+        means: dict[str, float | None] = {}
+        for direction in ("down", "up"):
+            means[direction] = sum(megabytes[direction] for megabytes in traffic) / len(traffic)
+        return means
+
+    def _dropped_replies(self) -> int | None:
+        """How many train replies were refused in all rounds; None if that is secret."""
+        dropped = [report["dropped"] for report in self.rounds if "dropped" in report]
+        if not dropped:
+            return None
+        return sum(sum(by_cause.values()) for by_cause in dropped)
 
 
-def _state(strategy: PersonalizedStrategy) -> State:
+def _saved_state(strategy: PersonalizedStrategy) -> State:
     """What a model's files hold of a strategy."""
     kept = {name: getattr(strategy, name) for name in strategy.persistent_attributes}
     return {"arrays": strategy.arrays, "kept": kept, "handout": strategy.published_models}
 
 
-def _choice(role: str, train: dict[str, Any], select: str) -> tuple[float, float] | None:
-    """What decides the round of a group: the trimmed mean and the mean of training clients' scores
-    on validation samples. Evaluations that were saved before have no trimmed mean."""
-    names = [name.format(select.replace("-", "_")) for name in CHOICE[role]]
-    name = next((name for name in names if train.get(name) is not None), None)
-    if name is None:
-        return None
-    scores = train.get(f"trimmed_{name}", train[name]), train[name]
-    return goodness(select, scores[0]), goodness(select, scores[1])
+def _selection_score(role: str, train: dict[str, Any], metric: str) -> tuple[float, float] | None:
+    """What decides the round of a group, larger for better models: the trimmed mean and the mean of
+    the training clients' `metric` on validation samples. None if no client reported it."""
+    for template in CHOICE[role]:
+        name = template.format(metric)
+        mean = train.get(summary_key(name))
+        if mean is None:
+            continue
+        # Checkpoints of earlier releases have no trimmed mean.
+        trimmed = train.get(summary_key(f"trimmed-{name}"), mean)
+        return goodness(metric, trimmed), goodness(metric, mean)
+    return None
 
 
 def _privacy(report: dict[str, Any]) -> dict[str, Any]:
     """The privacy budget spent so far; {} without privacy."""
-    names = ("epsilon", "delta", "noise-multiplier", "sigma", "generator", "terms")
-    present = [name for name in names if f"dp-{name}" in report]
-    return {name.replace("-", "_"): report[f"dp-{name}"] for name in present}
+    budget: dict[str, Any] = {}
+    for name in PRIVACY_KEYS:
+        if f"dp-{name}" in report:
+            budget[summary_key(name)] = report[f"dp-{name}"]
+    return budget
 
 
-def _result(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str, Any]:
-    """One evaluation as the summary shows it."""
-    numbers = report["evaluation"]
-    groups: dict[str, dict[str, Any] | None] = {}
-    for role in ("train", "novel"):
-        groups[role] = {"accuracy": None, "clients": 0} | {
-            key.removeprefix(f"{role}-").replace("-", "_"): value
-            for key, value in numbers.items()
-            if key.startswith(f"{role}-")
-        }
-    if not numbers.get("novel-clients"):
-        groups["novel"] = None
+def _evaluation_of(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str, Any]:
+    """One evaluation as summary.json has it."""
+    metrics = report["evaluation"]
+    novel = _group("novel", metrics) if metrics.get("novel-clients") else None
     return {
         "round": report["round"],
-        **groups,
-        "per_client": {
-            str(update.node.client): {
-                "role": "novel" if update.node.novel else "train",
-                "accuracy": update.metrics.get("accuracy"),
-                "examples": round(update.num_examples),  # a limited count, a foreign weight
-            }
-            | {
-                key.replace("-", "_"): update.metrics[key]
-                for key in ("sub-population", "head")
-                if key in update.metrics
-            }
-            for update in strategy.evaluation
-        },
+        "train": _group("train", metrics),
+        "novel": novel,
+        "per_client": {str(u.node.client): _client(u) for u in strategy.evaluation},
     }
+
+
+def _group(role: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of a group of clients, without its prefix."""
+    group: dict[str, Any] = {"accuracy": None, "clients": 0}
+    prefix = f"{role}-"
+    for name, value in metrics.items():
+        if name.startswith(prefix):
+            group[summary_key(name.removeprefix(prefix))] = value
+    return group
+
+
+def _client(update: Update) -> dict[str, Any]:
+    """What one client's evaluation reply says of it."""
+    scores: dict[str, Any] = {
+        "role": "novel" if update.node.novel else "train",
+        "accuracy": update.metrics.get("accuracy"),
+        # No whole number if a limit cut it, or if a foreign client sent a weight.
+        "examples": round(update.num_examples),
+    }
+    for name in CLIENT_METRICS:
+        if name in update.metrics:
+            scores[summary_key(name)] = update.metrics[name]
+    return scores

@@ -7,14 +7,16 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.files import write_text
 from fedapps.results import plot
+from fedapps.results.cells import UNKNOWN, mean_cell, number_cell
 from fedapps.results.comparison import SHOTS, compare, several, side_by_side
 from fedapps.results.formats import TextTable
-from fedapps.results.runs import ROLES, clients_of, read_rounds, rounds_of
+from fedapps.results.runs import ROLES, clients_of, failures, read_rounds, rounds_of
 from fedapps.results.table import results
 from fedapps.settings.config import defaults
 
@@ -36,17 +38,20 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         (files("fedapps.results") / NAME).read_text("utf-8")
     )
-    failed = runs[runs.error != ""].itertuples()
-    notes = [*(f"{run.name} failed: {run.error}" for run in failed), *problems]
+    notes = [*failures(runs), *problems]
     first = runs.seed.min()
-    for points, with_clients, left_out in (
+    # From the whole page to the smallest one.
+    attempts = (
         (1000, runs, ""),
         (100, runs, "only some of the rounds are drawn"),
         (100, runs[runs.seed == first], f"only some rounds and clients of seed {first} are drawn"),
         (100, runs[:0], "only some of the rounds and no single clients are drawn"),
-    ):
-        small = [f"so that the page stays small, {left_out}"] * bool(left_out)
-        page = template.render(content(runs, with_clients, points), problems=[*notes, *small])
+    )
+    for points, with_clients, left_out in attempts:
+        shown_notes = list(notes)
+        if left_out:
+            shown_notes.append(f"so that the page stays small, {left_out}")
+        page = template.render(content(runs, with_clients, points), problems=shown_notes)
         if len(page.encode()) <= LIMIT:
             break
     write_text(folder / NAME, page)
@@ -55,19 +60,25 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
 
 def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[str, Any]:
     """What the template shows: at most `points` rounds, and the clients of some of the runs."""
+    curves = ""
+    if len(rounds_of(runs, points)):
+        curves = plot.as_svg(plot.curves(runs, points))
+    dots = ""
+    if clients_of(with_clients).accuracy.notna().any():
+        dots = plot.as_svg(plot.clients(with_clients))
     clients = client_rows(with_clients)
-    rounds = rounds_of(runs, points)
-    dots = clients_of(with_clients).accuracy.notna().any()
+    client_ids = {row[0] for row in clients}
+    rounds = rounds_of(runs, 100)
     return {
         "results": results(runs),
         "shots": _shots(runs),
         "methods": list(zip(runs.method.unique(), plot.line_styles(), strict=False)),
-        "curves": plot.as_svg(plot.curves(runs, points)) if len(rounds) else "",
-        "rounds": [_by_round(rounds_of(runs, 100), role) for role in ROLES],
+        "curves": curves,
+        "rounds": [_by_round(rounds, role) for role in ROLES],
         "f1": f1_by_type(runs),
-        "dots": plot.as_svg(plot.clients(with_clients)) if dots else "",
+        "dots": dots,
         "clients": clients,
-        "client_ids": sorted(dict.fromkeys(row[0] for row in clients), key=_numbers_first),
+        "client_ids": sorted(client_ids, key=_numbers_first),
         "costs": costs(runs),
         "settings": _settings(runs),
         "versions": _versions(runs.folder.iloc[0]),
@@ -77,33 +88,47 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
 
 def client_rows(runs: "DataFrame") -> list[list[str]]:
     """Client, method, seed, role, samples, accuracy at the reported and at the last round, rank."""
-    best, last = clients_of(runs), clients_of(runs, "last")
-    best = best.merge(last[["run", "client", "accuracy"]], "left", ["run", "client"])
-    group = best.groupby(["run", "role"]).accuracy_x
-    best = best.assign(rank=group.rank("min", ascending=False), count=group.transform("count"))
-    return [
-        [
-            *(client.client, client.method, str(client.seed), client.role, str(client.examples)),
-            _number(client.accuracy_x, 2),
-            _number(client.accuracy_y, 2),
-            "–" if client.rank != client.rank else f"{client.rank:.0f} of {client.count}",
-        ]
-        for client in best.itertuples(index=False)
-    ]
+    last = clients_of(runs, "last")[["run", "client", "accuracy"]]
+    last = last.rename(columns={"accuracy": "last_accuracy"})
+    clients = clients_of(runs).merge(last, "left", ["run", "client"])
+    accuracies = clients.groupby(["run", "role"]).accuracy
+    clients["rank"] = accuracies.rank("min", ascending=False)
+    clients["ranked"] = accuracies.transform("count")
+    rows = []
+    for client in clients.itertuples(index=False):
+        rank = UNKNOWN
+        if not isnan(client.rank):
+            rank = f"{client.rank:.0f} of {client.ranked}"
+        rows.append(
+            [
+                client.client,
+                client.method,
+                str(client.seed),
+                client.role,
+                str(client.examples),
+                number_cell(client.accuracy, 2),
+                number_cell(client.last_accuracy, 2),
+                rank,
+            ]
+        )
+    return rows
 
 
 def f1_by_type(runs: "DataFrame") -> tuple[list[str], list[tuple[str, list[float | None]]]]:
     """The sub-populations, and by method the mean F1 over seeds in each; None if unknown."""
-    values: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, list[float]]] = {}  # by method and sub-population, of each seed
     for run in runs.dropna(subset="summary").itertuples():
-        for key, f1 in run.summary.train.items():
-            if (name := key.removeprefix("f1_")).isdecimal() and f1 is not None:
-                values.setdefault(run.method, {}).setdefault(name, []).append(f1)
-    names = sorted({name for by_type in values.values() for name in by_type}, key=int)
-    return names, [
-        (method, [sum(f) / len(f) if (f := by_type.get(name)) else None for name in names])
-        for method, by_type in values.items()
-    ]
+        for metric, f1 in run.summary.train.items():
+            name = metric.removeprefix("f1-")
+            if name.isdecimal() and f1 is not None:
+                by_name = values.setdefault(run.method, {})
+                by_name.setdefault(name, []).append(f1)
+    names = sorted(set().union(*values.values()), key=int)
+    rows: list[tuple[str, list[float | None]]] = []
+    for method, by_name in values.items():
+        means = {name: sum(f1s) / len(f1s) for name, f1s in by_name.items()}
+        rows.append((method, [means.get(name) for name in names]))
+    return names, rows
 
 
 def costs(runs: "DataFrame") -> list[dict[str, Any]]:
@@ -117,15 +142,16 @@ def costs(runs: "DataFrame") -> list[dict[str, Any]]:
             for report in reports:
                 dropped.update(report.dropped)
                 for phase, seconds in report.phases.items():
-                    mean = seconds / len(reports) / len(group)
-                    phases[phase] = phases.get(phase, 0.0) + mean
+                    # The mean over all rounds, also over those without the phase.
+                    share = seconds / len(reports) / len(group)
+                    phases[phase] = phases.get(phase, 0.0) + share
         rows.append(
             {
                 "method": method,
                 "seconds": (group.seconds / group.rounds).mean(),
                 "phases": phases,
-                "down": _number(group.down.mean(skipna=False), 3),
-                "up": _number(group.up.mean(skipna=False), 3),
+                "down": number_cell(group.down.mean(skipna=False), 3),
+                "up": number_cell(group.up.mean(skipna=False), 3),
                 "dropped": ", ".join(f"{cause} {count}" for cause, count in dropped.items()),
             }
         )
@@ -135,12 +161,17 @@ def costs(runs: "DataFrame") -> list[dict[str, Any]]:
 def _by_round(rounds: "DataFrame", role: str) -> TextTable:
     """Mean and range over seeds, a row per round and a column per method."""
     scores = rounds.dropna(subset=role).groupby(["round", "method"], sort=False)[role]
-    cells: dict[int, dict[str, str]] = {}
+    cells: dict[int, dict[str, str]] = {}  # by round and method
+    methods: dict[str, None] = {}  # in the order of their first scores
     for (round_, method), values in scores:
-        spread = f" ({values.min():.2f} – {values.max():.2f})" if len(values) > 1 else ""
-        cells.setdefault(round_, {})[method] = f"{values.mean():.2f}{spread}"
-    methods = list(dict.fromkeys(method for row in cells.values() for method in row))
-    rows = [[str(n), *(cells[n].get(method, "–") for method in methods)] for n in sorted(cells)]
+        text = mean_cell(values, 2)
+        if len(values) > 1:
+            text += f" ({number_cell(values.min(), 2)} – {number_cell(values.max(), 2)})"
+        cells.setdefault(round_, {})[method] = text
+        methods[method] = None
+    rows = []
+    for round_, by_method in sorted(cells.items()):
+        rows.append([str(round_), *(by_method.get(method, UNKNOWN) for method in methods)])
     return TextTable("", ["round", *methods], rows, f"{ROLES[role]}, %; range over seeds")
 
 
@@ -154,25 +185,26 @@ def _shots(runs: "DataFrame") -> TextTable | None:
 def _settings(runs: "DataFrame") -> TextTable:
     """What differs from the defaults in all runs."""
     known = defaults()
-    rows = [
-        [key, str(value)]
-        for key, value in sorted(runs.config.iloc[0].items())
-        if key not in ELSEWHERE
-        and value != known.get(key)
-        and all(config.get(key) == value for config in runs.config)
-    ]
+    rows = []
+    for key, value in sorted(runs.config.iloc[0].items()):
+        if key in ELSEWHERE or value == known.get(key):
+            continue
+        if all(config.get(key) == value for config in runs.config):
+            rows.append([key, str(value)])
     return TextTable("", ["setting", "value"], rows, "what differs from the defaults")
 
 
 def _versions(folder: Path) -> str:
+    """The versions of the libraries that a run used."""
     file = folder / "config.toml"
-    config = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return ", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items())
-
-
-def _number(value: float, digits: int) -> str:
-    return "–" if value != value else f"{value:.{digits}f}"
+    if not file.is_file():
+        return ""
+    versions = tomllib.loads(file.read_text("utf-8")).get("versions", {})
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _numbers_first(name: str) -> tuple[bool, int, str]:
-    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+    """Sorts ids: numbers by size, then names."""
+    if name.isdecimal():
+        return False, int(name), name
+    return True, 0, name

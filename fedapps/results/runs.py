@@ -2,8 +2,9 @@
 
 Whatever cannot be read is left out, and described in one sentence."""
 
+import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,23 +56,43 @@ def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", li
     Raises ValueError if no run is left."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; name one that `fedapps run` wrote to")
-    single = (folder / "config.toml").is_file()
-    known = {job.folder: job for job in jobs}
-    rows, problems = [], []
-    for place in [folder.resolve()] if single else ordered(folder.resolve()):
-        if not place.name.startswith("."):
-            try:
-                rows.append(_of_job(known[place]) if place in known else _read(place))
-                problems += [f"{place.name}: {doubt}" for doubt in _doubts(rows[-1])]
-            except ValueError as error:
-                problems.append(f"{place.name}: {error}")
+    jobs_by_folder = {job.folder: job for job in jobs}
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for run in _folders_of_runs(folder):
+        try:
+            row = _of_job(jobs_by_folder[run]) if run in jobs_by_folder else _read(run)
+            rows.append(row)
+            problems += [f"{run.name}: {doubt}" for doubt in _doubts(row)]
+        except ValueError as error:
+            problems.append(f"{run.name}: {error}")
     if not rows:
         raise ValueError("; ".join([f"{folder} holds no runs of fedapps", *problems]))
-    asked = ordered_names(folder)
-    first = {row["method"]: asked.index(row["name"]) for row in rows[::-1] if row["name"] in asked}
-    rows.sort(key=lambda row: (first.get(row["method"], len(asked)), row["method"], row["seed"]))
+    _sort_as_requested(rows, ordered_names(folder))
     runs = _frame(rows)
     return runs, problems + _missing(runs)
+
+
+def _folders_of_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's, else those in it. Hidden ones are left out."""
+    folder = folder.resolve()
+    folders = [folder] if (folder / "config.toml").is_file() else ordered(folder)
+    return [run for run in folders if not run.name.startswith(".")]
+
+
+def _sort_as_requested(rows: list[dict[str, Any]], requested: Sequence[str]) -> None:
+    """Sort the runs by seed, and their methods by the first run's place in the `requested` names;
+    others come last, by name."""
+    first: dict[str, int] = {}
+    for row in rows:
+        if row["name"] in requested:
+            first.setdefault(row["method"], requested.index(row["name"]))
+
+    def place(row: dict[str, Any]) -> tuple[int, str, int]:
+        method = row["method"]
+        return first.get(method, len(requested)), method, row["seed"]
+
+    rows.sort(key=place)
 
 
 def failures(runs: "DataFrame") -> list[str]:
@@ -105,8 +126,10 @@ def run_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> "DataFrame"
 def read_rounds(folder: Path) -> list[Round]:
     """The rounds of a run's metrics.jsonl, up to the first damaged line."""
     file = folder / "metrics.jsonl"
+    if not file.is_file():
+        return []
     rounds: list[Round] = []
-    for line in file.read_text("utf-8", "replace").splitlines() if file.is_file() else []:
+    for line in file.read_text("utf-8", "replace").splitlines():
         try:
             rounds.append(Round.model_validate_json(line))
         except ValueError:
@@ -122,12 +145,14 @@ def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
     rows = []
     for run in runs.itertuples():
         reports = [report for report in read_rounds(run.folder) if report.evaluation]
-        for report in reports[:: -(-len(reports) // points) or 1]:
-            scores = {
-                role: report.evaluation.get(f"{role}-accuracy", report.evaluation.get(f"{role}-f1"))
-                for role in ROLES
-            }
-            rows.append({"method": run.method, "seed": run.seed, "round": report.round} | scores)
+        step = max(math.ceil(len(reports) / points), 1)
+        # From the last round backwards, so that it is always among them.
+        for report in reports[::-step]:
+            row = {"method": run.method, "seed": run.seed, "round": report.round}
+            for role in ROLES:
+                f1 = report.evaluation.get(f"{role}-f1")
+                row[role] = report.evaluation.get(f"{role}-accuracy", f1)
+            rows.append(row)
     frame = DataFrame(rows, columns=["method", "seed", "round", *ROLES])
     frame[[*ROLES]] = 100 * frame[[*ROLES]].astype(float)
     return frame.dropna(subset=[*ROLES], how="all")
@@ -137,12 +162,14 @@ def clients_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
     """A row per run and evaluated client, accuracies in %; `run` is the run's index in `runs`."""
     from pandas import DataFrame
 
-    rows = [
-        (run.Index, run.method, run.seed, name, client.role, client.accuracy, client.examples)
-        for run in runs.itertuples()
-        if (evaluation := _evaluation(run.summary, round_))
-        for name, client in evaluation.per_client.items()
-    ]
+    rows = []
+    for run in runs.itertuples():
+        evaluation = _evaluation(run.summary, round_)
+        if evaluation is None:
+            continue
+        for name, client in evaluation.per_client.items():
+            scores = (client.role, client.accuracy, client.examples)
+            rows.append((run.Index, run.method, run.seed, name, *scores))
     columns = ["run", "method", "seed", "client", "role", "accuracy", "examples"]
     frame = DataFrame(rows, columns=columns)
     return frame.assign(accuracy=100 * frame.accuracy.astype(float))
@@ -161,40 +188,45 @@ def label_without(label: str, keys: Iterable[str]) -> str:
 
 def federation_of(runs: "DataFrame") -> str:
     """Dataset, partition and number of clients; what differs between runs is left out."""
-    words = (("dataset", ""), ("partition", ""), ("num-clients", " clients"))
-    values = [({str(config[key]) for config in runs.config}, unit) for key, unit in words]
-    return ", ".join(f"{min(found)}{unit}" for found, unit in values if len(found) == 1)
+    words = []
+    for key, unit in (("dataset", ""), ("partition", ""), ("num-clients", " clients")):
+        values = {str(config[key]) for config in runs.config}
+        if len(values) == 1:
+            words.append(f"{values.pop()}{unit}")
+    return ", ".join(words)
 
 
 def differing(runs: "DataFrame") -> list[str]:
     """The common settings that labels name because the runs differ in them."""
-    return list(
-        dict.fromkeys(
-            key
-            for run in runs.itertuples()
-            for key in own_settings(run.method)
-            if key not in own_settings(run.variant)
-            and key in run.config
-            and f"{run.config['method']}.{key}" not in run.config
-        )
-    )
+    keys: dict[str, None] = {}
+    for run in runs.itertuples():
+        for key in own_settings(run.method):
+            in_variant = key in own_settings(run.variant)
+            of_method = f"{run.config['method']}.{key}" in run.config
+            if key in run.config and not in_variant and not of_method:
+                keys[key] = None
+    return list(keys)
 
 
 def _tell_apart(rows: list[dict[str, Any]]) -> None:
-    """Add to the labels the settings that the runs read and in which they differ, unless they say
-    them: common ones between all runs, those of a section between runs of one method."""
+    """Append the settings in which runs differ to their labels, unless a label names them already.
+
+    Common settings are compared between all runs, a method's between the runs of that method. Only
+    settings that a run reads count."""
     read = [relevant(defaults() | row["config"]) for row in rows]
-    for key in dict.fromkeys(key for settings in read for key in settings if key not in UNNAMED):
+    keys: dict[str, None] = {}
+    for settings in read:
+        keys |= dict.fromkeys(key for key in settings if key not in UNNAMED)
+    for key in keys:
         section, _, name = key.rpartition(".")
         word = key if section == "partition" else name
-        silent = [
-            (row, settings[key])
-            for row, settings in zip(rows, read, strict=True)
-            if key in settings and word not in own_settings(row["variant"])
-        ]
-        if len({str(value) for _, value in silent}) > 1:
-            for row, value in silent:
-                row["method"] += f" {word}={'_'.join(str(value).split())}"
+        unlabeled = []
+        for row, settings in zip(rows, read, strict=True):
+            if key in settings and word not in own_settings(row["variant"]):
+                unlabeled.append((row, str(settings[key])))
+        if len({value for _, value in unlabeled}) > 1:
+            for row, value in unlabeled:
+                row["method"] += f" {word}={'_'.join(value.split())}"
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -219,25 +251,50 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dict[str, Any]:
     """A row of the runs' frame; `summary` is None for a run that failed or was not evaluated."""
-    seed = config["seed"]
-    row = {"method": method, "seed": seed, "name": folder.name, "folder": folder}
-    row["variant"] = method  # the label as the folder says it
-    summary = None if error or isinstance(result, Failure) else result
-    row |= {"config": config, "error": error, "summary": summary}
-    row["label"] = result.name if result is not None else ""
+    summary = result
+    if error or isinstance(result, Failure):
+        summary = None
+    row = {
+        "method": method,
+        "seed": config["seed"],
+        "name": folder.name,
+        "folder": folder,
+        "variant": method,  # the label as the folder says it
+        "config": config,
+        "error": error,
+        "summary": summary,
+        "label": result.name if result is not None else "",
+    }
     for round_ in ROUNDS:
-        row |= {f"{round_} {s}": v for s, v in _scores(_evaluation(summary, round_))}
+        for score, value in _scores(_evaluation(summary, round_)).items():
+            row[f"{round_} {score}"] = value
     if summary is not None:
-        row |= {"rounds": summary.rounds, "seconds": summary.seconds}
-        row |= dict(summary.megabytes_per_client_round) | {"dropped": summary.dropped_replies}
-        row |= {"undone": summary.undone_rounds}
-        row |= {"clipped": summary.clipped_replies, "recounted": summary.recounted_replies}
-        row |= dict(summary.privacy or {})
-        trained = at_saved_model(summary).get("training_error")  # of the model that is handed out
-        distance = (summary.novel or {}).get("half_distance")
-        if trained is not None and distance is not None:
-            row |= dict(zip(BOUND, (trained, distance, trained + distance), strict=True))
+        row |= _totals(summary)
     return row
+
+
+def _totals(summary: Summary) -> dict[str, Any]:
+    """`NUMBERS` of a run and the terms of its privacy, where they are known."""
+    totals: dict[str, Any] = {
+        "rounds": summary.rounds,
+        "seconds": summary.seconds,
+        "down": summary.megabytes_per_client_round.down,
+        "up": summary.megabytes_per_client_round.up,
+        "dropped": summary.dropped_replies,
+        "undone": summary.undone_rounds,
+        "clipped": summary.clipped_replies,
+        "recounted": summary.recounted_replies,
+    }
+    if summary.privacy is not None:
+        totals |= dict(summary.privacy)
+    # The bound is one of the saved model: novel clients get that one.
+    training_error = at_saved_model(summary).get("training-error")
+    half_distance = (summary.novel or {}).get("half-distance")
+    if training_error is not None and half_distance is not None:
+        totals["training_error"] = training_error
+        totals["half_distance"] = half_distance
+        totals["bound"] = training_error + half_distance
+    return totals
 
 
 def at_saved_model(summary: Summary) -> Rates:
@@ -253,58 +310,85 @@ def other_rounds(summary: Summary) -> bool:
     return summary.novel_round not in (None, summary.best_round)
 
 
-def _evaluation(summary: Any, round_: str) -> Evaluation | None:
-    return summary.last if summary is not None and round_ == "last" else summary
+def _evaluation(summary: Summary | None, round_: str) -> Evaluation | None:
+    if summary is not None and round_ == "last":
+        return summary.last
+    return summary
 
 
-def _scores(evaluation: Evaluation | None) -> Iterator[tuple[str, float | None]]:
-    train = (evaluation and evaluation.train) or {}
-    novel = (evaluation and evaluation.novel) or {}
-    accuracies = (train.get("accuracy"), novel.get("accuracy"), train.get("test_accuracy"))
-    yield from zip(SCORES, (None if a is None else 100 * a for a in accuracies), strict=False)
-    yield from ((score, train.get(score.replace("-", "_"))) for score in F1)
+def _scores(evaluation: Evaluation | None) -> dict[str, float | None]:
+    """`SCORES` of an evaluation: accuracies in %, F1 in [0, 1]; None if unknown."""
+    train: Rates = {}
+    novel: Rates = {}
+    if evaluation is not None:
+        train = evaluation.train or {}
+        novel = evaluation.novel or {}
+    return {
+        "train": _percent(train.get("accuracy")),
+        "novel": _percent(novel.get("accuracy")),
+        "test": _percent(train.get("test-accuracy")),
+        "f1": train.get("f1"),
+        "f1-users": train.get("f1-users"),
+    }
+
+
+def _percent(rate: float | None) -> float | None:
+    return None if rate is None else 100 * rate
 
 
 def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
     from pandas import DataFrame
 
     _tell_apart(rows)
-    users: dict[str, set[str]] = {}  # of a name, the methods
-    for row in rows:
-        method = row["config"]["method"]
-        users.setdefault(row["label"] or method, set()).add(method)
-    for row in rows:
-        if row["label"] and len(users[row["label"]]) == 1:
-            _, *words = row["method"].split()
-            row["method"] = " ".join([row["label"], *words])
+    _rename(rows)
     columns = ["method", "variant", "seed", "name", "folder", "config", "error", "summary"]
-    scores = [f"{round_} {score}" for round_ in ROUNDS for score in SCORES]
-    numbers = [*scores, *NUMBERS]
+    numbers = []
+    for round_ in ROUNDS:
+        numbers += [f"{round_} {score}" for score in SCORES]
+    numbers += NUMBERS
     frame = DataFrame(rows, columns=[*columns, *numbers, "generator", "terms"], dtype=object)
     return frame.astype(dict.fromkeys(numbers, float))
 
 
+def _rename(rows: list[dict[str, Any]]) -> None:
+    """Put the methods' names in tables into the labels, unless several methods share a name."""
+    methods_by_label: dict[str, set[str]] = {}
+    for row in rows:
+        method = row["config"]["method"]
+        methods_by_label.setdefault(row["label"] or method, set()).add(method)
+    for row in rows:
+        label = row["label"]
+        if label and len(methods_by_label[label]) == 1:
+            _, *settings = row["method"].split()
+            row["method"] = " ".join([label, *settings])
+
+
 def _doubts(row: dict[str, Any]) -> Iterator[str]:
     """What is wrong with a run that can be shown."""
-    if (summary := row["summary"]) is not None:
-        expected, read = summary.rounds, len(read_rounds(row["folder"]))
-        rounds = row["config"].get("rounds", expected)
-        if summary.finished is False or (summary.finished is None and expected < rounds):
-            yield f"has not finished: {expected} of {rounds} rounds"
-        if summary.undone_rounds:
-            yield (
-                f"{summary.undone_rounds} of {expected} rounds were undone: NaN or infinity would "
-                "have come into the model"
-            )
-        if read < expected:
-            yield f"metrics.jsonl is damaged or cut short: {read} of {expected} rounds"
+    summary = row["summary"]
+    if summary is None:
+        return
+    rounds = summary.rounds
+    planned = row["config"].get("rounds", rounds)
+    # Summaries of earlier releases do not say whether the run has finished.
+    unknown = summary.finished is None
+    if summary.finished is False or (unknown and rounds < planned):
+        yield f"has not finished: {rounds} of {planned} rounds"
+    if summary.undone_rounds:
+        yield (
+            f"{summary.undone_rounds} of {rounds} rounds were undone: NaN or infinity would "
+            "have come into the model"
+        )
+    read = len(read_rounds(row["folder"]))
+    if read < rounds:
+        yield f"metrics.jsonl is damaged or cut short: {read} of {rounds} rounds"
 
 
 def _missing(runs: "DataFrame") -> list[str]:
     """A sentence for each method that lacks a seed which other methods have."""
     seeds = set(runs.seed)
-    return [
-        f"{method}: no run of seed {seed}"
-        for method, present in runs.groupby("method", sort=False).seed
-        for seed in sorted(seeds - set(present))
-    ]
+    sentences = []
+    for method, present in runs.groupby("method", sort=False).seed:
+        for seed in sorted(seeds - set(present)):
+            sentences.append(f"{method}: no run of seed {seed}")
+    return sentences

@@ -1,5 +1,9 @@
 """The JSON and TOML files of a run folder as pydantic models.
 
+Metrics have hyphens everywhere, as in a reply and in metrics.jsonl: ``test-accuracy``. Only keys of
+summary.json have underscores: the recorder writes them by `summary_key`, and the models here read
+them back as metrics' names.
+
 Another person may have written the folder. Known keys must have their types; unknown keys are
 ignored. docs/reference/run-folder.md says what the keys mean."""
 
@@ -15,8 +19,19 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
+def summary_key(metric: str) -> str:
+    """A metric's key in summary.json."""
+    return metric.replace("-", "_")
+
+
+def _metric_names(rates: dict[str, float | None]) -> dict[str, float | None]:
+    """The metrics' names for the keys of summary.json."""
+    return {key.replace("_", "-"): rate for key, rate in rates.items()}
+
+
 Rate = Annotated[float | None, AfterValidator(_finite)]  # NaN counts as unknown
-Rates = dict[str, Rate]  # accuracies and similar values of a group of clients
+# Accuracies and other metrics of a group of clients.
+Rates = Annotated[dict[str, Rate], AfterValidator(_metric_names)]
 
 
 def _with_accuracy(rates: Rates) -> Rates:
@@ -102,7 +117,7 @@ class Round(Model):
     """A line of metrics.jsonl."""
 
     round: Count
-    evaluation: Rates = {}
+    evaluation: dict[str, Rate] = {}
     dropped: dict[str, Count] = {}
     clipped: Count = 0
     recounted: Count = 0
@@ -130,4 +145,7 @@ SummaryFile: TypeAdapter[Failure | Summary] = TypeAdapter(
 def mismatch(error: ValidationError) -> str:
     """The last mismatch of a file, in one line: ``train.accuracy: Input should be …``."""
     last = error.errors()[-1]
-    return ": ".join(filter(None, [".".join(map(str, last["loc"])), last["msg"]]))
+    place = ".".join(str(part) for part in last["loc"])
+    if not place:
+        return last["msg"]
+    return f"{place}: {last['msg']}"

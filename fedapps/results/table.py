@@ -1,8 +1,10 @@
 """The table at the end of `fedapps run`: a row per method."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clients.core.protocol import FEW_SAMPLES
+from fedapps.results.cells import mean_cell, number_cell, seeds_cell, spread_cell
 from fedapps.results.formats import FAILED, TextTable
 from fedapps.results.runs import (
     at_saved_model,
@@ -14,7 +16,7 @@ from fedapps.results.runs import (
 from fedapps.settings.config import effective
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 
 def results(runs: "DataFrame") -> TextTable:
@@ -23,44 +25,71 @@ def results(runs: "DataFrame") -> TextTable:
 
     Columns that would be empty are left out: accuracies if no client has validation samples but F1
     is known, and everything about novel clients if there are none."""
-    scored = bool(runs["best f1"].notna().any())
-    validated = bool(runs["best train"].notna().any()) or not scored
-    joined = novel_clients(runs)
-    apart = differing(runs)
-    columns = ["method", *(key for key in apart if key != "rounds")]  # which has a column below
-    columns += [*["training clients"] * validated, *["novel clients"] * joined]
-    columns += [*["F1", "F1, users"] * scored, *["ε"] * bool(runs.epsilon.notna().any())]
-    columns += ["êrr", "½ d̂", "êrr + ½ d̂"] * bool(runs.bound.notna().any())
-    columns += ["rounds", "seconds", "MB down", "MB up"]
-    spread = runs.seed.nunique() > 1
+    settings = differing(runs)
+    columns = _columns(runs, settings)
+    over_seeds = runs.seed.nunique() > 1
     rows = []
     for label, group in runs.groupby("method", sort=False):
-        config = group.config.iloc[0]
-        cells = {"method": label_without(label, apart)}
-        cells |= {key: str(effective(config, key)) for key in apart}
-        if len(done := group[group.summary.notna()]):
-            cells |= _cells(done, spread)
+        cells = {"method": label_without(label, settings)}
+        for key in settings:
+            cells[key] = str(effective(group.config.iloc[0], key))
+        evaluated = group[group.summary.notna()]
+        if len(evaluated):
+            cells |= _cells(evaluated, over_seeds)
         else:
-            cells[columns[len(cells)]] = FAILED
+            first_number = columns[len(cells)]
+            cells[first_number] = FAILED
         rows.append([cells.get(column, "") for column in columns])
-    few = any(config.get("novel-shots") for config in runs.config)
-    notes = [
-        *["training clients: validation accuracy"] * validated,
-        *[f"novel clients: all their samples{' but those that they learn from' * few}"] * joined,
-        *few_samples(runs),
-        *["F1 of test samples: mean over sub-populations; over users"] * scored,
-        *["ε (δ): spent in the whole run, each run by itself"] * ("ε" in columns),
-        *terms_of_privacy(runs),
-        *lost_replies(runs),
-        *limited_replies(runs),
-        *undone_rounds(runs),
-        *at_saved_models(runs),
-        *["± standard deviation over seeds"] * spread,
-        *["± standard error over clients"] * (joined and not spread),
-        "MB per client and round",
-    ]
-    what = "accuracy in %, at the round that is best on validation" if validated else "last round"
-    return TextTable(f"{federation_of(runs)}: {what}", columns, rows, "; ".join(notes))
+    notes = _notes(runs, columns, over_seeds)
+    meaning = "last round"
+    if "training clients" in columns:
+        meaning = "accuracy in %, at the round that is best on validation"
+    return TextTable(f"{federation_of(runs)}: {meaning}", columns, rows, "; ".join(notes))
+
+
+def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:
+    """The titles of the columns that are not empty."""
+    has_f1 = bool(runs["best f1"].notna().any())
+    has_accuracy = bool(runs["best train"].notna().any())
+    columns = ["method"]
+    columns += [key for key in settings if key != "rounds"]  # which every table has
+    if has_accuracy or not has_f1:
+        columns.append("training clients")
+    if novel_clients(runs):
+        columns.append("novel clients")
+    if has_f1:
+        columns += ["F1", "F1, users"]
+    if runs.epsilon.notna().any():
+        columns.append("ε")
+    if runs.bound.notna().any():
+        columns += ["êrr", "½ d̂", "êrr + ½ d̂"]
+    return [*columns, "rounds", "seconds", "MB down", "MB up"]
+
+
+def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[str]:
+    """What the columns mean, and the conditions of the numbers."""
+    notes = []
+    if "training clients" in columns:
+        notes.append("training clients: validation accuracy")
+    if "novel clients" in columns:
+        learn = any(config.get("novel-shots") for config in runs.config)
+        exception = " but those that they learn from" if learn else ""
+        notes.append(f"novel clients: all their samples{exception}")
+    notes += few_samples(runs)
+    if "F1" in columns:
+        notes.append("F1 of test samples: mean over sub-populations; over users")
+    if "ε" in columns:
+        notes.append("ε (δ): spent in the whole run, each run by itself")
+    notes += terms_of_privacy(runs)
+    notes += lost_replies(runs)
+    notes += limited_replies(runs)
+    notes += undone_rounds(runs)
+    notes += at_saved_models(runs)
+    if over_seeds:
+        notes.append("± standard deviation over seeds")
+    elif "novel clients" in columns:
+        notes.append("± standard error over clients")
+    return [*notes, "MB per client and round"]
 
 
 def novel_clients(runs: "DataFrame") -> bool:
@@ -70,9 +99,14 @@ def novel_clients(runs: "DataFrame") -> bool:
 
 def few_samples(runs: "DataFrame") -> list[str]:
     """A warning where a novel client is scored on less than `FEW_SAMPLES` samples."""
-    scored = [c for s in runs.summary.dropna() for c in s.per_client.values() if c.role == "novel"]
-    least = min((c.examples for c in scored if c.accuracy is not None), default=FEW_SAMPLES)
-    return [f"a novel client has only {least} samples to be scored on"] * (least < FEW_SAMPLES)
+    fewest = FEW_SAMPLES
+    for summary in runs.summary.dropna():
+        for client in summary.per_client.values():
+            if client.role == "novel" and client.accuracy is not None:
+                fewest = min(fewest, client.examples)
+    if fewest == FEW_SAMPLES:
+        return []
+    return [f"a novel client has only {fewest} samples to be scored on"]
 
 
 def epsilon(runs: "DataFrame") -> str:
@@ -92,9 +126,7 @@ def terms_of_privacy(runs: "DataFrame") -> list[str]:
 
 def lost_replies(runs: "DataFrame") -> list[str]:
     """The number of dropped training replies by method, summed over seeds."""
-    counts = runs.groupby("method", sort=False).dropped.sum()
-    words = [f"{method} {count:.0f}" for method, count in counts.items() if count]
-    return [f"training replies dropped: {', '.join(words)}"] if words else []
+    return _counts(runs, "dropped", "training replies dropped")
 
 
 LIMITED = {
@@ -107,20 +139,23 @@ def limited_replies(runs: "DataFrame") -> list[str]:
     """The number of replies that limits cut, by method, summed over seeds: a line a limit."""
     notes = []
     for column, meaning in LIMITED.items():
-        counts = runs.groupby("method", sort=False)[column].sum()
-        words = [f"{method} {count:.0f}" for method, count in counts.items() if count]
-        if words:
-            notes.append(f"{meaning}: {', '.join(words)}")
+        notes += _counts(runs, column, meaning)
     return notes
 
 
 def undone_rounds(runs: "DataFrame") -> list[str]:
     """The number of undone rounds by method, summed over seeds, and what an undone round means."""
-    counts = runs.groupby("method", sort=False).undone.sum()
-    words = [f"{method} {count:.0f}" for method, count in counts.items() if count]
-    if not words:
+    meaning = "rounds undone, as NaN or infinity would have come into the model"
+    return _counts(runs, "undone", meaning)
+
+
+def _counts(runs: "DataFrame", column: str, meaning: str) -> list[str]:
+    """A note with a column's sum over seeds by method; none if all are 0 or unknown."""
+    counts = runs.groupby("method", sort=False)[column].sum()
+    by_method = [f"{method} {count:.0f}" for method, count in counts.items() if count]
+    if not by_method:
         return []
-    return [f"rounds undone, as NaN or infinity would have come into the model: {', '.join(words)}"]
+    return [f"{meaning}: {', '.join(by_method)}"]
 
 
 def at_saved_models(runs: "DataFrame") -> list[str]:
@@ -134,28 +169,31 @@ def at_saved_models(runs: "DataFrame") -> list[str]:
         scores = [at_saved_model(summary).get("accuracy") for summary in done]
         known = [100 * score for score in scores if score is not None]
         if known:
-            words.append(f"{method} {sum(known) / len(known):.2f}")
+            words.append(f"{method} {number_cell(sum(known) / len(known), 2)}")
     if not words:
         return []
     return [f"training clients at the round of the saved model: {', '.join(words)}"]
 
 
-def _cells(runs: "DataFrame", spread: bool) -> dict[str, str]:
+def _cells(runs: "DataFrame", over_seeds: bool) -> dict[str, str]:
+    """A method's cells by column, over its seeds."""
+    novel = "cannot without labels"
+    if _serves_novel(runs):
+        novel = _accuracy(runs, "novel", over_seeds)
+    fewest_and_most = sorted({runs.rounds.min(), runs.rounds.max()})
     return {
-        "training clients": _accuracy(runs, "train", spread),
-        "novel clients": _accuracy(runs, "novel", spread)
-        if _serves_novel(runs)
-        else "cannot without labels",
-        "F1": _mean(runs["best f1"], 3, spread=True),
-        "F1, users": _mean(runs["best f1-users"], 3, spread=True),
+        "training clients": _accuracy(runs, "train", over_seeds),
+        "novel clients": novel,
+        "F1": seeds_cell(runs["best f1"], 3),
+        "F1, users": seeds_cell(runs["best f1-users"], 3),
         "ε": epsilon(runs),
-        "êrr": _mean(runs.training_error, 3),
-        "½ d̂": _mean(runs.half_distance, 3),
-        "êrr + ½ d̂": _mean(runs.bound, 3),
-        "rounds": "–".join(f"{n:.0f}" for n in sorted({runs.rounds.min(), runs.rounds.max()})),
-        "seconds": _mean(runs.seconds, 0),
-        "MB down": _mean(runs.down, 3),
-        "MB up": _mean(runs.up, 3),
+        "êrr": mean_cell(runs.training_error, 3),
+        "½ d̂": mean_cell(runs.half_distance, 3),
+        "êrr + ½ d̂": mean_cell(runs.bound, 3),
+        "rounds": "–".join(f"{rounds:.0f}" for rounds in fewest_and_most),
+        "seconds": mean_cell(runs.seconds, 0),
+        "MB down": mean_cell(runs.down, 3),
+        "MB up": mean_cell(runs.up, 3),
     }
 
 
@@ -164,23 +202,20 @@ def _serves_novel(runs: "DataFrame") -> bool:
     from fedapps.methods import METHODS
 
     entry = METHODS.get(runs.config.iloc[0]["method"])
-    return entry is None or bool(entry.novel) or any(s.novel for s in runs.summary)
+    if entry is None:
+        return True
+    return bool(entry.novel) or any(summary.novel for summary in runs.summary)
 
 
-def _accuracy(runs: "DataFrame", group: str, spread: bool) -> str:
-    """Mean ± standard deviation over seeds; in a table of one seed, without `spread`, ± the
-    standard error over clients."""
-    values = runs[f"best {group}"].dropna()
-    if len(values) == 1 and not spread:
-        sem = (getattr(runs.summary[values.index[0]], group) or {}).get("sem")
-        return f"{values.iloc[0]:.2f}" + (f" ± {100 * sem:.2f}" if sem is not None else "")
-    return _mean(values, 2, spread=True)
-
-
-def _mean(values: "Series", digits: int, *, spread: bool = False) -> str:
-    """The mean over seeds; – if there are no values, as in private runs."""
-    values = values.dropna()
-    if values.empty:
-        return "–"
-    deviation = f" ± {values.std():.{digits}f}" if spread and len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{deviation}"
+def _accuracy(runs: "DataFrame", group: str, over_seeds: bool) -> str:
+    """Mean ± standard deviation over seeds. In a table of a single seed, ± is the standard error
+    over clients."""
+    values = runs[f"best {group}"]
+    known = values.dropna()
+    if over_seeds or len(known) != 1:
+        return seeds_cell(values, 2)
+    scores = getattr(runs.summary[known.index[0]], group) or {}
+    standard_error = scores.get("sem")
+    if standard_error is None:
+        return number_cell(known.iloc[0], 2)
+    return spread_cell(known.iloc[0], 100 * standard_error, 2)

@@ -40,7 +40,7 @@ def test_gains_by_client_and_seed(tmp_path):
     assert found.loc["fedavg-seed0", "gain"] == 0
     args = ["table", tmp_path, "--scores", "gain,harmed", "--format", "markdown"]
     done = invoke(*args)
-    assert "| tent | -0.08 ± 5.77 | 16.67 ± 23.57 | 2 |" in done.output
+    assert "| tent | −0.08 ± 5.77 | 16.67 ± 23.57 | 2 |" in done.output
     invoke(*args[:3], "luck", code=2)
 
 
@@ -70,7 +70,7 @@ def test_scenarios_stand_side_by_side_with_a_test_over_five_seeds(tmp_path):
     done = invoke(*args)
     assert "| method | iid | shift |" in done.output
     assert "| tent | – | 4.00 ± 2.92 (p 0.037) |" in done.output
-    assert "| shot | -20.00 | – |" in done.output and "| shot | 100.00 | – |" in done.output
+    assert "| shot | −20.00 | – |" in done.output and "| shot | 100.00 | – |" in done.output
     (tmp_path / "none").mkdir()
     assert "holds runs" in invoke("table", tmp_path / "none", "--scores", "gain", code=2).output
 
@@ -92,7 +92,7 @@ def test_a_column_for_each_swept_value_and_rows_that_say_what_tells_runs_apart(t
     assert lines[2:] == [
         "| fedavg | 0.00 | 0.00 |",
         "| tent | 1.00 | 3.00 |",
-        "| tent adapt-steps=3 | -10.00 | -10.00 |",
+        "| tent adapt-steps=3 | −10.00 | −10.00 |",
     ]
 
 
