@@ -1,6 +1,6 @@
 """Differential privacy of a run: sampling, clipping, noise, and the budget that is spent.
 
-*Central*: the server is trusted, those who see its models are not. Users are sampled independently
+*Central*: the server is trusted, observers of its models are not. Users are sampled independently
 and in secret (Poisson sampling at rate q); the server clips every user's change to norm C and
 applies (Σ_u clip_C(Δ_u) + N(0, z²C²)) / m, with m = q N expected users, N configured.
 *Local*: the server is not trusted either. Each user clips its change and adds N(0, z²C²). The
@@ -34,31 +34,44 @@ from strategies.core.accountant import central_epsilon, local_epsilon, local_los
 from strategies.core.replies import Node, Update
 
 TEST_SETTING = "; TEST SETTING: a person who knows the seed knows the noise"
-# Keys of a report, beside dp-…, under central privacy. The released model shows "undone" as well.
+# Keys of a report that central privacy allows to write, beside dp-…. "undone" reveals nothing more
+# than the released model, which does not change in such a round.
 RELEASED = ("round", "evaluation", "undone")
-CONTINUED = "; goes on from a saved run: what else goes on from that one is not counted"
-UNKNOWN_TERMS: dict[str, Any] = {  # the weakest ones
+CONTINUED = "; continues a saved run: other continuations of the same run are not included"
+# The weakest terms: those of a saved run whose file lacks them.
+UNKNOWN_TERMS: dict[str, Any] = {
     "generator": "seeded",
     "not-covered": ["scores and exchanges of the saved run"],
 }
 MOST_ROUNDS = 10**12
+TERMS = {  # unit, adversary and accountant, by mode
+    "central": "one user added or removed, against an observer of models who trusts the server; "
+    "privacy loss distributions, Poisson sampling",
+    "local": "one user's updates replaced, against the server too; sum of Gaussians, the user "
+    "asked most often",
+}
 
 
 class Privacy(Configured):
-    """Settings `dp…` of a run of `rounds` rounds; `fraction_train` is the sampling rate q.
+    """The privacy of a run of `rounds` rounds, from the settings `dp…`.
 
     One of `dp_noise_multiplier` z and `dp_epsilon` is given, the other is 0. From ε, z is chosen so
-    that the whole run keeps it at `dp_delta` (local: even for a user in every round). `spent` is
-    the `state` of the run that this one continues; ε and its terms hold for both together. N, the
-    number of users, is round(`train_fraction` · `num_clients`), whether or not they are present.
-    With `dp_covers` = "everything" all that leaves a client is covered by ε; with "model-updates"
-    scores of evaluations, and a method's further exchanges, are not.
+    that the whole run keeps ε at `dp_delta` (local: even for a user in every round).
+
+    - `fraction_train`: the sampling rate q.
+    - `train_fraction`, `num_clients`: the number of users is N = round(`train_fraction` ·
+      `num_clients`), whether or not they are present.
+    - `spent`: the `state` of the run that this one continues; ε and its terms hold for both
+      together.
+
+    With `dp_covers` = "everything" ε covers all that leaves a client. With "model-updates" it does
+    not cover scores of evaluations, nor a method's further exchanges.
 
     Raises ValueError for settings that contradict each other."""
 
     dp = setting("none", "differential privacy of the users' updates", MODES)
     dp_clip = setting(
-        1.0, "C: norm at which a user's whole update is clipped", "(0, 1000000]", beside="dp!=none"
+        1.0, "C: clip a user's whole update to this norm", "(0, 1000000]", beside="dp!=none"
     )
     dp_noise_multiplier = setting(
         0.0,
@@ -68,15 +81,15 @@ class Privacy(Configured):
     )
     dp_epsilon = setting(
         0.0,
-        "in place of z: ε of the whole run, from which z follows",
+        "ε of the whole run, from which z is computed; in place of dp-noise-multiplier",
         NONNEGATIVE,
         beside="dp!=none",
     )
-    dp_delta = setting(0.00001, "δ of ε(δ)", "(0, 1)", beside="dp!=none")
+    dp_delta = setting(0.00001, "δ of (ε, δ)-privacy", "(0, 1)", beside="dp!=none")
     dp_generator = DP_GENERATOR
     dp_covers = setting(
         EVERYTHING,
-        "what ε covers; model-updates: evaluations and assignments are exact",
+        "what ε covers; model-updates: evaluations and assignments get no noise",
         COVERS,
         beside="dp!=none",
     )
@@ -105,32 +118,36 @@ class Privacy(Configured):
                 f"{dp!r} does not cover; set one of the two"
             )
         if dp == "central":
-            for key, refused, why in (
-                ("min-valid-replies", min_valid_replies > 1, "it would tell how many took part"),
-                ("robust", robust != "none", "ε is that of the mean"),
-                ("max-update-norm", max_update_norm > 0, "dp-clip clips every update"),
-            ):
-                if refused:
-                    raise ValueError(f"leave {key} at its default with dp 'central': {why}")
-        self.mode, self.clip, self.delta = dp, self.dp_clip, self.dp_delta
+            if min_valid_replies > 1:
+                raise _not_central("min-valid-replies", "it would tell how many took part")
+            if robust != "none":
+                raise _not_central("robust", "ε is that of the mean")
+            if max_update_norm > 0:
+                raise _not_central("max-update-norm", "dp-clip clips every update")
+        self.mode = dp
+        self.clip = self.dp_clip
+        self.delta = self.dp_delta
         self.covers = self.dp_covers
         self.rate = fraction_train
         self.expected = max(1.0, fraction_train * round(train_fraction * num_clients))  # m = q N
         self.on_spend: Callable[[Mapping[str, Any]], None] | None = None  # called with `state()`
         self.not_covered: list[str] = []
-        self._generator, self._seed = self.dp_generator, seed
-        self._inherited = self.dp_generator  # the weakest of all parts
+        self._generator = self.dp_generator
+        self._seed = seed
+        # The weakest generator of this run and of the run that it continues.
+        self._weakest_generator = self.dp_generator
         self._spent: dict[str, float] = {}  # central: rounds by "z q"; local: μ² by client
-        self.z, self._target = self.dp_noise_multiplier, self.dp_epsilon
+        self.z = self.dp_noise_multiplier
+        self._target = self.dp_epsilon  # 0: none
         self._continued = spent is not None
         if spent is not None:
             self.restore(spent)
         self.plan(rounds)
 
     def plan(self, rounds: int) -> None:
-        """With dp-epsilon: choose the noise that keeps it over `rounds` more rounds.
+        """With dp-epsilon: choose the noise that keeps ε over `rounds` more rounds.
 
-        Noise that already keeps it does not change. Raises ValueError if ε is already spent."""
+        Noise that already keeps it is not changed. Raises ValueError if ε is already spent."""
         if not (self._target and rounds):
             return
         if self.z and self._epsilon(self._after(self.z, rounds)) <= self._target:
@@ -155,9 +172,9 @@ class Privacy(Configured):
         return {NOISE: self.z * self.clip} if self.mode == "local" else {}
 
     def admit(self, what: str) -> None:
-        """Note something that clients send and ε does not cover.
+        """Record that clients send `what` without noise, which ε does not cover.
 
-        Raises ValueError if ε is to cover everything."""
+        Raises ValueError if ε must cover everything."""
         if self.covers == EVERYTHING:
             raise ValueError(
                 f"with dp {self.mode!r} {what} would leave the clients without noise; set "
@@ -168,7 +185,7 @@ class Privacy(Configured):
             self._notify()
 
     def sample(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
-        """A secret Poisson sample, perhaps empty; None where sampling hides nothing."""
+        """A secret Poisson sample, which may be empty; None where sampling hides nothing."""
         if self.mode != "central" or self.rate == 1:
             return None
         draws = generator(self._generator, self._seed, "sample", round_).random(len(nodes))
@@ -177,7 +194,7 @@ class Privacy(Configured):
     def spend(self, nodes: Sequence[Node]) -> None:
         """Count a round in which `nodes` are asked to train, whether or not they answer.
 
-        Call it before the messages are sent, so that a crash cannot lose what was spent."""
+        Call it before the messages are sent: then a crash cannot lose the count."""
         if self.mode == "central":
             self._add(f"{self.z!r} {self.rate!r}", 1)
         else:
@@ -186,25 +203,25 @@ class Privacy(Configured):
         self._notify()
 
     def exposed(self, update: Update) -> str:
-        """Why a train reply is not that of a client that keeps local privacy; "" if it may be.
+        """Why a train reply cannot come from a client with local privacy; "" if it can.
 
-        Such a client sends its noisy change and nothing else, and says that it has one sample."""
+        Such a client sends its noisy change and nothing else, and reports one sample."""
         if self.mode != "local":
             return ""
-        more = sorted({*update.metrics, *update.foreign_metrics})
-        if not more and update.num_examples == 1:
+        metrics = sorted({*update.metrics, *update.foreign_metrics})
+        if not metrics and update.num_examples == 1:
             return ""
-        told = ", ".join([*more, f"num-examples {update.num_examples:g}"])
-        return f"the client keeps no local privacy: beside its model it sends {told:.200}"
+        values = ", ".join([*metrics, f"num-examples {update.num_examples:g}"])
+        return f"the client keeps no local privacy: beside its model it sends {values:.200}"
 
     def _notify(self) -> None:
         if self.on_spend is not None:
             self.on_spend(self.state())
 
     def protect(self, updates: Sequence[Update], arrays: Arrays, round_: int) -> list[Update]:
-        """Updates whose unweighted mean is the private one; central: a single update.
+        """Updates whose unweighted mean is private; central: a single update.
 
-        The updates started from `arrays`, may lack some of its names and need not be clipped. If
+        The `updates` started from `arrays`. They may lack some names and need not be clipped. If
         sampling selected nobody, noise is still added. Central: integers and booleans keep the
         server's values, whatever clients send."""
         if self.mode != "central":
@@ -221,7 +238,9 @@ class Privacy(Configured):
         total = noised(total, self.z * self.clip, source)
         mean: Arrays = {}
         for name, x in arrays.items():
-            moved = x + total[name] / self.expected if name in total else x
+            moved = x
+            if name in total:
+                moved = x + total[name] / self.expected
             mean[name] = as_type(moved, x.dtype)
         return [Update(Node(0, 0), mean, 1, {})]
 
@@ -229,24 +248,28 @@ class Privacy(Configured):
         """The entries of a round's report that may be written."""
         if not self.hides_participants:
             return dict(report)
-        return {k: v for k, v in report.items() if k in RELEASED or k.startswith("dp-")}
+        released: dict[str, Any] = {}
+        for key, value in report.items():
+            if key in RELEASED or key.startswith("dp-"):
+                released[key] = value
+        return released
 
-    # What is spent
+    # The spent budget
 
     def state(self) -> dict[str, Any]:
-        """All that was spent, and its terms, in plain values; see `restore`."""
+        """The spent budget and its terms, in plain values; see `restore`."""
         return {
             "mode": self.mode,
             "spent": dict(self._spent),
-            "generator": self._inherited,
+            "generator": self._weakest_generator,
             "not-covered": list(self.not_covered),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what a former run, or this one before a crash, had spent.
+        """Add the budget that a former run, or this run before a crash, had spent.
 
-        The weaker terms of both hold; unknown terms count as the weakest. Raises ValueError if it
-        was spent in another mode."""
+        The weaker terms of both hold; unknown terms count as the weakest. Raises ValueError if the
+        budget was spent in another mode."""
         if state["mode"] != self.mode:
             raise ValueError(
                 f"dp is {self.mode!r}, but the model to start from was trained with "
@@ -255,7 +278,8 @@ class Privacy(Configured):
         for key, least in state["spent"].items():
             self._spent[key] = max(self._spent.get(key, 0), least)
         terms = UNKNOWN_TERMS | dict(state)
-        self._inherited = max(self._inherited, terms["generator"], key=GENERATORS.index)
+        generators = (self._weakest_generator, terms["generator"])
+        self._weakest_generator = max(generators, key=GENERATORS.index)  # the weakest is last
         for what in terms["not-covered"]:
             if what not in self.not_covered:
                 self.not_covered.append(what)
@@ -268,23 +292,18 @@ class Privacy(Configured):
             "dp-epsilon": self._epsilon(self._spent),
             "dp-delta": self.delta,
             "dp-noise-multiplier": self.z,
-            "dp-generator": self._inherited,
+            "dp-generator": self._weakest_generator,
             "dp-terms": self.terms(),
         }
 
     def terms(self) -> str:
         """Unit, adversary, accountant and exclusions, in one line."""
-        terms = {
-            "central": "one user added or removed, against an observer of models who trusts the "
-            "server; privacy loss distributions, Poisson sampling",
-            "local": "one user's updates replaced, against the server too; sum of Gaussians, the "
-            "user asked most often",
-        }[self.mode]
+        terms = TERMS[self.mode]
         if self.not_covered:
             terms += f"; not covered: {', '.join(self.not_covered)}"
         if self._continued:
             terms += CONTINUED
-        if self._inherited != "system":
+        if self._weakest_generator != "system":
             terms += TEST_SETTING
         return terms
 
@@ -298,7 +317,7 @@ class Privacy(Configured):
         return central_epsilon(rounds, self.delta)
 
     def _after(self, z: float, rounds: int) -> dict[str, float]:
-        """What a user in all of `rounds` more rounds will have spent."""
+        """The budget of a user that takes part in all of `rounds` more rounds."""
         if self.mode == "local":
             return {"": max(self._spent.values(), default=0) + rounds * local_loss(z)}
         key = f"{z!r} {self.rate!r}"
@@ -306,6 +325,10 @@ class Privacy(Configured):
 
     def _add(self, key: str, amount: float) -> None:
         self._spent[key] = self._spent.get(key, 0) + amount
+
+
+def _not_central(key: str, why: str) -> ValueError:
+    return ValueError(f"leave {key} at its default with dp 'central': {why}")
 
 
 def _check_budget(dp: str, z: float, epsilon: float) -> None:
@@ -319,9 +342,9 @@ def _check_budget(dp: str, z: float, epsilon: float) -> None:
 
 
 def checked(state: Any, where: str) -> dict[str, Any]:
-    """A `Privacy.state` read from the file `where`, which anybody may have written.
+    """Check a `Privacy.state` that was read from the untrusted file `where`.
 
-    Raises ValueError with the entry that no run writes."""
+    Raises ValueError with the first entry that no run writes."""
 
     def need(fits: bool, entry: str, value: Any, needed: str) -> None:
         if not fits:
@@ -345,20 +368,22 @@ def checked(state: Any, where: str) -> dict[str, Any]:
     return state
 
 
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 CLIENT = re.compile(r"0|[1-9][0-9]{0,19}")
+# For each key of a state: a check of its value, and what the value must be.
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mode": (lambda value: value in ("local", "central"), "'local' or 'central'"),
     "spent": (lambda value: isinstance(value, dict), "a table"),
     "generator": (lambda value: value in GENERATORS, f"one of {', '.join(GENERATORS)}"),
-    "not-covered": (
-        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
-        "a list of texts",
-    ),
+    "not-covered": (_is_list_of_texts, "a list of texts"),
 }
 
 
 def _is_kind_of_round(key: str) -> bool:
-    """Whether it is "z q" as runs write it."""
+    """Whether the key of `spent` is "z q", exactly as runs write it."""
     try:
         z, q = map(float, key.split())
     except ValueError:

@@ -1,16 +1,17 @@
 """The roster: nodes join and leave during a run; each is asked for its identity when it joins.
 
-Only clients of this package are believed; their answer holds CAPABILITIES. Any other node is a
-training client of its node id, whatever it answers, and its replies must show what the strategy
+An answer counts only if it holds CAPABILITIES, as those of this package's clients do. Any other
+node is a training client whose client id is its node id. Its replies must show what the strategy
 requires.
 
-A client id belongs to the first node that gave it, while that node is present. A node that returns
-with another id, role or model, or gives a client's id with another role or model, is banned. A node
-whose answer is malformed, or whose client id is taken, is refused for the time being."""
+A client id belongs to the first node that gave it, as long as that node is present. A node is
+banned if it returns with another client id, role or model, or if it gives the id of a known client
+with another role or model. A node is refused, until its next answer, if its answer is malformed or
+its client id is taken."""
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from logging import INFO, WARNING, LogRecord, getLogger
@@ -26,10 +27,10 @@ from strategies.core.replies import LACKS, Node, Requirement, error_of, has_rais
 from strategies.core.reply_metrics import checked_values, raw_values
 
 POLL_SECONDS = 0.5
-ASKED_AT_ONCE = 5000  # nodes; a question and its answer take 3 kB of memory
+ASKED_AT_ONCE = 5000  # nodes; a query and its reply take 3 kB of memory
 SHOWN = 10  # nodes in a line of the log
-# Flower's log records of an app without a query handler. They come from Flower's own processes, so
-# their text is all that tells them apart.
+# Parts of Flower's log records about an app without a query handler. The records come from Flower's
+# own processes, so only their text identifies them.
 UNANSWERED = ("No query function registered", "raised when processing a message by RayBackend")
 
 
@@ -47,10 +48,14 @@ class Refusal(NamedTuple):
 class Roster:
     """The connected nodes: waits at most `wait` seconds for `least` of them.
 
-    Nodes present at the start have `start_timeout` seconds to answer, if that is longer than the
-    timeout of later ones. With `only_model` the roster is limited to clients whose network has that
-    name. Clients that do not offer what `requires` says are refused. Unless `ask`, all nodes are
-    foreign. `refused` counts by cause the nodes that the last call of `present` newly refused."""
+    - `start_timeout`: seconds in which nodes that are present at the start must answer, if that is
+      longer than the timeout of later nodes.
+    - `only_model`: limit the roster to clients whose network has this name.
+    - `requires`: clients that do not offer what it says are refused.
+    - `strategy`: the strategy's name, for errors.
+    - `ask`: False asks no node; all nodes are then foreign.
+
+    `refused` counts by cause the nodes that the last call of `present` newly refused."""
 
     def __init__(
         self,
@@ -63,93 +68,119 @@ class Roster:
         requires: Requirement | None = None,
         strategy: str = "",
     ) -> None:
-        self.least, self.wait, self.only_model = least, wait, only_model
-        self.ask, self.requires, self.strategy = ask, requires, strategy
+        self.least = least
+        self.wait = wait
+        self.only_model = only_model
+        self.ask = ask
+        self.requires = requires
+        self.strategy = strategy
         self._start_timeout = start_timeout  # 0 once the first nodes were asked
         self.refused: Counter[str] = Counter()
         self._present: dict[int, Node] = {}  # by node id
         self._nodes: dict[int, Node] = {}  # by node id, with its first identity
         self._clients: dict[int, Node] = {}  # by client id, the first node that gave it
-        self._holding: list[Node] | None = []  # what `_holders` returns; None if nodes changed
-        self._refusals: dict[int, Refusal] = {}  # that hold at present, by node id
-        self._properties: dict[str, Mapping[str, Any]] = {}  # of nodes, one object for equal ones
+        self._cached_holders: list[Node] | None = []  # None if nodes joined or left
+        self._refusals: dict[int, Refusal] = {}  # present refusals, by node id
+        # Nodes with equal properties share one object: thousands of nodes differ little.
+        self._properties: dict[str, Mapping[str, Any]] = {}
         self._banned: set[int] = set()
 
     def present(self, grid: Grid, config: Mapping[str, Any], timeout: float) -> list[Node]:
-        """The nodes that are present, by client id; new ones are asked, with this `config`.
+        """The nodes that are present, by client id; new nodes are queried with this `config`.
 
-        Refused nodes count towards `least`, so that one bad client does not block the others. Nodes
-        that the grid itself leaves out, its `refused` if it has that, do not count. Raises
-        NoClientStartsError if all nodes are refused, RuntimeError if too few answer."""
+        Refused nodes count towards `least`: so a single bad client does not block the others. Nodes
+        in the grid's own `refused`, if it has that, do not count. Raises NoClientStartsError if all
+        nodes are refused, RuntimeError if too few answer within `wait` seconds."""
         self.refused = Counter()
-        timeout, self._start_timeout = max(timeout, self._start_timeout), 0.0
+        timeout = max(timeout, self._start_timeout)
+        self._start_timeout = 0.0
         deadline = time.monotonic() + self.wait
         while True:
             ids = set(grid.get_node_ids())
-            for i in [i for i in self._present if i not in ids]:
-                del self._present[i]
-                self._holding = None
-            new = sorted(ids.difference(self._present, self._banned))
-            silent = list[Node]()
-            for at in range(0, len(new), ASKED_AT_ONCE):
-                silent += self._query(new[at : at + ASKED_AT_ONCE], grid, config, timeout)
-            for node in silent:  # those that gave a client id come first
-                self._admit(node)
+            self._remove_absent(ids)
+            self._admit_new(ids, grid, config, timeout)
             nodes = self._holders()
             refusals = [refusal for i, refusal in self._refusals.items() if i in ids]
             if nodes and len(nodes) + len(refusals) >= self.least:
                 break
             if refusals and not nodes:
-                first = refusals[0]
-                if first.cause == LACKS:
-                    raise NoClientStartsError(first.reason)
-                raise NoClientStartsError(f"no client could start; the first said: {first.reason}")
+                raise _no_client_starts(refusals[0])
             if time.monotonic() > deadline:
-                left_out: Mapping[int, str] = getattr(grid, "refused", {})
-                refused = "; ".join(f"node {i} is refused: {why}" for i, why in left_out.items())
-                raise RuntimeError(
-                    f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; "
-                    + (refused or "start more SuperNodes or lower num-clients")
-                    + (f"; one said: {refusals[0].reason}" if refusals else "")
-                )
+                raise self._too_few(nodes, refusals, grid)
             time.sleep(POLL_SECONDS)
         if self.only_model:
-            nodes = [n for n in nodes if n.properties.get("model") == self.only_model]
+            nodes = [node for node in nodes if node.properties.get("model") == self.only_model]
         return nodes
 
+    def _remove_absent(self, ids: Collection[int]) -> None:
+        absent = [node_id for node_id in self._present if node_id not in ids]
+        for node_id in absent:
+            del self._present[node_id]
+            self._cached_holders = None
+
+    def _admit_new(
+        self, ids: set[int], grid: Grid, config: Mapping[str, Any], timeout: float
+    ) -> None:
+        """Query the nodes that are neither present nor banned, and admit or refuse them."""
+        new = sorted(ids.difference(self._present, self._banned))
+        without_client_id: list[Node] = []
+        for start in range(0, len(new), ASKED_AT_ONCE):
+            batch = new[start : start + ASKED_AT_ONCE]
+            without_client_id += self._query(batch, grid, config, timeout)
+        # After all others: their node id could be the client id that another node gave.
+        for node in without_client_id:
+            self._admit(node)
+
+    def _too_few(self, nodes: list[Node], refusals: list[Refusal], grid: Grid) -> RuntimeError:
+        refused_by_grid: Mapping[int, str] = getattr(grid, "refused", {})
+        advice = "start more SuperNodes or lower num-clients"
+        if refused_by_grid:
+            advice = "; ".join(f"node {i} is refused: {why}" for i, why in refused_by_grid.items())
+        if refusals:
+            advice += f"; one said: {refusals[0].reason}"
+        return RuntimeError(
+            f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; {advice}"
+        )
+
     def _holders(self) -> list[Node]:
-        """One node for each client: the first that gave the client id, if it is present. The same
-        list until nodes join or leave."""
-        if self._holding is not None:
-            return self._holding
+        """One node for each client: the first that gave the client id, if it is present.
+
+        The same list until nodes join or leave."""
+        if self._cached_holders is not None:
+            return self._cached_holders
+        first_ids = {node.client: node.id for node in self._clients.values()}
         holders: dict[int, Node] = {}
-        first = {node.client: node.id for node in self._clients.values()}
-        for node in sorted(self._present.values(), key=lambda node: node.id != first[node.client]):
+        # The first node of each client comes first, and so holds its client id.
+        by_precedence = sorted(
+            self._present.values(), key=lambda node: node.id != first_ids[node.client]
+        )
+        for node in by_precedence:
             holder = holders.setdefault(node.client, node)
             if holder is node:
                 self._refusals.pop(node.id, None)
             else:
                 self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
-        self._holding = sorted(holders.values())
-        return self._holding
+        self._cached_holders = sorted(holders.values())
+        return self._cached_holders
 
     def _query(
         self, node_ids: Sequence[int], grid: Grid, config: Mapping[str, Any], timeout: float
     ) -> list[Node]:
-        """Ask new nodes for their identity; refuse, or admit, those that give one. Returns those
-        that get their node id as client id."""
+        """Ask new nodes for their identity, and admit or refuse nodes that give a client id.
+
+        Returns the nodes whose client id is their node id; they are not admitted yet."""
         if not self.ask:
             return [Node(i, i, foreign=True) for i in node_ids]
         content = ConfigRecord(dict(config))
-        messages = [
-            Message(RecordDict({"config": content}), dst_node_id=i, message_type="query")
-            for i in node_ids
-        ]
+        messages = []
+        for destination in node_ids:
+            record = RecordDict({"config": content})
+            messages.append(Message(record, dst_node_id=destination, message_type="query"))
         with unlogged(*UNANSWERED):
             replies = list(grid.send_and_receive(messages, timeout=timeout))
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-        silent = []
-        unanswered: dict[str, list[int]] = defaultdict(list)  # nodes, by the reason
+        without_client_id = []
+        unanswered: dict[str, list[int]] = defaultdict(list)  # node ids, by the reason
         for reply in replies:
             node_id = asked.pop(reply.metadata.reply_to_message_id, None)
             if node_id is None:
@@ -162,10 +193,10 @@ class Roster:
             if "client" in node.properties:
                 self._admit(node)
             else:
-                silent.append(node)
+                without_client_id.append(node)
         for reason, nodes in unanswered.items():
             log(INFO, "%s", _unanswered_line(nodes, reason))
-        return silent
+        return without_client_id
 
     def _identified(self, reply: Message, node_id: int) -> Node | None:
         """The node as its answer describes it; None if it is refused."""
@@ -179,7 +210,7 @@ class Roster:
             return Node(node_id, node_id, foreign=True)
         try:
             values = checked_values(raw)
-        except Exception as error:  # a malformed answer costs that node alone
+        except Exception as error:  # whatever a client's bytes raise, only its node is refused
             self._refuse(node_id, "malformed", str(error))
             return None
         if "error" in values:
@@ -190,7 +221,7 @@ class Roster:
     def _admit(self, node: Node) -> None:
         """Admit a node, unless it offers too little or contradicts an earlier identity."""
         if self.requires is not None and not self.requires.is_offered(node.properties):
-            self._refuse(node.id, LACKS, self._needed())
+            self._refuse(node.id, LACKS, self.requires.sentence(self.strategy))
             return
         for before in (self._nodes.get(node.id), self._clients.get(node.client)):
             if before is not None and _identity(before) != _identity(node):
@@ -198,14 +229,13 @@ class Roster:
                 detail = f"it says {_identity(node)} where {_identity(before)} was said before"
                 self._refuse(node.id, "identity", detail)
                 return
-        rest = {name: value for name, value in node.properties.items() if name != "client"}
-        properties = self._properties.setdefault(repr(sorted(rest.items())), rest)
-        node, self._holding = replace(node, properties=properties), None
-        self._nodes[node.id] = self._present[node.id] = node
+        properties = {name: value for name, value in node.properties.items() if name != "client"}
+        key = repr(sorted(properties.items()))
+        node = replace(node, properties=self._properties.setdefault(key, properties))
+        self._cached_holders = None
+        self._nodes[node.id] = node
+        self._present[node.id] = node
         self._clients.setdefault(node.client, node)
-
-    def _needed(self) -> str:
-        return "" if self.requires is None else self.requires.sentence(self.strategy)
 
     def _refuse(self, node_id: int, cause: str, reason: str) -> None:
         """Count and log a refusal, once for each new reason."""
@@ -216,13 +246,19 @@ class Roster:
             log(WARNING, "node %s refused, %s: %s", node_id, cause, reason)
 
 
+def _no_client_starts(first: Refusal) -> NoClientStartsError:
+    if first.cause == LACKS:
+        return NoClientStartsError(first.reason)
+    return NoClientStartsError(f"no client could start; the first said: {first.reason}")
+
+
 def _identity(node: Node) -> str:
     role = "novel" if node.novel else "training"
     return f"client {node.client}, {role}, model {node.properties.get('model', '')!r}"
 
 
 def _unanswered_line(nodes: Sequence[int], reason: str) -> str:
-    """What is said of nodes whose app raised an error at the question who they are."""
+    """The log's line about nodes whose app raised an error when it was asked for its identity."""
     shown = ", ".join(map(str, nodes[:SHOWN]))
     more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
     word = "node" if len(nodes) == 1 else "nodes"
@@ -231,8 +267,9 @@ def _unanswered_line(nodes: Sequence[int], reason: str) -> str:
 
 @contextmanager
 def unlogged(*words: str) -> Iterator[None]:
-    """Suppress Flower's log records with one of these `words`: its simulation logs a traceback for
-    each app without a query handler, which is no error."""
+    """Suppress Flower's log records with one of these `words`.
+
+    Flower's simulation logs a traceback for each app without a query handler, which is no error."""
 
     def is_wanted(record: LogRecord) -> bool:
         message = record.getMessage()

@@ -170,7 +170,7 @@ def test_terms_go_on_with_the_model(known, tmp_path):
         got = summary(folder)["privacy"]
         exclusion = "scores of evaluations" if known else "scores and exchanges of the"
         assert got["generator"] == "seeded" and f"not covered: {exclusion}" in got["terms"]
-        assert "goes on from a saved run: what else goes on from that one" in got["terms"]
+        assert "continues a saved run: other continuations of the same run" in got["terms"]
         assert "TEST SETTING" in got["terms"]
     assert "TEST SETTING" in fedapps("show", folders[1])
 

@@ -354,7 +354,7 @@ def test_terms_go_on_with_what_was_spent():
     third = Privacy(dp="local", dp_noise_multiplier=4.0, spent=got[-1])
     for privacy in (second, third):
         assert privacy.report()["dp-generator"] == "seeded"
-        words = "not covered: embeddings, scores of evaluations; goes on from a saved run"
+        words = "not covered: embeddings, scores of evaluations; continues a saved run"
         assert words in privacy.terms()
         assert privacy.terms().endswith("TEST SETTING: a person who knows the seed knows the noise")
     again = Privacy(dp="local", dp_noise_multiplier=4.0)
