@@ -16,35 +16,49 @@ from clients.core.arrays import Arrays, wide
 
 @dataclass(frozen=True)
 class Matched:
-    """A layer's global neurons (L, d), each client's assignment, and the number of clients of
-    each neuron."""
+    """The result of matching one layer."""
 
-    neurons: np.ndarray
-    assignments: list[np.ndarray]
-    support: np.ndarray
+    neurons: np.ndarray  # global neurons (L, d)
+    assignments: list[np.ndarray]  # of each client
+    support: np.ndarray  # number of clients of each global neuron (L,)
 
 
 def chain(arrays: Arrays) -> list[str]:
-    """The names of the layers. Raises ValueError unless each one's outputs are the next's inputs,
-    channels of a convolution before a linear layer flattened channel by channel."""
-    layers = [name.removesuffix(".weight") for name in arrays if name.endswith(".weight")]
-    layers = [n for n in layers if arrays[f"{n}.weight"].ndim in (2, 4) and f"{n}.bias" in arrays]
-    known = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
-    if others := [name for name in arrays if name not in known]:
-        layer = others[0].rpartition(".")[0] or others[0]
-        raise ValueError(
-            f"fedma matches linear and convolutional layers with biases; {layer!r} is none; with "
-            "other networks use FedAvg"
-        )
+    """The names of the layers, in the order of the forward pass.
+
+    Raises ValueError unless all arrays belong to linear or convolutional layers with biases, and
+    each layer's outputs are the next layer's inputs. A linear layer after a convolution has its
+    channels flattened one after the other."""
+    layers: list[str] = []
+    for name in arrays:
+        layer = name.removesuffix(".weight")
+        if layer != name and arrays[name].ndim in (2, 4) and f"{layer}.bias" in arrays:
+            layers.append(layer)
+    _check_no_others(arrays, layers)
     for layer, following in pairwise(layers):
-        channels, inputs = width(arrays, layer), arrays[f"{following}.weight"].shape[1]
-        dims = arrays[f"{layer}.weight"].ndim, arrays[f"{following}.weight"].ndim
-        if inputs % channels or (dims != (4, 2) and inputs != channels):  # (4, 2): flattened
+        weight = arrays[f"{layer}.weight"]
+        next_weight = arrays[f"{following}.weight"]
+        outputs = width(arrays, layer)
+        inputs = next_weight.shape[1]
+        is_flattened = weight.ndim == 4 and next_weight.ndim == 2
+        fits = inputs % outputs == 0 if is_flattened else inputs == outputs
+        if not fits:
             raise ValueError(
-                f"fedma matches chains of layers; {layer!r} has {channels} outputs, but "
+                f"fedma matches chains of layers; {layer!r} has {outputs} outputs, but "
                 f"{following!r}, which comes next, {inputs} inputs; with other networks use FedAvg"
             )
     return layers
+
+
+def _check_no_others(arrays: Arrays, layers: Sequence[str]) -> None:
+    """Raise ValueError if an array belongs to none of the layers."""
+    for name in arrays:
+        layer, _, part = name.rpartition(".")
+        if layer not in layers or part not in ("weight", "bias"):
+            raise ValueError(
+                f"fedma matches linear and convolutional layers with biases; {layer or name!r} is "
+                "none; with other networks use FedAvg"
+            )
 
 
 def width(arrays: Arrays, layer: str) -> int:
@@ -60,8 +74,9 @@ def neurons(arrays: Arrays, layer: str) -> np.ndarray:
 
 
 def layer_arrays(rows: np.ndarray, layer: str, like: Arrays) -> Arrays:
-    """The layer made of these neurons; other dimensions and dtypes as in `like`."""
-    weight, bias = like[f"{layer}.weight"], like[f"{layer}.bias"]
+    """The layer's arrays, made of these neurons (out, d); other shapes and dtypes as in `like`."""
+    weight = like[f"{layer}.weight"]
+    bias = like[f"{layer}.bias"]
     return {
         f"{layer}.weight": rows[:, :-1].reshape(-1, *weight.shape[1:]).astype(weight.dtype),
         f"{layer}.bias": rows[:, -1].astype(bias.dtype),
@@ -69,16 +84,18 @@ def layer_arrays(rows: np.ndarray, layer: str, like: Arrays) -> Arrays:
 
 
 def scatter_columns(weight: np.ndarray, assignment: np.ndarray, inputs: int) -> np.ndarray:
-    """The next layer's weight (out, in, …) on `inputs` global neurons: input l moves to
-    assignment[l], others get 0. After a flattening each neuron has a block of inputs."""
+    """The next layer's weight (out, in, …) for `inputs` global neurons.
+
+    Input l moves to assignment[l]; other inputs get 0. After a flattening each neuron has a block
+    of inputs."""
     blocks = weight.reshape(len(weight), len(assignment), -1)
-    wide = np.zeros((len(weight), inputs, blocks.shape[2]), weight.dtype)
-    wide[:, assignment] = blocks
-    return wide.reshape(len(weight), -1, *weight.shape[2:])
+    scattered = np.zeros((len(weight), inputs, blocks.shape[2]), weight.dtype)
+    scattered[:, assignment] = blocks
+    return scattered.reshape(len(weight), -1, *weight.shape[2:])
 
 
 def take(weight: np.ndarray, assignment: np.ndarray, inputs: int) -> np.ndarray:
-    """The inverse of `spread`: only the inputs from the assigned of `inputs` global neurons."""
+    """The inverse of `scatter_columns`: keep the inputs from a client's neurons alone."""
     chosen = weight.reshape(len(weight), inputs, -1)[:, assignment]
     return chosen.reshape(len(weight), -1, *weight.shape[2:])
 
@@ -93,27 +110,36 @@ def match(
 ) -> Matched:
     """Match the clients' neurons (L_j, d): each client in turn against the others' mean.
 
-    Matching l with i costs ‖w_l − θ_i‖²; opening the k-th new global neuron costs
+    Matching l with i costs ‖w_l − θ_i‖². Opening the k-th new global neuron costs
     `new_neuron_cost`·(1 + log k) mean squared norms, ε + f(i) of the paper, and is impossible
     beyond `max_width`. After the first pass each client is matched again `sweeps` times.
     θ_i is the mean of the neurons matched to it, with the clients' `weights`."""
-    scale = float(np.mean([np.square(w).sum(1).mean() for w in clients]))
-    total, mass = np.zeros((0, clients[0].shape[1])), np.zeros(0)  # Σ weight·neuron, Σ weight
-    support, assignments = np.zeros(0, int), list[np.ndarray]()
+    squared_norms = [np.square(neurons_j).sum(1).mean() for neurons_j in clients]
+    epsilon = new_neuron_cost * float(np.mean(squared_norms))
+    total = np.zeros((0, clients[0].shape[1]))  # Σ weight·neuron of each global neuron
+    mass = np.zeros(0)  # Σ weight
+    support = np.zeros(0, int)  # number of clients
+    assignments: list[np.ndarray] = []
     for j in list(range(len(clients))) * (1 + sweeps):
-        rows, weight = clients[j], weights[j]
+        rows = clients[j]
+        weight = weights[j]
         if len(assignments) == len(clients):  # a later pass: take the client out
-            left = assignments.pop(j)
-            total[left] -= weight * rows
-            mass[left] -= weight
-            support[left] -= 1
+            removed = assignments.pop(j)
+            total[removed] -= weight * rows
+            mass[removed] -= weight
+            support[removed] -= 1
+            # Global neurons without clients are closed, and the others move up.
             kept = support > 0
-            assignments = [(np.cumsum(kept) - 1)[assignment] for assignment in assignments]
-            total, mass, support = total[kept], mass[kept], support[kept]
-        assigned = _assign(rows, total / mass[:, None], new_neuron_cost * scale, max_width)
+            new_index = np.cumsum(kept) - 1
+            assignments = [new_index[assignment] for assignment in assignments]
+            total = total[kept]
+            mass = mass[kept]
+            support = support[kept]
+        assigned = _assign(rows, total / mass[:, None], epsilon, max_width)
         opened = max(0, int(assigned.max()) + 1 - len(total))
         total = np.pad(total, ((0, opened), (0, 0)))
-        mass, support = np.pad(mass, (0, opened)), np.pad(support, (0, opened))
+        mass = np.pad(mass, (0, opened))
+        support = np.pad(support, (0, opened))
         total[assigned] += weight * rows
         mass[assigned] += weight
         support[assigned] += 1
@@ -122,11 +148,14 @@ def match(
 
 
 def _assign(rows: np.ndarray, theta: np.ndarray, epsilon: float, max_width: int) -> np.ndarray:
-    """The Hungarian assignment of neurons (L_j, d) to global ones (L, d) or to new ones."""
-    fresh = min(len(rows), max_width - len(theta))
-    costs = np.tile(epsilon * (1 + np.log(np.arange(1, fresh + 1))), (len(rows), 1))
+    """The Hungarian assignment of neurons (L_j, d) to global neurons (L, d) or to new ones."""
+    most_new = min(len(rows), max_width - len(theta))
+    new_costs = epsilon * (1 + np.log(np.arange(1, most_new + 1)))
+    costs = np.tile(new_costs, (len(rows), 1))
     if len(theta):
         costs = np.hstack([scipy.spatial.distance.cdist(rows, theta, "sqeuclidean"), costs])
     _, columns = scipy.optimize.linear_sum_assignment(costs)
-    opened = np.sort(columns[columns >= len(theta)])  # new neurons get consecutive indices
-    return np.where(columns < len(theta), columns, len(theta) + np.searchsorted(opened, columns))
+    # New neurons get consecutive indices, in the order of their columns.
+    opened = np.sort(columns[columns >= len(theta)])
+    new_index = len(theta) + np.searchsorted(opened, columns)
+    return np.where(columns < len(theta), columns, new_index)

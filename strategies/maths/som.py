@@ -11,8 +11,10 @@ import scipy  # loads its modules on first use
 
 def grid(count: int) -> np.ndarray:
     """Positions (count, 2) on a grid of rows × columns = count, as square as possible."""
-    rows = max(r for r in range(1, int(count**0.5) + 1) if count % r == 0)
-    return np.stack(np.divmod(np.arange(count), count // rows), 1).astype(float)
+    divisors = [r for r in range(1, int(count**0.5) + 1) if count % r == 0]
+    columns = count // max(divisors)
+    row_and_column = np.divmod(np.arange(count), columns)
+    return np.stack(row_and_column, 1).astype(float)
 
 
 def decayed(start: float, end: float, progress: float) -> float:
@@ -41,7 +43,9 @@ def step(nodes: np.ndarray, value: np.ndarray, pull: np.ndarray) -> np.ndarray:
 def federated_step(
     nodes: np.ndarray, updates: Sequence[np.ndarray], scores: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """m_i + the update (K, d) of the user whose score (K,) is best at node i; ties: the first."""
+    """m_i + the update of the user whose score is best at node i; of ties the first user's.
+
+    Each user has an update (K, d) and a score (K,) for every node."""
     best = np.stack(scores).argmax(0)
     return nodes + np.stack(updates)[best, np.arange(len(nodes))]
 
@@ -49,20 +53,23 @@ def federated_step(
 def is_of_one_user(
     nodes: np.ndarray, pull: np.ndarray, update: np.ndarray, score: np.ndarray
 ) -> bool:
-    """Whether some v gives this update, pull[c] (v − m), and score, −‖v − m‖, c being the best
-    node. A false score would win every node of the map."""
+    """Whether update and score can be those of a single embedding v.
+
+    With the best node c the update must be pull[c] (v − m), and the score −‖v − m‖, up to rounding.
+    A false score could win every node of the map."""
     c = score.argmax()
-    v = nodes[c] + update[c] / pull[c, c]
-    slack = 1e-3 * (1 + np.abs(v).max())
-    moved = np.abs(update - pull[c][:, None] * (v - nodes)).max() <= slack
-    return bool(moved and np.abs(score + np.linalg.norm(nodes - v, axis=1)).max() <= slack)
+    v = nodes[c] + update[c] / pull[c, c]  # the embedding that explains the update of node c
+    tolerance = 1e-3 * (1 + np.abs(v).max())
+    update_error = np.abs(update - pull[c][:, None] * (v - nodes)).max()
+    score_error = np.abs(score + np.linalg.norm(nodes - v, axis=1)).max()
+    return bool(update_error <= tolerance and score_error <= tolerance)
 
 
 def successors(overlap: np.ndarray) -> np.ndarray:
-    """For each old node the new one that takes over its head, with the most users in common.
+    """For each old node the index of the new node that gets its head (K,).
 
-    `overlap` (K, K) counts users by (old, new) node. The Hungarian method; of equal assignments
-    the one that leaves most nodes in place."""
-    stay = np.eye(len(overlap)) / (2 * len(overlap))  # sums to less than one user
+    `overlap` (K, K) counts users by (old, new) node. The Hungarian method finds the assignment with
+    the most common users; of equal assignments, the one that leaves most nodes in place."""
+    stay = np.eye(len(overlap)) / (2 * len(overlap))  # breaks ties: sums to less than one user
     _, new = scipy.optimize.linear_sum_assignment(overlap + stay, maximize=True)
     return new
