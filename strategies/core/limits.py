@@ -108,17 +108,17 @@ def bound_numbers(updates: Sequence[Update]) -> list[Update]:
 
 
 @lru_cache(maxsize=4096)
-def group_of(name: str, statistic: bool, parts: tuple[str, ...]) -> str:
+def group_of(name: str, statistic: bool, limit_groups: tuple[str, ...]) -> str:
     """The group of an array: its kind of running statistic, its prefix before "/", or the one of
-    `parts` that its name starts with."""
+    `limit_groups` that its name starts with."""
     if statistic:
         return name.rpartition(".")[2]
     prefix, slash, _ = name.partition("/")
     if slash:
         return prefix
-    for part in parts:
-        if name.startswith(part):
-            return part
+    for group in limit_groups:
+        if name.startswith(group):
+            return group
     return ""
 
 
@@ -130,7 +130,7 @@ def _start_of(name: str, array: np.ndarray, start: Arrays) -> np.ndarray | None:
     return x
 
 
-def group_norms(arrays: Arrays, start: Arrays, parts: tuple[str, ...] = ()) -> Norms:
+def group_norms(arrays: Arrays, start: Arrays, limit_groups: tuple[str, ...] = ()) -> Norms:
     """‖y − x‖ by group of the arrays y; x is 0 where `start` lacks one of the same shape.
 
     Integers and booleans do not count."""
@@ -144,17 +144,19 @@ def group_norms(arrays: Arrays, start: Arrays, parts: tuple[str, ...] = ()) -> N
             x = _start_of(name, y, start)
             if x is not None:
                 change = change - x
-            group = group_of(name, is_statistic(name, y), parts)
+            group = group_of(name, is_statistic(name, y), limit_groups)
             squares[group] = squares.get(group, 0.0) + float(np.vdot(change, change))
     return {group: math.sqrt(square) for group, square in squares.items()}
 
 
-def scaled(arrays: Arrays, start: Arrays, factors: Norms, parts: tuple[str, ...] = ()) -> Arrays:
+def scaled(
+    arrays: Arrays, start: Arrays, factors: Norms, limit_groups: tuple[str, ...] = ()
+) -> Arrays:
     """x + factor (y − x) with the x of `group_norms` and the factor of each array's group, in the
     dtypes of y. Arrays of groups without a factor do not change, nor do integers and booleans."""
     result = dict(arrays)
     for name, y in arrays.items():
-        group = group_of(name, is_statistic(name, y), parts)
+        group = group_of(name, is_statistic(name, y), limit_groups)
         if group not in factors or is_counter(y):
             continue
         x = _start_of(name, y, start)
@@ -167,11 +169,11 @@ def scaled(arrays: Arrays, start: Arrays, factors: Norms, parts: tuple[str, ...]
 class Change:
     """An update and the norms of its difference from `start`, by group."""
 
-    def __init__(self, update: Update, start: Arrays, parts: tuple[str, ...] = ()) -> None:
+    def __init__(self, update: Update, start: Arrays, limit_groups: tuple[str, ...] = ()) -> None:
         self.update = update
         self._start = start
-        self._parts = parts
-        self.norms = group_norms(update.arrays, start, parts)
+        self._limit_groups = limit_groups
+        self.norms = group_norms(update.arrays, start, limit_groups)
 
     def not_finite(self) -> str:
         """The name of an array that holds NaN or infinity; "" if there is none."""
@@ -237,7 +239,7 @@ class Change:
                 factors[group] = norms[group] / norm
         update = self.update
         if factors:
-            arrays = scaled(update.arrays, self._start, factors, self._parts)
+            arrays = scaled(update.arrays, self._start, factors, self._limit_groups)
             update = replace(update, arrays=arrays)
         if length == 1 and update.num_examples <= max_examples:
             return update

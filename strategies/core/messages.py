@@ -104,8 +104,10 @@ class Messenger:
         config: ConfigRecord,
         records: dict[int, ArrayRecord] | None = None,
     ) -> Sent:
-        """One message per node. Arrays that nodes share are serialised once; `records` holds them
-        by id, for other messages with the same arrays."""
+        """One message per node, of Flower's message type `action`.
+
+        Arrays that nodes share are serialised once. `records` holds the results by the arrays' id;
+        pass the same dict to share them with other messages."""
         strategy = self._strategy
         if records is None:
             records = {}
@@ -132,7 +134,11 @@ class Messenger:
         like: Mapping[Node, Arrays],
         train: bool = False,
     ) -> list[Update]:
-        """The valid replies, sorted by client; the others are counted and logged."""
+        """The valid replies to the messages `sent`, sorted by client.
+
+        Other replies are counted and logged. `replies` may be an iterator: each is read before the
+        next one is taken. `like` gives, by node, the arrays whose names, shapes and dtypes a reply
+        must have. `train`: a reply needs a positive weight and what the strategy requires."""
         strategy = self._strategy
         nodes = {message.metadata.message_id: node for message, node in sent}
         kind = sent[0][0].metadata.message_type if sent else ""

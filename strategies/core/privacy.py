@@ -155,7 +155,7 @@ class Privacy(Configured):
         before = self._epsilon(self._spent)
         if before >= self._target:
             raise ValueError(
-                f"dp-epsilon is {self._target}, but what this run goes on from has spent "
+                f"dp-epsilon is {self._target}, but the run that this one continues has spent "
                 f"ε = {before:.4g}"
             )
         self.z = multiplier(lambda z: self._epsilon(self._after(z, rounds)), self._target)

@@ -178,11 +178,11 @@ class Roster:
             messages.append(Message(record, dst_node_id=destination, message_type="query"))
         with unlogged(*UNANSWERED):
             replies = list(grid.send_and_receive(messages, timeout=timeout))
-        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        node_ids_by_message = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
         without_client_id = []
         unanswered: dict[str, list[int]] = defaultdict(list)  # node ids, by the reason
         for reply in replies:
-            node_id = asked.pop(reply.metadata.reply_to_message_id, None)
+            node_id = node_ids_by_message.pop(reply.metadata.reply_to_message_id, None)
             if node_id is None:
                 continue
             if has_raised(reply):

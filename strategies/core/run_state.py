@@ -156,8 +156,8 @@ def client_states(strategy: StrategyBase) -> Iterator[tuple[int, Arrays]]:
 
 def return_client_states(strategy: StrategyBase, states: dict[int, Arrays]) -> None:
     """Send present clients their states of the former run, and remove these from `states`."""
-    known = [node for node in strategy.nodes if node.client in states]
-    for batch in _batches(known):
+    returning = [node for node in strategy.nodes if node.client in states]
+    for batch in _batches(returning):
         strategy.exchange(RESTORE_STATE, {node: states.pop(node.client) for node in batch})
         strategy.now.bytes = {"down": 0, "up": 0}  # these messages are no traffic of the round
 

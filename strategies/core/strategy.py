@@ -28,8 +28,8 @@ from strategies.core.replies import EXAMPLES, Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round import Request, Round
 
-# Makes one record of metrics from those of several replies and the name of their weight, as the
-# functions that Flower's FedAvg takes.
+# Aggregates the metrics of several replies; the text is the name of the metric that weighs them. As
+# `train_metrics_aggr_fn` of Flower's FedAvg.
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 
 
@@ -39,6 +39,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     `strategies.core.rounds.PersonalizedStrategy` makes a Flower strategy of it, and documents the
     constructor's arguments. Methods derive from that class."""
 
+    # Former names of attributes and hooks; a method that still uses one gets a warning.
     renamed: ClassVar[Mapping[str, str]] = {
         "kept": "persistent_attributes",
         "phase": "selection_phase",

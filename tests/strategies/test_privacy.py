@@ -360,7 +360,7 @@ def test_terms_go_on_with_what_was_spent():
     again = Privacy(dp="local", dp_noise_multiplier=4.0)
     again.restore({"mode": "local", "spent": {}})
     assert "not covered: scores and exchanges of the saved run; TEST" in again.terms()
-    assert "goes on from" not in again.terms()
+    assert "continues a saved run" not in again.terms()
 
 
 LEDGER = {"mode": "central", "spent": {"1.5 1.0": 3}}
