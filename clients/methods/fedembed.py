@@ -1,11 +1,15 @@
 """FedEmbed client (Silva et al., 2022, Algorithm 1, lines 6-21).
 
-Three losses and their gradient paths: CE of the user's sub-population head to Θ_e, Θ_k, v_u; CE
-of the type head to Θ_e, Θ_t, v_u; CE of the global head to Θ_g and v_u alone, by a
-stop-gradient at the encoder. The embedding v_u stays on the client; only
-prototypical users, who are volunteers, send it. Ours, as the paper leaves it open: the triplet loss
-descends by SGD, sample by sample; with *personal* assignment the head stays on the client unless
-the server holds it; with more sub-populations than types, head k belongs to type k mod T."""
+Θ_e is the encoder, Θ_k the head of sub-population k, Θ_g the global head, Θ_t the type head and v_u
+the user's embedding. Three losses and the parameters that their gradients reach:
+- CE of the user's head: Θ_e, Θ_k, v_u;
+- CE of the type head: Θ_e, Θ_t, v_u;
+- CE of the global head: Θ_g, v_u, by a stop-gradient at the encoder.
+v_u stays on the client; only prototypical users, who are volunteers, send it.
+
+Ours, since the paper leaves it open: the triplet loss descends by SGD, sample by sample. With
+*personal* assignment the head stays on the client unless the server holds it. With more
+sub-populations than types T, head k belongs to type k mod T."""
 
 from typing import Any
 
@@ -25,11 +29,11 @@ from partitions.shares import SUB_POPULATION
 ASSIGNMENT = setting(
     "prototype", "how users find their head", ("prototype", "som", "personal", "type")
 )
-PERSONAL_HEAD = "heads.0."  # a user's head that the server holds
+PERSONAL_HEAD = "heads.0."  # prefix of a user's head that the server holds
 
 
 def check_heads(heads: str, assignment: str) -> None:
-    """Raise ValueError if the server is to hold heads that are not personal."""
+    """Raise ValueError if the settings let the server hold heads that are not personal."""
     if heads == "server" and assignment != "personal":
         raise ValueError(
             f"fedembed.heads is 'server' and assignment {assignment!r}; the server "
@@ -46,8 +50,10 @@ def triplet_step(
     v: np.ndarray, p_k: np.ndarray, p_n: np.ndarray, margin: float, lr: float
 ) -> np.ndarray:
     """v − lr ∂/∂v max(0, ‖v − p_k‖² − ‖v − p_n‖² + α), Eq. (1); the gradient is 2(p_n − p_k)."""
-    active = ((v - p_k) ** 2).sum() - ((v - p_n) ** 2).sum() + margin > 0
-    return v - lr * 2 * (p_n - p_k) if active else v
+    loss = ((v - p_k) ** 2).sum() - ((v - p_n) ** 2).sum() + margin
+    if loss <= 0:
+        return v
+    return v - lr * 2 * (p_n - p_k)
 
 
 class FedEmbedClient(GlobalPlusClient):
@@ -59,11 +65,11 @@ class FedEmbedClient(GlobalPlusClient):
     rates: tuple[str, ...] = ("lr", "embedding_lr", "triplet_lr")
 
     assignment, heads = ASSIGNMENT, HEADS
-    sub_populations = setting(0, "heads; 0: one for each type", "[0, 10000]")
-    type_head = setting(True, "whether there is a head that learns the types")
+    sub_populations = setting(0, "number of heads; 0: one for each type", "[0, 10000]")
+    type_head = setting(True, "train a further head that predicts the types")
     prototypical_users = setting(
         1,
-        "volunteers of each sub-population, who send embeddings",
+        "users of each sub-population who volunteer to send their embeddings",
         POSITIVE_INT,
         beside="assignment=prototype",
     )
@@ -78,7 +84,7 @@ class FedEmbedClient(GlobalPlusClient):
 
     @classmethod
     def is_personal(cls, name: str) -> bool:
-        """Whether it is the embedding, or a head that stays on the client."""
+        """Whether the array is the embedding, or belongs to a head that stays on the client."""
         return super().is_personal(name) or name.startswith("own.")
 
     @classmethod
@@ -105,9 +111,9 @@ class FedEmbedClient(GlobalPlusClient):
                 f"{info.num_types} types"
             )
         if heads == "server":
-            count = 1  # the user's
+            count = 1  # the server sends only the user's head
         personal = assignment == "personal" and heads == "client"
-        types = info.num_types * type_head
+        types = info.num_types if type_head else 0
         net = enclose(info, model, seed, embedding_dim, count, own=personal, num_types=types)
         net.types = info.num_types
         return net
@@ -115,24 +121,27 @@ class FedEmbedClient(GlobalPlusClient):
     def losses(self, x: Tensor, y: Tensor, types: Tensor) -> dict[str, Tensor]:
         """CE of head k, of the global head behind a stop-gradient, and of the type head."""
         net = self.model
+        assert net.global_head is not None
         features = net.features(x)
         inputs = net.conditioned(features)
-        assert net.global_head is not None
+        stopped = net.conditioned(features.detach())  # gradients reach v_u, not the encoder
         losses = {
             "head": self.criterion(net.head(self.k)(inputs), y),
-            "global": self.criterion(net.global_head(net.conditioned(features.detach())), y),
+            "global": self.criterion(net.global_head(stopped), y),
         }
         if net.type_head is not None:
             losses["type"] = self.criterion(net.type_head(inputs), types)
         return losses
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local pass on the assigned head, with `type` on the head of the preferred type."""
-        self.k = self.preferred if self.assignment == "type" else int(self.state.get("head", 0))
+        """Train the assigned head; with assignment "type" the head of the preferred type."""
+        self.k = int(self.state.get("head", 0))
+        if self.assignment == "type":
+            self.k = self.preferred
         return super().train(arrays, config)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """Also choose the user's head."""
+        """Load the model and choose the user's head."""
         assignment = group(arrays, "assignment")
         self.k = self.preferred if self.assignment == "type" else 0
         if assignment:
@@ -147,60 +156,72 @@ class FedEmbedClient(GlobalPlusClient):
         return loss, n, metrics | {"head": self.k}
 
     def get_properties(self, config: Config) -> Config:
-        """Also the sub-population that a volunteer is prototypical of."""
+        """The client's properties; of a volunteer also the sub-population of the prototype."""
         properties = super().get_properties(config)
+        if self.assignment != "prototype" or self.share.novel:
+            return properties
+        # The first volunteers of a type stand for head k = type, the next ones for k = type + T, …
         group_of_volunteers = int(self.share.attributes[RANK]) // self.prototypical_users
         k = self.preferred + group_of_volunteers * self.model.types
-        if self.assignment == "prototype" and not self.share.novel and k < len(self.model.heads):
+        if k < len(self.model.heads):
             properties["prototype"] = k
         return properties
 
     # Further messages
 
     def prototype(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """A volunteer's embedding. Raises ValueError if the user is none."""
+        """A volunteer's embedding. Raises ValueError if the user is no volunteer."""
         if "prototype" not in self.get_properties(config):
             raise ValueError("this user is not prototypical: its embedding stays on the client")
         return {"prototype": self.embedding().copy()}, {}
 
     def som(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """SOM update (K, d) and similarity score (K,) for the user's embedding.
+        """Update (K, d) of a self-organizing map, and similarities (K,) to the user's embedding.
 
-        ``pull`` (K, K) holds rate × neighbourhood of each pair of nodes."""
-        nodes, v = arrays["nodes"], self.embedding()
+        ``nodes`` (K, d) are the map's nodes, ``pull`` (K, K) holds rate × neighbourhood of each
+        pair of nodes."""
+        v = self.embedding()
+        nodes = arrays["nodes"]
         distance = distances(v, nodes)
-        pull = arrays["pull"][distance.argmin()]
+        best_match = distance.argmin()
+        pull = arrays["pull"][best_match]
         return {"update": pull[:, None] * (v - nodes), "score": -distance}, {}
 
     def assign(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """Choose the head before a local pass.
+        """Choose the head before local training.
 
-        Prototypes: triplet steps, then the nearest prototype's head; returns nothing. SOM: the best
-        matching new node; returns one-hot (old, new) counts (K, K)."""
+        A map sends its ``old`` and ``new`` nodes: the head is the best matching new node, and the
+        reply is 1 in row old, column new of a matrix (K, K). Otherwise the server sends
+        ``centers`` and their ``heads``: the head is that of the nearest center, after triplet steps
+        if these are prototypes. The reply is then empty."""
         if "old" in arrays:
             v = self.embedding()
-            old, new = (int(distances(v, arrays[name]).argmin()) for name in ("old", "new"))
+            old = int(distances(v, arrays["old"]).argmin())
+            new = int(distances(v, arrays["new"]).argmin())
             self.state["head"] = np.array(new)
-            overlap = np.zeros((len(arrays["old"]),) * 2, np.int64)
+            num_nodes = len(arrays["old"])
+            overlap = np.zeros((num_nodes, num_nodes), np.int64)
             overlap[old, new] = 1
             return {"overlap": overlap}, {}
         centers, heads = arrays["centers"], arrays["heads"]
         if self.assignment == "prototype":
             self.state[f"personal/{EMBEDDING}"] = self.pulled(centers, heads, config)
-        self.state["head"] = np.array(heads[distances(self.embedding(), centers).argmin()])
+        nearest = distances(self.embedding(), centers).argmin()
+        self.state["head"] = np.array(heads[nearest])
         return {}, {}
 
     def pulled(self, centers: np.ndarray, heads: np.ndarray, config: Config) -> np.ndarray:
-        """v_u after one triplet step per positive sample, p_n drawn from the other types."""
-        v, same = self.embedding(), heads % self.model.types == self.preferred
-        if not same.any() or same.all():
+        """v_u after one triplet step for each positive sample; p_n is drawn from other types."""
+        v = self.embedding()
+        same_type = heads % self.model.types == self.preferred
+        if not same_type.any() or same_type.all():
             return v
-        generator = np.random.default_rng(
-            seed_of(self.seed, "triplet", int(config.get("server-round", 0)), self.client)
-        )
-        samples = self.typed(self.share.train)
-        positives = int(samples[:][1].sum())
-        for n in generator.choice(np.flatnonzero(~same), positives):
-            p_k = centers[same][distances(v, centers[same]).argmin()]
+        round_ = int(config.get("server-round", 0))
+        generator = np.random.default_rng(seed_of(self.seed, "triplet", round_, self.client))
+        _, y = self.typed(self.share.train)[:]
+        num_positives = int(y.sum())
+        for n in generator.choice(np.flatnonzero(~same_type), num_positives):
+            nearest = distances(v, centers[same_type]).argmin()
+            p_k = centers[same_type][nearest]
             v = triplet_step(v, p_k, centers[n], self.margin, self.triplet_lr)
         return v.astype(np.float32)

@@ -16,7 +16,7 @@ from partitions.datasets.loading import Info
 
 
 class FedMAClient(Client):
-    """FedAvg's client for networks of any width; it also retrains the layers above frozen ones."""
+    """FedAvg's client for networks of any width; it also retrains the layers above fixed ones."""
 
     exchanges = ("train.retrain",)
 
@@ -34,12 +34,12 @@ class FedMAClient(Client):
         return model
 
     def load(self, arrays: Arrays) -> None:
-        """Set the model, its layers resized to the arrays."""
+        """Resize the model's layers to the arrays, then set the model."""
         resize(self.model, arrays)
         super().load(arrays)
 
     def retrain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """Local training of all arrays except ``frozen/…``; returns the trained ones."""
+        """Local training of all arrays except ``frozen/…``; returns the trained arrays."""
         frozen = group(arrays, "frozen")
         upper = {name: a for name, a in arrays.items() if not name.startswith("frozen/")}
         self.load(frozen | upper)
@@ -52,41 +52,45 @@ class FedMAClient(Client):
 
 
 def check_chain(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if the network computes something else when a layer's neurons, and the
-    inputs of the next layer, change their order. Layers are in the order of their declaration.
+    """Raise ValueError if the layers do not feed one another in the order of their declaration.
 
-    The server refuses networks with other layers, and layers whose sizes do not fit."""
+    Permutes the outputs of each layer and the inputs of the next one: the network's outputs must
+    stay the same. The check ends at other kinds of layers and at sizes that do not fit, since the
+    server refuses such networks."""
     trial = deepcopy(model).eval()
-    named = [(n, m) for n, m in trial.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    matched = {f"{name}.{key}" for name, layer in named for key in layer.state_dict()}
-    if matched != trial.state_dict().keys():
+    layers = {n: m for n, m in trial.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    names_in_layers: set[str] = set()
+    for name, layer in layers.items():
+        names_in_layers |= {f"{name}.{key}" for key in layer.state_dict()}
+    if names_in_layers != trial.state_dict().keys():
         return
     with drawing(0), torch.no_grad():
         x = torch.randn(4, *shape).to(blank_inputs(model, shape).device)
         expected = trial(x)
-        for (name, layer), (following, above) in pairwise(named):
+        for (name, layer), (next_name, next_layer) in pairwise(layers.items()):
             width = len(layer.weight)
-            if above.weight.shape[1] % width or layer.bias is None:
+            if next_layer.weight.shape[1] % width or layer.bias is None:
                 return
             order = torch.randperm(width).to(x.device)
             layer.weight.copy_(layer.weight[order])
             layer.bias.copy_(layer.bias[order])
-            inputs = above.weight.unflatten(1, (width, -1))
-            above.weight.copy_(inputs[:, order].flatten(1, 2))
+            # A linear layer behind convolutions has several inputs for each channel.
+            inputs = next_layer.weight.unflatten(1, (width, -1))
+            next_layer.weight.copy_(inputs[:, order].flatten(1, 2))
             if not torch.allclose(trial(x), expected, rtol=1e-3, atol=1e-5):
                 raise ValueError(
                     f"fedma permutes neurons of layers that feed one another in the order of their "
                     f"declaration, but {type(model).__name__} computes something else when the "
-                    f"outputs of {name!r} and the inputs of {following!r} are permuted; declare "
+                    f"outputs of {name!r} and the inputs of {next_name!r} are permuted; declare "
                     "the layers in the order of the forward pass, or choose fedavg"
                 )
 
 
 def resize(model: nn.Module, arrays: Arrays) -> None:
-    """Give the parameters of linear and convolutional layers the shapes of the arrays with their
-    names; the entries of changed parameters are undefined.
+    """Give the parameters of linear and convolutional layers the shapes of the arrays.
 
-    Raises ValueError where the number of dimensions or a convolution's kernel differs."""
+    The entries of resized parameters are undefined. Raises ValueError if the number of dimensions
+    or a convolution's kernel differs."""
     for prefix, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.Conv2d):
             continue

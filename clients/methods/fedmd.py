@@ -1,9 +1,10 @@
-"""FedMD client (Li and Wang, 2019, Algorithm 1): models of any architecture learn from each other
-by their logits on a public unlabeled set.
+"""FedMD client (Li and Wang, 2019, Algorithm 1): distillation between models of any architecture.
 
-Departs from the paper: no private pre-training before the first round. A novel client digests the
-consensus from its initial model. "mae" on logits is the loss of the authors' code, "kl" the loss of
-FedTTA's comparison (see `clients.methods._adaptation.divergence`)."""
+Clients send their logits on a public unlabeled set, and the server returns the consensus. In each
+round a client fits the consensus ("digest"), trains on its data ("revisit") and sends its logits
+("communicate"). Departs from the paper: there is no private pre-training before the first round. A
+novel client digests the consensus from its initial model. The loss "mae" of logits is that of the
+authors' code, "kl" that of FedTTA's comparison (`clients.methods._adaptation.divergence`)."""
 
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, setting
 from partitions.shares import Samples
 
-FLOAT16 = setting(False, "logits travel as float16")
+FLOAT16 = setting(False, "send logits as float16")
 RESETTABLE = (nn.Linear, nn.Conv2d, *NORMALISATION)
 Logits = dict[str, Tensor]  # sets of logits (m, C) on the public set, by name
 
@@ -31,9 +32,9 @@ class FedMDClient(Client):
     """Digests the consensus, revisits its data, communicates logits; the model stays on the client.
 
     Clients of one architecture start from the same weights. With `initialization` = "own" each
-    starts from different ones, a novel client at every evaluation. At an evaluation a training
-    client, too, digests as a novel one, to validate the model that those get. Raises ValueError if
-    the share has no public set."""
+    client draws its weights, a novel client anew at every evaluation. For validation, a training
+    client also scores the model that it would get as a novel client. Raises ValueError if the share
+    has no public set."""
 
     personal = ("",)
     also_scores_global_model = True
@@ -41,14 +42,16 @@ class FedMDClient(Client):
     needs_state = StateUse.PREDICTIONS
     needs_public = True
 
-    digest_epochs = setting(1, "passes over the public set in a round", POSITIVE_INT)
+    digest_epochs = setting(1, "epochs on the public set in a round", POSITIVE_INT)
     novel_digest_epochs = setting(
-        20, "passes of a novel client, which starts untrained", POSITIVE_INT
+        20, "epochs of a novel client on the public set; it starts untrained", POSITIVE_INT
     )
     public_batch_size = setting(0, "public samples of a mini-batch; 0: batch-size", COUNT)
     digest_loss = setting("mae", "loss of public logits", ("mae", "kl"))
     kl_direction = KL_DIRECTION
-    initialization = setting("shared", "clients start from equal weights or not", ("shared", "own"))
+    initialization = setting(
+        "shared", "clients start from the same or from different weights", ("shared", "own")
+    )
     float16 = FLOAT16
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -63,14 +66,15 @@ class FedMDClient(Client):
         self.public: Tensor = self.share.public[:][0]  # D_p (m, *shape)
 
     def get_properties(self, config: Config) -> Config:
-        """Also the shape of its logits on the public set."""
+        """The client's properties, and the shape of its logits on the public set."""
+        batch_statistics(self.model, False)
         with torch.no_grad():
-            classes = batch_statistics(self.model, False)(self.public[:1].to(self.device)).shape[1]
+            logits = self.model(self.public[:1].to(self.device))
         properties = super().get_properties(config)
-        return properties | {"public-samples": len(self.public), "classes": classes}
+        return properties | {"public-samples": len(self.public), "classes": logits.shape[1]}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Digest, revisit, communicate; returns logits alone."""
+        """Digest, revisit, communicate; returns only logits."""
         self.resume(config)
         metrics: Metrics = {}
         if arrays:
@@ -82,14 +86,14 @@ class FedMDClient(Client):
         return reply, len(self.share.train), metrics
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The client's model; a novel client digests the consensus first, for this call."""
+        """Load the client's model; a novel client then digests the consensus."""
         self.resume(config)
         if self.share.novel and arrays:
             self.digest(arrays, config, self.novel_digest_epochs)
         self.model.eval()
 
     def resume(self, config: Config) -> None:
-        """Set the model of the last round, or before the first one its initial weights."""
+        """Load the model of the last round; before the first round the initial weights."""
         self.load({})
         if not self.state and self.initialization == "own":
             round_ = int(config.get("server-round", 0))
@@ -106,17 +110,17 @@ class FedMDClient(Client):
         for name, t in teacher.items():
             if len(t) != m:
                 raise ValueError(f"{name} has {len(t)} rows for {m} public samples")
-        generator = torch.Generator().manual_seed(
-            seed_of(self.seed, "digest", int(config.get("server-round", 0)), self.client)
-        )
-        return self.fit_locally(
-            config,
-            # Each sample's "label" is its row in the teacher's logits.
-            samples=Samples(self.public, torch.arange(m), torch.arange(m), scale=1.0),
-            rows=batches(m, self.public_batch_size, steps=0, epochs=epochs, generator=generator),
-            loss=lambda x, row: self.distillation(x, {n: t[row] for n, t in teacher.items()}),
-            lr=self.lr,
-        )
+        # A sample's "label" is its row in the teacher's logits.
+        samples = Samples(self.public, torch.arange(m), torch.arange(m), scale=1.0)
+        round_ = int(config.get("server-round", 0))
+        seed = seed_of(self.seed, "digest", round_, self.client)
+        generator = torch.Generator().manual_seed(seed)
+        rows = batches(m, self.public_batch_size, epochs=epochs, generator=generator)
+
+        def loss(x: Tensor, row: Tensor) -> Tensor:
+            return self.distillation(x, {name: t[row] for name, t in teacher.items()})
+
+        return self.fit_locally(config, samples=samples, rows=rows, loss=loss, lr=self.lr)
 
     # What a method on FedMD overrides
 
@@ -137,14 +141,16 @@ class FedMDClient(Client):
 class HeteroTENTClient(FedMDClient, TENTClient):
     """TENT inside FedMD, FedTTA's baseline for clients of different architectures.
 
-    `clip_norm` (0: never) clips the gradients of training; with `communicate_adapted` the public
-    logits come from the model adapted to the public set."""
+    `clip_norm` clips the gradients of training. With `communicate_adapted` the public logits come
+    from the model that is adapted to the public set."""
 
     supports_streaming = False  # each message digests public samples anew
 
     digest_loss = "kl"
-    clip_norm = setting(0.0, "norm at which a training gradient is clipped; 0: never", NONNEGATIVE)
-    communicate_adapted = setting(False, "public logits of the model adapted to the public set")
+    clip_norm = setting(0.0, "clip training gradients to this norm; 0: off", NONNEGATIVE)
+    communicate_adapted = setting(
+        False, "adapt the model to the public set before it computes public logits"
+    )
 
     def fit_locally(self, config: Config, **options: Any) -> float:
         """SGD with clipped gradients."""

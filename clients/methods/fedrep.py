@@ -1,8 +1,8 @@
 """FedRep client (Collins et al., ICML 2021, Algorithm 1): the head first, then the body.
 
-The head stays on the client, or travels to and from a server that holds it. Departs from the paper:
-the body takes the local steps or epochs of the common settings. A novel client needs labels to
-train a head, so it is not served without any."""
+h_i is the head, φ_i the body. h_i stays on the client, or the server holds and sends it.
+Departs from the paper: the body takes the local steps or epochs of the common settings. A novel
+client needs labels to train a head; without labels it is not served."""
 
 from clients.core.arrays import Arrays, model_arrays
 from clients.core.client import Config, Metrics
@@ -22,8 +22,10 @@ class FedRepClient(FedPerClient):
 
     @classmethod
     def shared(cls, initial: Arrays, /, *, heads: str) -> Arrays:
-        """The body; with `heads` = "server" everything."""
-        return initial if heads == "server" else super().shared(initial)
+        """The arrays of the body; with `heads` = "server" all arrays."""
+        if heads == "server":
+            return initial
+        return super().shared(initial)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """h_i ← GRD(f(h_i, φ)) `head_epochs` times, then φ_i ← GRD(f(h_i, φ))."""
@@ -34,6 +36,6 @@ class FedRepClient(FedPerClient):
                 self.fit_locally(config, rows=rows, parameters=head)
         with train_only(self.model, lambda name: not self.is_personal(name)) as body:
             loss = self.fit_locally(config, parameters=body)
-        held = any(self.is_personal(name) for name in arrays)
-        reply = model_arrays(self.model, self.frozen) if held else self.arrays()
+        server_holds_head = any(self.is_personal(name) for name in arrays)
+        reply = model_arrays(self.model, self.frozen) if server_holds_head else self.arrays()
         return reply, len(self.share.train), {"loss": loss}

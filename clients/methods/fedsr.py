@@ -1,10 +1,10 @@
 """FedSR client (Nguyen, Torr and Lim, NeurIPS 2022): a simple representation.
 
-CE + α_L2R ‖z‖² + α_CMI KL(p(z|x) ‖ r(z|y)) with one sample z for each input. Departs from the
-authors' code: no trained scale between p and r, and the squared norm, as in the paper's bound. The
-representation is as wide as the target network's features. Novel clients get the global model.
-With `representation` = "widened" the network is that of FedTTA's comparison (Ye et al.), on MNIST
-784-200-400-10."""
+Loss: CE + α_L2R ‖z‖² + α_CMI KL(p(z|x) ‖ r(z|y)), with one sample z of p(z|x) for
+each input and a trained reference r(z|y). Departs from the authors' code: there is no trained scale
+between p and r, and the norm is squared, as in the paper's bound. The representation is as wide as
+the target network's features. Novel clients get the global model. With `representation` = "widened"
+the network is that of FedTTA's comparison (Ye et al.), on MNIST 784-200-400-10."""
 
 import math
 from copy import deepcopy
@@ -23,11 +23,11 @@ from partitions.datasets.loading import Info
 
 
 def widen(model: nn.Module, width: int, shape: tuple[int, ...]) -> None:
-    """Replace the linear layer of `model` that gives its `width` features by one of twice as many.
+    """Double the outputs of the linear layer whose outputs are the model's `width` features.
 
-    Raises ValueError if there is none."""
-    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    for name, layer in reversed(linear):
+    Raises ValueError if the model has no such layer."""
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for name, layer in reversed(linear.items()):
         if layer.out_features == width and _widens(model, name, shape):
             wider = nn.Linear(layer.in_features, 2 * width).to(layer.weight)
             model.set_submodule(name, wider)
@@ -39,7 +39,7 @@ def widen(model: nn.Module, width: int, shape: tuple[int, ...]) -> None:
 
 
 def _widens(model: nn.Module, name: str, shape: tuple[int, ...]) -> bool:
-    """Whether twice as many outputs of the layer make twice as many features."""
+    """Whether doubling the layer's outputs doubles the model's features."""
     with drawing(0), torch.no_grad():
         trial = deepcopy(model).eval()
         layer = trial.get_submodule(name)
@@ -54,14 +54,15 @@ def _widens(model: nn.Module, name: str, shape: tuple[int, ...]) -> bool:
 
 
 class Stochastic(HeadedNetwork):
-    """z ~ N(m(x), s(x)²) on top of the target network's features, then its head.
+    """z ~ N(m(x), s(x)²) between the target network's features and its head.
 
-    Mean and deviation come from a linear layer on the features ("added") or are the features
-    themselves, of a last hidden layer that is twice as wide ("widened": with its ReLU neither a
-    mean falls below 0 nor a deviation below softplus(0) = ln 2).
+    With `layer` = "added", a linear layer on the features gives mean and deviation. With "widened"
+    the last hidden layer is twice as wide, and its features are mean and deviation. By its ReLU no
+    mean is then below 0, and no deviation below softplus(0) = ln 2.
 
-    Sampled in training mode, the mean in evaluation mode. `reference_mean` and `reference_scale`
-    (C, d) make r(z|y), a trained Gaussian per class, σ = softplus(reference_scale)."""
+    z is sampled in training mode; in evaluation mode it is the mean. `reference_mean` and
+    `reference_scale` (C, d) define r(z|y), a trained Gaussian for each class with the deviation
+    softplus(reference_scale)."""
 
     def __init__(
         self,
@@ -111,8 +112,10 @@ def kl_gaussian(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) ->
 
 
 class FedSRClient(Client):
-    """`l2r` is α_L2R, `cmi` is α_CMI. Predictions use z's mean or, with `test_samples` > 0, the
-    mean probabilities of so many draws (authors' code: 20). A served network uses z's mean."""
+    """`l2r` is α_L2R, `cmi` is α_CMI.
+
+    Predictions use z's mean or, with `test_samples` > 0, the mean probabilities over this number of
+    draws (authors' code: 20). A served network uses z's mean."""
 
     needs_head = True
     model: Stochastic  # by `build`
@@ -120,10 +123,12 @@ class FedSRClient(Client):
     l2r = setting(0.01, "weight of the squared norm of the representation", NONNEGATIVE)
     cmi = setting(0.0005, "weight of the conditional mutual information's bound", NONNEGATIVE)
     representation = setting(
-        "added", "a layer on the features, or the last hidden layer, widened", ("added", "widened")
+        "added", "add a layer on the features, or widen the last hidden layer", ("added", "widened")
     )
     test_samples = setting(
-        0, "draws of the representation whose probabilities are averaged; 0: its mean", "[0, 10000]"
+        0,
+        "draws of the representation over which predictions are averaged; 0: use its mean",
+        "[0, 10000]",
     )
 
     @classmethod

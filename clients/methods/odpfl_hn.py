@@ -1,10 +1,11 @@
 """ODPFL-HN client (Amosy et al., On-Demand Unlabeled Personalized Federated Learning, Algorithm 1;
-supplement B and D): describes its inputs by the server's encoder, trains the model that it
-receives, and backpropagates to the encoder. Its inputs never leave it.
+supplement B and D). The client encodes its inputs by the server's encoder g(·; γ), trains the model
+w_i that the server generates from this descriptor e_i, and backpropagates to γ. Its inputs never
+leave the client.
 
 Departs from the paper: an encoding in batches weighs them by their sizes, so a mean-pooling encoder
-gives the encoding of one pass; for ε ≥ 1, where the classic Gaussian mechanism does not hold, the
-noise is the analytic one's (Balle and Wang, ICML 2018)."""
+gives the same result as in one pass. For ε ≥ 1, where the classic Gaussian mechanism does not hold,
+the noise is that of the analytic mechanism (Balle and Wang, ICML 2018)."""
 
 import hashlib
 import math
@@ -32,20 +33,24 @@ from partitions.shares import Samples
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
 
 DESCRIPTOR_EPSILON = setting(
-    0.0, "ε of all that a novel client reveals of its inputs; 0: no noise", NONNEGATIVE
+    0.0, "ε of all descriptors that a novel client sends; 0: no noise", NONNEGATIVE
 )
-DESCRIPTOR_DELTA = setting(0.01, "δ of that ε", "(0, 1)", beside="descriptor-epsilon!=0.0")
+DESCRIPTOR_DELTA = setting(
+    0.01, "δ that belongs to descriptor-epsilon", "(0, 1)", beside="descriptor-epsilon!=0.0"
+)
 
 
 class ODPFLHNClient(Client):
-    """With `training` = "two-phase" it fits the encoder to the server's embedding in
-    `encoder_steps` steps of `encoder_local_lr`.
+    """A client that describes its inputs by a set encoder.
+
+    With `training` = "two-phase" it fits the encoder to the server's embedding, in `encoder_steps`
+    steps of `encoder_local_lr`.
 
     A novel client with `descriptor_epsilon` > 0 adds Gaussian noise and answers at most
     `descriptor_answers` different γ. All its answers together have (ε, δ)-differential privacy
-    with respect to replacing one input. The same γ gets the same answer again, as long as the
-    inputs are the same. Its state keeps what it spent. A "seeded" `dp_generator` protects only
-    against those who do not know the run's seed."""
+    with respect to replacing one input. For the same γ and inputs, it repeats its answer. The state
+    keeps the spent privacy budget. A "seeded" `dp_generator` does not protect against people who
+    know the run's seed."""
 
     exchanges = ("query.encode", "train.backprop")
     saves_state_after: tuple[str, ...] = ("query.encode",)
@@ -58,22 +63,22 @@ class ODPFLHNClient(Client):
     descriptor_dim = setting(
         0, "entries of a descriptor; 0: (training clients) / 4, rounded up", "[0, 4096]"
     )
-    encode_samples = setting(0, "inputs behind a descriptor, at most; 0: all", COUNT)
-    encode_batch_size = setting(0, "inputs of one pass of the encoder; 0: all", COUNT)
+    encode_samples = setting(0, "most inputs that a descriptor uses; 0: all", COUNT)
+    encode_batch_size = setting(0, "inputs in one pass of the encoder; 0: all", COUNT)
     encoder_steps = setting(
         5,
-        "two-phase: steps of the encoder to the embedding in a round",
+        "two-phase: steps in a round that fit the encoder to the embedding",
         COUNT,
         beside="training=two-phase",
     )
     encoder_local_lr = setting(
-        0.01, "two-phase: learning rate of these steps", RATE, beside="training=two-phase"
+        0.01, "two-phase: learning rate of encoder-steps", RATE, beside="training=two-phase"
     )
     descriptor_epsilon = DESCRIPTOR_EPSILON
     descriptor_delta = DESCRIPTOR_DELTA
     descriptor_answers = setting(
         1,
-        "encoders that a private novel client answers; each gets its share of ε",
+        "encoders for which a private novel client sends descriptors; they share ε",
         POSITIVE_INT,
         beside="descriptor-epsilon!=0.0",
     )
@@ -138,31 +143,39 @@ class ODPFLHNClient(Client):
         """e_i = g({x}; γ); a private novel client adds noise and reports its σ.
 
         Raises ValueError if that client's budget does not cover another γ."""
-        key = ""
         if self.private:
-            samples = self.share.everything
-            key = digest(arrays | {"inputs": samples.x[samples.index].numpy()})
+            return self._private_answer(arrays, config)
+        self.load(arrays)
+        with torch.no_grad():
+            e, _ = self.descriptor(config)
+        return to_numpy({DESCRIPTOR: e}), {}
+
+    def _private_answer(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """A noisy e_i and its σ; from the state if it has been computed for this γ and inputs."""
+        samples = self.share.everything
+        key = digest(arrays | {"inputs": samples.x[samples.index].numpy()})
         if f"answer/{key}" not in self.state:
             self.load(arrays)
             with torch.no_grad():
                 e, n = self.descriptor(config)
-            if not self.private:
-                return to_numpy({DESCRIPTOR: e}), {}
-            counters = int(config.get("server-round", 0)), self.client
-            source = generator(self.dp_generator, self.seed, "dp", *counters)
+            round_ = int(config.get("server-round", 0))
+            source = generator(self.dp_generator, self.seed, "dp", round_, self.client)
             sigma = self._spend(self.encoder.sensitivity(n))
-            noisy = noised(to_numpy({DESCRIPTOR: e}), sigma, source)[DESCRIPTOR]
-            self.state |= {f"answer/{key}": noisy, f"sigma/{key}": np.array(sigma)}
+            noisy = noised(to_numpy({DESCRIPTOR: e}), sigma, source)
+            self.state[f"answer/{key}"] = noisy[DESCRIPTOR]
+            self.state[f"sigma/{key}"] = np.array(sigma)
         metrics = {"dp-sigma": float(self.state[f"sigma/{key}"])}
         return {DESCRIPTOR: self.state[f"answer/{key}"]}, metrics
 
     def _spend(self, sensitivity: float) -> float:
-        """σ of one more answer, whose (Δ/σ)² is taken from the budget.
+        """σ of one more answer; its cost (Δ/σ)² is subtracted from the privacy budget.
 
-        k answers with noise for sensitivity √k Δ are together as private as one for Δ (μ-GDP)."""
-        whole = noise_scale(1.0, self.descriptor_epsilon, self.descriptor_delta) ** -2
-        spent, cost = float(self.state.get("spent", 0.0)), whole / self.descriptor_answers
-        if spent + cost > whole * (1 + 1e-9):
+        k answers with noise for sensitivity √k Δ are together as private as one for Δ (μ-GDP).
+        Raises ValueError if the budget does not cover the answer."""
+        budget = noise_scale(1.0, self.descriptor_epsilon, self.descriptor_delta) ** -2
+        cost = budget / self.descriptor_answers
+        spent = float(self.state.get("spent", 0.0))
+        if spent + cost > budget * (1 + 1e-9):  # tolerance for rounding
             raise Refusal(
                 f"this client has answered what descriptor-epsilon {self.descriptor_epsilon:g} and "
                 f"descriptor-answers {self.descriptor_answers} allow; this is another encoder, or "
@@ -180,7 +193,7 @@ class ODPFLHNClient(Client):
             )
 
     def domain(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """As every client, but a private novel client refuses."""
+        """The answer of every client. Raises ValueError for a private novel client."""
         self._refuse("classifier")
         return super().domain(arrays, config)
 
@@ -205,13 +218,15 @@ class ODPFLHNClient(Client):
         self.encoder.zero_grad()
         e, _ = self.descriptor(config)
         e.backward(gradient)
-        parameters = self.encoder.named_parameters(prefix="encoder")
-        return to_numpy({n: p * 0 if p.grad is None else p.grad for n, p in parameters}), {}
+        gradients: dict[str, Tensor] = {}
+        for name, p in self.encoder.named_parameters(prefix="encoder"):
+            gradients[name] = p * 0 if p.grad is None else p.grad
+        return to_numpy(gradients), {}
 
     # The encoder
 
     def described(self) -> Samples:
-        """The samples behind its descriptor."""
+        """The samples that the descriptor uses."""
         return self.share.everything if self.share.novel else self.share.train
 
     def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
@@ -219,22 +234,25 @@ class ODPFLHNClient(Client):
         return x
 
     def descriptor(self, config: Config) -> tuple[Tensor, int]:
-        """g({x}; γ) (d,) and the number of inputs behind it; differentiable.
+        """g({x}; γ) (d,), differentiable, and the number of inputs that it uses.
 
         A generator of (seed, round, client) chooses and splits the inputs."""
         self.encoder.eval()
         samples = self.described().to(self.device)
-        n = min(self.encode_samples, len(samples)) if self.encode_samples else len(samples)
+        n = len(samples)
+        if self.encode_samples:
+            n = min(n, self.encode_samples)
         seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
-        order = torch.Generator().manual_seed(seed)
-        rows = torch.randperm(len(samples), generator=order)[:n]
+        shuffling = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(samples), generator=shuffling)[:n]
         passes = num_parts((n, *samples.x.shape[1:]), self.pass_megabytes)
         if self.encode_batch_size:
             passes = max(passes, -(-n // self.encode_batch_size))
-        e = sum(
-            self.encoder(self.encoder_input(*samples[batch])) * (len(batch) / n)
-            for batch in rows.tensor_split(passes)
-        )
+        terms = []
+        for batch in rows.tensor_split(passes):
+            e_batch = self.encoder(self.encoder_input(*samples[batch]))
+            terms.append(e_batch * (len(batch) / n))
+        e = sum(terms)
         assert isinstance(e, Tensor)
         return e, n
 
@@ -243,7 +261,8 @@ class ODPFLHNClient(Client):
         optimizer = SGD(self.encoder.parameters(), self.encoder_local_lr)
         losses = []
         for _ in range(self.encoder_steps):
-            loss = (self.descriptor(config)[0] - embedding.to(self.device)).square().sum()
+            e, _ = self.descriptor(config)
+            loss = (e - embedding.to(self.device)).square().sum()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.encoder.parameters(), 1.0)

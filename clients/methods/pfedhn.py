@@ -1,9 +1,9 @@
 """pFedHN's clients (Shamsian et al., ICML 2021, sections 3.2, 3.3 and 5.3).
 
-pFedHN works with any client. This one can also describe itself by its class proportions, and is
-scored on held-out samples where novel clients learn from labels. pFedHN-PC keeps the classifier
-ω_i, the last linear layer, on the client. Departs from the authors' code: there the classifier's
-momentum lives through the run, heads start differently, and each local step is clipped at 50."""
+pFedHN works with any client. This one can also describe itself by its class proportions. If novel
+clients train on labels, it scores them on held-out samples. pFedHN-PC keeps the classifier ω_i, the
+last linear layer, on the client. Departs from the authors' code, in which the classifier's momentum
+persists over rounds, heads start from different weights, and local gradients are clipped to 50."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -21,7 +21,9 @@ from fedapps.common.settings import ROUNDS, setting
 from partitions.datasets.readers.raw import UNLABELED
 from partitions.shares import Samples, Share
 
-NOVEL_ROUNDS = setting(0, "pfedhn: rounds after these in which labeled novel clients learn", ROUNDS)
+NOVEL_ROUNDS = setting(
+    0, "extra rounds after `rounds`, in which only novel clients train their embeddings", ROUNDS
+)
 
 
 class PFedHNClient(Client):
@@ -29,9 +31,10 @@ class PFedHNClient(Client):
     on their other samples."""
 
     exchanges = ("query.describe",)
-    few_shot = FewShot.ROUNDS  # that train a novel client's v_i
+    few_shot = FewShot.ROUNDS  # extra rounds train a novel client's embedding v_i
 
-    lr = 0.005  # this and the next two as published
+    # As published.
+    lr = 0.005
     momentum = 0.9
     weight_decay = 0.00005
     novel_rounds = NOVEL_ROUNDS
@@ -39,7 +42,7 @@ class PFedHNClient(Client):
     def describe(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """The fixed descriptor: the class proportions of the training samples, (C,) float32.
 
-        Raises ValueError for a client without any."""
+        Raises ValueError for a client without training samples."""
         if not len(self.share.train):
             raise ValueError(
                 "this client has no labels to train on, and class proportions would describe it"
@@ -86,15 +89,16 @@ class PFedHNPCClient(PFedHNClient):
             model = deepcopy(model)  # clients of a process share one network
             model.head = nn.Linear(head.in_features, len(self.classes), bias=head.bias is not None)
             initial = dict(options.get("initial") or {})
-            for name in [name for name in initial if name.startswith("head.")]:
-                initial[name] = np.ascontiguousarray(initial[name][self.classes.numpy()])
+            for name, array in initial.items():
+                if name.startswith("head."):
+                    initial[name] = np.ascontiguousarray(array[self.classes.numpy()])
             options["initial"] = initial or None
         super().__init__(model, share, *args, **options)
         if self.classes is not None:
             self.classes = self.classes.to(self.device)
 
     def num_classes(self) -> int:
-        """C of the dataset, even if the client's classifier has fewer outputs."""
+        """C, the dataset's classes; the client's classifier may have fewer outputs."""
         return self._num_classes
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """pFedMe client (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
 
-θ̃ = argmin_θ L(θ; D) + (λ/2)‖θ − w_i‖² by K inner steps on one mini-batch D, then
-w_i ← w_i − ηλ(w_i − θ̃), once for each local mini-batch. θ starts at the server's w each round, as
-in the authors' code. The last θ stays on the client and is scored; if the server holds heads, the
-head of the last θ goes to it. A novel client needs a few labels to find a θ near w."""
+For each local mini-batch D: θ̃ = argmin_θ L(θ; D) + (λ/2)‖θ − w_i‖² by K inner steps, then
+w_i ← w_i − ηλ(w_i − θ̃). θ starts at the server's w in each round, as in the authors' code. The last
+θ stays on the client and is scored; if the server holds heads, the client sends the head of the
+last θ. A novel client needs a few labels to find a θ near w."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,8 @@ from clients.core.protocol import StateUse
 from clients.core.sgd import mini_batches
 from fedapps.common.settings import POSITIVE, POSITIVE_INT, setting
 
-HEAD, PERSONAL = "head.", "own"  # prefixes: the head's arrays; personal ones on the wire
+HEAD = "head."  # prefix of the head's arrays
+PERSONAL = "own"  # group of personal arrays in messages
 
 
 class PFedMeClient(Client):
@@ -28,15 +29,15 @@ class PFedMeClient(Client):
     rates = ("lr", "personal_lr")
     needs_state = StateUse.PREDICTIONS
 
-    novel_lr = 0.0  # personal_lr
-    lr = 0.05  # 0.005, as published, moves w too little in tens of rounds
-    penalty = setting(15.0, "λ, pull of the local to the personal model", "(0, 1000000]")
-    inner_steps = setting(5, "K, steps to the proximal point for each mini-batch", POSITIVE_INT)
+    novel_lr = 0.0  # that is, `personal_lr`
+    lr = 0.05  # the published 0.005 moves w too little in tens of rounds
+    penalty = setting(15.0, "λ, weight of the distance between θ and w", "(0, 1000000]")
+    inner_steps = setting(5, "K, inner steps for each mini-batch", POSITIVE_INT)
     personal_lr = setting(0.09, "learning rate of the inner steps", POSITIVE)
 
     @classmethod
     def uses_head(cls, values: Mapping[str, Any], /) -> bool:
-        """If the server holds the heads."""
+        """Only if the server holds the heads."""
         return bool(values.get("heads") == "server")
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
@@ -44,20 +45,26 @@ class PFedMeClient(Client):
         held = group(arrays, PERSONAL)
         self.load({n: a for n, a in arrays.items() if not n.startswith(f"{PERSONAL}/")})
         self.model.train()
-        theta = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones too, as in w
+        # Tied parameters under all their names, as in the reply.
+        theta = dict(self.model.named_parameters(remove_duplicate=False))
         w = {name: p.detach().clone() for name, p in theta.items()}
-        samples, rows, total = self.share.train.to(self.device), self.rows(config), 0.0
+        samples = self.share.train.to(self.device)
+        rows = self.rows(config)
+        total_loss = 0.0
         for x, y in mini_batches(samples, rows):
-            total += self.solve(x, y, w)
+            total_loss += self.solve(x, y, w)
             for name, p in theta.items():
                 w[name] -= self.lr * self.penalty * (w[name] - p.detach())
-        solution = model_arrays(self.model, self.frozen)
-        reply = self.arrays() | {n: a for n, a in to_numpy(w).items() if n not in self.frozen}
+        last_theta = model_arrays(self.model, self.frozen)
+        reply = self.arrays()  # for running statistics; parameters are those of w
+        for name, array in to_numpy(w).items():
+            if name not in self.frozen:
+                reply[name] = array
         if held:
-            reply |= prefixed(PERSONAL, {name: solution[name] for name in held})
+            reply |= prefixed(PERSONAL, {name: last_theta[name] for name in held})
         else:
-            self.state |= prefixed("theta", solution)
-        return reply, len(self.share.train), {"loss": total / max(len(rows), 1)}
+            self.state |= prefixed("theta", last_theta)
+        return reply, len(self.share.train), {"loss": total_loss / max(len(rows), 1)}
 
     def solve(self, x: Tensor, y: Tensor, w: dict[str, Tensor], lr: float = 0.0) -> float:
         """Move the model's θ to the proximal point of w for the batch; returns the last L(θ)."""
@@ -76,16 +83,16 @@ class PFedMeClient(Client):
         return float(loss.detach())
 
     def lacks_state(self, arrays: Arrays) -> bool:
-        """Not if the server holds personal parts."""
+        """As every client; never if the server holds the personal arrays."""
         return super().lacks_state(arrays) and not group(arrays, PERSONAL)
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """θ_i, or w with the personal head; before any training the server's model."""
+        """Load θ_i, or w with the personal head; before any training load the server's model."""
         w = {name: a for name, a in arrays.items() if not name.startswith(f"{PERSONAL}/")}
         super().receive(group(self.state, "theta") or w | group(arrays, PERSONAL), config)
 
     def tune(self, config: Config) -> None:
-        """A novel client's θ near the server's w, from its few labeled samples."""
+        """Find a novel client's θ near the server's w, from its few labeled samples."""
         w = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         samples = self.share.train.to(self.device)
         self.model.train()
