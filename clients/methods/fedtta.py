@@ -42,29 +42,31 @@ class FedTTAClient(Adapting, Client):
 
     inner_lr = setting(0.5, "η_inner, learning rate of the adaptation step", RATE)
     adapt_lr = setting(0.01, "η_adapt, learning rate of the adaptation model", RATE)
-    adapt_momentum = setting(0.0, "momentum of its SGD, fresh in each round", MOMENTUM)
+    adapt_momentum = setting(
+        0.0, "momentum of the adaptation model; starts at zero in each round", MOMENTUM
+    )
     mu = setting(0.0, "weight of the KL divergence from the server's predictions", NONNEGATIVE)
     kl_direction = KL_DIRECTION
-    clip_norm = setting(
-        1.0, "clipping norm of each network's outer gradient; 0: never", NONNEGATIVE
-    )
+    clip_norm = setting(1.0, "clip each network's outer gradient to this norm; 0: off", NONNEGATIVE)
     inner_loss = setting(
         "whole",
         "ℓ_per: √(batch-size / n)·‖g‖ of all, or mean of batches",
         ("whole", "batches"),
     )
-    adapt_clip_norm = setting(0.0, "norm at which a scoring step is clipped; 0: never", NONNEGATIVE)
+    adapt_clip_norm = setting(
+        0.0, "clip the gradient of an adaptation step to this norm; 0: off", NONNEGATIVE
+    )
     first_order = setting(False, "drop second derivatives with respect to the base model")
-    max_steps = setting(1, "adaptation steps when scored, at most", POSITIVE_INT)
+    max_steps = setting(1, "most adaptation steps when scored", POSITIVE_INT)
     patience = setting(
         1,
-        "stop after so many steps in a row without a new least entropy",
+        "stop after this many steps in a row without a new least entropy",
         POSITIVE_INT,
         beside="max-steps!=1",
     )
     min_agreement = setting(
         0.0,
-        "share of predictions that must stay the first step's; 0: no guard",
+        "share of predictions that must agree with the first step's; 0: off",
         SHARE,
         beside="max-steps!=1",
     )
@@ -131,13 +133,15 @@ class FedTTAClient(Adapting, Client):
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the model adapted to the inputs x (n, *shape)."""
         best: Step | None = None
-        worse = 0  # steps in a row whose entropy is not below the least
+        worse = 0  # steps in a row without a new least entropy
         for step in self.steps(x, self.max_steps):
             if step.number == 0:
-                self.intermediate_logits, before = {"base": step.logits}, step.entropy
+                self.intermediate_logits = {"base": step.logits}
+                entropy_before = step.entropy
             elif best is None or (step.entropy < best.entropy and self.agrees(step)):
                 self.intermediate_logits.setdefault("one-step", step.logits)
-                best, worse = step, 0
+                best = step
+                worse = 0
             else:
                 worse += 1
             if worse == self.patience:
@@ -147,7 +151,7 @@ class FedTTAClient(Adapting, Client):
         self.adaptation_metrics = {
             "adapt-steps": best.number,
             "entropy": best.entropy,
-            "entropy-before": before,
+            "entropy-before": entropy_before,
         }
         return best.logits
 

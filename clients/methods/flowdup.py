@@ -43,10 +43,14 @@ class LowDimensional(nn.Module):
         named = {n: p for n, p in target.named_parameters() if p.requires_grad}
         self.sizes = {name: p.numel() for name, p in named.items()}
         k = min(k, sum(self.sizes.values()))
-        self.encoder, self.center = MeanSets(target, shape, k), nn.Parameter(torch.zeros(k))  # ψ
-        first = {p: name for name, p in named.items()}
-        every = target.named_parameters(remove_duplicate=False)
-        self.source = {name: first[p] for name, p in every if p in first}  # of tied ones the first
+        self.encoder = MeanSets(target, shape, k)  # h, with ψ_h
+        self.center = nn.Parameter(torch.zeros(k))  # ψ_r
+        # Every name of a trained parameter → its first name; tied parameters have several names.
+        first_names = {p: name for name, p in named.items()}
+        self.source: dict[str, str] = {}
+        for name, p in target.named_parameters(remove_duplicate=False):
+            if p in first_names:
+                self.source[name] = first_names[p]
         for name in self.source:
             owner, leaf = _place(target, name)
             delattr(owner, leaf)
@@ -62,13 +66,12 @@ class LowDimensional(nn.Module):
 
     def generated(self, v: Tensor) -> dict[str, Tensor]:
         """θ₀ + P v for v (k,), by name; tied parameters under all their names."""
-        steps = (self.entry * v[self.column]).split(list(self.sizes.values()))
+        p_v = (self.entry * v[self.column]).split(list(self.sizes.values()))
         theta_0 = dict(self.target.named_buffers())
-        theta = {
-            name: theta_0[name] + step.view_as(theta_0[name])
-            for name, step in zip(self.sizes, steps, strict=True)
-        }
-        return {name: theta[first] for name, first in self.source.items()}
+        theta: dict[str, Tensor] = {}
+        for name, step in zip(self.sizes, p_v, strict=True):
+            theta[name] = theta_0[name] + step.view_as(theta_0[name])
+        return {name: theta[first_name] for name, first_name in self.source.items()}
 
     def apply_with(self, theta: dict[str, Tensor], x: Tensor) -> Tensor:
         """The logits (n, C) of the target network with the weights θ."""
@@ -121,9 +124,11 @@ class FLowDUPClient(Client):
         return omega
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """CE + λ Ω; v is that of the first half of the mini-batch, CE of the other one; of one or
-        two samples both are all. A client without labels has λ Ω alone."""
-        half = len(x) // 2 if len(x) > 2 else 0  # batch normalisation needs two samples
+        """CE + λ Ω; for a client without labels only λ Ω.
+
+        The first half of the mini-batch gives v, the second half CE. One or two samples serve for
+        both, since batch normalisation needs two."""
+        half = len(x) // 2 if len(x) > 2 else 0
         v = self.model.encoder(x[:half] if half else x)
         loss = self.penalty * self.regularizer(v)
         if self.unlabeled:
@@ -132,14 +137,14 @@ class FLowDUPClient(Client):
         return loss + self.criterion(logits, y[half:])
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
-        """Local steps on ψ. What a client without labels minimises is no loss of predictions."""
+        """Local steps on ψ. A client without labels reports no loss of predictions."""
         reply, n, metrics = super().train(arrays, config)
         return reply, n, {} if self.unlabeled else metrics
 
     def v(self, x: Tensor) -> Tensor:
-        """v (k,) of the inputs x, whatever their order; duplicating all of them changes nothing."""
-        means = [self.model.encoder(part) * (len(part) / len(x)) for part in self.parts(x)]
-        return torch.stack(means).sum(0)
+        """v (k,) of the inputs x: independent of their order, and a mean over the parts of x."""
+        terms = [self.model.encoder(part) * (len(part) / len(x)) for part in self.parts(x)]
+        return torch.stack(terms).sum(0)
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the network that x generates."""

@@ -1,8 +1,8 @@
 """LG-FedAvg client (Liang et al., 2020): a personal body under a shared head.
 
-In the first phase it is FedAvg's client and the whole model travels. In the second phase, which the
-server starts, the body stays on the client: it arrives once more with the first message, and the
-state keeps it."""
+In the first phase it is FedAvg's client and sends the whole model. In the second phase, which the
+server starts, the body stays on the client. The first message of this phase contains the body once
+more, and the state keeps it."""
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from clients.models.roles import frozen_names
 from partitions.datasets.loading import Info
 
 HEAD = "head."
-OWN_BODIES = "own-bodies"  # key of a train message's config: the second phase has begun
+OWN_BODIES = "own-bodies"  # key of a train message's config: true in the second phase
 
 
 class LGFedAvgClient(Client):
@@ -26,7 +26,7 @@ class LGFedAvgClient(Client):
 
     @classmethod
     def build(cls, model: nn.Module, info: Info) -> nn.Module:
-        """The network itself. Raises ValueError if nothing of its body is trained."""
+        """The network itself. Raises ValueError if no parameter of its body is trained."""
         body = [name for name, _ in model.named_parameters() if not name.startswith(HEAD)]
         if not frozen_names(model).issuperset(body):
             return model
@@ -37,8 +37,9 @@ class LGFedAvgClient(Client):
         )
 
     def load(self, arrays: Arrays) -> None:
-        """The sent head on the personal body; without one all that was sent. Raises ValueError if
-        there is no body."""
+        """Set the received head on the personal body, or at first the whole received model.
+
+        Raises ValueError if there is no body."""
         head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
         personal = group(self.state, "personal")
         if not personal and len(head) == len(arrays):
@@ -52,4 +53,5 @@ class LGFedAvgClient(Client):
             return reply, n, metrics
         body = {name: a for name, a in reply.items() if not name.startswith(HEAD)}
         self.state |= prefixed("personal", body)
-        return {name: a for name, a in reply.items() if name.startswith(HEAD)}, n, metrics
+        head = {name: a for name, a in reply.items() if name.startswith(HEAD)}
+        return head, n, metrics

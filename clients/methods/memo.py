@@ -37,29 +37,33 @@ class MEMONetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C) of images x (n, *shape)."""
         parameters = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
-        lr, steps = self.settings["adapt_lr"], self.settings["adapt_steps"]
+        lr = self.settings["adapt_lr"]
+        steps = self.settings["adapt_steps"]
 
         def entropy(theta: dict[str, Tensor], views: Tensor, *given: Tensor) -> Tensor:
             return marginal_entropy(functional_call(self.network, theta, (views, *given)))
 
         def logits(image: Tensor, views: Tensor, *given: Tensor) -> Tensor:
             adapted = parameters
-            for some in views.unflatten(0, (steps, self.settings["views"])):
-                gradient = grad(entropy)(adapted, some, *given)
+            for views_of_step in views.unflatten(0, (steps, self.settings["views"])):
+                gradient = grad(entropy)(adapted, views_of_step, *given)
                 adapted = {n: p - lr * gradient[n] for n, p in adapted.items()}
             out: Tensor = functional_call(self.network, adapted, (image[None], *given))[0]
             return out
 
-        views, given = self.views(x, steps), self.given(x)
-        of_one = 8e-6 * sum(p.numel() for p in parameters.values()) + 4e-6 * views[0].numel()
-        at_once = max(1, int(self.settings["pass_megabytes"] / of_one))
+        views = self.views(x, steps)
+        given = self.given(x)
+        num_weights = sum(p.numel() for p in parameters.values())
+        # An input needs float32 copies of weights and gradients, and its views.
+        megabytes_per_input = 8e-6 * num_weights + 4e-6 * views[0].numel()
+        inputs_at_once = max(1, int(self.settings["pass_megabytes"] / megabytes_per_input))
         try:
-            return vmap(logits, chunk_size=at_once)(x, views, *given)
+            return vmap(logits, chunk_size=inputs_at_once)(x, views, *given)
         except RuntimeError:  # an operation that vmap lacks, such as another memory format
             return torch.stack([logits(*row) for row in zip(x, views, *given, strict=True)])
 
     def given(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What `network` takes beside images: tensors with a row for each of x."""
+        """Further inputs of `network`: tensors with a row for each image in x."""
         return ()
 
     def views(self, x: Tensor, steps: int = 1) -> Tensor:
@@ -100,9 +104,9 @@ class MEMOClient(Client):
 
     views = setting(16, "augmented views of an input", POSITIVE_INT)
     adapt_lr = setting(0.005, "η, learning rate of the step on an input's views", RATE)
-    adapt_steps = setting(1, "these steps, each on further views", COUNT)
+    adapt_steps = setting(1, "adaptation steps for an input, each on new views", COUNT)
     crop_share = setting(0.125, "largest shift of a view, as a share of the side", "[0, 0.5]")
-    flips = setting(False, "views are mirrored at random: not for digits and letters")
+    flips = setting(False, "mirror views at random; unsuitable for digits and letters")
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
@@ -117,7 +121,8 @@ class MEMOClient(Client):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """Load the model and decide the seed of the round's views, one for all models it scores."""
         super().receive(arrays, config)
-        if (round_ := int(config.get("server-round", 0))) != self.views_round:
+        round_ = int(config.get("server-round", 0))
+        if round_ != self.views_round:
             self.views_round = round_
             self.views_seed = seed_of(self.seed, "views", round_, self.client)
 

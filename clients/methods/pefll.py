@@ -1,11 +1,11 @@
 """PeFLL client (Scott, Zakerinia and Lampert, PeFLL: Personalized Federated Learning by Learning to
 Learn, ICLR 2024, Algorithms 1 and 2): ODPFL-HN's exchanges, but the descriptor also uses labels.
 
-v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples; y_j is one-hot, as channels (vectors: entries)
-beside x_j. As in the authors' code, a client that is scored sets the logits of classes that it has
-no training sample of to 0, and a mini-batch's gradient is clipped. Departs from the paper: in
-training, too, all training samples make the descriptor; the authors' code takes one mini-batch
-(`encode_samples`)."""
+The descriptor is v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples. y_j is one-hot, appended to
+x_j as channels (to a vector as entries). As in the authors' code, a client that is scored sets the
+logits of classes without a training sample to 0, and a mini-batch's gradient is clipped. Departs
+from the paper: also in training, all training samples make the descriptor; the authors' code takes
+one mini-batch (`encode_samples`)."""
 
 from functools import partial
 from typing import Any
@@ -27,16 +27,22 @@ from partitions.shares import Samples
 class PeFLLClient(ODPFLHNClient):
     """ODPFL-HN's client that describes its labeled samples; a novel client needs `novel-shots`."""
 
-    lr, momentum, weight_decay = 0.002, 0.9, 0.00005  # as in the authors' code; 2 λ_θ
-    local_steps, batch_size, encoder = 50, 32, "mean"
+    # As in the authors' code.
+    lr = 0.002
+    momentum = 0.9
+    weight_decay = 0.00005  # 2 λ_θ
+    local_steps = 50
+    batch_size = 32
+    encoder = "mean"
+
     few_shot = FewShot.DESCRIPTOR
     needs_head = True
     saves_state_after = ()
     needs_state = StateUse.NONE
 
-    mask_absent = setting(True, "whether the logits of classes that a client lacks are 0")
+    mask_absent = setting(True, "set the logits of classes that a client lacks to 0")
     local_clip_norm = setting(
-        50.0, "norm to which the gradient of a mini-batch is clipped; 0: it is not", NONNEGATIVE
+        50.0, "clip the gradient of a mini-batch to this norm; 0: off", NONNEGATIVE
     )
 
     @classmethod
@@ -56,7 +62,7 @@ class PeFLLClient(ODPFLHNClient):
         return self.share.train
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """The generated network, without the classes that its training samples lack."""
+        """Load the generated network, without the classes that the training samples lack."""
         super().receive(arrays, config)
         head = head_of(self.target)
         if self.mask_absent and len(self.share.train):
@@ -67,9 +73,11 @@ class PeFLLClient(ODPFLHNClient):
                     parameter[absent] = 0
 
     def fit_locally(self, config: Config, **options: Any) -> float:
-        """Clipped steps."""
+        """Local SGD with clipped gradients."""
+        if not self.local_clip_norm:
+            return super().fit_locally(config, **options)
         clip = partial(nn.utils.clip_grad_norm_, options["parameters"], self.local_clip_norm)
-        return super().fit_locally(config, adjust=clip if self.local_clip_norm else None, **options)
+        return super().fit_locally(config, adjust=clip, **options)
 
     def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
         """(x, y) as (n, channels + C, …), the last C being the one-hot label."""

@@ -1,10 +1,13 @@
 """Prior-EM client (Saerens, Latinne and Decaestecker, Neural Computation 2002): label shift by EM.
 
-q, the label distribution of the inputs, starts at the training prior π. Each step sets q to
-mean_i r_i with r_ic ∝ (q_c / π_c) p_ic, which never lowers Σ_i log Σ_c (q_c / π_c) p_ic. An input
-is predicted by z + log(q / π). Defaults as in the code of Bao et al. (NeurIPS 2023): two steps,
-batches of 20, and a uniform π. The paper's π is `source-prior` = "training", for which training
-clients reveal their label counts. Agrees with that code to 1e-5 (tests/test_authors.py)."""
+p_ic is the network's probability of class c for input i, π the training prior, and q the label
+distribution of the inputs, which starts at π. Each step sets q to mean_i r_i with r_ic ∝
+(q_c / π_c) p_ic, which never lowers Σ_i log Σ_c (q_c / π_c) p_ic. An input is predicted by
+z + log(q / π).
+
+The defaults are those in the code of Bao et al. (NeurIPS 2023): two steps, batches of 20, and a
+uniform π. The paper's π is `source-prior` = "training", for which training clients reveal their
+label counts. Agrees with that code to 1e-5 (tests/test_authors.py)."""
 
 import math
 
@@ -18,7 +21,7 @@ from clients.methods._batchwise import BatchwiseClient
 from clients.models.head import head_of
 from fedapps.common.settings import COUNT, setting
 
-SOURCE = "source"  # group of arrays: what the server knows of the training clients' labels
+SOURCE = "source"  # group of arrays: the server's statistics of the training clients' labels
 SOURCE_PRIOR = setting(
     "uniform", "π, the training clients' label distribution", ("uniform", "training")
 )
@@ -48,7 +51,7 @@ class LabelShiftClient(BatchwiseClient):
         return torch.tensor(self.known("prior"), device=self.device).log()
 
     def known(self, name: str) -> np.ndarray:
-        """An array of `source`. Raises ValueError if the server has none."""
+        """The array `name` of `source`. Raises ValueError if the server has not sent it."""
         if name not in self.source:
             raise ValueError(
                 f"the server has no {name}: no training client has answered what it asks"
@@ -56,9 +59,10 @@ class LabelShiftClient(BatchwiseClient):
         return self.source[name]
 
     def receive(self, arrays: Arrays, config: Config) -> None:
-        """Load the model; note what the server knows of the training clients' labels."""
+        """Load the model; keep the server's statistics of the training clients' labels."""
         self.source = group(arrays, SOURCE)
-        super().receive({n: a for n, a in arrays.items() if not n.startswith(f"{SOURCE}/")}, config)
+        network = {name: a for name, a in arrays.items() if not name.startswith(f"{SOURCE}/")}
+        super().receive(network, config)
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), those of each batch corrected by its q."""
@@ -76,10 +80,13 @@ class LabelShiftClient(BatchwiseClient):
         return z + self._ratio
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network whose head has the last log(q / π) in its bias."""
+        """The network, with the last log(q / π) added to the bias of its head."""
         model = Client.personal_model(self, x)
-        head, ratio = head_of(model), self._ratio
-        head.bias = nn.Parameter(ratio if head.bias is None else head.bias.detach() + ratio)
+        head = head_of(model)
+        bias = self._ratio
+        if head.bias is not None:
+            bias = head.bias.detach() + bias
+        head.bias = nn.Parameter(bias)
         return model
 
     def labels(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
@@ -97,15 +104,19 @@ class PriorEMClient(LabelShiftClient):
     em_steps = setting(2, "EM steps", COUNT)
 
     def log_q(self, z: Tensor) -> Tensor:
-        """log q after the steps; in logarithms no q_c becomes 0."""
-        log_p, log_prior = z.log_softmax(1), self.log_prior
+        """log q (C,) after the steps; in logarithms no q_c becomes 0."""
+        n = len(z)
+        log_p = z.log_softmax(1)
+        log_prior = self.log_prior
         log_q = log_prior
         for _ in range(self.em_steps):
             log_r = (log_p + log_q - log_prior).log_softmax(1)
-            log_q = log_r.logsumexp(0) - math.log(len(z))  # of mean_i r_i
-        before = int(self.stream.get("count", 0))
-        if before:
-            total = (log_q + math.log(len(z))).logaddexp(self.stream["log_q"] + math.log(before))
-            log_q = total - math.log(before + len(z))
-        self.stream = {"log_q": log_q, "count": torch.tensor(before + len(z))}
+            log_q = log_r.logsumexp(0) - math.log(n)  # q = mean_i r_i
+        # The mean over the stream: (n q + n_before q_before) / (n + n_before).
+        n_before = int(self.stream.get("count", 0))
+        if n_before:
+            log_previous_sum = self.stream["log_q"] + math.log(n_before)
+            log_sum = (log_q + math.log(n)).logaddexp(log_previous_sum)
+            log_q = log_sum - math.log(n_before + n)
+        self.stream = {"log_q": log_q, "count": torch.tensor(n_before + n)}
         return log_q

@@ -10,9 +10,9 @@ class Adaptation(nn.Sequential):
 
     def __init__(self, num_classes: int, width: int = 32) -> None:
         widths = [num_classes, width, width, width]
-        hidden = [
-            layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())
-        ]
+        hidden: list[nn.Module] = []
+        for inputs, outputs in itertools.pairwise(widths):
+            hidden += [nn.Linear(inputs, outputs), nn.ReLU()]
         super().__init__(*hidden, nn.Linear(width, 1))
 
 
