@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the python batches, as folder or tar.gz.
 
-The batches are pickles: one whose checksum is not torchvision's is never opened."""
+The batches are pickles, which can run code. A batch is opened only if its checksum is the one that
+torchvision knows."""
 
 import pickle
 from collections.abc import Callable
@@ -29,27 +30,26 @@ def _read(folder: Path, number: int) -> Raw | None:
     if get is None:
         return None
     meta = _verified(get, table.meta["filename"], table.meta["md5"], folder)
-    files = [*table.train_list, *table.test_list]
-    batches = [_verified(get, name, md5, folder) for name, md5 in files]
-    fine = "fine_labels" if number == 100 else "labels"
-    x = [
-        _images(batch, fine, f"{folder}: {name}")
-        for batch, (name, _) in zip(batches, files, strict=True)
-    ]
+    label_key = "fine_labels" if number == 100 else "labels"
+    batches = []
+    x = []
+    y = []
+    for name, md5 in [*table.train_list, *table.test_list]:
+        batch = _verified(get, name, md5, folder)
+        batches.append(batch)
+        x.append(_images(batch, label_key, f"{folder}: {name}"))
+        y.append(np.asarray(batch[label_key], np.int64))
+    num_train = sum(len(images) for images in x[: len(table.train_list)])
     columns = {}
     if number == 100:
         coarse = np.concatenate([batch["coarse_labels"] for batch in batches])
         columns["coarse"] = np.array(meta["coarse_label_names"])[coarse]
-    return Raw(
-        np.concatenate(x),
-        np.concatenate([np.asarray(batch[fine], np.int64) for batch in batches]),
-        sum(len(images) for images in x[: len(table.train_list)]),
-        columns,
-        tuple(meta[table.meta["key"]]),
-    )
+    classes = tuple(meta[table.meta["key"]])
+    return Raw(np.concatenate(x), np.concatenate(y), num_train, columns, classes)
 
 
 def _verified(get: Callable[[str], bytes], name: str, md5: str, folder: Path) -> dict:
+    """The content of a pickle with this checksum; ValueError for any other file."""
     data = get(name)
     if not is_official(data, md5, f"{folder}: {name}"):
         raise ValueError(

@@ -18,26 +18,30 @@ logger = logging.getLogger(__name__)
 def scaled_pixels(
     x: np.ndarray, source: Path | str, whole: bool = False, notes: list[str] | None = None
 ) -> np.ndarray:
-    """Inputs as uint8 (0 … 255) or float32, other whole numbers as int64 if `whole`; images
-    (n, H, W) and (n, H, W, C) with the channels first. Unless `whole`, whole numbers in images are
-    bytes: ValueError for others than 0 … 255. What a user should know is added to `notes`, or
-    logged if there are none."""
+    """Inputs in the form that datasets have: uint8 (0 … 255) or float32, images channels first.
+
+    Images may come as (n, H, W) or (n, H, W, C). Whole numbers in images must be bytes: ValueError
+    for numbers outside of 0 … 255. With `whole`, whole numbers of other types than uint8 become
+    int64 instead. Remarks for the user are added to `notes`, or logged if `notes` is None."""
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
     remarks: list[str] = []
-    converted = np.int64 if whole and x.dtype.kind in "ui" else np.float32
-    pixels = x.dtype == np.uint8 or (not whole and _are_bytes(x, source, remarks))
-    for remark in remarks if notes is None else ():
-        logger.warning("%s", remark)
+    dtype: np.dtype
+    if x.dtype == np.uint8 or (not whole and _are_bytes(x, source, remarks)):
+        dtype = np.dtype(np.uint8)
+    elif whole and x.dtype.kind in "ui":
+        dtype = np.dtype(np.int64)
+    else:
+        dtype = np.dtype(np.float32)
     if notes is not None:
         notes += remarks
-    dtype = np.dtype(np.uint8 if pixels else converted)
+    else:
+        for remark in remarks:
+            logger.warning("%s", remark)
     check_size(dtype.itemsize * x.size, source)
     if x.ndim == 3:
         x = x[:, None]
-    elif x.ndim == 4 and (
-        (x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)) or (x.shape[3] == 4 < x.shape[1])
-    ):
+    elif x.ndim == 4 and _has_channels_last(x.shape):
         x = x.transpose(0, 3, 1, 2)
     x = x.astype(dtype, copy=False)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
@@ -49,9 +53,17 @@ def scaled_pixels(
     return x
 
 
+def _has_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether a shape of four sizes is (n, H, W, C): C is 1, 3 or 4, and the second is no C."""
+    _, first, _, last = shape
+    if last in (1, 3):
+        return first not in (1, 3)
+    return last == 4 and first > 4
+
+
 def _are_bytes(x: np.ndarray, source: Path | str, remarks: list[str]) -> bool:
-    """Whether x is an array of images of whole numbers, which must be 0 … 255. A remark for large
-    floats, and for whole numbers that are no uint8."""
+    """Whether x holds images of whole numbers, though not as uint8; ValueError for numbers outside
+    of 0 … 255. Adds a remark about them, and about large floats."""
     if x.ndim < 3 or not x.size or x.dtype == np.uint8:
         return False
     low, high = x.min(), x.max()
@@ -75,29 +87,31 @@ def _are_bytes(x: np.ndarray, source: Path | str, remarks: list[str]) -> bool:
 
 
 def labels_of(y: np.ndarray, source: Path | str, notes: list[str]) -> np.ndarray:
-    """The labels of a part, one for each sample, as `one_per_sample`; one-hot rows as numbers, with
-    a note."""
-    if y.ndim == 2 and (count := one_hot_classes(y)):
+    """The labels of a part, one for each sample, as `one_per_sample`. One-hot rows become numbers,
+    with a note."""
+    count = one_hot_classes(y) if y.ndim == 2 else 0
+    if count:
         notes.append(f"{source}: labels are one-hot: {count} classes")
         return y.argmax(1)
     return one_per_sample(y, str(source))
 
 
 def joined(parts: list[Raw], source: Path | str, later: bool = False) -> Raw:
-    """Parts of one dataset, their labels as classes 0, 1, … by
-    `partitions.datasets.labels`. For a `later` client numbers stay as they are: the run has
-    numbered its classes."""
+    """The parts of a dataset as one, with classes 0, 1, … as `partitions.datasets.labels` numbers
+    them. For a `later` client labels keep their numbers: the run has numbered its classes."""
+    first = parts[0]
     for part in parts:
         if part.y.shape != part.x.shape[:1]:
             raise ValueError(f"{source}: {len(part.x)} inputs, but {part.y.size} labels")
-        if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
+        if part.x.shape[1:] != first.x.shape[1:] or part.x.dtype != first.x.dtype:
             raise ValueError(f"{source}: training and test inputs differ in shape or type")
-        if missing := sorted(parts[0].columns.keys() - part.columns.keys()):
+        missing = sorted(first.columns.keys() - part.columns.keys())
+        if missing:
             raise ValueError(
                 f"{source}: the training samples have columns that the test samples lack: "
                 f"{', '.join(missing)}; both need them"
             )
-        if (part.y.dtype.kind == "U") != (parts[0].y.dtype.kind == "U"):
+        if (part.y.dtype.kind == "U") != (first.y.dtype.kind == "U"):
             raise ValueError(
                 f"{source}: training and test labels differ in type; give both as texts or both as "
                 "numbers"
@@ -107,8 +121,13 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False) -> Raw:
         return raw
     labels = _later(raw.y) if later else numbered(raw.y)
     raw = replace(raw, y=labels.y, classes=labels.classes)
-    return raw.noted(f"{source}: {labels.note}") if labels.note else raw
+    if labels.note:
+        raw = raw.noted(f"{source}: {labels.note}")
+    return raw
 
 
 def _later(y: np.ndarray) -> Labels:
-    return named(y) if y.dtype.kind == "U" else Labels(y.astype(np.int64))
+    """The labels of a later client: texts as classes, numbers as they are."""
+    if y.dtype.kind == "U":
+        return named(y)
+    return Labels(y.astype(np.int64))

@@ -39,14 +39,16 @@ def _read(folder: Path, column: str) -> Raw | None:
     test = splits[0].parent / "test.csv"
     rows = _rows(splits[0])
     num_train = len(rows)
-    rows += _rows(test) if test.is_file() else []
+    if test.is_file():
+        rows += _rows(test)
     paths = _paths(folder)
     missing = [row["image_id"] for row in rows if row["image_id"] not in paths]
     if missing:
         raise ValueError(
             f"{splits[0]}: no image of {len(missing)} ids below {folder}, such as {missing[0]}"
         )
-    x = mobilenet_v2(_images([paths[r["image_id"]] for r in rows]), len(rows), folder.parent)
+    images = _images([paths[row["image_id"]] for row in rows])
+    x = mobilenet_v2(images, len(rows), folder.parent)
     users = np.array([row.get("user_id", "") for row in rows])
     y = np.array([int(row["class"]) for row in rows])
     return Raw(x, y, num_train, {column: users})
@@ -63,15 +65,19 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _paths(folder: Path) -> dict[str, Path]:
     """Image id → file: file names, and the ids of iNaturalist's own index."""
-    files = [f for f in folder.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png")]
-    paths = {file.stem: file for file in files}
+    paths = {}
+    for file in folder.rglob("*"):
+        if file.suffix.lower() in (".jpg", ".jpeg", ".png"):
+            paths[file.stem] = file
     for index in sorted(folder.rglob("*2017.json")):
         try:
             images = json.loads(index.read_text("utf-8"))["images"]
             names = {str(image["id"]): Path(image["file_name"]).stem for image in images}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{index} is truncated or not iNaturalist's: {error}") from error
-        paths |= {number: paths[stem] for number, stem in names.items() if stem in paths}
+        for number, stem in names.items():
+            if stem in paths:
+                paths[number] = paths[stem]
     return paths
 
 

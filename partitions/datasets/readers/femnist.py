@@ -15,16 +15,11 @@ from partitions.datasets.readers.raw import Raw, concatenate
 
 def read_femnist(folder: Path) -> Raw | None:
     """Images (n, 1, 28, 28), with column "writer" from LEAF's files."""
-    files = {
-        split: sorted(
-            path for place in (folder, folder / "data") for path in (place / split).glob("*.json")
-        )
-        for split in ("train", "test")
-    }
-    if files["train"]:
-        return concatenate(
-            [_leaf(path, split == "train") for split in files for path in files[split]]
-        )
+    train_files = _leaf_files(folder, "train")
+    if train_files:
+        parts = [_leaf(path, train=True) for path in train_files]
+        parts += [_leaf(path, train=False) for path in _leaf_files(folder, "test")]
+        return concatenate(parts)
     raw = read_pairs(folder, ("emnist-byclass-train", "emnist-byclass-test"))
     if raw is None:
         return None
@@ -32,13 +27,26 @@ def read_femnist(folder: Path) -> Raw | None:
     return Raw(x, raw.y, raw.num_train, classes=CHARACTERS)
 
 
-def _leaf(path: Path, train: bool) -> Raw:
+def _leaf_files(folder: Path, split: str) -> list[Path]:
+    """LEAF's JSON files of a split, in `folder` or in its folder ``data``."""
+    files = [*(folder / split).glob("*.json"), *(folder / "data" / split).glob("*.json")]
+    return sorted(files)
+
+
+def _leaf(path: Path, *, train: bool) -> Raw:
     """One file: {"user_data": {writer: {"x": [[784 numbers in [0, 1]]], "y": [label]}}}."""
+    inputs: list[list[float]] = []
+    labels: list[int] = []
+    writer_of: list[str] = []
     try:
         users = json.loads(path.read_text("utf-8"))["user_data"]
-        x = np.array([v for user in users.values() for v in user["x"]], np.float32)
-        y = np.array([v for user in users.values() for v in user["y"]], np.int64)
-        writers = np.repeat(list(users), [len(user["y"]) for user in users.values()])
+        for writer, samples in users.items():
+            inputs += samples["x"]
+            labels += samples["y"]
+            writer_of += [writer] * len(samples["y"])
+        x = np.array(inputs, np.float32)
+        y = np.array(labels, np.int64)
+        writers = np.array(writer_of)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is truncated or not LEAF's: {error}") from error
     if x.shape != (len(y), 784) or (len(y) and not 0 <= x.min() <= x.max() <= 1):
@@ -46,4 +54,5 @@ def _leaf(path: Path, train: bool) -> Raw:
     if len(y) and not 0 <= y.min() <= y.max() < len(CHARACTERS):
         raise ValueError(f"{path}: labels {y.min()}…{y.max()} lie outside 0…{len(CHARACTERS) - 1}")
     images = np.round(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
-    return Raw(images, y, len(y) if train else 0, {"writer": writers}, CHARACTERS)
+    num_train = len(y) if train else 0
+    return Raw(images, y, num_train, {"writer": writers}, CHARACTERS)

@@ -11,9 +11,12 @@ from partitions.datasets.features import bert, mobilenet_v2
 from partitions.datasets.labels import one_per_sample
 from partitions.datasets.readers.raw import Raw, concatenate
 
-IMAGES, TEXTS = ("image", "img"), ("question_title", "question_content", "best_answer", "text")
+# Usual names of columns and of splits.
+IMAGES = ("image", "img")
+TEXTS = ("question_title", "question_content", "best_answer", "text")
 LABELS = ("label", "labels", "fine_label", "character", "topic", "class")
-TRAIN, TEST = ("train", "training"), ("test", "validation")
+TRAIN = ("train", "training")
+TEST = ("test", "validation")
 COLUMNS = {  # natural column → its names in datasets
     "coarse": ("coarse", "coarse_label"),
     "writer": ("writer", "writer_id"),
@@ -26,7 +29,9 @@ COLUMNS = {  # natural column → its names in datasets
 def read_folder(folder: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw | None:
     """A folder of ``save_to_disk`` or of parquet files; None if it is neither."""
     loaded = open_folder(folder)
-    return None if loaded is None else _read(loaded, folder, shape, columns)
+    if loaded is None:
+        return None
+    return _read(loaded, folder, shape, columns)
 
 
 def open_folder(folder: Path, *, decode: bool = True) -> Any:
@@ -51,16 +56,23 @@ def _undecoded(split: Any) -> Any:
 
 
 def unpacked(folder: Path) -> int:
-    """The bytes that the parquet files in `folder`, or this file, take in memory, at least."""
+    """A lower bound of the bytes that the parquet files in `folder`, or this file, take in
+    memory."""
     files = [folder] if folder.is_file() else sorted(folder.rglob("*.parquet"))
     if not files:
         return 0
     import pyarrow.parquet
 
-    metas = [pyarrow.parquet.read_metadata(file) for file in files]
-    groups = [meta.row_group(i) for meta in metas for i in range(meta.num_row_groups)]
-    columns = [group.column(j) for group in groups for j in range(group.num_columns)]
-    return sum(max(c.total_uncompressed_size, 4 * c.num_values) for c in columns)
+    total = 0
+    for file in files:
+        metadata = pyarrow.parquet.read_metadata(file)
+        for group_number in range(metadata.num_row_groups):
+            group = metadata.row_group(group_number)
+            for column_number in range(group.num_columns):
+                chunk = group.column(column_number)
+                # Encoded values can be short: in memory a value has at least four bytes.
+                total += max(chunk.total_uncompressed_size, 4 * chunk.num_values)
+    return total
 
 
 def _open_folder(folder: Path) -> Any:
@@ -91,40 +103,54 @@ def read_hub(name: str, root: Path, shape: tuple[int, ...], columns: Sequence[st
 def _read(loaded: Any, source: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw:
     """Inputs and labels of the train split, then those of the test split."""
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
-    train, test = ([s for s in names if s in splits][:1] for names in (TRAIN, TEST))
-    if not train:
+    train = next((name for name in TRAIN if name in splits), None)
+    if train is None:
         raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
-    parts = [_split(splits[s], source, shape, columns, s in TRAIN) for s in train + test]
-    feature = splits[train[0]].features[column(splits[train[0]], LABELS, source)]
-    raw = replace(concatenate(parts), classes=tuple(getattr(feature, "names", ())))
-    return raw.noted(*unused_splits(splits, train + test, source))
+    used = [train]
+    test = next((name for name in TEST if name in splits), None)
+    if test is not None:
+        used.append(test)
+    parts = [_split(splits[name], source, shape, columns, name == train) for name in used]
+    label_column = column(splits[train], LABELS, source)
+    label_feature = splits[train].features[label_column]
+    raw = replace(concatenate(parts), classes=tuple(getattr(label_feature, "names", ())))
+    return raw.noted(*unused_splits(splits, used, source))
 
 
 def _split(
     split: Any, source: Path, shape: tuple[int, ...], columns: Sequence[str], train: bool
 ) -> Raw:
+    """One split. The shape of an input decides what it is: 768 BERT features of texts, 1280
+    MobileNetV2 features of images, or an image."""
     if shape == (768,):
-        texts = [name for name in TEXTS if name in split.column_names]
-        x = bert([" ".join(filter(None, row.values())) for row in split.select_columns(texts)],
-                 source.parent)  # fmt: skip
+        x = _text_features(split, source)
     else:
-        images = split.select_columns([name := column(split, IMAGES, source)])
-        pictures = _pictures(images, name, source)
+        image_column = column(split, IMAGES, source)
+        pictures = _pictures(split.select_columns([image_column]), image_column, source)
         if shape == (1280,):
-            rgb = (picture.convert("RGB") for picture in pictures)
-            x = mobilenet_v2(rgb, len(split), source.parent)
+            rgb_pictures = (picture.convert("RGB") for picture in pictures)
+            x = mobilenet_v2(rgb_pictures, len(split), source.parent)
         else:
             x = np.empty((len(split), *shape), np.uint8)
             for row, picture in enumerate(pictures):
                 x[row] = _array(picture, shape, f"{source}, row {row}")
-    natural = {
-        name: np.asarray(split[column(split, COLUMNS[name], source)][:])
-        for name in columns
-        if any(known in split.column_names for known in COLUMNS[name])
-    }
-    labels = column(split, LABELS, source)
-    y = one_per_sample(split[labels][:], f"{source}, column {labels}")
-    return Raw(x, y, len(y) if train else 0, natural)
+    natural = {}
+    for name in columns:
+        if any(known in split.column_names for known in COLUMNS[name]):
+            natural[name] = np.asarray(split[column(split, COLUMNS[name], source)][:])
+    label_column = column(split, LABELS, source)
+    y = one_per_sample(split[label_column][:], f"{source}, column {label_column}")
+    num_train = len(y) if train else 0
+    return Raw(x, y, num_train, natural)
+
+
+def _text_features(split: Any, source: Path) -> np.ndarray:
+    """BERT features (n, 768) of the texts in a row, joined; empty texts are left out."""
+    text_columns = [name for name in TEXTS if name in split.column_names]
+    texts = []
+    for row in split.select_columns(text_columns):
+        texts.append(" ".join(filter(None, row.values())))
+    return bert(texts, source.parent)
 
 
 def _pictures(images: Any, name: str, source: Path) -> Iterator[Any]:
@@ -133,7 +159,7 @@ def _pictures(images: Any, name: str, source: Path) -> Iterator[Any]:
     for number in range(len(images)):
         try:
             picture = next(rows)[name]
-        except Exception as error:  # whatever damaged bytes raise in Pillow
+        except Exception as error:  # Pillow raises many kinds of errors for damaged bytes
             raise ValueError(
                 f"{source}, row {number} is no whole image ({type(error).__name__})"
             ) from error
@@ -143,20 +169,20 @@ def _pictures(images: Any, name: str, source: Path) -> Iterator[Any]:
 
 
 def column(split: Any, names: Sequence[str], source: Path) -> str:
-    """That of the names which the split has as a column; ValueError if it has none, or several."""
-    found = [name for name in names if name in split.column_names]
-    if not found:
+    """The one of the `names` that is a column of the split. ValueError if none or several are."""
+    present = [name for name in names if name in split.column_names]
+    if not present:
         raise ValueError(f"{source}: none of the columns {names} among {split.column_names}")
-    if len(found) > 1:
+    if len(present) > 1:
         raise ValueError(
-            f"{source}: one of the columns {' and '.join(found)} is needed, and it is not clear "
+            f"{source}: one of the columns {' and '.join(present)} is needed, and it is not clear "
             "which; leave the others out"
         )
-    return found[0]
+    return present[0]
 
 
 def unused_splits(splits: Iterable[str], used: Sequence[str], source: Path) -> list[str]:
-    """A note of the splits that are not `used`, if there are any."""
+    """A note that names the splits that are not `used`; empty if all are."""
     others = [name for name in splits if name not in used]
     if not others:
         return []

@@ -14,7 +14,9 @@ UNSIGNED_BYTE = 0x08
 def read_idx(path: Path) -> np.ndarray:
     """The array of an IDX file of unsigned bytes; ValueError naming a damaged file."""
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is truncated or no gzip file: {error}") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] != UNSIGNED_BYTE:
@@ -37,13 +39,15 @@ def read_pairs(folder: Path, splits: tuple[str, str]) -> Raw | None:
     parts = []
     for kind in ("images-idx3", "labels-idx1"):
         for split in splits:
-            files = [f for f in folder.glob(f"{split}-{kind}-ubyte*") if f.suffix in ("", ".gz")]
+            files = sorted(folder.glob(f"{split}-{kind}-ubyte*"))
+            files = [file for file in files if file.suffix in ("", ".gz")]
             if not files:
                 return None
-            parts.append(read_idx(sorted(files)[0]))
+            parts.append(read_idx(files[0]))
     x_train, x_test, y_train, y_test = parts
     for x, y, split in ((x_train, y_train, splits[0]), (x_test, y_test, splits[1])):
         if len(x) != len(y):
             raise ValueError(f"{folder}: {len(x)} {split} images, but {len(y)} labels")
-    x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
+    x = np.concatenate([x_train, x_test])
+    y = np.concatenate([y_train, y_test])
     return Raw(x[:, None], y, len(x_train))

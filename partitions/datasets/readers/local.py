@@ -34,14 +34,16 @@ def read_local(path: Path, size: int = 0, whole: bool = False, label: str = "") 
 
 
 def read_files(path: Path, size: int = 0, whole: bool = False, label: str = "") -> Raw:
-    """The samples at `path`, training ones first; images cropped and resized to `size`×`size`
-    (0: as they are, which must be equal sizes). For a later client, `whole` numbers stay whole, as
-    in `scaled_pixels`, labels keep their numbers, and data may lack the labels called `label`.
+    """The samples at `path`, training samples first.
 
-    A folder may hold ``train`` and ``test`` folders of class folders; what has no class folder, no
-    ``y`` and no column of labels has label −1. `label` names the column of labels in a table or
-    the array in a .npz, "": the usual name. Raises ValueError for what cannot be read, naming the
-    file."""
+    Images are cropped and resized to `size`×`size`; with 0 they stay as they are, and must have
+    equal sizes. A folder may hold ``train`` and ``test`` folders of class folders. `label` names
+    the column of labels in a table or the array of labels in a .npz; "" means the usual name. Data
+    without labels (class folders, ``y`` or a column) have the label −1.
+
+    `whole` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
+    their numbers, and the labels called `label` may be missing. Raises ValueError with the file's
+    name for data that cannot be read."""
     if not path.exists():
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
@@ -73,9 +75,10 @@ def read_files(path: Path, size: int = 0, whole: bool = False, label: str = "") 
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # whatever damaged bytes raise in zipfile and numpy
-        pickled = "allow_pickle" in str(error)  # numpy says so of any bytes that it does not know
-        reason = "it is damaged, or holds Python objects" if pickled else error
+    except Exception as error:  # zipfile and numpy raise many kinds of errors for damaged bytes
+        reason = str(error)
+        if "allow_pickle" in reason:  # numpy's message for all bytes that it does not know
+            reason = "it is damaged, or holds Python objects"
         raise ValueError(
             f"{path} is no whole {path.suffix or 'folder'} of plain data ({reason})"
         ) from error
@@ -86,9 +89,9 @@ def _arrays(path: Path, whole: bool, label: str) -> Raw:
     arrays (n,) beside x and y are natural columns. `label` may name another array than ``y``."""
     arrays = _loaded(path)
     y_name = label or "y"
-    usual = {f"{name}{ending}" for ending in ENDINGS for name in ("x", y_name)}
-    splits = usual - {"x", y_name}
-    if not arrays.keys().isdisjoint(("x", y_name)) and not arrays.keys().isdisjoint(splits):
+    whole_names = {"x", y_name}
+    split_names = {"x_train", f"{y_name}_train", "x_test", f"{y_name}_test"}
+    if arrays.keys() & whole_names and arrays.keys() & split_names:
         raise ValueError(
             f"{path} holds {', '.join(sorted(arrays))}; it must hold either x and {y_name}, or "
             f"x_train, {y_name}_train, x_test and {y_name}_test"
@@ -100,8 +103,9 @@ def _arrays(path: Path, whole: bool, label: str) -> Raw:
         _check_pairs(arrays, endings, path, label)
     notes: list[str] = []
     parts = [_part(arrays, ending, y_name, path, whole, notes) for ending in endings]
-    used = {f"{name}{ending}" for ending in endings for name in ("x", y_name)}
-    if unused := sorted(arrays.keys() - used - parts[0].columns.keys()):
+    used = {f"x{ending}" for ending in endings} | {f"{y_name}{ending}" for ending in endings}
+    unused = sorted(arrays.keys() - used - parts[0].columns.keys())
+    if unused:
         why = "they have no entry for each sample" if endings == [""] else "of splits"
         notes.append(f"{path}: arrays are left out ({why}): {', '.join(unused)}")
     raw = joined(parts, path, later=whole)
@@ -109,10 +113,10 @@ def _arrays(path: Path, whole: bool, label: str) -> Raw:
 
 
 def _loaded(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of the file by name; that of a .npy file is ``x``."""
+    """The arrays of the file by name; the array of a .npy file is called ``x``."""
     with _readable(path):
         loaded: Any = np.load(path, mmap_mode="c", allow_pickle=False)
-    if isinstance(loaded, np.ndarray):  # the file is as long as its header says
+    if isinstance(loaded, np.ndarray):  # numpy has checked the length of the mapped file
         return {"x": loaded}
     with loaded as file:
         check_size(sum(entry.file_size for entry in file.zip.infolist()), path)

@@ -38,18 +38,23 @@ def read_omniglot(folder: Path) -> Raw | None:
 
 
 def _drawings(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Path `…/alphabet/character/drawing.png` and bytes of every drawing, in order."""
+    """Path `…/alphabet/character/drawing.png` and content of every drawing, in order."""
     for half in HALVES:
-        place = next((p for p in (folder, folder / "omniglot-py") if (p / half).is_dir()), None)
-        if place is not None:
+        places = (folder, folder / "omniglot-py")
+        unpacked = [place for place in places if (place / half).is_dir()]
+        if unpacked:
+            place = unpacked[0]
             for path in sorted((place / half).glob("*/*/*.png")):
                 yield path.relative_to(place).as_posix(), path.read_bytes()
             continue
-        archives = (folder / f"{half}.zip", folder / "omniglot-py" / f"{half}.zip")
-        for archive in (a for a in archives if a.is_file()):
+        for place in places:
+            archive = place / f"{half}.zip"
+            if not archive.is_file():
+                continue
             try:
                 with zipfile.ZipFile(archive) as packed:
-                    for name in sorted(n for n in packed.namelist() if n.endswith(".png")):
-                        yield name, packed.read(name)
+                    for name in sorted(packed.namelist()):
+                        if name.endswith(".png"):
+                            yield name, packed.read(name)
             except zipfile.BadZipFile as error:
                 raise ValueError(f"{archive} is truncated or no zip: {error}") from error

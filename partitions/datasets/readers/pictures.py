@@ -51,39 +51,53 @@ def _first(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders in `folder` but hidden ones, which programs make."""
+    """The folders in `folder`, without the hidden ones that programs create."""
     hidden = (".", "__MACOSX")
-    return [f for f in sorted(folder.iterdir()) if f.is_dir() and not f.name.startswith(hidden)]
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [path for path in folders if not path.name.startswith(hidden)]
 
 
 def _class_folders(folder: Path, size: int, train: bool) -> Raw:
-    """ImageFolder's rule: a class is a folder, in alphabetical order, and holds images at any
-    depth. Links as in `_is_new`."""
+    """The images of a folder by ImageFolder's rule: each folder in it, in alphabetical order, is a
+    class and holds images at any depth. `_is_new` decides about links. Without folders, the images
+    in the folder itself have no labels."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    root, visited = folder.resolve(), set[Path]()
-    folders = [f for f in _folders(folder) if _is_new(f, root, visited)]
-    classes = tuple(f.name for f in folders)
-    if folders:
-        files = [(f, i) for i, at in enumerate(folders) for f in _walk(at, root, visited)]
-    else:
-        files = [(str(f), UNLABELED) for f in sorted(folder.iterdir())]
-    files = [(name, label) for name, label in files if name.lower().endswith(IMG_EXTENSIONS)]
+    root = folder.resolve()
+    visited: set[Path] = set()
+    class_folders = [path for path in _folders(folder) if _is_new(path, root, visited)]
+    classes = tuple(path.name for path in class_folders)
+    files: list[str] = []
+    labels: list[int] = []
+    for label, class_folder in enumerate(class_folders):
+        for name in _walk(class_folder, root, visited):
+            if name.lower().endswith(IMG_EXTENSIONS):
+                files.append(name)
+                labels.append(label)
+    if not class_folders:
+        names = [str(path) for path in sorted(folder.iterdir())]
+        files = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+        labels = [UNLABELED] * len(files)
     if not files:
         raise ValueError(
             f"{folder} holds no images; it may hold one folder of images for each class, or be a "
             "folder of the datasets library (save_to_disk or parquet)"
         )
     notes: list[str] = []
-    x = images([(name, name) for name, _ in files], size, notes)
-    labels = np.array([label for _, label in files])
-    samples = tuple(Path(name).relative_to(folder).as_posix() for name, _ in files)
-    num_train = len(x) if train else 0
-    return Raw(x, labels, num_train, {}, classes, samples, tuple(notes), labeled=bool(folders))
+    x = images([(name, name) for name in files], size, notes)
+    return Raw(
+        x,
+        np.array(labels),
+        num_train=len(x) if train else 0,
+        classes=classes,
+        samples=tuple(Path(name).relative_to(folder).as_posix() for name in files),
+        notes=tuple(notes),
+        labeled=bool(class_folders),
+    )
 
 
 def _unread(folder: Path, source: Path) -> list[str]:
-    """What the folder holds beside the images that are read."""
+    """A note about the files in the folder that are not read; empty if all are."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     classes = _folders(folder)
@@ -106,16 +120,20 @@ def _unread(folder: Path, source: Path) -> list[str]:
 
 def _walk(folder: Path, root: Path, visited: set[Path]) -> list[str]:
     """The files at any depth below `folder`, in ImageFolder's order."""
-    found = []
+    names_in: dict[str, list[str]] = {}
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [f for f in sorted(folders) if _is_new(Path(place, f), root, visited)]
-        found.append((place, sorted(names)))
-    return [os.path.join(place, name) for place, names in sorted(found) for name in names]
+        # os.walk continues with the folders that this list holds after the assignment.
+        folders[:] = [name for name in sorted(folders) if _is_new(Path(place, name), root, visited)]
+        names_in[place] = sorted(names)
+    files = []
+    for place in sorted(names_in):
+        files += [os.path.join(place, name) for name in names_in[place]]
+    return files
 
 
 def _is_new(folder: Path, root: Path, visited: set[Path]) -> bool:
-    """Whether `folder` is to be read: it is not `visited` yet, and is no link into the data at
-    `root`, which are read anyway, or to a folder that contains them."""
+    """Whether to read `folder`: it was not `visited` before, and it is no link into the data at
+    `root`, which are read anyway, or to a folder around them."""
     target = folder.resolve()
     inside = target.is_relative_to(root) or root.is_relative_to(target)
     if target in visited or (folder.is_symlink() and inside):
@@ -132,9 +150,10 @@ def _open(name: str, file: str | io.BytesIO) -> tuple[Image.Image, int]:
             if frames > 1:
                 picture.seek(0)  # counting them moved it
             picture.load()
-    except Exception as error:  # whatever damaged bytes raise in Pillow
-        unknown = isinstance(error, UnidentifiedImageError)
-        reason = f"it is empty, damaged or none of {', '.join(FORMATS)}" if unknown else error
+    except Exception as error:  # Pillow raises many kinds of errors for damaged bytes
+        reason = str(error)
+        if isinstance(error, UnidentifiedImageError):
+            reason = f"it is empty, damaged or none of {', '.join(FORMATS)}"
         raise ValueError(f"{name} is no whole image ({reason})") from error
     if picture.mode.startswith(("I", "F")):  # Pillow would clip them at 255
         raise ValueError(
@@ -156,12 +175,13 @@ def images(
             several_frames.append(name)
         if picture.mode in ALPHA or "transparency" in picture.info:
             transparent.append(name)
-        if not arrays:  # all become as large as the first
+        if not arrays:  # the first image decides the size of all
             pixels = size**2 if size else picture.width * picture.height
             check_size(3 * len(files) * pixels, f"{name} with {len(files) - 1} more images")
         grey = picture.mode in GREY
         image = picture.convert("L" if grey else "RGB")
-        image = ImageOps.fit(image, (size, size)) if size else image
+        if size:
+            image = ImageOps.fit(image, (size, size))
         array = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
         if arrays and array.shape[1:] != arrays[0].shape[1:]:
             raise ValueError(

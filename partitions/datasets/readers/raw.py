@@ -21,10 +21,10 @@ class Raw:
     y: np.ndarray
     num_train: int
     columns: dict[str, np.ndarray] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()  # names, where the files have them
-    samples: tuple[str, ...] = ()  # names of the samples, where they are pictures
-    notes: tuple[str, ...] = ()  # what was left out, preferred or converted, for the user
-    labeled: bool = True  # whether labels were given; if not, y is UNLABELED
+    classes: tuple[str, ...] = ()  # names of the classes, if the files have them
+    samples: tuple[str, ...] = ()  # names of the samples, if they are pictures
+    notes: tuple[str, ...] = ()  # for the user: what the reader left out, chose or converted
+    labeled: bool = True  # False: the source has no labels, and y is UNLABELED
 
     def noted(self, *notes: str) -> "Raw":
         """The same data with further notes."""
@@ -33,23 +33,31 @@ class Raw:
 
 def concatenate(parts: list[Raw]) -> Raw:
     """The parts of a dataset, in order; training samples come first."""
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in
-               parts[0].columns}  # fmt: skip
+    columns = {}
+    for name in parts[0].columns:
+        columns[name] = np.concatenate([part.columns[name] for part in parts])
+    samples: list[str] = []
+    notes: list[str] = []
+    for part in parts:
+        samples += part.samples
+        notes += part.notes
     return Raw(
-        np.concatenate([part.x for part in parts]),
-        np.concatenate([part.y for part in parts]),
-        sum(part.num_train for part in parts),
-        columns,
-        parts[0].classes,
-        tuple(name for part in parts for name in part.samples),
-        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-        all(part.labeled for part in parts),
+        x=np.concatenate([part.x for part in parts]),
+        y=np.concatenate([part.y for part in parts]),
+        num_train=sum(part.num_train for part in parts),
+        columns=columns,
+        classes=parts[0].classes,
+        samples=tuple(samples),
+        notes=tuple(dict.fromkeys(notes)),  # each note once
+        labeled=all(part.labeled for part in parts),
     )
 
 
 def files_of(folder: Path, base: str, archive: str, probe: str) -> Callable[[str], bytes] | None:
-    """A function that reads a file: from `folder`/`base`, from `folder` if it holds `probe`, or
-    from the tar `archive`; None if all are missing. It raises ValueError for a missing file."""
+    """A function that reads a file by name, or None if there are no such files.
+
+    It reads from `folder` if that holds `probe`, else from `folder`/`base`, else from the tar
+    `archive`. It raises ValueError for a missing file."""
     place = folder if (folder / probe).is_file() else folder / base
 
     def from_folder(name: str) -> bytes:
@@ -67,11 +75,13 @@ def files_of(folder: Path, base: str, archive: str, probe: str) -> Callable[[str
 
     if place.is_dir():
         return from_folder
-    return from_archive if (folder / archive).is_file() else None
+    if (folder / archive).is_file():
+        return from_archive
+    return None
 
 
 def is_official(data: bytes, md5: str, name: str) -> bool:
-    """Whether the bytes have the official checksum; a warning if not."""
+    """Whether the bytes have the official checksum. Logs a warning if they do not."""
     actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if actual != md5:
         logging.getLogger(__name__).warning("%s: md5 %s, not the official %s", name, actual, md5)

@@ -26,7 +26,8 @@ def read_csv(path: Path) -> Any:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)  # cells are lost
+            # A warning means that pandas drops cells.
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
             frame = pandas.read_csv(path, index_col=False)
     except pandas.errors.ParserWarning as error:
         raise ValueError(
@@ -37,7 +38,8 @@ def read_csv(path: Path) -> Any:
         raise ValueError(f"{path} is no CSV file with a header ({error})") from error
     if not len(frame):
         raise ValueError(f"{path} has a header and no rows; add a row for each sample")
-    if unnamed := [name for name in frame.columns if str(name).startswith("Unnamed: ")]:
+    unnamed = [name for name in frame.columns if str(name).startswith("Unnamed: ")]
+    if unnamed:
         raise ValueError(
             f"{path}: column {unnamed[0].removeprefix('Unnamed: ')} (from 0) has no name; name it, "
             "or leave it out if it holds row numbers (pandas: to_csv(…, index=False))"
@@ -53,49 +55,57 @@ def read_table(loaded: Any, source: Path, size: int, whole: bool, label: str) ->
 
     Raises ValueError where two columns have usual names of labels, or of inputs."""
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
-    train, test = ([s for s in names if s in splits][:1] for names in (hub.TRAIN, hub.TEST))
     if len(splits) == 1:
-        train, test = list(splits), []
-    if not train:
-        raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
+        used = list(splits)  # whatever its name
+    else:
+        train = [name for name in hub.TRAIN if name in splits][:1]
+        test = [name for name in hub.TEST if name in splits][:1]
+        if not train:
+            raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
+        used = train + test
     notes: list[str] = []
-    parts = [
-        _part(splits[name], name, source, size, whole, label, name in train, notes)
-        for name in train + test
-    ]
-    notes += hub.unused_splits(splits, train + test, source)
+    parts = []
+    for name in used:
+        is_train = name == used[0]
+        parts.append(_part(splits[name], source, size, whole, label, is_train, notes))
+    notes += hub.unused_splits(splits, used, source)
     labeled = [part.labeled for part in parts]
     if not whole and any(labeled) and not all(labeled):
-        raise ValueError(f"{source}: only one of the splits {train[0]} and {test[0]} has labels")
+        raise ValueError(f"{source}: only one of the splits {used[0]} and {used[1]} has labels")
     return joined(parts, source, later=whole).noted(*notes)
 
 
 def _part(
     split: Any,
-    name: str,
     source: Path,
     size: int,
     whole: bool,
     label: str,
-    train: bool,
+    is_train: bool,
     notes: list[str],
 ) -> Raw:
     """One split."""
-    labelled = _label_column(split, source, whole, label)
-    x, inputs, pictures = _inputs(split, source, size, whole, (label, labelled), notes)
-    samples = tuple(map(str, range(len(x)))) if pictures else ()
-    columns = {
-        key: np.asarray(split[key][:])
-        for key, feature in split.features.items()
-        if key not in (labelled, *inputs) and _dtype(feature) in NATURAL
-    }
-    notes += _left_out(split, source, labelled, inputs)
-    names: tuple[str, ...] = ()
+    label_column = _label_column(split, source, whole, label)
+    x, inputs, pictures = _inputs(split, source, size, whole, (label, label_column), notes)
+    columns = {}
+    for name, feature in split.features.items():
+        if name not in (label_column, *inputs) and _dtype(feature) in NATURAL:
+            columns[name] = np.asarray(split[name][:])
+    notes += _left_out(split, source, label_column, inputs)
+    classes: tuple[str, ...] = ()
     y = np.full(len(x), UNLABELED)
-    if labelled:
-        names = tuple(getattr(split.features[labelled], "names", None) or ())
-        y = labels_of(_cells(split, labelled), f"{source}, column {labelled}", notes)
-    return Raw(x, y, len(x) * train, columns, names, samples, labeled=bool(labelled))
+    if label_column:
+        classes = tuple(getattr(split.features[label_column], "names", None) or ())
+        y = labels_of(_cells(split, label_column), f"{source}, column {label_column}", notes)
+    return Raw(
+        x,
+        y,
+        num_train=len(x) if is_train else 0,
+        columns=columns,
+        classes=classes,
+        samples=tuple(map(str, range(len(x)))) if pictures else (),
+        labeled=bool(label_column),
+    )
 
 
 def _cells(split: Any, name: str) -> np.ndarray:
@@ -109,20 +119,21 @@ def _cells(split: Any, name: str) -> np.ndarray:
 
 
 def _label_column(split: Any, source: Path, whole: bool, label: str) -> str:
-    """The name of the column of labels, "" if there is none. ValueError if several may be it."""
+    """The name of the column of labels, "" if there is none. ValueError if several columns have
+    usual names of labels."""
     known = [label] if label else hub.LABELS
-    found = [name for name in known if name in split.column_names]
-    if label and not found and not whole:
+    present = [name for name in known if name in split.column_names]
+    if label and not present and not whole:
         raise ValueError(
             f"{source} has no column {label!r} of labels; label=NAME must be one of "
             f"{', '.join(split.column_names)}"
         )
-    if len(found) > 1:
+    if len(present) > 1:
         raise ValueError(
-            f"{source}: the columns {' and '.join(found)} may both hold the labels; set "
+            f"{source}: the columns {' and '.join(present)} may both hold the labels; set "
             "label=NAME, or leave one of them out"
         )
-    return found[0] if found else ""
+    return present[0] if present else ""
 
 
 def _inputs(
@@ -133,25 +144,30 @@ def _inputs(
     labels: tuple[str, ...],
     notes: list[str],
 ) -> tuple[np.ndarray, list[str], bool]:
-    """The inputs, their columns, and whether they are pictures: the column of images, lists or
-    arrays that has one of the usual names, else all columns of numbers but those of `labels`."""
-    numbers = [
-        key for key, feature in split.features.items()
-        if key not in labels and _dtype(feature).startswith(NUMBERS)
-    ]  # fmt: skip
-    known = [
-        name for name in (*hub.IMAGES, *FEATURES)
-        if name in split.column_names and name not in (*labels, *numbers)
-        and _dtype(split.features[name]) not in TEXTS
-    ]  # fmt: skip
-    if numbers and not known:
+    """The inputs, the names of their columns, and whether they are pictures.
+
+    The inputs are the column of images, lists or arrays that has one of the usual names, else all
+    columns of numbers without those in `labels`."""
+    numbers = []
+    for name, feature in split.features.items():
+        if name not in labels and _dtype(feature).startswith(NUMBERS):
+            numbers.append(name)
+    usual_names = (*hub.IMAGES, *FEATURES)
+    candidates = []
+    for name in usual_names:
+        is_other_column = name in split.column_names and name not in (*labels, *numbers)
+        if is_other_column and _dtype(split.features[name]) not in TEXTS:
+            candidates.append(name)
+    if numbers and not candidates:
         return _numbers(split, numbers, source, whole, notes), numbers, False
-    inputs = hub.column(split.select_columns(known or split.column_names), (*hub.IMAGES, *FEATURES),
-                        source)  # fmt: skip
+    inputs = hub.column(split.select_columns(candidates or split.column_names), usual_names, source)
     rows = split.select_columns([inputs])
-    if type(split.features[inputs]).__name__ == "Image":  # its path, maybe a URL, is not opened
-        data = [(row[inputs] or {}).get("bytes") or b"" for row in rows]
-        files = [(f"{source}, row {i}", io.BytesIO(file)) for i, file in enumerate(data)]
+    if type(split.features[inputs]).__name__ == "Image":
+        files = []
+        for number, row in enumerate(rows):
+            # Only embedded bytes are read: an image's path may be a URL.
+            content = (row[inputs] or {}).get("bytes") or b""
+            files.append((f"{source}, row {number}", io.BytesIO(content)))
         return images(files, size, notes), [inputs], True
     check_size(rows.data.nbytes, source)
     x = np.asarray(rows.with_format("numpy")[inputs][:])
@@ -179,15 +195,15 @@ def _numbers(
     return scaled_pixels(table.to_numpy(), source, whole, notes)
 
 
-def _left_out(split: Any, source: Path, labelled: str, inputs: list[str]) -> list[str]:
-    """Notes of the columns that are neither labels nor inputs; those of numbers but for some cells
-    apart."""
+def _left_out(split: Any, source: Path, label_column: str, inputs: list[str]) -> list[str]:
+    """Notes about the columns that are neither labels nor inputs. Columns in which most cells are
+    numbers, but some are texts, have a note of their own."""
     import pandas
 
     mixed: list[str] = []
     others: list[str] = []
     for name, feature in split.features.items():
-        if name in (labelled, *inputs):
+        if name in (label_column, *inputs):
             continue
         kind = _dtype(feature) or type(feature).__name__
         if kind in TEXTS:
