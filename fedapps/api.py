@@ -79,8 +79,10 @@ def run(
     Ctrl-C and SIGTERM raise KeyboardInterrupt, after a line with the command that continues.
     Raises ValueError for bad input before anything is trained, and RuntimeError, with the reasons,
     if runs failed; `read` then opens the others."""
-    output, saved = Path(output), None if start_from is None else Path(start_from)
-    given = {key.replace("_", "-"): value for key, value in keywords.items()} | dict(settings or {})
+    output = Path(output)
+    saved = None if start_from is None else Path(start_from)
+    given = {key.replace("_", "-"): value for key, value in keywords.items()}
+    given |= dict(settings or {})
     arguments = [experiment] if experiment else []
     names = methods if isinstance(methods, str) else ",".join(methods)
     numbers = _numbers(seeds, given.pop("seed", ()))
@@ -115,13 +117,18 @@ def run(
 
 def _numbers(seeds: int | Iterable[int], seed: Setting) -> str:
     """The seeds, which the setting `seed` may give instead. Raises ValueError if both are given."""
-    first, second = (
-        str(given) if isinstance(given, Value) else ",".join(map(str, given))
-        for given in (seeds, seed)
-    )
-    if first and second:
-        raise ValueError(f"seeds are {first}, but seed is {second} as well; remove one of the two")
-    return first or second
+    seeds_text = _listed(seeds)
+    seed_text = _listed(seed)
+    if seeds_text and seed_text:
+        raise ValueError(
+            f"seeds are {seeds_text}, but seed is {seed_text} as well; remove one of the two"
+        )
+    return seeds_text or seed_text
+
+
+def _listed(values: Setting) -> str:
+    """One value or several, separated by commas."""
+    return str(values) if isinstance(values, Value) else ",".join(map(str, values))
 
 
 def _settings(given: Mapping[str, Setting]) -> Experiment:
@@ -131,8 +138,14 @@ def _settings(given: Mapping[str, Setting]) -> Experiment:
         raise ValueError(
             f"{key} is {given[key]!r}, but is no setting here; give run {PARAMETERS[key]}= instead"
         )
-    several = {key: list(v) for key, v in given.items() if not isinstance(v, Value)}
-    return Experiment({k: v for k, v in given.items() if isinstance(v, Value)}, several)
+    single: dict[str, Value] = {}
+    grid: dict[str, list[Value]] = {}
+    for key, value in given.items():
+        if isinstance(value, Value):
+            single[key] = value
+        else:
+            grid[key] = list(value)
+    return Experiment(single, grid)
 
 
 @contextmanager
@@ -173,7 +186,8 @@ class Runs:
     ``runs[0]`` and ``runs["fedtta++-seed0"]`` open a finished run (`fedapps.load`)."""
 
     def __init__(self, frame: "DataFrame", problems: Iterable[str] = ()) -> None:
-        self._frame, self.problems = frame, list(problems)
+        self._frame = frame
+        self.problems = list(problems)
 
     def __len__(self) -> int:
         return len(self._frame)
@@ -185,9 +199,8 @@ class Runs:
         names = list(self._frame.name)
         if isinstance(key, str) and key not in names:
             raise KeyError(f"no run {key!r}; there are {', '.join(names)}")
-        return FinishedRun(
-            self._frame.folder.iloc[names.index(key) if isinstance(key, str) else key]
-        )
+        place = names.index(key) if isinstance(key, str) else key
+        return FinishedRun(self._frame.folder.iloc[place])
 
     @property
     def names(self) -> list[str]:
@@ -204,11 +217,14 @@ class Runs:
     def to_pandas(self, *settings: str) -> "DataFrame":
         """A row per run: method, seed, accuracies in % by round and role, F1 in [0, 1], seconds,
         megabytes per client and round, ε; and the values of the named settings."""
-        scores = [f"{round_} {score}" for round_ in ROUNDS for score in SCORES]
-        frame = self._frame[["method", "seed", *scores, *NUMBERS, "error", "folder"]]
-        frame = frame.dropna(axis="columns", how="all")
-        values = {key: [effective(c, key) for c in self._frame.config] for key in settings}
-        return frame.assign(**values)
+        columns = ["method", "seed"]
+        for round_ in ROUNDS:
+            columns += [f"{round_} {score}" for score in SCORES]
+        columns += [*NUMBERS, "error", "folder"]
+        frame = self._frame[columns].dropna(axis="columns", how="all")
+        for key in settings:
+            frame[key] = [effective(config, key) for config in self._frame.config]
+        return frame
 
     def rounds(self) -> "DataFrame":
         """A row per run and evaluated round: accuracies in % of training and novel clients."""

@@ -69,10 +69,10 @@ def make_client(context: Context, method: str) -> Client:
 
 
 def _federation(config: Config, method: str) -> tuple[Federation, Builder]:
-    """The configuration's federation, and what makes its clients. Asked for every message, so the
-    last ones are kept, by the configuration's identity (see `completed`)."""
-    for asked, name, federation, builder in [*_federations]:
-        if asked is config and name == method:
+    """The configuration's federation, and what builds its clients. Every message needs them, so the
+    last ones are cached, by the configuration's identity (see `completed`)."""
+    for known, name, federation, builder in [*_federations]:
+        if known is config and name == method:
             return federation, builder
     federation = partitions.federation(with_public(config, method))
     builder = Builder(config, method, federation.info)
@@ -100,9 +100,12 @@ def own_privacy(config: Config, method: str, epsilon: float) -> Config:
     keys = [f"{method}.descriptor-{name}" for name in ("epsilon", "delta")]
     if not epsilon or keys[0] not in config:
         return {}
-    run, least = float(config[keys[0]]), [epsilon, float(defaults()[keys[1]])]
-    asked = [run or epsilon, float(config[keys[1]])]
-    return dict(zip(keys, map(min, least, asked), strict=True))
+    epsilon_key, delta_key = keys
+    run_epsilon = float(config[epsilon_key]) or epsilon  # 0: the run sets none
+    return {
+        epsilon_key: min(epsilon, run_epsilon),
+        delta_key: min(float(defaults()[delta_key]), float(config[delta_key])),
+    }
 
 
 def in_data_folder(config: Config) -> Config:

@@ -22,6 +22,8 @@ from fedapps.results.formats import TextTable
 from fedapps.settings.config import Config, effective
 
 Cost = tuple[float, float]  # seconds, bytes
+# Settings that do not change what a client's work costs.
+WITHOUT_COST = ("seed", "output-dir", "from-dir", "resume", "rounds", "method")
 HOW = (
     "time: local training and evaluation of one FedAvg client, measured now on this machine, × "
     "clients × rounds × the method's usual time relative to FedAvg; memory: this process and "
@@ -34,40 +36,58 @@ def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
     engine, `parallel` at a time."""
     processes = parallel if engine == "in-process" else max(parallel, num_cpus())
     measured: dict[str, tuple[float, float, int]] = {}
-    rows, waiting = [], [job for job in jobs if not job.done]
-    costs = [cost(job, measured) for job in waiting]
+    rows: list[list[str]] = []
+    all_seconds = [0.0]
+    all_memory = [0.0]
     for job in jobs:
-        seconds, memory = costs[waiting.index(job)] if job in waiting else (0.0, 0.0)
-        saved = job.config["resume"] and newest_checkpoint(job.folder, job.config)[0]
-        state = "finished" if job.done else "resumes" if saved else "new"
-        rows.append([job.name, state, str(job.total), _time(seconds), _memory(memory)])
-    longest = max((seconds for seconds, _ in costs), default=0.0)
-    total = sum(seconds for seconds, _ in costs) / processes
-    total = max(total, longest) if engine == "in-process" else total
-    memory = processes * max((memory for _, memory in costs), default=0.0)
+        # A finished run costs nothing.
+        seconds, memory = (0.0, 0.0) if job.done else cost(job, measured)
+        all_seconds.append(seconds)
+        all_memory.append(memory)
+        rows.append([job.name, _state(job), str(job.total), _time(seconds), _memory(memory)])
+    total = sum(all_seconds) / processes
+    if engine == "in-process":  # a process has whole runs
+        total = max(total, *all_seconds)
+    memory = processes * max(all_memory)
     rows.append([f"all: {engine}, {processes} processes", "", "", _time(total), _memory(memory)])
     return TextTable("runs", ["run", "state", "rounds", "time", "memory"], rows, HOW)
+
+
+def _state(job: Job) -> str:
+    if job.done:
+        return "finished"
+    if job.config["resume"] and newest_checkpoint(job.folder, job.config)[0]:
+        return "resumes"
+    return "new"
 
 
 def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
     """Seconds of a run on one core, and bytes of its process. What was `measured` for equal
     settings is reused."""
     config = job.config
-    common = ((key, effective(config, key)) for key in config if "." not in key)
-    plain = {key: value for key, value in common if value is not None}
+    # FedAvg with the values that hold for the job's method.
+    plain: Config = {}
+    for key in config:
+        value = effective(config, key) if "." not in key else None
+        if value is not None:
+            plain[key] = value
     plain |= {"client-models": "", "restrict-to-model": "", "method": "fedavg", "dp": "none"}
-    ignored = ("seed", "output-dir", "from-dir", "resume", "rounds", "method")
-    key = repr([item for item in plain.items() if item[0] not in ignored])
-    if key not in measured:
-        measured[key] = _measure(config | plain)
-    training, scoring, size = measured[key]
-    entry, count = METHODS[str(config["method"])], int(config["num-clients"])
+    same_cost = repr([item for item in plain.items() if item[0] not in WITHOUT_COST])
+    if same_cost not in measured:
+        measured[same_cost] = _measure(config | plain)
+    training, scoring, model_bytes = measured[same_cost]
+
+    entry = METHODS[str(config["method"])]
+    num_clients = int(config["num-clients"])
     share = float(config["train-fraction"]) * float(config["fraction-train"])
-    sampled = max(1, round(count * share))
+    sampled = max(1, round(num_clients * share))
     evaluations = math.ceil(job.total / int(config["evaluate-every"])) or 1
-    seconds = job.total * sampled * training + evaluations * count * scoring
-    kept = count if entry.client.needs_state else 0
-    memory = psutil.Process().memory_info().rss + size * (2 * sampled + kept)
+    seconds = job.total * sampled * training + evaluations * num_clients * scoring
+    # A round's models, sent and received, and the states that clients keep between rounds.
+    num_models = 2 * sampled
+    if entry.client.needs_state:
+        num_models += num_clients
+    memory = psutil.Process().memory_info().rss + model_bytes * num_models
     return entry.relative_cost * seconds, memory
 
 

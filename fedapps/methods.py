@@ -600,7 +600,10 @@ METHODS = Registry("method", NAMED, _adopted)
 
 def families() -> list[str]:
     """The families of the package's methods, in the order of the table."""
-    return list(dict.fromkeys(family for method in NAMED.values() for family in method.family))
+    known: dict[str, None] = {}
+    for method in NAMED.values():
+        known |= dict.fromkeys(method.family)
+    return list(known)
 
 
 def check_private(method: str, mode: str) -> None:

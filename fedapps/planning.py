@@ -137,7 +137,8 @@ def plan(
             check(job.config)
             check_start(job.config)
         for job in jobs:
-            former, method = Path(str(job.config["from-dir"])), str(job.config["method"])
+            former = Path(str(job.config["from-dir"]))
+            method = str(job.config["method"])
             if job.config["from-dir"] and (former / "config.toml").is_file():
                 check_unseen(former, saved_configuration(former), job.config, method)
     if experiment.published:
@@ -191,13 +192,15 @@ def check(config: "Config") -> None:
         networks.add(sized(str(config["model"]), str(config["restrict-to-model"])))
     for network in networks:  # needs no data
         method_model(method, config | {"model": network}, task(config))
-    models = len(str(config["client-models"]).split(","))
-    trains = int(federation(with_public(config, method)).novel.argmin())
-    for client in {*range(min(models, int(config["num-clients"]))), trains}:
-        node = dict(simulated_node(client, int(config["num-clients"])))
-        made = make_client(Context(0, 0, node, RecordDict(), config), method)
-        if client == trains and config["rounds"]:
-            check_batches(made, config, method, task(config))
+    # One client of each model size, and one that trains.
+    num_clients = int(config["num-clients"])
+    num_models = len(str(config["client-models"]).split(","))
+    training_client = int(federation(with_public(config, method)).novel.argmin())
+    for client_id in {*range(min(num_models, num_clients)), training_client}:
+        node = dict(simulated_node(client_id, num_clients))
+        client = make_client(Context(0, 0, node, RecordDict(), config), method)
+        if client_id == training_client and config["rounds"]:
+            check_batches(client, config, method, task(config))
 
 
 @one_thread()
@@ -209,7 +212,8 @@ def check_start(config: "Config") -> None:
 
     if not config["from-dir"]:
         return
-    folder, method = Path(str(config["from-dir"])), str(config["method"])
+    folder = Path(str(config["from-dir"]))
+    method = str(config["method"])
     arrays = read_former(folder)["arrays"]
     if takes_states(folder, method):
         read_client_states(folder)
@@ -229,7 +233,11 @@ def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> 
     check_writable(output)
     if not fresh:
         keep_finished(work)
-    elif not yes and (lost := [job.name for job in work if finished(job.folder)]):
+        return
+    if yes:
+        return
+    lost = [job.name for job in work if finished(job.folder)]
+    if lost:
         lost_runs = f"{output} holds finished runs that will be lost: {', '.join(lost)}"
         typer.confirm(f"{lost_runs}. Go on?", abort=True)
 
@@ -243,9 +251,12 @@ def federation_line(work: "list[Job]") -> str:
     from fedapps.settings.config import effective
     from partitions.rules.registry import COMMON_OPTIONS, options_of
 
-    options = dict.fromkeys(o for job in work for o in sorted(options_of(job.config)))
+    keys = dict.fromkeys(FEDERATION)
+    for job in work:
+        options = sorted(set(options_of(job.config)) - set(COMMON_OPTIONS))
+        keys |= dict.fromkeys(f"partition.{option}" for option in options)
     words = []
-    for key in (*FEDERATION, *(f"partition.{o}" for o in options if o not in COMMON_OPTIONS)):
+    for key in keys:
         values = dict.fromkeys(str(effective(job.config, key)) for job in work)
         words.append(f"{key}={','.join(values)}")
     return f"federation: {' '.join(words)}"

@@ -79,9 +79,10 @@ def read_search(
             )
         if isinstance(values, list):
             tried = values
+        elif RANGE - {"log"} <= values.keys() <= RANGE:
+            tried = [values["low"], values["high"]]
         else:
-            complete = RANGE - {"log"} <= values.keys() <= RANGE
-            tried = [values["low"], values["high"]] if complete else []
+            tried = []
         if not tried:
             raise ValueError(f"search of {key} is {values!r}; a list or {{low, high, log}}")
         for value in tried:
@@ -118,7 +119,8 @@ def distribution(values: Any) -> "BaseDistribution":
 
 def trial_label(method: str, search: Search, params: Mapping[str, Any]) -> str:
     """The method with a trial's settings: ``"fedtta lr=0.1 adapt-lr=0.0123"``."""
-    name, words = method.split(maxsplit=1)[0], [method]
+    name = method.split(maxsplit=1)[0]
+    words = [method]
     for key, values in search.items():
         if key in params:
             value = params[key]
@@ -163,7 +165,8 @@ class Tuning:
     group: str = "training"
 
     def __post_init__(self) -> None:
-        dp, covers = self.config["dp"], self.config["dp-covers"]
+        dp = self.config["dp"]
+        covers = self.config["dp-covers"]
         if dp != "none" and covers == EVERYTHING:
             raise ValueError(
                 f"tune compares validation scores, which dp {dp!r} with dp-covers {covers!r} keeps "
@@ -186,33 +189,39 @@ class Tuning:
         self.output.mkdir(parents=True, exist_ok=True)
         outcomes: list[Outcome] = []
         for method in methods:
-            study, errors = self._study(method), list[str]()
-            most = min(trials, len(_grid(self._space(method))) or trials)
+            study = self._study(method)
+            errors: list[str] = []
+            max_trials = min(trials, len(_grid(self._space(method))) or trials)
+            # Trials that failed in earlier calls are retried after all others.
             failures = [trial for trial in _finished(study) if trial.value is None]
             while True:
-                if (missing := most - len(_finished(study))) > 0:
+                missing = max_trials - len(_finished(study))
+                batch: Sequence[Trial | FrozenTrial]
+                if missing > 0:
                     batch = self._next_trials(study, method, min(self.parallel, missing))
                 else:
-                    batch, failures = failures[: self.parallel], failures[self.parallel :]
+                    batch = failures[: self.parallel]
+                    failures = failures[self.parallel :]
                 if not batch:
                     break
                 errors += self._run_batch(study, method, batch)
-                alike = {re.sub(r"[\d.]+", "", error) for error in errors}
-                failed = all(trial.value is None for trial in _finished(study))
-                if failed and len(errors) >= MAX_EQUAL_FAILURES and len(alike) == 1:
+                distinct_errors = {re.sub(r"[\d.]+", "", error) for error in errors}
+                all_failed = all(trial.value is None for trial in _finished(study))
+                fail_alike = len(errors) >= MAX_EQUAL_FAILURES and len(distinct_errors) == 1
+                if all_failed and fail_alike:
                     break
-            outcomes += [
-                Outcome(
-                    method,
-                    number,
-                    trial_label(method, self.search, trial.params),
-                    trial.value,
-                    study.user_attrs.get(f"error {trial.number}", ""),
-                    self._measure(method),
-                )
-                for number, trial in enumerate(_finished(study), 1)
-            ]
+            outcomes += self._outcomes(study, method)
             write_results(outcomes, self.config, self.seeds, self.output)
+        return outcomes
+
+    def _outcomes(self, study: "Study", method: str) -> list[Outcome]:
+        """The finished trials of the method's study."""
+        measure = self._measure(method)
+        outcomes = []
+        for number, trial in enumerate(_finished(study), 1):
+            label = trial_label(method, self.search, trial.params)
+            error = study.user_attrs.get(f"error {trial.number}", "")
+            outcomes.append(Outcome(method, number, label, trial.value, error, measure))
         return outcomes
 
     def _measure(self, method: str) -> str:
@@ -228,9 +237,11 @@ class Tuning:
         connect = partial(sqlite3.connect, file, check_same_thread=False)
         search = sorted(map(repr, self.search.items()))
         settings = repr((sorted(self.trial_config.items()), search, list(self.seeds)))
-        settings += f" for {self.group}" if self.group != "training" else ""
         measure = self._measure(method)
-        settings += f" by {measure}" if measure != "accuracy" else ""
+        if self.group != "training":
+            settings += f" for {self.group}"
+        if measure != "accuracy":
+            settings += f" by {measure}"
         study = optuna.create_study(
             # a path in the URL would need escapes that differ between releases of SQLAlchemy
             storage=RDBStorage(f"sqlite:///{STORAGE}", {"creator": connect}),
@@ -261,9 +272,10 @@ class Tuning:
 
         space = self._space(method)
         begun = study.get_trials(states=(TrialState.RUNNING,))
-        if interrupted := [trial for trial in begun if trial.params.keys() == space.keys()]:
+        interrupted = [trial for trial in begun if trial.params.keys() == space.keys()]
+        if interrupted:
             return interrupted[:count]
-        # each batch has a seed of its own: a study that was stopped draws the same
+        # Each batch has its own seed, so a resumed study draws what it would have drawn.
         study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
         seen = [trial.params for trial in study.trials]
         points = [point for point in _grid(space) if point not in seen]
@@ -287,10 +299,11 @@ class Tuning:
         self.run(jobs)
         errors = []
         for trial, label in zip(batch, labels, strict=True):
-            scores = [validation_score(job, self.group) for job in jobs if job.method == label]
+            trial_jobs = [job for job in jobs if job.method == label]
+            scores = [validation_score(job, self.group) for job in trial_jobs]
             values = [score for score in scores if score is not None]
             if len(values) < len(scores):
-                reasons = [job.error for job in jobs if job.method == label and job.error]
+                reasons = [job.error for job in trial_jobs if job.error]
                 errors.append(reasons[0] if reasons else "")
                 study.set_user_attr(f"error {trial.number}", errors[-1])
                 study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
@@ -367,12 +380,14 @@ def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     values: list[Sequence[Any]] = []
-    for one in space.values():
-        if isinstance(one, CategoricalDistribution):
-            values.append(one.choices)
-        elif isinstance(one, IntDistribution):
-            values.append(range(one.low, one.high + 1))
-    if len(values) < len(space) or math.prod(map(len, values)) > MAX_GRID:
+    for key_distribution in space.values():
+        if isinstance(key_distribution, CategoricalDistribution):
+            values.append(key_distribution.choices)
+        elif isinstance(key_distribution, IntDistribution):
+            values.append(range(key_distribution.low, key_distribution.high + 1))
+        else:
+            return []
+    if math.prod(map(len, values)) > MAX_GRID:
         return []
     return [dict(zip(space, point, strict=True)) for point in product(*values)]
 
@@ -385,13 +400,23 @@ def _finished(study: "Study") -> "list[FrozenTrial]":
 
 def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
     """The best trial of each method, the first of equals; none if all trials failed."""
-    scores = [
-        (o.method, goodness(o.measure, o.validation), -o.number, o)
-        for o in outcomes
-        if o.validation is not None
-    ]
-    methods = dict.fromkeys(method for method, *_ in scores)
-    return {method: max(s for s in scores if s[0] == method)[-1] for method in methods}
+    winners: dict[str, Outcome] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
+        if outcome.validation is None:
+            continue
+        winner = winners.get(outcome.method)
+        if winner is None or _is_better(outcome, winner):
+            winners[outcome.method] = outcome
+    # In the order of the outcomes, which best.toml keeps.
+    methods = dict.fromkeys(outcome.method for outcome in outcomes)
+    return {method: winners[method] for method in methods if method in winners}
+
+
+def _is_better(outcome: Outcome, other: Outcome) -> bool:
+    """Whether a trial's validation score is better than that of another trial."""
+    assert outcome.validation is not None and other.validation is not None
+    score = goodness(outcome.measure, outcome.validation)
+    return score > goodness(other.measure, other.validation)
 
 
 def write_results(

@@ -3,14 +3,15 @@
 A server gets this text from clients. It is bounded and printable, and nobody evaluates it."""
 
 import re
-from itertools import islice
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, walk_tb
 from types import TracebackType
 
 from fedapps.common.external_code import PACKAGES
 
-MAX_FRAMES, MAX_LINES, MAX_LINE = 5, 30, 500
+MAX_FRAMES = 5
+MAX_LINES = 30
+MAX_LINE = 500  # characters
 LIBRARIES = ("torch", "flwr", "ray")  # their frames hide the caller's
 MACHINERY = (
     "fedapps.engines",
@@ -38,21 +39,25 @@ def described(error: BaseException, *, private: bool = False) -> str:
         return message
     frames = _frames(error.__traceback__)[-MAX_FRAMES:]
     if private:
-        frames = [
-            FrameSummary("/".join(Path(f.filename).parts[-2:]), f.lineno, f.name, line="")
-            for f in frames[-1:]
-        ]
+        frames = [_without_code(frame) for frame in frames[-1:]]
         message = type(error).__name__
     return "".join(StackSummary.from_list(frames).format()) + message
 
 
+def _without_code(frame: FrameSummary) -> FrameSummary:
+    """A frame's place alone: no line of code, and no path of the client's machine."""
+    file = "/".join(Path(frame.filename).parts[-2:])
+    return FrameSummary(file, frame.lineno, frame.name, line="")
+
+
 def is_sentence(error: BaseException) -> bool:
     """Whether the package itself raised the error to say something: no other code is involved."""
-    roots = [
-        _root(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)
-    ]
-    known = {*roots[:-1]} <= {*PACKAGES, *LIBRARIES} and {*roots[-1:]} <= {*PACKAGES}
-    return isinstance(error, SENTENCES) and known
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    packages = [_root(module) for module in modules]
+    # The package raised it: the last frame is its own. Frames of libraries may be between.
+    raised_here = {*packages[-1:]} <= {*PACKAGES}
+    called_by_known = {*packages[:-1]} <= {*PACKAGES, *LIBRARIES}
+    return isinstance(error, SENTENCES) and raised_here and called_by_known
 
 
 def error_line(error: BaseException, *, private: bool = False) -> str:
@@ -63,15 +68,22 @@ def error_line(error: BaseException, *, private: bool = False) -> str:
 def brief(text: str) -> str:
     """A described error in one line: the error, and the last place."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
     places = list(PLACE.finditer(text))
-    where = f" ({places[-1]['file']}:{places[-1]['line']})" if places else ""
-    return f"{lines[-1]}{where}" if lines else ""
+    if not places:
+        return lines[-1]
+    return f"{lines[-1]} ({places[-1]['file']}:{places[-1]['line']})"
 
 
 def cause_of(text: str) -> str:
-    """What equal failures have in common: the last place and the type, else the whole text."""
+    """A text that is the same for equal failures: the last place and the error's type, else the
+    whole text."""
     places = PLACE.findall(text)
-    return f"{places[-1]} {text.splitlines()[-1].partition(':')[0]}" if places else text
+    if not places:
+        return text
+    error_type = text.splitlines()[-1].partition(":")[0]
+    return f"{places[-1]} {error_type}"
 
 
 def printable(text: object) -> str:
@@ -80,9 +92,9 @@ def printable(text: object) -> str:
 
 
 def bounded(text: str) -> str:
-    """The last lines of a text that somebody sent: bounded, and each line printable."""
-    lines = [line for line in text.splitlines() if line.strip()][-MAX_LINES:]
-    return "\n".join(printable(line[:MAX_LINE]) for line in lines)
+    """The last lines of a received text: bounded, and each line printable."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(printable(line[:MAX_LINE]) for line in lines[-MAX_LINES:])
 
 
 def _line(error: BaseException) -> str:
@@ -95,18 +107,16 @@ def _line(error: BaseException) -> str:
 
 
 def _frames(trace: TracebackType | None) -> list[FrameSummary]:
-    """The frames that say something, else the last one."""
-    everything = list(walk_tb(trace))
-    telling = [
-        (frame, line)
-        for frame, line in everything
-        if _root(name := str(frame.f_globals.get("__name__", ""))) not in LIBRARIES
-        and not name.startswith(MACHINERY)
-    ]
-    return [
-        FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in telling or islice(reversed(everything), 1)
-    ]
+    """The frames outside of libraries and of the machinery around clients, else the last frame."""
+    all_frames: list[FrameSummary] = []
+    useful_frames: list[FrameSummary] = []
+    for frame, line in walk_tb(trace):
+        summary = FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+        all_frames.append(summary)
+        module = str(frame.f_globals.get("__name__", ""))
+        if _root(module) not in LIBRARIES and not module.startswith(MACHINERY):
+            useful_frames.append(summary)
+    return useful_frames or all_frames[-1:]
 
 
 def _root(module: str) -> str:

@@ -1,14 +1,14 @@
 """``module:NAME``: methods, models, datasets and partitions from outside the package.
 
-They are named as Flower names its own components. Python looks for them on PYTHONPATH, in the
-environment, in the folder of the Flower app and in the current folder. An object is called only for
-the purpose that it is declared for. Its keyword arguments with a default are settings
-``module:NAME.key`` of the configuration: the signature declares them, the default gives the type.
+A reference has the form of Flower's references to components. Python looks for its module on
+PYTHONPATH, in the environment, in the folder of the Flower app and in the current folder. An object
+is called only for the purpose that it is declared for. Its keyword arguments with a default are
+settings ``module:NAME.key`` of the configuration: the signature declares them, the default gives
+the type.
 
-Only references that the user allowed are imported: those that the user typed, those in ``--allow``
-or FEDAPPS_ALLOW, and the list `allow` in ``~/.config/fedapps/config.toml``; on a node also `allow`
-in its node configuration. A reference that only a saved run or a server names is refused before it
-is imported."""
+A reference is imported only if the user allowed it: typed it, or listed it in ``--allow``, in
+FEDAPPS_ALLOW, or under `allow` in ``~/.config/fedapps/config.toml``. On a node, `allow` in its node
+configuration counts too. A reference from a saved run or a server is refused before its import."""
 
 import hashlib
 import importlib
@@ -26,7 +26,7 @@ __all__ = ["Registry", "Value", "is_reference", "load"]
 
 Value = str | int | float | bool
 Entry = TypeVar("Entry")
-# Arguments that the package fills: no settings, whatever their defaults.
+# Arguments that the package passes itself. They are no settings, whatever their defaults.
 FILLED = {"shape", "num_classes", "num_clients", "num_partitions", "partition_by", "novel", "seed"}
 PACKAGES: tuple[str, ...] = ("fedapps",)
 if not (Path(__file__).parents[1] / "clients").is_dir():  # a checkout; a wheel has one package
@@ -48,17 +48,18 @@ def _imported(reference: str) -> Any:
     module, _, name = reference.partition(":")
     find_here()
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{reference!r}: {error}; modules are looked for on PYTHONPATH, in the environment and "
             f"in the folder of the call, {Path.cwd()}"
         ) from error
     _sources[reference] = _digest_of_source(module)
-    if not hasattr(found, name):
-        own = [n for n, v in vars(found).items() if getattr(v, "__module__", "") == module]
-        raise ValueError(f"{reference!r}: {module} has no {name}; it has {', '.join(own) or '–'}")
-    return getattr(found, name)
+    if not hasattr(imported, name):
+        defined = [n for n, v in vars(imported).items() if getattr(v, "__module__", "") == module]
+        listed = ", ".join(defined) or "–"
+        raise ValueError(f"{reference!r}: {module} has no {name}; it has {listed}")
+    return getattr(imported, name)
 
 
 @cache
@@ -79,25 +80,26 @@ def declared(function: Callable[..., Any]) -> dict[str, Value]:
 
 
 def options(config: Mapping[str, Value], name: str) -> dict[str, Value]:
-    """The settings ``name.key`` of a configuration as keyword arguments; the common ones of ""."""
+    """The settings in the section `name` as keyword arguments; "" is the section of common keys."""
     return {keyword: config[key] for key, keyword in _sections(tuple(config)).get(name, ())}
 
 
 @lru_cache(maxsize=8)
 def _sections(keys: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
-    """Keys and their keywords by section; asked for every message, so the last ones are kept."""
+    """Keys and their keywords by section. Every message needs them, so the results are cached."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for key in keys:
-        name, _, own = key.rpartition(".")
-        sections.setdefault(name, []).append((key, own.replace("-", "_")))
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append((key, name.replace("-", "_")))
     return sections
 
 
 def source_code(reference: str) -> str:
-    """A digest of the source of the module that `reference` names, "" if it has none: what was
-    computed by it and kept is stale when it changes. Errors as `load`.
+    """A digest of the source of the module that `reference` names, "" if it has none. A cached
+    result of the code is stale when the digest changes. Errors as `load`.
 
-    It is the source at the import: a later edit does not change what this process computes."""
+    The digest is of the source at the import: a later edit does not change what this process
+    computes."""
     load(reference)
     if reference not in _sources:
         _sources[reference] = _digest_of_source(reference.partition(":")[0])
@@ -111,9 +113,10 @@ def _digest_of_source(module: str) -> str:
 
 
 def find_here() -> None:
-    """Let this process and those that it starts find modules in the current folder.
+    """Let this process and its child processes find modules in the current folder.
 
-    Not where it has folders of the names of this package's: they would hide them."""
+    A folder that holds packages of this project's names is left out: they would be imported
+    instead of this project's."""
     here = Path.cwd()
     if any((here / name).exists() for name in PACKAGES):
         return
@@ -125,14 +128,15 @@ def find_here() -> None:
 
 
 def declares_return_type(found: Any, *kinds: type) -> bool:
-    """Whether it is declared to make one of the `kinds`: a subclass, or a function that is
-    annotated to return one. Nothing is called."""
-    made = found.func if isinstance(found, partial) else found
-    return of_kind(return_annotation(made) if inspect.isfunction(made) else made, *kinds)
+    """Whether an object is a subclass of one of the `kinds`, or a function that is annotated to
+    return one. Nothing is called."""
+    function = found.func if isinstance(found, partial) else found
+    made = return_annotation(function) if inspect.isfunction(function) else function
+    return of_kind(made, *kinds)
 
 
 def return_annotation(function: Any) -> Any:
-    """What a function is annotated to return; None if nothing, or nothing that there is."""
+    """A function's return type. None if it has no annotation, or one that cannot be resolved."""
     try:
         return get_type_hints(function).get("return")
     except (NameError, TypeError, AttributeError):
@@ -148,9 +152,8 @@ def of_kind(annotation: Any, *kinds: type) -> bool:
 def call_with(
     name: str, function: Any, given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Any:
-    """``function(…)`` with what it takes of `given`, and with `options`.
-
-    Raises ValueError for an argument that it needs and nobody gives."""
+    """``function(…)`` with those of the `given` arguments that it has as parameters, and with the
+    `options`. Raises ValueError for a parameter without a default that is not `given`."""
     if not callable(function):
         raise ValueError(f"{name!r} is {function!r}; it must be a function or a class")
     parameters = inspect.signature(function).parameters
@@ -161,7 +164,8 @@ def call_with(
                 f"{name!r} needs {parameter.name!r}; it is given {', '.join(given) or 'nothing'}, "
                 f"and what has a default of its own"
             )
-    return function(**{k: v for k, v in given.items() if k in parameters} | dict(options))
+    arguments = {name: value for name, value in given.items() if name in parameters}
+    return function(**arguments | dict(options))
 
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -186,7 +190,7 @@ class Registry(dict[str, Entry], Generic[Entry]):
         return name
 
     def known(self) -> dict[str, Entry]:
-        """The package's own entries, and those that were adopted so far."""
+        """The package's own entries, and the references that were adopted so far."""
         return {**self, **self._adopted}
 
     def __missing__(self, name: str) -> Entry:
@@ -200,7 +204,7 @@ class Registry(dict[str, Entry], Generic[Entry]):
         return self._adopted[name]
 
 
-VARIABLE = "FEDAPPS_ALLOW"  # processes that this one starts inherit it
+VARIABLE = "FEDAPPS_ALLOW"  # child processes inherit it
 
 
 def is_reference(name: str) -> bool:
@@ -213,16 +217,20 @@ def named(config: Any) -> list[str]:
     """The references anywhere in a configuration: in texts, lists and keys."""
     if isinstance(config, str):
         return [word for word in re.split(r"[\s,]+", config) if is_reference(word)]
+    references: list[str] = []
     if isinstance(config, Mapping):
-        keys = [word for key in config for word in (key, key.rpartition(".")[0]) if ":" in key]
-        return [*filter(is_reference, keys), *named([*config.values()])]
-    if isinstance(config, list | tuple):
-        return [word for value in config for word in named(value)]
-    return []
+        for key in config:
+            # A table's name, or the section in a flat key.
+            references += filter(is_reference, (key, key.rpartition(".")[0]))
+        references += named([*config.values()])
+    elif isinstance(config, list | tuple):
+        for value in config:
+            references += named(value)
+    return references
 
 
 def allow(*references: str) -> None:
-    """Let this process, and those that it starts, import these references.
+    """Let this process and its child processes import these references.
 
     Raises ValueError for a text of another form."""
     for reference in references:

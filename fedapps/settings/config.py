@@ -46,14 +46,14 @@ def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Conf
     """A run's configuration, with defaults for the keys that its app does not declare; errors as
     `override`. References in a `trusted` one are allowed. It is called for every message, so the
     last results are cached: equal run configurations give one object, which nobody may change."""
-    for asked, found in [*_completed]:
-        if asked == run_config:
-            return found
+    for known, config in [*_completed]:
+        if known == run_config:
+            return config
     if trusted:
         external_code.allow(*external_code.named(run_config))
-    found = resolve(run_config)
-    _completed.appendleft((dict(run_config), found))
-    return found
+    config = resolve(run_config)
+    _completed.appendleft((dict(run_config), config))
+    return config
 
 
 _completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations, and completed ones
@@ -61,11 +61,15 @@ _completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations
 
 def saved_runs(folder: Path) -> tuple[str, str]:
     """Methods and seeds of the run, or of the runs, that `folder` holds; ValueError if none."""
-    if not (runs := run_folders(folder)):
+    runs = run_folders(folder)
+    if not runs:
         raise ValueError(f"{folder} holds no finished run")
-    found = [(run, saved_configuration(run)) for run in runs]
-    methods = dict.fromkeys(str(Variant.of_folder(run, str(c["method"]))) for run, c in found)
-    seeds = dict.fromkeys(str(config["seed"]) for _, config in found)
+    methods: dict[str, None] = {}  # in order, each once
+    seeds: dict[str, None] = {}
+    for run in runs:
+        config = saved_configuration(run)
+        methods[str(Variant.of_folder(run, str(config["method"])))] = None
+        seeds[str(config["seed"])] = None
     return ",".join(methods), ",".join(seeds)
 
 
@@ -80,9 +84,11 @@ def ordered_names(folder: Path) -> list[str]:
 
 def ordered(folder: Path) -> list[Path]:
     """The folders in `folder`: those that `ORDER` names in its order, then others by name."""
-    place = {name: i for i, name in enumerate(ordered_names(folder))}
-    inside = sorted(f for f in folder.iterdir() if f.is_dir()) if folder.is_dir() else []
-    return sorted(inside, key=lambda f: place.get(f.name, len(place)))
+    if not folder.is_dir():
+        return []
+    place = {name: number for number, name in enumerate(ordered_names(folder))}
+    by_name = sorted(path for path in folder.iterdir() if path.is_dir())
+    return sorted(by_name, key=lambda path: place.get(path.name, len(place)))
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -118,8 +124,9 @@ def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
     there = defaults() | dict(there)
     here = override(defaults(), here, all_methods=False)
     read = relevant(here).keys() | relevant(there).keys()
-    other = [k for k in here if k in read - {*CIRCUMSTANCES} and there.get(k) != here[k]]
-    return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in other)
+    compared = read - {*CIRCUMSTANCES}
+    different = [key for key in here if key in compared and there.get(key) != here[key]]
+    return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in different)
 
 
 def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:

@@ -64,12 +64,17 @@ def of_method(name: str, method: Method) -> Settings:
         raise ValueError(
             f"{name} hides {unknown[0]!r}, which its classes do not declare: {[*read]}"
         )
-    known = {k: s for k, s in read.items() if k not in common() and k not in method.hidden_settings}
+    known: Settings = {}
     if method.extends:
+        # The parent's other defaults of common keys are inherited.
         parent = of_method(method.extends, METHODS[method.extends])
-        known = {k: s for k, s in parent.items() if k in common()} | known
-    changed = {k: s for k, s in read.items() if k in common() and s.default != common()[k].default}
-    known |= {key: replace(common()[key], default=s.default) for key, s in changed.items()}
+        known |= {key: setting for key, setting in parent.items() if key in common()}
+    for key, setting in read.items():
+        if key not in common() and key not in method.hidden_settings:
+            known[key] = setting
+    for key, setting in read.items():
+        if key in common() and setting.default != common()[key].default:
+            known[key] = replace(common()[key], default=setting.default)
     for key, default in method.settings.items():
         if key not in known and key not in common():
             raise ValueError(f"{name} sets {key!r}, which its classes do not declare: {[*read]}")
@@ -113,9 +118,10 @@ def toml() -> str:
     known = sections()
     for name, settings in known.items():
         parent = known.get(METHODS[name].extends, {})
-        differs = {
-            k: s for k, s in settings.items() if k not in parent or parent[k].default != s.default
-        }
+        differs: Settings = {}
+        for key, setting in settings.items():
+            if key not in parent or parent[key].default != setting.default:
+                differs[key] = setting
         if differs:
             quoted = name if name.replace("-", "").isalnum() else f'"{name}"'
             above = f"  # what it does not set is {METHODS[name].extends}'s" if parent else ""
@@ -131,9 +137,11 @@ def _lines(settings: Mapping[str, Setting]) -> list[str]:
 
 
 def _comment(setting: Setting) -> str:
-    choices = setting.values if isinstance(setting.values, tuple) else ()
-    unnamed = not all(choice in setting.meaning for choice in choices)
-    return f"{setting.meaning}; one of {setting.range}" if unnamed else setting.meaning
+    if isinstance(setting.values, tuple):
+        names_all = all(choice in setting.meaning for choice in setting.values)
+        if not names_all:
+            return f"{setting.meaning}; one of {setting.range}"
+    return setting.meaning
 
 
 def _toml(value: Value) -> str:

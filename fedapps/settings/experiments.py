@@ -1,4 +1,4 @@
-"""Experiments: what a TOML file, or a command line, asks for."""
+"""Experiments: the methods, seeds and settings in a TOML file or on a command line."""
 
 import tomllib
 from collections import Counter
@@ -24,7 +24,7 @@ def experiments() -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment's file, or a command line, asks for; nothing of it is checked yet."""
+    """The methods, seeds and settings of a file or a command line, not yet checked."""
 
     settings: dict[str, Any] = field(default_factory=dict)  # flat keys with one value
     grid: dict[str, list[Value]] = field(default_factory=dict)  # flat keys with several
@@ -80,36 +80,39 @@ class Experiment:
             )
 
     def allow(self) -> None:
-        """Let references be imported: a person asked for this, and it is no saved run's."""
+        """Let its references be imported: the user named this experiment. It is no saved run."""
         external_code.allow(
             *external_code.named([self.settings, self.grid, self.methods, self.search])
         )
 
 
 def parts(asked: Experiment, folder: Path) -> list[tuple[Experiment, Path]]:
-    """The experiments that one consists of, each with a folder of its name in `folder`, and what
-    the whole says instead; the experiment itself if it includes none. Raises ValueError for one
-    that includes itself, and for two of one name."""
+    """The experiments that an experiment includes, with its changes, each with a folder of its name
+    in `folder`. The experiment itself if it includes none.
+
+    Raises ValueError for an experiment that includes itself, and for two of one name."""
     if not asked.include:
         return [(asked, folder)]
+    short_names = [name.rpartition("/")[2].removesuffix(".toml") for name in asked.include]
+    for name in short_names:
+        if short_names.count(name) > 1:
+            raise ValueError(f"two included experiments would write to {folder / name}; rename one")
+    changes = replace(asked, include=(), source="")
     found = []
-    names = [name.rpartition("/")[2].removesuffix(".toml") for name in asked.include]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two included experiments would write to {folder / twice[0]}; rename one")
-    for name, own in zip(asked.include, names, strict=True):
+    for name, short_name in zip(asked.include, short_names, strict=True):
         part = read_experiment(name)
-        if part.include and (name in part.include or set(part.include) & set(asked.include)):
+        is_circular = name in part.include or set(part.include) & set(asked.include)
+        if is_circular:
             raise ValueError(f"{name} includes itself")
-        rest = replace(asked, include=(), source="")
-        found += parts(part | rest, folder / own)
+        found += parts(part | changes, folder / short_name)
     return found
 
 
 def read_arguments(arguments: Sequence[str], *, main: bool = True) -> Experiment:
-    """What a command's arguments describe: an experiment and ``key=value`` changes.
+    """The experiment that a command's arguments describe: a file's name and ``key=value`` changes.
 
-    With `main`, they change the main job unless the experiment names methods. Raises ValueError for
-    two experiments."""
+    With `main`, they change the main job unless the file names methods. Raises ValueError for two
+    experiments."""
     named = [argument for argument in arguments if "=" not in argument]
     if len(named) > 1:
         raise ValueError(f"one experiment at a time, not {', '.join(named)}")
@@ -120,7 +123,7 @@ def read_arguments(arguments: Sequence[str], *, main: bool = True) -> Experiment
 
 
 def main_job() -> Experiment:
-    """What runs where no experiment is named; its file does not stand for it in the results."""
+    """The experiment of a command that names none. Results hold no copy of its file."""
     return replace(read_experiment("main"), source="")
 
 
@@ -129,8 +132,9 @@ def read_experiment(name: str) -> Experiment:
 
     `name` is a file, or a shipped experiment: ``fedtta/table1-mnist``, also with ``experiments/``
     in front or ``.toml`` at the end."""
-    shipped, short = experiments(), name.removeprefix("experiments/").removesuffix(".toml")
-    path = Path(name) if Path(name).is_file() else shipped.get(short)
+    shipped = experiments()
+    short_name = name.removeprefix("experiments/").removesuffix(".toml")
+    path = Path(name) if Path(name).is_file() else shipped.get(short_name)
     if path is None:
         raise ValueError(
             f"{name!r} is neither key=value, nor an experiment's file, nor one of the shipped "
@@ -150,26 +154,27 @@ def read_experiment(name: str) -> Experiment:
 
 
 def parse_experiment(arguments: Sequence[str]) -> Experiment:
-    """The same from ``key=value`` arguments; ``lr=0.01,0.1`` spans a grid.
+    """An experiment of ``key=value`` arguments; ``lr=0.01,0.1`` spans a grid.
 
-    Quoted, or where a setting is itself a list, a text with commas is one value."""
-    named: dict[str, Any] = {}
+    A text with commas is one value if it is quoted or if the setting is itself a list."""
+    changes: dict[str, Any] = {}
     for argument in arguments:
         key, _, text = argument.partition("=")
+        is_quoted = text.startswith(('"', "'"))
         words = [argument]
-        if not listed(key) and "," in text and not text.startswith(('"', "'")):
+        if "," in text and not is_quoted and not listed(key):
             words = [f"{key}={word.strip()}" for word in text.split(",")]
         values = [parse_override(word)[1] for word in words]
-        named[key] = values[0] if len(values) == 1 else values
-    methods, seeds = _lists(named)
-    return _spanned(named, methods, seeds)
+        changes[key] = values[0] if len(values) == 1 else values
+    methods, seeds = _lists(changes)
+    return _spanned(changes, methods, seeds)
 
 
 def _lists(named: dict[str, Any]) -> tuple[str, str]:
-    """Methods and seeds, taken out of `named`, where a single one may stand in the singular."""
-    for one, several in (("method", "methods"), ("seed", "seeds")):
-        if one in named and several in named:
-            raise ValueError(f"there is {one} and there are {several}; leave one of the two")
+    """Take the methods and seeds out of `named`. Their keys may be in the singular."""
+    for singular, plural in (("method", "methods"), ("seed", "seeds")):
+        if singular in named and plural in named:
+            raise ValueError(f"there is {singular} and there are {plural}; leave one of the two")
     return (
         _listed("methods", named.pop("methods", named.pop("method", None))),
         _listed("seeds", named.pop("seeds", named.pop("seed", None))),
@@ -183,7 +188,9 @@ def _listed(key: str, value: Any) -> str:
     if value is None:
         return ""
     names = value if isinstance(value, list) else [value]
-    text = ",".join(map(str, names)) if all(type(one) in (str, int) for one in names) else ""
+    text = ""
+    if all(type(name) in (str, int) for name in names):
+        text = ",".join(map(str, names))
     if not text.strip(", "):
         raise ValueError(f"{key} is {value!r:.200}; it must be a name, a number, or a list of some")
     return text
@@ -193,15 +200,23 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A TOML table with dotted keys, as Flower's `flatten_dict`, which refuses lists."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        inner = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat
 
 
 def _spanned(named: dict[str, Any], methods: str, seeds: str) -> Experiment:
+    """The experiment of these settings: a list of values spans a grid."""
     named = present_keys(named)
-    grid = {key: value for key, value in named.items() if isinstance(value, list)}
-    single = {key: value for key, value in named.items() if key not in grid}
+    single: dict[str, Any] = {}
+    grid: dict[str, list[Value]] = {}
+    for key, value in named.items():
+        if isinstance(value, list):
+            grid[key] = value
+        else:
+            single[key] = value
     return Experiment(single, grid, methods, seeds)
 
 

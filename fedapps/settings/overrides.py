@@ -98,11 +98,14 @@ def _heirs(
 ) -> Iterator[str]:
     """The keys of the methods that inherit the `value` of a method's key."""
     section, _, name = key.rpartition(".")
-    for heir, method in METHODS.known().items():  # those of other people once they are loaded
-        inherited = f"{heir}.{name}"
-        if not section or method.extends != section:
+    if not section:
+        return
+    for heir, method in METHODS.known().items():
+        if method.extends != section:
             continue
-        if inherited not in changes and inherited in config and config[inherited] == value:
+        inherited = f"{heir}.{name}"
+        follows = inherited in config and config[inherited] == value
+        if follows and inherited not in changes:
             yield inherited
             yield from _heirs(inherited, value, config, changes)
 
@@ -111,36 +114,42 @@ def with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) -> 
     """`config` with the settings of whatever it or `changes` refer to outside the package."""
     result = dict(config)
     for settings in (config, changes):
-        named = [*_references(settings), *(k.rpartition(".")[0] for k in settings if ":" in k)]
-        for reference in dict.fromkeys(filter(is_reference, named)):
+        sections = [_section(key) for key in settings if ":" in key]
+        references = filter(is_reference, [*_references(settings), *sections])
+        for reference in dict.fromkeys(references):
             parent = METHODS[reference].extends if is_method(reference) else ""
-            for key, default in own_settings(reference).items():
-                above = f"{parent}.{key}"
-                inherits = default == defaults().get(above)
-                result.setdefault(f"{reference}.{key}", result[above] if inherits else default)
+            for name, default in own_settings(reference).items():
+                parent_key = f"{parent}.{name}"
+                # An inherited default follows the parent's present value.
+                inherits = default == defaults().get(parent_key)
+                value = result[parent_key] if inherits else default
+                result.setdefault(f"{reference}.{name}", value)
     return result
 
 
 def _references(config: Mapping[str, Value]) -> list[str]:
     """The code from outside that the values of a configuration name."""
-    return [
-        word.strip()
-        for key, value in config.items()
-        if isinstance(value, str) and ":" in value and key.rpartition(".")[2] in NAMING
-        for word in value.split(",")
-    ]
+    words: list[str] = []
+    for key, value in config.items():
+        names_code = key.rpartition(".")[2] in NAMING
+        if names_code and isinstance(value, str) and ":" in value:
+            words += [word.strip() for word in value.split(",")]
+    return words
 
 
 def relevant(config: Mapping[str, Value]) -> Config:
     """The settings that a run reads: its method's section, the common ones that this section does
     not set, the options of its partition rule, and the sections of code from outside."""
-    method, options = str(config["method"]), {f"partition.{name}" for name in options_of(config)}
+    method = str(config["method"])
+    options = {f"partition.{name}" for name in options_of(config)}
     sections = {method, *_references(config)}
 
     def reads(key: str) -> bool:
-        section, _, name = key.rpartition(".")
-        if section in ("", "partition"):
-            return key in options if section else f"{method}.{name}" not in config
+        section = _section(key)
+        if section == "partition":
+            return key in options
+        if section == "":
+            return f"{method}.{key}" not in config
         return section in sections
 
     return {key: value for key, value in config.items() if reads(key)}

@@ -1,4 +1,4 @@
-"""What a run is configured with, whatever its method and its partition."""
+"""The settings of every run, whatever its method and its partition rule."""
 
 from fedapps.common.settings import COUNT, POSITIVE_INT, ROUNDS, SECONDS, Configured, setting
 
@@ -12,51 +12,55 @@ class RunSettings(Configured):
     dataset = setting("digits", "a name of `fedapps list datasets`")
     data_dir = setting("", "folder that holds <dataset>/; empty: $FEDAPPS_DATA_DIR, then the hub")
     image_size = setting(
-        0, "own images: cropped and resized to so many pixels a side; 0: unchanged", "[0, 4096]"
+        0, "own images: crop and resize to this many pixels a side; 0: unchanged", "[0, 4096]"
     )
-    label = setting("", "own tables: the column of labels; empty: label, class or the like")
+    label = setting("", "own tables: the label column; empty: label, class or a similar name")
     partition = setting("pathological", "a name of `fedapps list partitions`")
-    num_clients = setting(20, "training and novel clients together", POSITIVE_INT)
+    num_clients = setting(20, "number of clients, training and novel ones together", POSITIVE_INT)
     train_fraction = setting(0.5, "share of the clients that train; the others are novel", "(0, 1]")
-    rounds = setting(30, "rounds of training", ROUNDS)
+    rounds = setting(30, "number of training rounds", ROUNDS)
     model = setting("mlp", "a name of `fedapps list models`")
     client_models = setting(
         "",
-        'models dealt by client id, as "small,medium,big" (sizes of `model`)',
+        'sizes of `model`, such as "small,medium,big", assigned to clients in turn by client id',
         listed=True,
     )
-    restrict_to_model = setting("", "run only the clients to which client-models deals this model")
+    restrict_to_model = setting("", "run only the clients that client-models assigns this size")
     standardize = setting(
         "none",
-        "inputs: none: in [0, 1]; training-clients: by their mean and deviation; channels: by the "
-        "dataset's customary constants",
+        "standardize inputs by mean and deviation: none: keep [0, 1]; training-clients: statistics "
+        "of the training clients; channels: the dataset's published constants",
         ("none", "training-clients", "channels"),
     )
-    data_seed = setting(-1, "seed of the split alone; -1: seed", "[-1, 9223372036854775807]")
+    data_seed = setting(-1, "seed of the split; -1: use seed", "[-1, 9223372036854775807]")
     novel_shots = setting(
-        0, "labeled samples of each class that a novel client learns from; others score it", COUNT
+        0,
+        "labeled samples per class from which a novel client learns; the others evaluate it",
+        COUNT,
     )
     early_stopping = setting(
-        0, "evaluations without a better validation that end training; 0: never", ROUNDS
+        0,
+        "stop after this many evaluations without a better validation score; 0: never",
+        ROUNDS,
     )
     callbacks = setting(
         "", '"tensorboard", "mlflow", "wandb", or your own as "my_lab.hooks:Slack"', listed=True
     )
-    output_dir = setting("", "absolute folder for the results; empty: nothing is written")
-    from_dir = setting("", "absolute folder of a finished run, whose model this one starts from")
+    output_dir = setting("", "absolute path of the folder for results; empty: write nothing")
+    from_dir = setting("", "absolute path of a finished run; start from its model")
     checkpoint_every = setting(10, "rounds between checkpoints in output-dir; 0: none", ROUNDS)
-    resume = setting(False, "resume from the newest whole checkpoint in output-dir, if any")
+    resume = setting(False, "resume from the newest complete checkpoint in output-dir")
     round_timeout = setting(
         3600.0,
-        "seconds for a client's answer, in process for its own work; later replies are dropped",
+        "seconds to wait for a client's reply (in process: for its work); later ones are dropped",
         SECONDS,
     )
     stacked_clients = setting(
-        1, "in-process engine: so many clients train side by side, as one stack", "[1, 10000]"
+        1, "in-process engine: train this many clients at once, as one stacked model", "[1, 10000]"
     )
-    serve_dir = setting("", "absolute folder of a finished run that is served, without training")
-    serve_round = setting("best", "round of the model that is served", ("best", "last"))
-    serve_every = setting(30.0, "seconds between looks for nodes to serve", DAY)
-    serve_timeout = setting(600.0, "seconds that a node has to adapt and to write its files", DAY)
-    serve_again = setting(False, "serve also nodes that already have their model")
-    serving = setting("", "of a run that serves: what `fedapps serve` sends to nodes, in JSON")
+    serve_dir = setting("", "absolute path of a finished run; serve it without training")
+    serve_round = setting("best", "serve the model of this round", ("best", "last"))
+    serve_every = setting(30.0, "seconds between two checks for nodes to serve", DAY)
+    serve_timeout = setting(600.0, "seconds for a node to adapt its model and write its files", DAY)
+    serve_again = setting(False, "also serve nodes that already have their model")
+    serving = setting("", "written by `fedapps serve`: the message to nodes, in JSON")

@@ -56,7 +56,10 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
             "error: batch-size is 1; of a client's",
         ),
         (TASTES, "images of 8×8 pixels: set it to at most 8"),
-        (["run", "--methods", "fedembed", "batch-size=1"], "instead: fedembed.batch-size=1"),
+        (
+            ["run", "--methods", "fedavg", "fedembed.batch-size=1"],
+            "fedembed does not run, but fedavg",
+        ),
         (["run", "--resume", "OUT", "lr=0.1"], "--resume continues runs as they are"),
         (["run", "--resume", "OUT"], "holds no run that could go on: no config.toml in it"),
         (["run", "a.toml", "b.toml"], "one experiment at a time, not a.toml, b.toml"),

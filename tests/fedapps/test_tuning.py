@@ -323,7 +323,8 @@ def test_best_settings_keep_the_experiments_others(lab, tmp_path):
 @pytest.mark.parametrize("searched", ["lr", "my_nets:net.hidden"])
 def test_keywords_of_a_model_of_ones_own(searched, lab, tmp_path, monkeypatch):
     """They are searched as other settings are, and kept as others are."""
-    code = "def net(shape, num_classes, *, hidden=16):\n    raise NotImplementedError\n"
+    code = "from torch import nn\n\n\ndef net(shape, num_classes, *, hidden=16) -> nn.Module:\n"
+    code += "    raise NotImplementedError\n"
     (tmp_path / "my_nets.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     experiment = {"methods": ["fedavg"], "lr": 0.1, "model": "my_nets:net"}
@@ -437,11 +438,11 @@ def test_a_bad_search_is_refused(table, words):
 
 def test_the_best_settings_list_a_common_key_once(tmp_path):
     """A common key changes all methods' sections; best.toml has it alone, and gives them back."""
-    config = override(defaults(), {"lr": 0.1, "pfedhn.lr": 0.2})
+    config = override(defaults(), {"lr": 0.1, "pfedme.lr": 0.2})
     outcomes = [Outcome("pfedhn", 1, "pfedhn momentum=0.5", 0.5)]
     write_results(outcomes, config, [0], tmp_path)
     best_toml = read_experiment(str(tmp_path / "best.toml"))
-    assert best_toml.settings == {"lr": 0.1, "pfedhn.lr": 0.2}
+    assert best_toml.settings == {"lr": 0.1, "pfedme.lr": 0.2}
     assert override(defaults(), best_toml.settings) == config
 
 
