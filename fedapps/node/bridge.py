@@ -32,8 +32,10 @@ from fedapps.files import locked, write_arrays
 SIMULATED = "simulated"  # key of a node's configuration: SIMULATION in that of a virtual client
 DEBUG = "debug"  # the same: a virtual client's error is raised, and not sent as a reply
 FLOWER_ACTORS = "flwr.simulation.ray_transport.ray_actor"  # their module, loaded in each of them
-STATE = "fedapps."  # key of a client's state in context.state, followed by the method
-ACROSS_RUNS = "fedapps-across-runs."  # the same of its part that outlives a change of the method
+# Keys in context.state, followed by the method: of a client's state, and of the part of it that
+# stays when another method follows.
+STATE = "fedapps."
+ACROSS_RUNS = "fedapps-across-runs."
 
 MakeClient = Callable[[Context, str], Client]
 
@@ -80,10 +82,10 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
     before the reply leaves."""
     config, arrays = unpack(message.content)
     method = str(config.get("method", context.run_config.get("method", "")))
-    client, action = make_client(context, method), message.metadata.message_type
+    client = make_client(context, method)
     file = _state_file(context, method)
-    shared = client.state_across_runs and action in client.saves_state_after
-    if file is None or not shared:
+    after = message.metadata.message_type in client.saves_state_after
+    if file is None or not (client.state_across_runs and after):
         return _reply_of(client, message, context, method, config, arrays)
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.parent, wait=True):  # another run may be spending the same budget
@@ -98,35 +100,69 @@ def _reply_of(
     config: dict[str, Any],
     arrays: Arrays,
 ) -> Message:
-    token, action = str(config.get(RUN_TOKEN, "")), message.metadata.message_type
+    """Load the client's state, let the client answer, and store its state."""
+    action = message.metadata.message_type
+    token = str(config.get(RUN_TOKEN, ""))
     client.state = load_state(context, method, client, token)
-    bound = (DOMAIN,) if context.run_config.get("report-generalization-bound") else ()
-    exchanges = (*client.exchanges, SAVE_STATE, RESTORE_STATE, *bound)
-    reply: dict[str, Any] = {}
+    records: dict[str, Any]
     if action == "query":
-        properties = client.get_properties(config) | {"client": identity(context)}
-        properties[CAPABILITIES] = " ".join((*client.offers, *client.exchanges))
-        reply["properties"] = ConfigRecord(properties)
+        records = _query(client, context, config)
     elif action == "train":
-        values, num_examples, metrics = client.fit(list(arrays.values()), config)
-        names = [name for name in metrics.pop(NAMES).split("\n") if name]
-        reply["arrays"] = to_record(dict(zip(names, values, strict=True)))
-        reply["metrics"] = to_metrics({"num-examples": num_examples, **metrics})
+        records = _train(client, arrays, config)
     elif action == "evaluate":
-        started = time.monotonic()
-        loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
-        metrics["seconds"] = time.monotonic() - started
-        scored = {"loss": loss} if num_examples else {}  # of no labeled sample there is no loss
-        reply["metrics"] = to_metrics({"num-examples": num_examples, **scored, **metrics})
-    elif action not in exchanges:
-        raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
+        records = _evaluate(client, arrays, config)
     else:
+        _check_exchange(client, action, context, method)
         named, metrics = answer_exchange(client, action, arrays, config)
-        reply["arrays"] = to_record(named)
-        reply["metrics"] = to_metrics({"num-examples": len(client.share.train), **metrics})
-    if action.startswith("train") or action in client.saves_state_after:
-        _store_state(context, method, client, token, must=action in client.saves_state_after)
-    return reply_with(filled(RecordDict(), reply), message)
+        num_examples = len(client.share.train)
+        records = {
+            "arrays": to_record(named),
+            "metrics": to_metrics({"num-examples": num_examples, **metrics}),
+        }
+    must_store = action in client.saves_state_after
+    if must_store or action.startswith("train"):
+        _store_state(context, method, client, token, must=must_store)
+    return reply_with(filled(RecordDict(), records), message)
+
+
+def _query(client: Client, context: Context, config: dict[str, Any]) -> dict[str, Any]:
+    """The records of a reply to the opening query: who the client is and what it can do."""
+    properties = client.get_properties(config)
+    properties["client"] = identity(context)
+    properties[CAPABILITIES] = " ".join((*client.offers, *client.exchanges))
+    return {"properties": ConfigRecord(properties)}
+
+
+def _train(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[str, Any]:
+    """The records of a reply to ``train``: named arrays, sample count and metrics."""
+    values, num_examples, metrics = client.fit(list(arrays.values()), config)
+    names = [name for name in metrics.pop(NAMES).split("\n") if name]
+    named = dict(zip(names, values, strict=True))
+    return {
+        "arrays": to_record(named),
+        "metrics": to_metrics({"num-examples": num_examples, **metrics}),
+    }
+
+
+def _evaluate(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[str, Any]:
+    """The record of a reply to ``evaluate``: sample count, loss and metrics. Without a labeled
+    sample there is no loss."""
+    started = time.monotonic()
+    loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
+    metrics["seconds"] = time.monotonic() - started
+    scores = {"num-examples": num_examples}
+    if num_examples:
+        scores["loss"] = loss
+    return {"metrics": to_metrics(scores | metrics)}
+
+
+def _check_exchange(client: Client, action: str, context: Context, method: str) -> None:
+    """Raise ValueError for a message that the client does not answer."""
+    exchanges = [*client.exchanges, SAVE_STATE, RESTORE_STATE]
+    if context.run_config.get("report-generalization-bound"):
+        exchanges.append(DOMAIN)
+    if action not in exchanges:
+        raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
 
 
 def identity(context: Context) -> int:
@@ -137,10 +173,12 @@ def identity(context: Context) -> int:
 def reason_of(error: Exception | SystemExit, context: Context) -> str:
     """What the server may know of a client's error: under privacy no message and no code."""
     config = {**context.run_config, **context.node_config}
-    bounds = (key for key in config if key.endswith("descriptor-epsilon"))
-    policy = any(key.startswith("dp-") for key in context.node_config)
-    private = policy or config.get("dp", "none") != "none" or any(config[key] for key in bounds)
-    return described(error, private=private)
+    has_policy = any(key.startswith("dp-") for key in context.node_config)
+    has_dp = config.get("dp", "none") != "none"
+    private_descriptors = any(
+        value for key, value in config.items() if key.endswith("descriptor-epsilon")
+    )
+    return described(error, private=has_policy or has_dp or private_descriptors)
 
 
 def is_simulated(context: Context) -> bool:
@@ -156,7 +194,8 @@ def is_simulated(context: Context) -> bool:
 
 def _is_flower_actor() -> bool:
     """Whether this process is an actor of Flower's simulation engine."""
-    flower_actors, ray = sys.modules.get(FLOWER_ACTORS), sys.modules.get("ray")
+    flower_actors = sys.modules.get(FLOWER_ACTORS)
+    ray = sys.modules.get("ray")
     if flower_actors is None or ray is None or not ray.is_initialized():
         return False
     actors = ray._private.worker.global_worker.actors.values()  # none in a driver
@@ -198,19 +237,31 @@ def load_state(context: Context, method: str, client: Client, token: str = "") -
     If a run with another `token` wrote the file, only `state_across_runs` arrays are taken from it.
     A file or a message without a token matches any. Those arrays are the file's also where memory
     has others, since another run may have written it, and stay when methods change."""
-    for key in [k for k in context.state if k.startswith(STATE) and k != STATE + method]:
-        del context.state[key]  # a run's methods follow each other
-    state, found = (_arrays(context, key + method) for key in (STATE, ACROSS_RUNS))
+    _drop_other_methods(context, method)
+    state = _arrays(context, STATE + method)
+    across_runs = _arrays(context, ACROSS_RUNS + method)
     file = _state_file(context, method)
-    if (not state or client.state_across_runs) and file is not None and file.is_file():
+    # Another run may have written the file since this process stored the arrays across runs.
+    if file is not None and file.is_file() and (not state or client.state_across_runs):
         with safe_open(file, "numpy") as content:
             writer = (content.metadata() or {}).get(RUN_TOKEN, token)
-        found = load_file(file)
+        saved = load_file(file)
         if not state and token in ("", writer):
-            return found
-    lasting = client.state_across_runs
-    state = {name: array for name, array in state.items() if not name.startswith(lasting)}
-    return state | {name: array for name, array in found.items() if name.startswith(lasting)}
+            return saved
+        across_runs = saved
+    prefixes = client.state_across_runs
+    loaded = {name: array for name, array in state.items() if not name.startswith(prefixes)}
+    for name, array in across_runs.items():
+        if name.startswith(prefixes):
+            loaded[name] = array
+    return loaded
+
+
+def _drop_other_methods(context: Context, method: str) -> None:
+    """Remove the states of other methods from memory: a run's methods follow each other."""
+    for key in list(context.state):
+        if key.startswith(STATE) and key != STATE + method:
+            del context.state[key]
 
 
 def _arrays(context: Context, key: str) -> Arrays:
@@ -225,7 +276,8 @@ def _store_state(context: Context, method: str, client: Client, token: str, *, m
     answer may leave a node that could forget that it gave it."""
     if not client.state:
         return
-    if broken := [n for n, a in client.state.items() if not np.isfinite(a).all()]:
+    broken = [name for name, array in client.state.items() if not np.isfinite(array).all()]
+    if broken:
         reason = f"not finite and not kept: {', '.join(broken)}"
         if must:
             raise ValueError(reason)
@@ -240,5 +292,9 @@ def _store_state(context: Context, method: str, client: Client, token: str, *, m
             raise
         log(WARNING, "%s is not written (%s); the state is in memory alone", file, error)
     context.state[STATE + method] = to_record(client.state)
-    if lasting := {n: a for n, a in client.state.items() if n.startswith(client.state_across_runs)}:
-        context.state[ACROSS_RUNS + method] = to_record(lasting)
+    across_runs: Arrays = {}
+    for name, array in client.state.items():
+        if name.startswith(client.state_across_runs):
+            across_runs[name] = array
+    if across_runs:
+        context.state[ACROSS_RUNS + method] = to_record(across_runs)

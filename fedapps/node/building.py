@@ -1,5 +1,6 @@
 """A client, its network and its initial arrays, from a configuration."""
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -32,35 +33,50 @@ class Builder:
     """Makes the clients of one method and one configuration, which is read once."""
 
     def __init__(self, config: Config, method: str, info: Info) -> None:
-        self._config, self._method, self._info = config, method, info
-        self._kind, self._settings = METHODS[method].client, client_settings(config, method)
+        self._config = config
+        self._method = method
+        self._info = info
+        self._kind = METHODS[method].client
+        self._settings = client_settings(config, method)
         self._networks: dict[str, Network] = {}
 
     def client(self, share: Share, client_id: int, node_model: str = "") -> Client:
         """The method's client that holds the share. `node_model` names its network if the node's
         configuration does."""
-        config, method, kind = self._config, self._method, self._kind
-        if share.public is None and kind.needs_public:
-            share = replace(share, public=partitions.federation(with_public(config, method)).public)
+        config = self._config
+        method = self._method
+        if share.public is None and self._kind.needs_public:
+            federation = partitions.federation(with_public(config, method))
+            share = replace(share, public=federation.public)
         name = client_model(config, method, client_id, node_model)
         if name not in self._networks:
             self._networks[name] = method_model(method, config | {"model": name}, self._info)
         model, initial = self._networks[name]
         if in_cohort():  # clients of a cohort train at the same time
             model = deepcopy(model)
-        given = {"client": client_id, "initial": initial, "model_name": name}
-        return kind(model, share, **self._settings | given)
+        identity = {"client": client_id, "initial": initial, "model_name": name}
+        return self._kind(model, share, **self._settings | identity)
 
 
 def check_batches(client: Client, config: Config, method: str, info: Info) -> None:
     """Raise ValueError if a mini-batch of the client has a single sample, which its network cannot
     train on, since it normalises features over the mini-batch."""
-    n, size, passes = len(client.share.train), client.batch_size, client.local_epochs > 0
-    passes |= client.short_batches and client.local_steps >= -(-n // size)
-    if n > 1 and size > 1 and (not passes or n % size != 1):
+    n = len(client.share.train)
+    size = client.batch_size
+    batches = math.ceil(n / size)
+    # Whether training ever takes the last, shorter mini-batch of a pass over the samples.
+    takes_last = client.local_epochs > 0
+    takes_last |= client.short_batches and client.local_steps >= batches
+
+    def leaves_one(batch_size: int) -> bool:
+        """Whether a mini-batch of that size or its last one has a single sample."""
+        return batch_size == 1 or (takes_last and n % batch_size == 1)
+
+    if n > 1 and not leaves_one(size):
         return
     chosen = settings(config | {"model": client.model_name}, method)
-    name, seed = str(chosen["model"]), int(chosen["seed"])
+    name = str(chosen["model"])
+    seed = int(chosen["seed"])
     network = build_model(name, info.shape, info.num_classes, seed, **options(config, name))
     try:
         with torch.no_grad(), drawing(seed):
@@ -72,50 +88,51 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
                 "use fewer clients, or take another model"
             ) from error
         key = f"{method}.batch-size" if f"{method}.batch-size" in config else "batch-size"
-        fit = next(s for s in range(size + 1, n + 2) if s > 1 and (not passes or n % s != 1))
+        fitting = next(other for other in range(size + 1, n + 2) if not leaves_one(other))
         raise ValueError(
             f"{key} is {size}; of a client's {n} samples a mini-batch has one, and {name} trains "
-            f"on two or more: set {key} to {fit}, or take another model"
+            f"on two or more: set {key} to {fitting}, or take another model"
         ) from error
 
 
 def client_settings(config: Config, method: str) -> dict[str, Any]:
     """Keyword arguments for the method's client: the settings that are not its defaults."""
     kind = METHODS[method].client
-    names, chosen = accepted(kind), settings(config, method)
-    return {
-        name: value
-        for name, value in chosen.items()
-        if name in names and not (name in kind.declared and kind.declared[name].is_default(value))
-    }
+    names = accepted(kind)
+    changed: dict[str, Any] = {}
+    for name, value in settings(config, method).items():
+        is_default = name in kind.declared and kind.declared[name].is_default(value)
+        if name in names and not is_default:
+            changed[name] = value
+    return changed
 
 
 def with_public(config: Config, method: str) -> Config:
     """The configuration, with public samples in the federation if the method needs some."""
     key = "partition.public-samples"
-    return config | {
-        key: config[key] or (DEFAULT_PUBLIC if METHODS[method].client.needs_public else 0)
-    }
+    needed = DEFAULT_PUBLIC if METHODS[method].client.needs_public else 0
+    return config | {key: config[key] or needed}
 
 
 def client_model(config: Config, method: str, client: int, node_model: str = "") -> str:
-    """The name of a client's network: `node_model`, else the one that client-models deals it.
+    """The name of a client's network: `node_model`, else its entry of client-models, else the
+    run's.
 
     Raises ValueError for a network of its own if all clients of the method must have the same.
     With restrict-to-model all clients of the run have the same."""
-    dealt = client_models(config)
-    if not node_model and not dealt:
+    names = client_models(config)
+    if not node_model and not names:
         return str(config["model"])
     if not config["restrict-to-model"] and not _any_model(METHODS[method]):
         able = ", ".join(name for name, m in METHODS.items() if _any_model(m))
         raise ValueError(f"{method!r} needs one model for all clients; their own have: {able}")
     if node_model:
         return sized(str(config["model"]), node_model)
-    return dealt[client % len(dealt)]
+    return names[client % len(names)]
 
 
 def client_models(config: Config) -> list[str]:
-    """The names of the networks that client-models deals."""
+    """The names of the networks in client-models, which clients have in turn."""
     words = str(config["client-models"]).split(",")
     return [sized(str(config["model"]), word.strip()) for word in words if word.strip()]
 
@@ -130,9 +147,12 @@ def method_model(method: str, config: Config, info: Info) -> Network:
 
     A process keeps one network per configuration: every call of a client sets all its arrays."""
     method_settings = settings(config, method)
-    own = options(config, str(method_settings["model"]))
+    model_options = options(config, str(method_settings["model"]))
     return _method_model(
-        method, tuple(sorted(method_settings.items())), tuple(sorted(own.items())), info
+        method,
+        tuple(sorted(method_settings.items())),
+        tuple(sorted(model_options.items())),
+        info,
     )
 
 
@@ -144,7 +164,8 @@ def _method_model(
     info: Info,
 ) -> Network:
     values: dict[str, Any] = dict(method_settings)
-    seed, name = int(str(values["seed"])), str(values["model"])
+    seed = int(str(values["seed"]))
+    name = str(values["model"])
     base = build_model(name, info.shape, info.num_classes, seed, **dict(model_options))
     with drawing(seed):
         return network_around(base, method, info, values)
@@ -201,9 +222,11 @@ def shared_arrays(config: Config, method: str, model: str) -> Arrays:
 def shared_of(network: Network, method: str, values: Mapping[str, Any]) -> Arrays:
     """The initial arrays that the server starts from: neither personal nor frozen."""
     model, initial = network
-    shared, frozen = METHODS[method].client.shared, frozen_names(model)
-    own = {name: values[name] for name in taken(shared) if name in values}
-    return {n: a for n, a in shared(initial, **own).items() if n not in frozen}
+    shared = METHODS[method].client.shared
+    arguments = {name: values[name] for name in taken(shared) if name in values}
+    arrays = shared(initial, **arguments)
+    frozen = frozen_names(model)
+    return {name: array for name, array in arrays.items() if name not in frozen}
 
 
 def network(config: Config, method: str, model: str) -> Network:
