@@ -128,7 +128,7 @@ def _method(client: str, *texts: str, strategy: str = FEDAVG, **more: Any) -> Me
     return Method(strategy, client, *texts, **more)  # type: ignore[arg-type]
 
 
-FREE_EMBEDDINGS = ("embedding-dim", "bias", "descriptor", "embedding-lr")  # pfedhn's alone
+FREE_EMBEDDINGS = ("bias", "embedding-lr")  # pfedhn's alone
 TWO_PHASES = ("training", "fine-tune-rounds", "encoder-steps", "encoder-local-lr")
 PRIVATE_DESCRIPTORS = ("descriptor-epsilon", "descriptor-delta", "descriptor-answers")
 NAMED = {

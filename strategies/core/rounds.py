@@ -455,7 +455,7 @@ class PersonalizedStrategy(StrategyBase):
         """The present nodes with labels, of both roles unless `evaluate_novel` is off."""
         nodes = []
         for node in self.nodes:
-            if node.unlabeled or (node.novel and not self.evaluate_novel):
+            if node.unlabeled or (node.novel and not self.evaluates_novel):
                 continue
             nodes.append(node)
         return nodes

@@ -236,6 +236,11 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         False if a phase that the method needs has not begun, or if the last round is reported."""
         return not self.report_last_round
 
+    @property
+    def evaluates_novel(self) -> bool:
+        """Whether the present round's evaluation includes novel clients."""
+        return self.evaluate_novel
+
     def initialize(self, arrays: Arrays) -> Arrays:
         """The server's arrays at the start, made from the `arrays` of the initial model.
 

@@ -9,7 +9,7 @@ weight decay also move those of clients that were not sampled. Only trainable we
 buffers are averaged on the server (see `strategies.methods._generated_networks`)."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,23 +18,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
-from clients.core.arrays import Arrays, group, prefixed, to_tensors
-from clients.core.optimizers import SGD, Adam, Optimizer
+from clients.core.arrays import Arrays
+from clients.core.optimizers import Optimizer
 from clients.methods.pfedhn import NOVEL_ROUNDS
-from fedapps.common.resources import memory_left
-from fedapps.common.seeds import drawing, seed_of
-from fedapps.common.settings import MOMENTUM, NONNEGATIVE, RATE, WIDTH, setting
+from fedapps.common.settings import setting
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.rounds import PersonalizedStrategy
-from strategies.maths.hypernetwork import Hypernetwork
-from strategies.methods._generated_networks import Targets
+from strategies.methods._generated_networks import GeneratorSettings, ModelGenerator, Targets
 
-DESCRIPTOR = "descriptor"
-WEIGHTS = "[0, 1000000000]"
+DESCRIPTOR = "descriptor"  # name of v_i in a client's reply
 CLASS_PROPORTIONS = Requirement("pfedhn-pc", "answer `query.describe`", offers=("query.describe",))
 
 
-class PFedHN(PersonalizedStrategy):
+class PFedHN(GeneratorSettings, PersonalizedStrategy):
     """θ_i = h(v_i; φ); the server descends on φ and v_i by one vector–Jacobian product.
 
     Gradients of φ and v_i are clipped jointly. With `descriptor` = "class-proportions" the clients
@@ -42,9 +38,9 @@ class PFedHN(PersonalizedStrategy):
     frozen and labeled novel clients learn their v_i (section 5.3). `models` are the arrays of the
     target networks by name, where clients differ in size.
 
-    `network` is the target network's module, or several by name. It is needed where arrays are
-    frozen, tied, or buffers that their names do not show, as names that are numbers never do.
-    `buffers` are the names of buffers where there is no such module, as with Keras."""
+    `network` is the target network's module, or several by name. It is needed if some arrays are
+    frozen or tied, or are buffers whose names do not show it; numbers never show it. `buffers` are
+    the names of buffers where there is no such module, as with Keras."""
 
     keeps_arrays = True
     any_model = True
@@ -53,27 +49,10 @@ class PFedHN(PersonalizedStrategy):
     embedding_dim = setting(
         0, "entries of an embedding; 0: 1 + (training clients) // 4", "[0, 4096]"
     )
-    hidden_dim = setting(100, "weights for each weight of the network: the trunk's width", WIDTH)
-    hidden_layers = setting(3, "hidden layers of the trunk; 0 without bias: θ = W v", "[0, 20]")
-    bias = setting(True, "biases in the hypernetwork")
-    chunk_size = setting(
-        0,
-        "weights that one shared output layer generates at a time; 0: a layer for each array",
-        WEIGHTS,
-    )
-    spectral_norm = setting(False, "spectral normalisation of the hypernetwork")
     descriptor = setting(
-        "learnt", "embeddings: learnt, or reported by clients", ("learnt", "class-proportions")
-    )
-    server_optimizer = setting("sgd", "of hypernetwork, embeddings and encoder", ("sgd", "adam"))
-    server_lr = setting(0.01, "learning rate of the hypernetwork", RATE)
-    embedding_lr = setting(0.0, "learning rate of the embeddings; 0: server-lr", RATE)
-    server_momentum = setting(
-        0.9, "momentum of the server's SGD", MOMENTUM, beside="server-optimizer=sgd"
-    )
-    server_weight_decay = setting(0.001, "weight decay of the server's optimizer", "[0, 10]")
-    clip_norm = setting(
-        50.0, "norm at which each server gradient is clipped; 0: never", NONNEGATIVE
+        "learnt",
+        "source of the embeddings: learnt, or the clients' reports",
+        ("learnt", "class-proportions"),
     )
     novel_rounds = NOVEL_ROUNDS
 
@@ -88,122 +67,47 @@ class PFedHN(PersonalizedStrategy):
         if settings.get("descriptor", self.descriptor) == "class-proportions":
             self.requires = CLASS_PROPORTIONS
         super().__init__(**settings)
-        self._serves_novel = self.evaluate_novel  # once they have learnt
-        self.evaluate_novel = self.evaluate_novel and not self.novel_rounds
-        self._shape: dict[str, Any] = {
-            "hidden_dim": self.hidden_dim,
-            "hidden_layers": self.hidden_layers,
-            "bias": self.bias,
-            "spectral": self.spectral_norm,
-            "chunk": self.chunk_size,
-        }
-        self.embedding_lr = self.embedding_lr or self.server_lr
         self.models = models or {}
         self._modules = {"": network} if isinstance(network, nn.Module) else network
         self._buffers = buffers
-        self.embeddings: dict[int, nn.Parameter] = {}  # v_i by client id
-        self.hypernetwork: Hypernetwork | None = None  # h(·; φ)
-        self.optimizer: Optimizer
-        self._generated: list[tuple[list[Node], dict[str, Tensor]]] = []  # graph kept
-        self._spread: float | None = None
+        self.generator: ModelGenerator  # h(·; φ) and the embeddings v_i
 
-    # Embeddings
-
-    def ensure_embeddings(self, nodes: Sequence[Node]) -> list[Node]:
-        """Give every node its v_i; returns the nodes that have one and whose network is known.
-
-        Learnt ones start at N(0, I), and are kept when a client leaves. Fixed ones are asked for
-        once; their size is the most common one."""
-        for node in nodes:
-            if not self.targets.has(node):
-                detail = f"its network {node.properties.get('model')!r} is not known"
-                self.messenger.drop(node, "model", detail)
-        nodes = [node for node in nodes if self.targets.has(node)]
-        new = [node for node in nodes if node.client not in self.embeddings]
-        if self.descriptor == "learnt":
-            for node in new:
-                generator = torch.Generator().manual_seed(
-                    seed_of(self.seed, "embedding", node.client)
-                )
-                self._remember(node.client, torch.randn(self._dim(), generator=generator))
-        elif new:
-            replies = self.exchange("query.describe", {node: {} for node in new})
-            sent = {u.node: u.arrays[DESCRIPTOR] for u in replies if DESCRIPTOR in u.arrays}
-            if not self.embedding_dim and sent:
-                sizes = Counter(v.size for v in sent.values())
-                self.embedding_dim = max(sizes, key=lambda size: (sizes[size], -size))
-            for node, v in sent.items():
-                if v.shape == (self.embedding_dim,):
-                    self._remember(node.client, torch.from_numpy(v.copy()))
-                else:
-                    self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
-        return [node for node in nodes if node.client in self.embeddings]
-
-    def update_descriptor_statistics(self, nodes: Sequence[Node]) -> None:
-        """Called with a training round's nodes before their models are generated."""
-
-    def embedding(self, client: int) -> Tensor:
-        """v_i (embedding_dim,) of a client."""
-        return self.embeddings[client]
-
-    def _remember(self, client: int, v: Tensor) -> None:
-        learnt = self.descriptor == "learnt"
-        network = self.network()
-        v = v.to(next(network.parameters()).dtype)
-        self.embeddings[client] = nn.Parameter(v, requires_grad=learnt)
-        if learnt:
-            self.optimizer.add([self.embeddings[client]], self.embedding_lr)
-
-    # Hooks
+    # The run
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The target networks' arrays are templates of the generated ones."""
-        self.targets = Targets(
-            self.models or {"": arrays}, self._modules, self._buffers, type(self).__name__
+        networks = self.models or {"": arrays}
+        targets = Targets(networks, self._modules, self._buffers, type(self).__name__)
+        self.generator = ModelGenerator(
+            self,
+            targets,
+            self.seed,
+            embedding_dim=self.embedding_dim,
+            default_dim=self._default_embedding_dim,
+            learns_embeddings=self.descriptor == "learnt",
         )
-        if self.num_rounds or self.former is None:  # else it only serves
-            self._check_memory()
+        serves_only = self.num_rounds == 0 and self.former is not None
+        if not serves_only:
+            self.generator.check_memory()
         return arrays
 
-    def _check_memory(self) -> None:
-        """Raise ValueError if training φ takes more memory than there is: φ and its gradient, the
-        optimizer's moments, and copies of φ and the moments to undo a round."""
-        with torch.device("meta"):
-            shapes, width = self.targets.shapes(), self.embedding_dim or 1
-            phi = sum(p.numel() for p in Hypernetwork(shapes, width, **self._shape).parameters())
-        moments = 2 if self.server_optimizer == "adam" else bool(self.server_momentum)
-        needed = (3 + 2 * moments) * phi * self.targets.dtype.itemsize
-        free = memory_left()
-        if needed > free:
-            weights = sum(torch.Size(shape).numel() for shape in shapes.values())
-            chunk = max(1000, weights // 1000)
-            raise ValueError(
-                f"the hypernetwork has {phi / 1e6:.3g} million weights for the network's "
-                f"{weights / 1e6:.3g} million; its training takes {needed / 1e9:.3g} GB, and "
-                f"{free / 1e9:.3g} GB are free. Set chunk-size, as to {chunk}, a smaller "
-                f"hidden-dim (now {self.hidden_dim}) or a smaller network"
-            )
-
-    def forget(self) -> None:
-        """φ, the embeddings, and their optimizer."""
-        self.hypernetwork, self.embeddings, self._generated = None, {}, []
+    def _default_embedding_dim(self) -> int:
+        return 1 + len(self.training_nodes()) // 4
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
         """Saved φ, embeddings and averaged buffers."""
-        v = to_tensors(group(saved, "embedding"))
-        if not v:
+        if not any(name.startswith("embedding/") for name in saved):
             raise ValueError(f"the saved arrays hold no embedding; their names: {list(saved)[:5]}")
-        self.embedding_dim = len(next(iter(v.values())))
-        self.network().load_state_dict(to_tensors(group(saved, "hypernetwork")))
-        for client, embedding in v.items():
-            self._remember(int(client), embedding.clone())
-        self.targets.load(group(saved, "buffer"))
-        return self.server_arrays()
+        self.generator.restore(saved)
+        return self.generator.arrays()
 
-    @property
-    def may_stop(self) -> bool:
-        """Never before novel rounds."""
-        return super().may_stop and not self.novel_rounds
+    def forget(self) -> None:
+        """φ, the embeddings, and their optimizer."""
+        self.generator.forget()
+
+    def optimizers(self) -> list[Optimizer]:
+        """The one of φ and the embeddings."""
+        return [self.generator.built_optimizer()]
 
     def start(
         self,
@@ -218,126 +122,97 @@ class PFedHN(PersonalizedStrategy):
         return super().start(grid, initial_arrays, total, *args, **options)
 
     def _run(self, *args: Any) -> Result:
-        self._last_training_round = self.num_rounds - self.novel_rounds  # a stop moves the former
+        # Fixed before the first round: a run that ends early lowers `num_rounds`.
+        self._last_training_round = self.num_rounds - self.novel_rounds
         return super()._run(*args)
+
+    @property
+    def may_stop(self) -> bool:
+        """Never before novel rounds."""
+        return super().may_stop and not self.novel_rounds
 
     @property
     def frozen(self) -> bool:
         """Whether this round's clients are the novel ones, and φ is frozen."""
         return bool(self.novel_rounds) and self.round > self._last_training_round
 
+    @property
+    def evaluates_novel(self) -> bool:
+        """Novel clients with novel rounds are evaluated once they learn."""
+        return super().evaluates_novel and (self.frozen or not self.novel_rounds)
+
     def sample(self) -> list[Node]:
         """Training clients; in the novel rounds all novel clients."""
         if not self.frozen:
             return super().sample()
-        self.selection_phase, self.evaluate_novel = 1, self._serves_novel
+        self.selection_phase = 1
         # φ is frozen: training clients' validation cannot choose a round.
         self.report_last_round = True
         return [node for node in self.nodes if node.novel]
 
-    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """θ_i = h(v_i; φ) for every node."""
-        with torch.no_grad():
-            nodes = self.ensure_embeddings(nodes)
-            self.network().eval()
-            models: dict[Node, Arrays] = {}
-            for name, members in self.targets.by_network(nodes).items():
-                models |= self.targets.named(self.generate(members, name), members, name)
-            return models
+    # A round
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ); the graph is kept for the vector–Jacobian product."""
-        known, nodes = len(self.embeddings), self.ensure_embeddings(nodes)
-        self.update_descriptor_statistics(nodes)
-        if len(self.embeddings) > known:
-            self.arrays = self.server_arrays()  # to which an undone round returns
-        self.network().train(not self.frozen).requires_grad_(not self.frozen)
-        self._generated = []
-        payloads: dict[Node, Arrays] = {}
-        for name, members in self.targets.by_network(nodes).items():
-            theta = self.generate(members, name)
-            self._generated.append((members, theta))
-            payloads |= self.targets.named(theta, members, name)
-        self._spread = relative_weight_spread([theta for _, theta in self._generated])
-        return payloads
+        embeddings_before = len(self.generator.embeddings)
+        vectors = self._vectors(self.ensure_embeddings(nodes))
+        if len(self.generator.embeddings) > embeddings_before:
+            self.arrays = self.generator.arrays()  # the state to which an undone round returns
+        return self.generator.models_to_train(vectors, frozen=self.frozen)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """g_φ = mean_i (∂θ_i/∂φ)ᵀ(θ_i − θ̃_i), g_v = (∂θ_i/∂v_i)ᵀ(θ_i − θ̃_i); descend."""
-        replies = {update.node: update for update in updates}
-        network = self.network()
-        for nodes, theta in self._generated:
-            difference = {name: torch.zeros_like(t) for name, t in theta.items()}
-            for row, node in enumerate(nodes):
-                if node in replies:
-                    for name, trained in to_tensors(replies[node].arrays).items():
-                        if name in difference:
-                            difference[name][row] = theta[name][row].detach() - trained
-            torch.autograd.backward(list(theta.values()), list(difference.values()))
-        for parameter in network.parameters():
-            if parameter.grad is not None and len(updates) > 1:
-                parameter.grad /= len(updates)
-        for nodes, _ in self._generated:  # no reply: no momentum or decay either
-            for node in nodes:
-                if node not in replies and node.client in self.embeddings:
-                    self.embeddings[node.client].grad = None
-        if self.clip_norm > 0:
-            learnt = [*network.parameters(), *self.embeddings.values()]
-            nn.utils.clip_grad_norm_(learnt, self.clip_norm)
-        self.optimizer.step(self.decay)
-        self.optimizer.zero_grad()
-        self._generated = []
+        """Descend on φ and v_i, see `ModelGenerator.descend`; average the clients' buffers."""
+        self.generator.descend(updates, self.decay)
         if not self.frozen:
-            self.targets.average(updates)
-        return self.server_arrays()
+            self.generator.targets.average(updates)
+        return self.generator.arrays()
 
-    def optimizers(self) -> list[Optimizer]:
-        """One for φ and the embeddings."""
-        self.network()
-        return [self.optimizer]
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """θ_i = h(v_i; φ) for every node; the class proportions of new clients are requested."""
+        return self.generator.models(self._vectors(self.ensure_embeddings(nodes)))
 
     def report(self) -> dict[str, float]:
-        """The `spread` of the round's generated models."""
-        return {} if self._spread is None else {"weights-spread": self._spread}
+        """The relative spread of the round's generated weights, if they can be compared."""
+        spread = self.generator.weight_spread
+        return {} if spread is None else {"weights-spread": spread}
 
-    # The hypernetwork
+    # Embeddings
 
-    def generate(self, nodes: Sequence[Node], model: str = "") -> dict[str, Tensor]:
-        """h(v_i; φ) for nodes of one target network: arrays (m, *shape) by name."""
-        v = torch.stack([self.embedding(node.client).to(self.targets.dtype) for node in nodes])
-        return self.network()(v, model)
+    def ensure_embeddings(self, nodes: Sequence[Node]) -> list[Node]:
+        """Give every node a v_i; returns the nodes that have one and whose network is known.
 
-    def network(self) -> Hypernetwork:
-        """The hypernetwork, initialised by the run's seed on the first call."""
-        if self.hypernetwork is None:
-            with drawing(seed_of(self.seed, "hypernetwork")):
-                self.hypernetwork = Hypernetwork(self.targets.shapes(), self._dim(), **self._shape)
-            self.hypernetwork.to(self.targets.dtype)
-            self.optimizer = self._optimizer(self.hypernetwork.parameters(), self.server_lr)
-        return self.hypernetwork
+        Learnt ones start at N(0, I), and are kept when a client leaves. Class proportions are
+        requested once."""
+        known = []
+        for node in nodes:
+            if self.generator.targets.has(node):
+                known.append(node)
+            else:
+                detail = f"its network {node.properties.get('model')!r} is not known"
+                self.messenger.drop(node, "model", detail)
+        embeddings = self.generator.embeddings
+        new = [node for node in known if node.client not in embeddings]
+        if self.descriptor == "learnt":
+            for node in new:
+                self.generator.draw_embedding(node.client)
+        elif new:
+            self._request_class_proportions(new)
+        return [node for node in known if node.client in embeddings]
 
-    def server_arrays(self) -> Arrays:
-        """``hypernetwork/…`` and ``embedding/<client>``, which share memory, and ``buffer/…``."""
-        phi = {n: t.detach().numpy() for n, t in self.network().state_dict().items()}
-        v = {str(client): v.detach().numpy() for client, v in self.embeddings.items()}
-        averages = prefixed("buffer", self.targets.averages())
-        return prefixed("hypernetwork", phi) | prefixed("embedding", v) | averages
+    def _request_class_proportions(self, nodes: Sequence[Node]) -> None:
+        """Hold the class proportions that the nodes report. The most common size is the valid one,
+        the smallest of several."""
+        replies = self.exchange("query.describe", {node: {} for node in nodes})
+        vectors = {u.node: u.arrays[DESCRIPTOR] for u in replies if DESCRIPTOR in u.arrays}
+        if not self.generator.embedding_dim and vectors:
+            counts = Counter(v.size for v in vectors.values())
+            self.generator.embedding_dim = max(counts, key=lambda size: (counts[size], -size))
+        for node, v in vectors.items():
+            if v.shape == (self.generator.embedding_dim,):
+                self.generator.add_embedding(node.client, torch.from_numpy(v.copy()))
+            else:
+                self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
 
-    def _dim(self) -> int:
-        self.embedding_dim = self.embedding_dim or 1 + len(self.training_nodes()) // 4
-        return self.embedding_dim
-
-    def _optimizer(self, parameters: Iterable[Tensor], lr: float) -> Optimizer:
-        decay = self.server_weight_decay
-        if self.server_optimizer == "adam":
-            return Adam(parameters, lr, decay)
-        return SGD(parameters, lr, self.server_momentum, decay)
-
-
-def relative_weight_spread(generated: Sequence[Mapping[str, Tensor]]) -> float | None:
-    """The square root of Σ_i ‖w_i − w̄‖² / Σ_i ‖w_i‖² over generated models w_i, with the mean w̄ of
-    each network. None for single clients."""
-    flat = [torch.cat([t.detach().reshape(len(t), -1) for t in w.values()], 1) for w in generated]
-    if all(len(w) < 2 for w in flat):
-        return None
-    distances = sum(float((w - w.mean(0)).square().sum()) for w in flat)
-    return float((distances / sum(float(w.square().sum()) for w in flat)) ** 0.5)
+    def _vectors(self, nodes: Sequence[Node]) -> dict[Node, Tensor]:
+        """v_i of each node."""
+        return {node: self.generator.embeddings[node.client] for node in nodes}

@@ -189,7 +189,7 @@ def test_a_users_network_tells_what_is_not_generated(method):
     )
     (level,) = (a for name, a in strategy.arrays.items() if name.endswith("level"))
     assert level.shape == () and level != 0
-    generated = getattr(strategy, "trainer", strategy).targets.shapes()
+    generated = getattr(strategy, "trainer", strategy).generator.targets.shapes()
     assert not any("first." in name or name.endswith("level") for name in generated)
 
 

@@ -424,8 +424,8 @@ def test_the_encoder_descends_on_the_clients_mean_at_its_own_decayed_rate(clip_n
     strategy.now = Round(3)
     nodes = [Node(i, 50 + i) for i in range(2)]
     for node in nodes:
-        strategy.descriptors[node.client] = torch.zeros(1, requires_grad=True)
-        strategy.descriptors[node.client].grad = torch.ones(1) * (node.client + 1)
+        strategy.descriptors[node] = torch.zeros(1, requires_grad=True)
+        strategy.descriptors[node].grad = torch.ones(1) * (node.client + 1)
 
     def exchange(action, payloads, like=None):
         assert [p[DESCRIPTOR].item() for p in payloads.values()] == [1.0, 2.0]  # g_e, each its own
@@ -439,11 +439,10 @@ def test_the_encoder_descends_on_the_clients_mean_at_its_own_decayed_rate(clip_n
     assert strategy.gamma["encoder.out.bias"].item() == pytest.approx(expected)
 
 
-def test_the_last_rounds_alone_fine_tune(monkeypatch):
+def test_the_last_rounds_alone_fine_tune():
     """Two of five: embeddings are free in rounds 1 to 3, phase 0; rounds 4 and 5 are phase 1, of
     which the best round is chosen anew. End-to-end training has one phase. Nothing stops while
     embeddings are free."""
-    monkeypatch.setattr(PFedHN, "broadcast", lambda *_: {})
     for training, expected in (
         ("two-phase", [(True, 0, False)] * 3 + [(False, 1, True)] * 2),
         ("end-to-end", [(False, 0, True)] * 5),
@@ -461,9 +460,8 @@ def test_with_private_novel_clients_the_last_round_is_reported():
     assert not strategy_of().report_last_round
 
 
-def test_with_free_embeddings_the_encoder_is_the_mean_of_the_clients(monkeypatch):
+def test_with_free_embeddings_the_encoder_is_the_mean_of_the_clients():
     """Fitted encoders 2 and 6, of 1 and 9 samples: 4."""
-    monkeypatch.setattr(PFedHN, "aggregate", lambda *_: {})
     strategy = strategy_of(training="two-phase", fine_tune_rounds=2)
     strategy.now = Round(1)
     fitted = [(Node(0, 50), 2.0, 1), (Node(1, 51), 6.0, 9)]
@@ -510,3 +508,25 @@ def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it(
     assert strategy.broadcast({}, nodes[:2]).keys() == {nodes[0]}
     assert moments() == (5.0, pytest.approx(16 / 3))
     assert asked == [("query.encode", who) for who in ([0, 1], [2], [0, 1, 2, 9], [0, 1])]
+
+
+def test_a_checkpoint_names_its_arrays_as_ever():
+    """What saved runs hold: φ, γ, free embeddings and statistics by these names, the noise, and
+    the optimizers of φ and γ in this order, the first with the embeddings as a further group."""
+    strategy = strategy_of(training="two-phase", fine_tune_rounds=2, hidden_dim=2)
+    strategy.now = Round(1)
+    strategy.moments.update(torch.tensor([[1.0], [3.0]]))
+    strategy.broadcast({}, [Node(4, 54)])
+    strategy.arrays = strategy.server_arrays()
+    state = strategy.state()
+    groups = {name.partition("/")[0] for name in state["arrays"]}
+    assert groups == {"hypernetwork", "encoder", "embedding", "moments"}
+    singles = {name for name in state["arrays"] if not name.startswith("hypernetwork/")}
+    assert singles == {
+        "encoder/encoder.out.bias",
+        "embedding/4",
+        "moments/mean",
+        "moments/variance",
+    }
+    assert list(state["kept"]) == ["sigmas"]
+    assert len(state["optimizers"]) == 2

@@ -27,7 +27,8 @@ TEMPLATE = {"w": np.zeros((2, 3)), "b": np.zeros(2)}  # float64
 
 def surrogate(strategy, nodes, trained):
     """Σ_i ½‖θ̃_i − h(v_i; φ)‖², the trained weights held fixed."""
-    theta = strategy.generate(nodes)
+    generator = strategy.generator
+    theta = generator.generate([generator.embeddings[node.client] for node in nodes])
     return sum(
         0.5 * (torch.from_numpy(reply[name]) - theta[name][i]).square().sum()
         for i, reply in enumerate(trained)
@@ -51,8 +52,8 @@ def test_the_update_descends_on_the_surrogate():
         trained = [
             {n: a + rng.normal(size=a.shape) for n, a in sent[node].items()} for node in nodes
         ]
-        phi = dict(strategy.hypernetwork.named_parameters())
-        v = strategy.embeddings
+        phi = dict(strategy.generator.hypernetwork.named_parameters())
+        v = strategy.generator.embeddings
         loss = surrogate(strategy, nodes, trained)
         gradients = torch.autograd.grad(loss, [*phi.values(), *v.values()])
         steps = [0.1 / 3] * len(phi) + [0.2] * len(v)
@@ -72,11 +73,11 @@ def test_a_client_without_a_reply_leaves_its_embedding_alone():
     strategy.open(None, to_record({n: a.astype(np.float32) for n, a in TEMPLATE.items()}), {})
     nodes = [Node(0, 10), Node(1, 11)]
     sent = strategy.broadcast({}, nodes)
-    before = {client: v.detach().clone() for client, v in strategy.embeddings.items()}
+    before = {client: v.detach().clone() for client, v in strategy.generator.embeddings.items()}
     reply = {n: a + 1 for n, a in sent[nodes[1]].items()}
     strategy.aggregate({}, [Update(nodes[1], reply, 1, {})])
-    assert torch.equal(strategy.embeddings[0], before[0])
-    assert not torch.equal(strategy.embeddings[1], before[1])
+    assert torch.equal(strategy.generator.embeddings[0], before[0])
+    assert not torch.equal(strategy.generator.embeddings[1], before[1])
 
 
 def test_a_linear_step_by_hand():
@@ -90,14 +91,14 @@ def test_a_linear_step_by_hand():
     strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
     strategy.now, node = Round(3), Node(0, 50)
     strategy.ensure_embeddings([node])
-    (weight,) = strategy.network().parameters()
+    (weight,) = strategy.generator.network().parameters()
     with torch.no_grad():
         weight.fill_(2.0)
-        strategy.embeddings[0].fill_(3.0)
+        strategy.generator.embeddings[0].fill_(3.0)
     assert strategy.broadcast({}, [node])[node]["w"].tolist() == [6.0]
     strategy.aggregate({}, [Update(node, {"w": np.full(1, 5, np.float32)}, 1, {})])
     assert weight.item() == pytest.approx(2 - 0.1 * 3 / 13**0.5, rel=1e-5)
-    assert strategy.embeddings[0].item() == pytest.approx(3 - 0.2 * 2 / 13**0.5, rel=1e-5)
+    assert strategy.generator.embeddings[0].item() == pytest.approx(3 - 0.2 * 2 / 13**0.5, rel=1e-5)
 
 
 def test_the_mean_is_over_those_who_replied_and_clipped_after_it():
@@ -111,16 +112,16 @@ def test_the_mean_is_over_those_who_replied_and_clipped_after_it():
     strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
     nodes = [Node(i, 50 + i) for i in range(3)]
     strategy.ensure_embeddings(nodes)
-    (weight,) = strategy.network().parameters()
+    (weight,) = strategy.generator.network().parameters()
     with torch.no_grad():
         weight.fill_(2.0)
         for i, v in enumerate((3.0, 1.0, 5.0)):
-            strategy.embeddings[i].fill_(v)
+            strategy.generator.embeddings[i].fill_(v)
     strategy.broadcast({}, nodes)
     replies = [(nodes[0], 5, 9), (nodes[1], 4, 1)]  # sample counts do not count
     strategy.aggregate({}, [Update(n, {"w": np.full(1, w, "f")}, m, {}) for n, w, m in replies])
     assert weight.item() == pytest.approx(2 - 0.1 * 0.5 / 5)
-    found = [strategy.embeddings[i].item() for i in range(3)]
+    found = [strategy.generator.embeddings[i].item() for i in range(3)]
     assert found == pytest.approx([3 - 0.2 * 2 / 5, 1 + 0.2 * 4 / 5, 5])
 
 
@@ -133,7 +134,7 @@ def test_every_client_starts_from_an_embedding_of_its_own():
         strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
         strategy.nodes = [Node(i, 50 + i, novel=i >= 8) for i in range(12)]
         strategy.ensure_embeddings(strategy.nodes[:2][::order])
-        found.append({client: v.tolist() for client, v in strategy.embeddings.items()})
+        found.append({client: v.tolist() for client, v in strategy.generator.embeddings.items()})
     assert found[0] == found[1]
     assert min(min(v) for v in found[0].values()) < 0  # of N(0, I)
     assert len(found[0][0]) == 3 and not set(found[0][0]) & set(found[0][1])
@@ -149,7 +150,7 @@ def test_novel_rounds_are_of_novel_clients_alone_and_are_reported():
         strategy.now = Round(number)
         sampled = [node.client for node in strategy.sample()]
         got.append((sampled, strategy.frozen, strategy.selection_phase))
-        got.append((strategy.evaluate_novel, strategy.report_last_round))
+        got.append((strategy.evaluates_novel, strategy.report_last_round))
     assert got == [([0, 1], False, 0), (False, False), ([7], True, 1), (True, True)]
 
 
@@ -166,24 +167,24 @@ def test_each_node_gets_the_model_of_its_own_embedding_and_the_weighted_counter(
     strategy.open(None, to_record({"w": np.zeros(1, np.float32), "n": np.array(0)}), {})
     nodes = [Node(0, 50), Node(1, 51)]
     strategy.ensure_embeddings(nodes)
-    (weight,) = strategy.network().parameters()
+    (weight,) = strategy.generator.network().parameters()
     with torch.no_grad():
         weight.fill_(1.0)
-        strategy.embeddings[0].fill_(-3.0)
-        strategy.embeddings[1].fill_(4.0)
+        strategy.generator.embeddings[0].fill_(-3.0)
+        strategy.generator.embeddings[1].fill_(4.0)
     sent = strategy.broadcast({}, nodes)
     assert [sent[node]["w"].item() for node in nodes] == [-3.0, 4.0]
     got = [(nodes[0], 3, 1), (nodes[1], 10, 6)]
     strategy.aggregate({}, [Update(u, sent[u] | {"n": np.array(n)}, k, {}) for u, n, k in got])
-    assert strategy.targets.averaged[""]["n"].item() == 9
+    assert strategy.generator.targets.averaged[""]["n"].item() == 9
     assert strategy.may_stop and not PFedHN(novel_rounds=1).may_stop
 
 
 def test_a_fixed_descriptor_has_no_gradient_that_clipping_could_count():
     strategy = PFedHN(descriptor="class-proportions", embedding_dim=2)
     strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
-    strategy._remember(0, torch.tensor([0.25, 0.75]))
-    assert not strategy.embeddings[0].requires_grad
+    strategy.generator.add_embedding(0, torch.tensor([0.25, 0.75]))
+    assert not strategy.generator.embeddings[0].requires_grad
 
 
 def test_counters_are_averaged_within_a_network_and_given_with_its_models():
@@ -277,7 +278,7 @@ def test_novel_clients_do_not_move_the_averages():
         strategy.now = Round(number)
         sent = strategy.broadcast({}, [node])[node]
         strategy.aggregate({}, [Update(node, sent | {"n": np.array(4 * number)}, 1, {})])
-        assert strategy.targets.averaged[""]["n"] == expected
+        assert strategy.generator.targets.averaged[""]["n"] == expected
 
 
 def test_a_network_without_trainable_weights_is_refused():
@@ -308,10 +309,11 @@ def test_clients_of_different_sizes_train_one_trunk(chunk):
     assert [sent[node].keys() for node in nodes] == [{"w"}, {"w", "b"}, {"w"}]
     rng = np.random.default_rng(0)
     trained = [{n: a + rng.normal(size=a.shape) for n, a in sent[node].items()} for node in nodes]
-    phi = dict(strategy.network().named_parameters())
+    phi = dict(strategy.generator.network().named_parameters())
     loss = 0.0
     for node, reply in zip(nodes, trained, strict=True):
-        theta = strategy.generate([node], node.properties["model"])
+        v = strategy.generator.embeddings[node.client]
+        theta = strategy.generator.generate([v], node.properties["model"])
         for name, array in reply.items():
             loss = loss + 0.5 * (torch.from_numpy(array) - theta[name][0]).square().sum()
     gradients = torch.autograd.grad(loss, list(phi.values()))
@@ -424,7 +426,7 @@ def test_clients_join_and_leave_and_find_their_own_embedding():
 
         def aggregate(self, arrays, updates):
             result = super().aggregate(arrays, updates)
-            seen.append({c: v.detach().clone() for c, v in self.embeddings.items()})
+            seen.append({c: v.detach().clone() for c, v in self.generator.embeddings.items()})
             return result
 
     from fedapps.node.building import method_model

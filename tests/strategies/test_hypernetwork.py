@@ -11,7 +11,7 @@ from clients.core.client import Client
 from partitions.shares import Samples, Share
 from strategies.core.replies import Node, Update
 from strategies.maths.hypernetwork import Hypernetwork
-from strategies.methods import pfedhn
+from strategies.methods import _generated_networks
 from strategies.methods.pfedhn import PFedHN
 
 D, K, N = 4, 2, 5  # entries of θ, of v, clients
@@ -55,7 +55,7 @@ def test_the_linear_hypernetwork_finds_the_clients_principal_components():
         replies = [c.train(sent[node], {})[0] for c, node in zip(made, nodes, strict=True)]
         strategy.aggregate({}, [Update(n, r, 1, {}) for n, r in zip(nodes, replies, strict=True)])
     components = np.linalg.svd(solutions)[2][:K].T
-    w = strategy.network().heads[0].weight.detach().numpy()
+    w = strategy.generator.network().heads[0].weight.detach().numpy()
     assert subspace_angles(w, components).max() < 1e-3
     theta = strategy.personalize({}, nodes)
     found = np.array([theta[node]["0.weight"][0] for node in nodes])
@@ -124,7 +124,7 @@ def test_more_memory_than_there_is_is_refused(monkeypatch):
         (20 * phi, {"hidden_dim": 200}, True),
         (9 * phi, {"chunk_size": 100}, False),
     ):
-        monkeypatch.setattr(pfedhn, "memory_left", lambda free=free: free)
+        monkeypatch.setattr(_generated_networks, "memory_left", lambda free=free: free)
         strategy = PFedHN(embedding_dim=1, **options)
         if refused:
             with pytest.raises(ValueError, match=r"GB are free\. Set chunk-size, as to 1000, a"):
@@ -138,8 +138,8 @@ def test_a_finished_run_is_served_with_less_memory(monkeypatch):
     trained = PFedHN(embedding_dim=1)
     trained.open(None, initial, {})
     trained.ensure_embeddings([Node(3, 53)])
-    monkeypatch.setattr(pfedhn, "memory_left", lambda: 1)
-    served = PFedHN(embedding_dim=1, former={"arrays": trained.server_arrays()})
+    monkeypatch.setattr(_generated_networks, "memory_left", lambda: 1)
+    served = PFedHN(embedding_dim=1, former={"arrays": trained.generator.arrays()})
     served.open(None, initial, {})
     (one, two) = (s.personalize({}, [Node(3, 53)]) for s in (trained, served))
     assert np.array_equal(*(model[Node(3, 53)]["w"] for model in (one, two)))

@@ -74,8 +74,8 @@ def test_statistics_are_averaged_under_their_numbers(told):
     """The second round's statistics are the mean of what both clients of the first returned."""
     strategy = PFedHN(**SMALL, **told, fraction_evaluate=0)
     seen = go(strategy, numbered(Net()))
-    assert sorted(strategy.targets.averages()) == ["4", "5", "6"]
-    assert sorted(strategy.targets.shapes()) == ["0", "1", "2", "3", "7", "8"]
+    assert sorted(strategy.generator.targets.averages()) == ["4", "5", "6"]
+    assert sorted(strategy.generator.targets.shapes()) == ["0", "1", "2", "3", "7", "8"]
     for mean, variance in ((first[4], first[5]) for first in seen[:2]):
         np.testing.assert_array_equal((mean, variance), (np.zeros(4), np.ones(4)))
     np.testing.assert_array_equal(seen[2][4], seen[3][4])  # one mean for both
@@ -105,7 +105,7 @@ def test_arrays_that_cannot_be_statistics_need_nothing():
     """A linear model: a matrix and a vector."""
     strategy = PFedHN(**SMALL)
     strategy.open(None, ArrayRecord([np.zeros((10, 64)), np.zeros(10)]), {})
-    assert sorted(strategy.targets.shapes()) == ["0", "1"]
+    assert sorted(strategy.generator.targets.shapes()) == ["0", "1"]
 
 
 class Wider(Net):
