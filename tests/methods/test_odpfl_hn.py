@@ -28,7 +28,6 @@ from partitions.shares import Samples, Share
 from strategies.core.replies import Node, Update
 from strategies.core.round import Round
 from strategies.methods.odpfl_hn import ODPFLHN
-from strategies.methods.pfedhn import PFedHN
 
 INFO = Info("tiny", (6,), 3, "")
 DIM = 4
@@ -321,14 +320,14 @@ def test_the_three_exchanges_are_one_step_on_the_end_to_end_gradient():
     after = from_record(strategy.start(grid, initial, 1).arrays)
 
     twin.open(None, initial, {})
-    phi, gamma = dict(twin.network().named_parameters()), twin.gamma
+    phi, gamma = dict(twin.generator.network().named_parameters()), twin.gamma
     net, loss = client_model(), 0.0
     for client in range(3):
         x, y = map(torch.from_numpy, client_data(client))
         e = functional_call(
             net.encoder, {n.removeprefix("encoder."): p for n, p in gamma.items()}, (x,)
         )
-        w = {n.removeprefix("target."): t[0] for n, t in twin.network()(e[None]).items()}
+        w = {n.removeprefix("target."): t[0] for n, t in twin.generator.network()(e[None]).items()}
         loss = loss + ETA * F.cross_entropy(functional_call(net.target, w, (x,)), y) / 3
     gradients = torch.autograd.grad(loss, [*phi.values(), *gamma.values()])
     named = [f"hypernetwork/{n}" for n in phi] + [f"encoder/{n}" for n in gamma]
