@@ -424,7 +424,7 @@ def test_settings_start_without_torch():
     [
         (["settings"], ["num-clients", "partition.alpha", "[1, 1000000]", "none, local, central"]),
         (["settings", "fedtta++"], ["fedtta++.max-steps", "fedtta++.mu", "(as fedtta-prox)"]),
-        (["settings", "tent"], ["tent.bits = false entropy in bits: a step longer by 1 / ln 2"]),
+        (["settings", "tent"], ["tent.bits = false measure entropy in bits"]),
         (["settings", "fedavg"], ["no settings of its own"]),
         (["settings", "--schema"], ['"exclusiveMinimum"', "fedtta++"]),
     ],
