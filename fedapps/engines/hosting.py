@@ -45,7 +45,9 @@ class HostingGrid(AnsweringGrid):
     def __init__(self, grid: Grid, num_clients: int, timeout: float) -> None:
         super().__init__()
         self.set_run(grid.run)
-        self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
+        self._grid = grid
+        self._num_clients = num_clients
+        self._timeout = timeout
         # Node and client by id; the client is None if it is the whole node.
         self._clients: dict[int, tuple[int, int | None]] = {}
         self._places: dict[int, tuple[int, int] | None] = {}  # p and P by node
@@ -58,25 +60,30 @@ class HostingGrid(AnsweringGrid):
     def get_node_ids(self) -> Iterable[int]:
         """The ids of the clients whose nodes are present."""
         present = set(self._grid.get_node_ids())
-        if new := sorted(present - self._places.keys()):
+        new = sorted(present - self._places.keys())
+        if new:
             self._ask_places(new)
-        self._assign({node: self._places[node] for node in sorted(present & self._places.keys())})
+        answered = sorted(present & self._places.keys())
+        self._assign({node: self._places[node] for node in answered})
         hosting = present - self.refused.keys()
-        return [i for i, (node, _) in self._clients.items() if node in hosting]
+        return [client_id for client_id, (node, _) in self._clients.items() if node in hosting]
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         """The clients' replies, after all nodes have answered or `timeout` seconds."""
         packed = self._packed(messages)
-        replies = self._grid.send_and_receive([m for m, _ in packed], timeout=timeout)
-        sent = {message.metadata.message_id: parts for message, parts in packed}
+        to_nodes = [message for message, _ in packed]
+        replies = self._grid.send_and_receive(to_nodes, timeout=timeout)
+        # Only now: Flower's grid gives messages their ids when it sends them.
+        parts_by_id = {message.metadata.message_id: parts for message, parts in packed}
         for reply in replies:
-            yield from unpacked(reply, sent.pop(reply.metadata.reply_to_message_id, []))
+            parts = parts_by_id.pop(reply.metadata.reply_to_message_id, [])
+            yield from unpacked(reply, parts)
 
     def _ask_places(self, nodes: Sequence[int]) -> None:
         """Ask nodes for their number p of P."""
-        asked = [Message(RecordDict(), node, ASK) for node in nodes]
-        replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
-        senders = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
+        questions = [Message(RecordDict(), node, ASK) for node in nodes]
+        replies = list(self._grid.send_and_receive(questions, timeout=self._timeout))
+        senders = {m.metadata.message_id: m.metadata.dst_node_id for m in questions}
         for reply in replies:
             node = senders.get(reply.metadata.reply_to_message_id)
             lost = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
@@ -86,25 +93,34 @@ class HostingGrid(AnsweringGrid):
     def _assign(self, places: Mapping[int, tuple[int, int] | None]) -> None:
         """Count P among the present nodes, and give an id to each client of those that agree."""
         votes = Counter(place[1] for place in places.values() if place)
-        if votes and not (self._working and self._partitions):
+        fixed = self._working and self._partitions
+        if votes and not fixed:
+            # Of two numbers with as many votes the larger one counts.
             self._partitions = max(votes, key=lambda number: (votes[number], number))
-        before, self.refused = self.refused, {}
+        formerly_refused = self.refused
+        self.refused = {}
         for node, place in places.items():
             if place and place[1] != self._partitions:
-                why = f"it says that there are {place[1]} nodes, most say {self._partitions}"
-                self.refused[node] = why
-                if before.get(node) != why:
-                    log(WARNING, "node %s is refused: %s", node, why)
+                reason = f"it says that there are {place[1]} nodes, most say {self._partitions}"
+                self.refused[node] = reason
+                if formerly_refused.get(node) != reason:
+                    log(WARNING, "node %s is refused: %s", node, reason)
             elif node not in self._hosting:
                 self._hosting.add(node)
-                clients: Iterable[int | None] = [None]
-                if place:
-                    clients = range(place[0], self._num_clients, place[1])
-                    log(INFO, "node %s hosts %s clients", node, len(clients))
-                self._clients |= {next(self._ids): (node, client) for client in clients}
+                self._add_clients(node, place)
+
+    def _add_clients(self, node: int, place: tuple[int, int] | None) -> None:
+        """Give an id to each client of a node with the number p of P, or to the node itself."""
+        clients: Sequence[int | None] = [None]
+        if place:
+            number, partitions = place
+            clients = range(number, self._num_clients, partitions)
+            log(INFO, "node %s hosts %s clients", node, len(clients))
+        for client in clients:
+            self._clients[next(self._ids)] = (node, client)
 
     def _packed(self, messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
-        """The messages to nodes, each with those to clients that it carries."""
+        """The messages to nodes, each with the messages to clients that it carries."""
         groups: dict[tuple[int, str, bool], list[Message]] = {}
         for message in messages:
             node, client = self._clients[message.metadata.dst_node_id]
@@ -114,7 +130,8 @@ class HostingGrid(AnsweringGrid):
         packed = []
         for (node, action, whole_node), parts in groups.items():
             if whole_node:
-                packed += [(Message(part.content, node, action), [part]) for part in parts]
+                for part in parts:
+                    packed.append((Message(part.content, node, action), [part]))
                 continue
             clients = [self._clients[part.metadata.dst_node_id][1] for part in parts]
             header = {"clients": clients, "of": self._num_clients}
@@ -145,19 +162,21 @@ class HostingApp(ClientApp):
             if not _hosts(place, client):
                 replies.append(f"this node hosts no client {client!r}")
                 continue
-            node_config = context.node_config | dict(
-                zip(PARTITION, (client, header["of"]), strict=True)
-            )
-            state = states.get(f"{client}:", RecordDict())
+            client_config = dict(zip(PARTITION, (client, header["of"]), strict=True))
             client_context = Context(
-                context.run_id, context.node_id, node_config, state, context.run_config
+                context.run_id,
+                context.node_id,
+                context.node_config | client_config,
+                states.get(f"{client}:", RecordDict()),
+                context.run_config,
             )
             reply = respond(self._app, with_records(message, records), client_context)
             states[f"{client}:"] = client_context.state
-            replies.append((reply.error.reason or "") if reply.has_error() else reply.content)
-        context.state = RecordDict(
-            {prefix + key: r for prefix, state in states.items() for key, r in state.items()}
-        )
+            if reply.has_error():
+                replies.append(reply.error.reason or "")
+            else:
+                replies.append(reply.content)
+        context.state = _joined(states)
         return Message(pack(replies, {}), reply_to=message)
 
 
@@ -165,8 +184,8 @@ def pack(contents: Sequence[RecordDict | str], header: Mapping[str, Any]) -> Rec
     """Several contents, or errors in their place, and a header in one content. A record that
     several of them hold is stored once."""
     records: dict[str, Any] = {}
-    keys: dict[int, str] = {}
-    table: list[dict[str, str] | str] = []
+    keys: dict[int, str] = {}  # of the records, by id()
+    table: list[dict[str, str] | str] = []  # for each content its records' keys by name
     for content in contents:
         if isinstance(content, str):
             table.append(content)
@@ -185,10 +204,13 @@ def unpack(content: RecordDict) -> tuple[Mapping[str, Any], list[Mapping[str, An
     Raises ValueError, TypeError, AttributeError or KeyError for content that `pack` did not make.
     """
     header, table = json.loads(str(content.config_records[TABLE]["json"]))
-    return header, [
-        entry if isinstance(entry, str) else {name: content[key] for name, key in entry.items()}
-        for entry in table
-    ]
+    contents: list[Mapping[str, Any] | str] = []
+    for entry in table:
+        if isinstance(entry, str):
+            contents.append(entry)
+        else:
+            contents.append({name: content[key] for name, key in entry.items()})
+    return header, contents
 
 
 def unpacked(reply: Message, sent: Sequence[Message]) -> list[Message]:
@@ -202,14 +224,15 @@ def unpacked(reply: Message, sent: Sequence[Message]) -> list[Message]:
         if len(contents) != len(sent):
             raise ValueError(f"{len(contents)} replies to {len(sent)} messages")
     except Exception as error:  # a malicious node's reply must cost its own clients only
-        reason, code = f"malformed reply: {error}", ErrorCode.UNKNOWN
-        return [error_reply(message, reason, code) for message in sent]
-    return [
-        error_reply(message, content)
-        if isinstance(content, str)
-        else Message(RecordDict(dict(content)), reply_to=message)
-        for message, content in zip(sent, contents, strict=True)
-    ]
+        reason = f"malformed reply: {error}"
+        return [error_reply(message, reason, ErrorCode.UNKNOWN) for message in sent]
+    replies = []
+    for message, content in zip(sent, contents, strict=True):
+        if isinstance(content, str):
+            replies.append(error_reply(message, content))
+        else:
+            replies.append(Message(RecordDict(dict(content)), reply_to=message))
+    return replies
 
 
 def place_in(reply: Message) -> tuple[int, int] | None:
@@ -217,10 +240,11 @@ def place_in(reply: Message) -> tuple[int, int] | None:
     if reply.has_error():  # its app hosts no clients
         return None
     place: Mapping[str, Any] = reply.content.metric_records.get("place", {})
-    number, of = (place.get(key) for key in PARTITION)
-    if isinstance(number, int) and isinstance(of, int) and 0 <= number < of:
-        return number, of
-    return None
+    number = place.get(PARTITION[0])
+    partitions = place.get(PARTITION[1])
+    if not isinstance(number, int) or not isinstance(partitions, int):
+        return None
+    return (number, partitions) if 0 <= number < partitions else None
 
 
 def _place(node_config: Mapping[str, Any]) -> MetricRecord:
@@ -233,8 +257,10 @@ def _place(node_config: Mapping[str, Any]) -> MetricRecord:
 def _hosts(place: Mapping[str, Any], client: Any) -> bool:
     """Whether the node hosts a client of that number. Without this check a server could ask for
     one user's data under many numbers."""
-    valid = isinstance(client, int) and not isinstance(client, bool) and client >= 0
-    return bool(place) and valid and client % place["num-partitions"] == place["partition-id"]
+    is_number = isinstance(client, int) and not isinstance(client, bool)
+    if not place or not is_number or client < 0:
+        return False
+    return bool(client % place["num-partitions"] == place["partition-id"])
 
 
 def _states(state: RecordDict) -> dict[str, RecordDict]:
@@ -244,3 +270,12 @@ def _states(state: RecordDict) -> dict[str, RecordDict]:
         client, colon, name = key.partition(":")
         states.setdefault(client + colon, RecordDict())[name] = record
     return states
+
+
+def _joined(states: Mapping[str, RecordDict]) -> RecordDict:
+    """The node's state with all clients' states: the inverse of `_states`."""
+    joined = RecordDict()
+    for prefix, state in states.items():
+        for key, record in state.items():
+            joined[prefix + key] = record
+    return joined

@@ -62,8 +62,12 @@ class Job:
             return []
         complete = file.read_text("utf-8").rpartition("\n")[0]
         lines = complete.split("\n") if complete else []
-        new, self._lines = lines[self._lines :], len(lines)
-        reports = [report for line in new if (report := _report(line))]
+        reports = []
+        for line in lines[self._lines :]:
+            report = _report(line)
+            if report:
+                reports.append(report)
+        self._lines = len(lines)
         self.rounds += len(reports)
         self.seconds += sum(report.get("seconds", 0.0) for report in reports)  # absent: private
         return reports
@@ -105,7 +109,9 @@ def make_jobs(
     config: Mapping[str, Value], methods: Sequence[str], seeds: Sequence[int], output: Path
 ) -> list[Job]:
     """One job for each seed of each method; a method may include settings."""
-    data_dir, changes, jobs = str(config["data-dir"]), dict[str, Value](), []
+    jobs: list[Job] = []
+    changes: dict[str, Value] = {}
+    data_dir = str(config["data-dir"])
     if data_dir:  # absolute paths, since engines run in other working directories
         changes["data-dir"] = str(Path(data_dir).resolve())
     if path := own_path(str(config["dataset"]), data_dir):

@@ -28,19 +28,23 @@ class SharedRecords:
     """Array records that several of the messages hold; each is put into Ray's store once."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        self._uses = Counter(id(record) for m in messages for record in m.content.values())
+        self._uses: Counter[int] = Counter()  # messages that hold a record, by its id()
+        for message in messages:
+            self._uses.update(id(record) for record in message.content.values())
         self._stored: dict[int, ray.ObjectRef] = {}
 
     def split(self, message: Message) -> tuple[Message, dict[str, ray.ObjectRef]]:
         """The message without its shared records, and references to these."""
-        rest, refs = {}, {}
+        rest: dict[str, Any] = {}
+        refs: dict[str, ray.ObjectRef] = {}
         for key, record in message.content.items():
-            if isinstance(record, ArrayRecord) and self._uses[id(record)] > 1:
-                if id(record) not in self._stored:
-                    self._stored[id(record)] = ray.put(record)
-                refs[key] = self._stored[id(record)]
-            else:
+            is_shared = isinstance(record, ArrayRecord) and self._uses[id(record)] > 1
+            if not is_shared:
                 rest[key] = record
+                continue
+            if id(record) not in self._stored:
+                self._stored[id(record)] = ray.put(record)
+            refs[key] = self._stored[id(record)]
         return with_records(message, rest), refs
 
 
@@ -80,21 +84,34 @@ class Actor:
         """The answers, and after them each client's state, None if it has not changed.
 
         `messages` and the answers are None if they are in the file of that number."""
-        needed = {ref for one in refs for ref in one.shared.values()}
-        self.records = {ref: self.records.get(ref) or ray.get(ref) for ref in needed}
-        answers, states = [], []
+        self._get_shared(refs)
+        answers: list[Answer] = []
+        states: list[RecordDict | None] = []
         for message, (shared, state) in zip(self.files.read(file, messages), refs, strict=True):
             started = time.perf_counter()
+            former_records = {} if state is None else dict(ray.get(state))
             context = self.contexts.passing(message.metadata.dst_node_id)
-            before = {} if state is None else dict(ray.get(state))
-            context.state = RecordDict(before)
+            context.state = RecordDict(former_records)
             for key, ref in shared.items():
                 message.content[key] = self.records[ref]
             reply = with_id(respond(self.client_app, message, context))
-            changed = any(before.get(k) is not record for k, record in context.state.items())
+            # A client that changes its state puts a new record into it.
+            changed = any(
+                former_records.get(key) is not record for key, record in context.state.items()
+            )
             states.append(context.state if changed else None)
             answers.append(Answer(reply, time.perf_counter() - started, changed))
         return [self.files.write(file, answers), *states]
+
+    def _get_shared(self, refs: Sequence[Refs]) -> None:
+        """Get the shared records of these messages from Ray's store, unless the last batch had
+        them; forget all others."""
+        records: dict[ray.ObjectRef, ArrayRecord] = {}
+        for shared, _ in refs:
+            for ref in shared.values():
+                if ref not in records:
+                    records[ref] = self.records.get(ref) or ray.get(ref)
+        self.records = records
 
 
 class Actors:

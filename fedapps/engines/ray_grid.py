@@ -1,9 +1,9 @@
 """RayGrid: the same strategies and ClientApps over Ray actors.
 
-Actors get messages in batches. An exchange begins with large batches and long answers; both become
-smaller, so that all actors end at about the same time. An actor that dies is replaced; its
-messages are sent once more, one by one. Messages and answers of actors on the driver's machine are
-exchanged by `memory_files`, other objects by Ray's object store."""
+Actors get messages in batches. An exchange begins with the longest answers in large batches, and
+ends with short answers in small ones: so all actors end at about the same time. An actor that dies
+is replaced, and its messages are sent once more, one by one. Messages and answers of actors on the
+driver's machine are exchanged by `memory_files`, other objects by Ray's object store."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, product
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import ray
@@ -41,13 +41,24 @@ class Task:
 
 
 class Batch(NamedTuple):
-    """Tasks that an actor has, the number of their file, and references to the clients' states
-    after them."""
+    """Tasks that were sent to an actor, the number of the file in memory with its messages and
+    answers, and a reference to each client's state after its task."""
 
     actor: Any
     tasks: list[Task]
     file: int
     states: list[ray.ObjectRef]
+
+
+class Dispatch(NamedTuple):
+    """How large the next batches are, and how many of them an actor gets ahead."""
+
+    parts: float  # a batch has this part of the remaining seconds
+    ahead: int
+
+
+# After an actor's death: single messages, to isolate the client that crashes.
+ONE_BY_ONE = Dispatch(parts=math.inf, ahead=1)
 
 
 class RayGrid(LocalGrid):
@@ -63,15 +74,18 @@ class RayGrid(LocalGrid):
         pause: Pause = lambda: None,
     ) -> None:
         super().__init__(node_configs)
-        self._check, self._pause = check, pause
         self._actors = actors
+        self._check = check
+        self._pause = pause
         self._configs = (ray.put(dict(run_config)), ray.put(node_configs))
         self._starting = {actor.begin.remote(*self._configs): actor for actor in actors.all}
         self._failed_starts = 0  # since the last successful one
-        self._machines: dict[Any, str] = {}  # of the actors that have begun the run
+        self._machines: dict[Any, str] = {}  # by actor, of those that have begun the run
         self._states: dict[int, ray.ObjectRef] = {}  # by node
-        self._seconds: dict[tuple[int, str], float] = {}  # of a node's last answer of a kind
-        self._left: dict[ray.ObjectRef, Batch] = {}  # whose answers no caller has waited for
+        # Seconds of a node's last answer to a type of message.
+        self._seconds: dict[tuple[int, str], float] = {}
+        # Batches whose answers no caller waits for any more, as it stopped or timed out.
+        self._abandoned: dict[ray.ObjectRef, Batch] = {}
         self._late: set[int] = set()  # nodes that missed a timeout and have not answered since
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
@@ -79,14 +93,21 @@ class RayGrid(LocalGrid):
 
         Raises RuntimeError if actors do not start, or Ray has died."""
         running: dict[ray.ObjectRef, Batch] = {}
-        self._left = {ref: b for ref, b in self._left.items() if not ray.wait([ref], timeout=0)[0]}
+        self._forget_answered()
         try:
             yield from self._answers(messages, timeout, running)
         except (ray.exceptions.RayError, OSError):
             self._check()
             raise
         finally:
-            self._left |= running
+            self._abandoned |= running
+
+    def _forget_answered(self) -> None:
+        """Forget the abandoned batches that are answered by now: their files are free again."""
+        for ref in list(self._abandoned):
+            ready, _ = ray.wait([ref], timeout=0)
+            if ready:
+                del self._abandoned[ref]
 
     def _answers(
         self,
@@ -94,52 +115,57 @@ class RayGrid(LocalGrid):
         timeout: float | None,
         running: dict[ray.ObjectRef, Batch],
     ) -> Iterator[Message]:
-        deadline = time.monotonic() + (1e9 if timeout is None else timeout)
-        tasks = map(Task, messages, self._expected(messages))
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        tasks = [Task(*pair) for pair in zip(messages, self._expected(messages), strict=True)]
         queue = sorted(tasks, key=lambda task: task.seconds, reverse=True)
-        shared, tries = SharedRecords(messages), Counter[str]()
-        parts, ahead = float(PARTS * len(self._actors.all)), AHEAD
+        shared = SharedRecords(messages)
+        tries = Counter[str]()  # by message id
+        dispatch = Dispatch(parts=PARTS * len(self._actors.all), ahead=AHEAD)
         while queue or running:
             self._pause()
-            self._send_batches(queue, running, shared, parts, ahead)
+            self._send_batches(queue, running, shared, dispatch)
             left = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait([*running, *self._starting], timeout=min(left, CHECK_SECONDS))
-            if not ready and left > CHECK_SECONDS:
+            if not ready:
+                if left <= CHECK_SECONDS:
+                    self._replace_late(running, float(timeout or 0))
+                    return
                 self._check()
-            elif not ready:
-                self._replace_late(running, float(timeout or 0))
-                return
-            elif ready[0] in self._starting:
+                continue
+            if ready[0] in self._starting:
                 self._begin(ready[0])
-            elif (answers := self._received(ready[0], running)) is not None:
-                yield from (answer.reply for answer in answers)
-            else:
-                for task in self._replace_dead(ready[0], running):
-                    tries[task.message.metadata.message_id] += 1
-                    if tries[task.message.metadata.message_id] < MAX_TRIES:
-                        queue.append(task)
-                    else:
-                        reason = "the process that it ran in died, twice"
-                        yield error_reply(task.message, reason, ErrorCode.CLIENT_APP_CRASHED)
-                parts, ahead = math.inf, 1  # one by one, to isolate the client that crashes
+                continue
+            answers = self._received(ready[0], running)
+            if answers is not None:
+                for answer in answers:
+                    yield answer.reply
+                continue
+            for task in self._replace_dead(ready[0], running):
+                message_id = task.message.metadata.message_id
+                tries[message_id] += 1
+                if tries[message_id] < MAX_TRIES:
+                    queue.append(task)
+                else:
+                    reason = "the process that it ran in died, twice"
+                    yield error_reply(task.message, reason, ErrorCode.CLIENT_APP_CRASHED)
+            dispatch = ONE_BY_ONE
 
     def _send_batches(
         self,
         queue: list[Task],
         running: dict[ray.ObjectRef, Batch],
         shared: SharedRecords,
-        parts: float,
-        ahead: int,
+        dispatch: Dispatch,
     ) -> None:
         """Give actors with less than `ahead` batches new ones from the queue, idle actors first."""
         load: Counter[int] = Counter()
         for batch in running.values():
             load[id(batch.actor)] += self._weight(batch.tasks)
-        for least, actor in product(range(ahead), self._machines):
-            if queue and load[id(actor)] == least:
-                seconds = list(accumulate(task.seconds for task in queue))
-                size = max(1, bisect_right(seconds, seconds[-1] / parts))
-                tasks, queue[:] = queue[:size], queue[size:]
+        for batches in range(dispatch.ahead):
+            for actor in self._machines:
+                if not queue or load[id(actor)] != batches:
+                    continue
+                tasks = _take_batch(queue, dispatch.parts)
                 answers, batch = self._send(actor, tasks, running, shared)
                 running[answers] = batch
                 load[id(actor)] += self._weight(tasks)
@@ -152,13 +178,15 @@ class RayGrid(LocalGrid):
         shared: SharedRecords,
     ) -> tuple[ray.ObjectRef, Batch]:
         """Send a batch to the actor; returns a reference to its answers, and the batch."""
-        messages, refs = [], []
+        messages: list[Message] = []
+        refs: list[Refs] = []
         for task in tasks:
             message, records = shared.split(task.message)
             messages.append(message)
             refs.append(Refs(records, self._states.get(task.node)))
-        sent = (*running.values(), *self._left.values())
-        used = {batch.file for batch in sent if batch.actor is actor}
+        # The first file of the actor that no batch uses.
+        unanswered = [*running.values(), *self._abandoned.values()]
+        used = {batch.file for batch in unanswered if batch.actor is actor}
         file = next(number for number in count() if number not in used)
         returned = self._actors.files[actor].write(file, messages)
         call = actor.answer.options(num_returns=1 + len(tasks))
@@ -179,25 +207,30 @@ class RayGrid(LocalGrid):
         for task, answer, state in zip(batch.tasks, answers, batch.states, strict=True):
             self._seconds[task.node, task.message.metadata.message_type] = answer.seconds
             self._late.discard(task.node)
-            if answer.changed:  # a copy on this machine outlives the actor's machine
+            if answer.changed:
+                # Of a state on another machine, a copy on this one outlives that machine.
                 self._states[task.node] = state if local else ray.put(ray.get(state))
         return answers
 
     def _expected(self, messages: Sequence[Message]) -> list[float]:
         """The seconds of each answer: those of the node's last one of its kind, or their mean."""
-        kinds = [(m.metadata.dst_node_id, m.metadata.message_type) for m in messages]
-        known = [self._seconds[kind] for kind in kinds if kind in self._seconds]
+        keys = [(m.metadata.dst_node_id, m.metadata.message_type) for m in messages]
+        known = [self._seconds[key] for key in keys if key in self._seconds]
         mean = sum(known) / len(known) if known else 1.0
-        return [self._seconds.get(kind, mean) for kind in kinds]
+        return [self._seconds.get(key, mean) for key in keys]
 
     def _weight(self, tasks: list[Task]) -> int:
-        """The batches that these count as: nothing waits behind an answer that may never come."""
-        return AHEAD if any(task.node in self._late for task in tasks) else 1
+        """As how many batches the tasks count. A late node's batch fills its actor, so that nothing
+        waits behind an answer that may never come."""
+        late = any(task.node in self._late for task in tasks)
+        return AHEAD if late else 1
 
     def _replace_late(self, running: dict[ray.ObjectRef, Batch], timeout: float) -> None:
-        """Replace the actors that have not answered in time. The nodes of their current batches
-        are asked first, and alone, until they answer."""
-        current = {id(batch.actor): batch for batch in [*running.values()][::-1]}
+        """Replace the actors that have not answered in time. The nodes of the batches at which they
+        worked are asked first next time, and alone, until they answer."""
+        current: dict[int, Batch] = {}  # by actor: its first batch, as actors work in order
+        for batch in running.values():
+            current.setdefault(id(batch.actor), batch)
         for batch in current.values():
             self._replace(batch.actor)
             for task in batch.tasks:
@@ -208,9 +241,13 @@ class RayGrid(LocalGrid):
         """Replace the actor of a batch; returns the tasks of all its batches."""
         self._check()
         dead = running[ref].actor
-        lost = [ref for ref, batch in running.items() if batch.actor is dead]
         self._replace(dead)
-        return [task for ref in lost for task in running.pop(ref).tasks]
+        tasks: list[Task] = []
+        for answers, batch in list(running.items()):
+            if batch.actor is dead:
+                tasks += batch.tasks
+                del running[answers]
+        return tasks
 
     def _begin(self, started: ray.ObjectRef) -> None:
         """Give an actor work from now on; replace it if it has not started.
@@ -218,18 +255,31 @@ class RayGrid(LocalGrid):
         An actor that finds no core, since its machine is lost, waits and delays no other."""
         actor = self._starting.pop(started)
         try:
-            self._machines[actor], files = ray.get(started)
-            self._failed_starts = 0
-            if not files:  # it is on another machine
-                self._actors.files[actor].close()
+            machine, num_files = ray.get(started)
         except DEAD as error:
             self._failed_starts += 1
             if self._failed_starts > MAX_TRIES * len(self._actors.all):
                 reason = str(error).strip().splitlines()[-1]
                 raise RuntimeError(f"Ray's actors do not start: {reason}") from error
             self._replace(actor)
+            return
+        self._machines[actor] = machine
+        self._failed_starts = 0
+        if num_files == 0:  # it is on another machine
+            self._actors.files[actor].close()
 
     def _replace(self, dead: Any) -> None:
+        """Start another actor in place of one, which gets no more work."""
         self._machines.pop(dead, None)
         new = self._actors.replace(dead)
         self._starting[new.begin.remote(*self._configs)] = new
+
+
+def _take_batch(queue: list[Task], parts: float) -> list[Task]:
+    """Remove and return the first tasks of the queue: at most 1 / `parts` of its seconds, one task
+    at least."""
+    seconds = list(accumulate(task.seconds for task in queue))
+    size = max(1, bisect_right(seconds, seconds[-1] / parts))
+    tasks = queue[:size]
+    del queue[:size]
+    return tasks

@@ -150,7 +150,7 @@ def _evaluate(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[st
     started = time.monotonic()
     loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
     metrics["seconds"] = time.monotonic() - started
-    scores = {"num-examples": num_examples}
+    scores: dict[str, float] = {"num-examples": num_examples}
     if num_examples:
         scores["loss"] = loss
     return {"metrics": to_metrics(scores | metrics)}

@@ -188,23 +188,28 @@ def check_former(run: Path, method: str) -> None:
 def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
     """Raise ValueError if a run with `config` that starts from `run`, configured as `saved`, would
     score clients on samples that its training clients were trained on."""
-    deals = [key for key in config if is_of_data(key)]
-    if not (changed := [key for key in deals if saved.get(key) != config[key]]):
+    data_keys = [key for key in config if is_of_data(key)]
+    changed = [key for key in data_keys if saved.get(key) != config[key]]
+    if not changed:
         return
-    former, present = (partitions.federation(with_public(c, method)) for c in (saved, config))
-    alike = type(former) is type(present) is Federation  # users' samples may recur
-    if not alike or former.dataset.key != present.dataset.key:
+    former = partitions.federation(with_public(saved, method))
+    present = partitions.federation(with_public(config, method))
+    # Users with tastes may share samples, so these say nothing of what was seen.
+    comparable = type(former) is type(present) is Federation
+    if not comparable or former.dataset.key != present.dataset.key:
         return
-    train = [former.rows(i)["train"] for i, novel in enumerate(former.novel) if not novel]
-    scored = np.concatenate(
-        [
-            rows
-            for client, novel in enumerate(present.novel)
-            for part, rows in present.rows(client).items()
-            if novel or part != "train"
-        ]
-    )
-    if seen := np.isin(scored, np.concatenate(train)).sum():
+    train_rows = []
+    for client, novel in enumerate(former.novel):
+        if not novel:
+            train_rows.append(former.rows(client)["train"])
+    scored_rows = []
+    for client, novel in enumerate(present.novel):
+        for part, rows in present.rows(client).items():
+            if novel or part != "train":
+                scored_rows.append(rows)
+    scored = np.concatenate(scored_rows)
+    seen = np.isin(scored, np.concatenate(train_rows)).sum()
+    if seen:
         before = ", ".join(f"{key} was {saved[key]}" for key in changed)
         raise ValueError(
             f"{seen} of the {len(scored)} samples that clients would be scored on were trained on "

@@ -22,6 +22,7 @@ from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import Builder, with_public
 from fedapps.results.folder import check_former, read_client_states
 from fedapps.results.plot import matrix, shown
+from fedapps.results.schema import summary_key
 from fedapps.saved import model_round, read_arrays
 from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, saved_configuration, settings
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+SUB_POPULATION = summary_key("sub-population")
 TRACED = ["accuracy", "ℓ_per", "entropy"]  # columns of a trace; the entropy is in nats
 
 
@@ -42,8 +44,10 @@ def confusion(folder: Path) -> "Figure":
     from sklearn.metrics import confusion_matrix
 
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    if users := [user for user in summary["per_client"].values() if "head" in user]:
-        types, heads = ([user[key] for user in users] for key in ("sub_population", "head"))
+    users = [user for user in summary["per_client"].values() if "head" in user]
+    if users:
+        types = [user[SUB_POPULATION] for user in users]
+        heads = [user["head"] for user in users]
         shares = confusion_matrix(types, heads, normalize="true")
         return matrix(shares, "sub-population", "assigned head", folder.name)
     shares = confusion_matrix(*predictions(folder), normalize="true")
@@ -132,10 +136,17 @@ def embeddings(folder: Path, attribute: str = "") -> "Figure":
 
 def descriptors(config: Config, arrays: Arrays) -> dict[int, np.ndarray]:
     """v_i by client, or with an encoder e_i, which novel clients have as well."""
-    if encoder := group(arrays, "encoder"):
-        clients: list[Any] = [make_client(config, i) for i in range(int(config["num-clients"]))]
-        return {c.client: c.encode(encoder, {})[0]["descriptor"] for c in clients}
-    return {int(name): v for name, v in sorted(group(arrays, "embedding").items())}
+    encoder = group(arrays, "encoder")
+    vectors: dict[int, np.ndarray] = {}
+    if not encoder:
+        for name, embedding in sorted(group(arrays, "embedding").items()):
+            vectors[int(name)] = embedding
+        return vectors
+    for number in range(int(config["num-clients"])):
+        client: Any = make_client(config, number)
+        encoded, _ = client.encode(encoder, {})
+        vectors[client.client] = encoded["descriptor"]
+    return vectors
 
 
 def traces(folder: Path, client: int | None, steps: int) -> "dict[int, DataFrame]":
@@ -144,7 +155,8 @@ def traces(folder: Path, client: int | None, steps: int) -> "dict[int, DataFrame
     novel = np.flatnonzero(_federation(config).novel).tolist()
     if client is not None and client not in novel:
         raise ValueError(f"client {client} is not novel; novel are {novel}")
-    arrays, round_ = read_arrays(folder), model_round(folder)
+    arrays = read_arrays(folder)
+    round_ = model_round(folder)
     numbers = novel if client is None else [client]
     return {number: trace(config, arrays, number, steps, round_) for number in numbers}
 

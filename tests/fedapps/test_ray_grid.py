@@ -271,12 +271,12 @@ def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):
     replies = grid.answer(with_ids(asked), 60)
     next(replies)
     replies.close()
-    assert grid._left
+    assert grid._abandoned
     replies = list(grid.answer(with_ids(queries(grid)), 60))
     got = {reply.metadata.src_node_id: reply.content["properties"]["client"] for reply in replies}
     assert got == {node: node - 1 for node in grid.get_node_ids()}
     list(grid.answer(with_ids(queries(grid)), 60))
-    assert not grid._left
+    assert not grid._abandoned
 
 
 FAULTS = """
