@@ -1,3 +1,5 @@
+"""SCAFFOLD: lines 7-17 of Algorithm 1 by hand, and limits of what a client changes."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +23,23 @@ class Squared(ScaffoldClient):
 
 def one(value):
     return np.array([value], np.float32)
+
+
+def test_client_follows_lines_10_to_12():
+    """x = 1, c = 0.5, c_i = 0.2, η = 0.1, K = 2. Line 10 adds c − c_i = 0.3 to the gradient y:
+    y = 1 − 0.1·1.3 = 0.87, then 0.87 − 0.1·1.17 = 0.753, so Δy = −0.247. Line 12, option II:
+    c⁺ = c_i − c + (x − y)/(K·η) = −0.3 + 0.247/0.2 = 0.935, the mean of the gradients 1 and 0.87.
+    Δc = 0.935 − 0.2. The next round starts from c_i = 0.935 on the client."""
+    samples = share(torch.ones(2, 1), torch.zeros(2))
+    client = Squared(nn.Linear(1, 1, bias=False), samples, lr=0.1, local_steps=2)
+    client.state = {"control/weight": np.array([[0.2]], np.float32)}
+    sent = {"weight": np.array([[1.0]], np.float32)}
+    sent["control/weight"] = np.array([[0.5]], np.float32)
+    reply, count, _ = client.train(sent, {})
+    assert count == 2 and reply.keys() == {"delta/weight", "control/weight"}
+    assert reply["delta/weight"].item() == pytest.approx(-0.247)
+    assert reply["control/weight"].item() == pytest.approx(0.735)
+    assert client.state["control/weight"].item() == pytest.approx(0.935)
 
 
 def test_server_follows_lines_16_and_17():
