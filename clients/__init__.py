@@ -14,6 +14,7 @@ _MODULES = {
     "group": "clients.core.arrays",
     "model_arrays": "clients.core.arrays",
     "prefixed": "clients.core.arrays",
+    "to_tensors": "clients.core.arrays",
 }
 __all__ = sorted(_MODULES)  # noqa: PLE0605
 __getattr__ = lazy(__name__, _MODULES)

@@ -27,7 +27,7 @@ Report = Mapping[str, Any]  # a line of metrics.jsonl
 
 
 class Callback:
-    """Override any of these. Raise `strategies.core.rounds.Stop` to end training in order."""
+    """Override any of these. Raise `fedapps.strategies.Stop` to end training in order."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise TypeError for a name that seems to be a misspelling, see `class_members`."""

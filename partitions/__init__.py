@@ -30,6 +30,7 @@ KEYS = (
 _MODULES = {
     "Info": "partitions.datasets.loading",
     "NONNEGATIVE": "fedapps.common.settings",
+    "Raw": "partitions.datasets.readers.raw",
     "RowsPartitioner": "partitions.rules.partitioner",
     "WEIGHT": "fedapps.common.settings",  # the former name of NONNEGATIVE, for one release
     "setting": "fedapps.common.settings",

@@ -1,6 +1,7 @@
 """What runs on the server: Flower strategies and their maths.
 
-`from fedapps.strategies import PFedHN` works for every strategy; a module is loaded when asked for.
+`from fedapps.strategies import PFedHN` works for every strategy, and for what a method's author
+needs beside them. A module is loaded when asked for.
 """
 
 from fedapps.common.lazy import lazy
@@ -21,6 +22,7 @@ _MODULES = {
     "FedTTA": "strategies.methods.fedtta",
     "HeteroFedTTA": "strategies.methods.fedmd",
     "LGFedAvg": "strategies.methods.lgfedavg",
+    "Node": "strategies.core.replies",
     "ODPFLHN": "strategies.methods.odpfl_hn",
     "PFL": "strategies.methods.pfl",
     "PFLEnsemble": "strategies.methods.pfl",
@@ -32,6 +34,10 @@ _MODULES = {
     "PeFLL": "strategies.methods.pefll",
     "PersonalizedStrategy": "strategies.core.rounds",
     "Scaffold": "strategies.methods.scaffold",
+    "Stop": "strategies.core.rounds",
+    "Update": "strategies.core.replies",
+    "mean": "strategies.core.aggregation",
+    "weighted_mean": "strategies.core.aggregation",
 }
 __all__ = sorted(_MODULES)  # noqa: PLE0605
 __getattr__ = lazy(__name__, _MODULES)

@@ -1,17 +1,30 @@
-"""The installed package has one top-level name and works beside folders of the same names."""
+"""The installed package has one top-level name and works beside folders of the same names. Pages
+name what they import by the path that a checkout and an installed package share."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from hatch_build import FOLDERS, package, rewritten
 
 ROOT = Path(__file__).parents[1]
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text("utf-8")
+    for page in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+}
+CODE = re.compile(r"^( *)```python.*?\n(.*?)^ *```$", re.M | re.S)
+DOTTED = re.compile(r"`((?:fedapps|clients|strategies|partitions)(?:\.\w+)+)`")
+PACKAGES = ("fedapps", "clients", "strategies", "partitions")
+SUFFIXES = (".py", ".md", ".toml", ".safetensors")
 SMALL = "num-clients=4 rounds=1 local-steps=1 --engine in-process --jobs 1"
 
 
@@ -65,6 +78,43 @@ clients.sort(), "the clients.", "partition.alpha", partitions.federation
     for unknown in ("import clients.core.client\n", "import strategies as s\n"):
         with pytest.raises(ValueError, match="write 'import"):
             rewritten(unknown)
+
+
+def imported_names(source):
+    """The dotted names that Python code imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def names_on(page):
+    """The names of the package that a page imports or writes out."""
+    names = DOTTED.findall(page)
+    for _, code in CODE.findall(page):
+        names += imported_names(textwrap.dedent(code))
+    names = [name for name in names if not name.endswith(SUFFIXES)]
+    return {name for name in names if name.partition(".")[0] in PACKAGES}
+
+
+def test_names_on_a_page_are_those_of_its_imports_and_of_its_text():
+    page = "`strategies.core.rounds` of\n```python\nimport os\nfrom fedapps import run\n```\n"
+    assert names_on(page) == {"strategies.core.rounds", "fedapps.run"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_imports_from_fedapps_alone(page):
+    """The folders beside `fedapps` have no modules of their own in an installed package."""
+    assert {name for name in names_on(PAGES[page]) if not name.startswith("fedapps")} == set()
+
+
+def test_every_name_on_the_pages_exists_in_a_checkout_and_in_an_installed_package(installed):
+    names = sorted(set().union(*map(names_on, PAGES.values())))
+    assert {"fedapps.clients.Client", "fedapps.strategies.FedAvg"} <= {*names}
+    for name in names:
+        resolve_name(name)
+    installed("-c", f"from pkgutil import resolve_name\nfor name in {names}: resolve_name(name)")
 
 
 def test_an_installed_package_runs_beside_a_users_own_clients(installed, tmp_path):

@@ -19,11 +19,22 @@ from third_party_clients import SIZES, Noted, clients
 import strategies
 from clients.core.arrays import from_record
 from fedapps.common.seeds import drawing, seed_of
+from strategies.core.rounds import PersonalizedStrategy
 from strategies.maths.hypernetwork import Hypernetwork
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "flower-app.md"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.S))
-NAMES = [name for name in strategies.__all__ if name != "PersonalizedStrategy"]
+
+
+def is_strategy(name):
+    """Whether the package offers a strategy of a method under this name."""
+    offered = getattr(strategies, name)
+    if not isinstance(offered, type) or offered is PersonalizedStrategy:
+        return False
+    return issubclass(offered, PersonalizedStrategy)
+
+
+NAMES = [name for name in strategies.__all__ if is_strategy(name)]
 WEIGHTS = {"float64": {i: n + 0.5 for i, n in enumerate(SIZES, 1)}}
 ROUNDS = 2
 
