@@ -1,3 +1,5 @@
+"""AFL: the projection on the simplex, rounds and risks by hand."""
+
 import math
 from dataclasses import replace
 
@@ -98,6 +100,26 @@ def test_the_clients_risk_is_the_loss_of_what_was_sent():
     reply, n, metrics = client.train(zeros, {})
     assert metrics["risk"] == pytest.approx(math.log(4))
     assert n == 6 and np.abs(reply["weight"]).max() > 0
+
+
+def test_the_clients_risk_is_the_mean_over_all_that_it_trains_on():
+    """W = (2, 0) at x = 1: label 1 costs ln(1 + e²) = 2 + ln(1 + e⁻²) and label 0 ln(1 + e⁻²), of
+    mean 1 + ln(1 + e⁻²). Mini-batches of one sample do not matter."""
+    samples = share(torch.ones(2, 1), [1, 0])
+    client = AFLClient(nn.Linear(1, 2, bias=False), samples, local_steps=1, batch_size=1)
+    sent = {"weight": np.array([[2.0], [0.0]], np.float32)}
+    _, _, metrics = client.train(sent, {})
+    assert metrics["risk"] == pytest.approx(1 + math.log1p(math.exp(-2)))
+
+
+def test_the_rate_of_the_weights_decays_with_the_other_rates():
+    """γ_λ = 0.2 is halved in round 2: Π(½ + 0.1·1, ½ + 0.1·2) = (0.45, 0.55)."""
+    strategy = AFL(mixture_lr=0.2, lr_decay=0.25, lr_decay_rounds=2)
+    strategy.nodes = [Node(0, 50), Node(1, 51)]
+    strategy.now.number = 2
+    w = {"w": np.zeros(1)}
+    strategy.aggregate({}, [update(0, w, risk=1.0), update(1, w, risk=2.0)])
+    assert strategy.mixture == pytest.approx({0: 0.45, 1: 0.55})
 
 
 def test_clients_of_no_weight_leave_the_model_as_it_is():

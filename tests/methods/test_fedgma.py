@@ -1,3 +1,5 @@
+"""FedGMA: masks and steps by hand."""
+
 import numpy as np
 from small_runs import update
 
@@ -33,3 +35,18 @@ def test_an_agreement_of_just_the_threshold_is_enough():
     replies = [update(i, {"w": np.array([3.0 + d])}) for i, d in enumerate([2, 2, 1, -1])]
     after = FedGMA(server_lr=1.0, agreement=0.5).aggregate({"w": np.array([3.0])}, replies)
     assert after["w"].tolist() == [4.0]
+
+
+def test_the_step_decays_with_the_other_rates_and_statistics_are_averaged():
+    """η_g = 2 is halved in round 2: w moves by the mean change 2 under the mask 1. A running mean
+    of 1 and 3 from 1 and 3 samples becomes (1 + 9)/4, whatever the rate."""
+    strategy = FedGMA(server_lr=2.0, agreement=0.5, lr_decay=0.25, lr_decay_rounds=2)
+    strategy.now.number = 2
+    before = {"w": np.zeros(1, np.float32), "norm.running_mean": np.zeros(1, np.float32)}
+    replies = [
+        update(i, dict.fromkeys(before, np.full(1, value, np.float32)), n=value)
+        for i, value in enumerate((1, 3))
+    ]
+    after = strategy.aggregate(before, replies)
+    assert after["w"].tolist() == [2.0]
+    assert after["norm.running_mean"].tolist() == [2.5]
