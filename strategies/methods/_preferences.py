@@ -15,7 +15,7 @@ from clients.core.arrays import Arrays, as_type, is_statistic, to_numpy, wide
 from clients.core.optimizers import Adam, Optimizer
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import POSITIVE, setting
-from strategies.core.aggregation import weighted_mean
+from strategies.core.aggregation import mean
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.rounds import PersonalizedStrategy
 from strategies.maths import som
@@ -37,7 +37,8 @@ class CentralAdam(PersonalizedStrategy):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """A fresh optimizer over the arrays."""
-        self._parameters, self._optimizer = {}, Adam([], self.server_lr)
+        self._parameters = {}
+        self._optimizer = Adam([], self.server_lr)
         self._track(arrays, arrays)
         return arrays
 
@@ -52,36 +53,34 @@ class CentralAdam(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """One Adam step along the mean change over all users."""
-        return self.descend(arrays, weighted_mean([u.arrays for u in updates], [1] * len(updates)))
+        return self.descend(arrays, mean([update.arrays for update in updates]))
 
-    def descend(self, arrays: Arrays, mean: Arrays) -> Arrays:
-        """One Adam step with the gradient x − mean; new arrays start in it."""
-        self._track(arrays, mean)
+    def descend(self, arrays: Arrays, average: Arrays) -> Arrays:
+        """One Adam step with the gradient x − average. The optimizer adopts arrays that are new in
+        `average`; statistics become those of `average`."""
+        self._track(arrays, average)
         for name, parameter in self._parameters.items():
-            parameter.grad = torch.from_numpy(np.asarray(arrays[name] - mean[name]))
+            parameter.grad = torch.from_numpy(np.asarray(arrays[name] - average[name]))
         self._optimizer.step(self.decay)
-        statistics = {name: a for name, a in mean.items() if is_statistic(name, a)}
-        return to_numpy(self._parameters) | statistics
+        return to_numpy(self._parameters) | _statistics(average)
 
     def _track(self, arrays: Arrays, names: Iterable[str]) -> None:
         """Add the arrays of these names to the optimizer, where they are missing."""
-        new = [
-            name
-            for name in names
-            if name not in self._parameters and not is_statistic(name, arrays[name])
-        ]
-        if new:
-            added = {name: nn.Parameter(torch.from_numpy(arrays[name].copy())) for name in new}
+        added = {}
+        for name in names:
+            if name not in self._parameters and not is_statistic(name, arrays[name]):
+                added[name] = nn.Parameter(torch.from_numpy(arrays[name].copy()))
+        if added:
             self._parameters |= added
             self._optimizer.add(added.values())
 
 
 class WithSelfOrganizingMap(PersonalizedStrategy):
-    """A strategy with a self-organizing map, whose rate and radius fall over the run."""
+    """A strategy with a self-organizing map, whose learning rate and radius decay over the run."""
 
-    som_rate = setting(0.5, "learning rate of the map, falling to som-rate-end", "(0, 1]")
+    som_rate = setting(0.5, "learning rate of the map at the run's start", "(0, 1]")
     som_rate_end = setting(0.05, "learning rate of the map at the run's end", "(0, 1]")
-    som_radius = setting(1.5, "neighbourhood radius in grid steps, falling", "(0, 1000]")
+    som_radius = setting(1.5, "neighbourhood radius at the run's start, in grid steps", "(0, 1000]")
     som_radius_end = setting(0.3, "neighbourhood radius at the run's end", "(0, 1000]")
 
     def __init__(self, **settings: Any) -> None:
@@ -103,8 +102,8 @@ class PFedKM(WithSelfOrganizingMap, CentralAdam):
     """PFedKM (Tang et al., 2021) as in FedEmbed: a shared encoder, and a head for each cluster of
     the users' gradients, found by a self-organizing map of `sub_populations` nodes.
 
-    A gradient is the change of encoder and head that a user sends; the map takes one pass over all
-    of them each round. Users that have not trained yet use head 0."""
+    A gradient is the change of encoder and head that a user sends. The map takes one pass over all
+    gradients each round. Users that have not trained yet use head 0."""
 
     HEAD = "heads.0."
     requires = Requirement(
@@ -126,12 +125,11 @@ class PFedKM(WithSelfOrganizingMap, CentralAdam):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """A copy of the network's head for each cluster."""
-        heads = {
-            f"heads.{k}.{name.removeprefix(self.HEAD)}": array.copy()
-            for name, array in arrays.items()
-            if name.startswith(self.HEAD)
-            for k in range(len(self.positions))
-        }
+        heads = {}
+        for name, array in arrays.items():
+            if name.startswith(self.HEAD):
+                for k in range(len(self.positions)):
+                    heads[f"heads.{k}.{name.removeprefix(self.HEAD)}"] = array.copy()
         return super().initialize(arrays | heads)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
@@ -141,37 +139,56 @@ class PFedKM(WithSelfOrganizingMap, CentralAdam):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Cluster the changes; a user changes the head of its new cluster."""
-        changes = []
-        for update in updates:
-            sent = self._model(arrays, self.cluster.get(update.node.client, 0))
-            weights = {n: a for n, a in update.arrays.items() if not is_statistic(n, a)}
-            changes.append({name: wide(a) - sent[name] for name, a in weights.items()})
-        flat = np.stack([np.concatenate([a.ravel() for a in c.values()]) for c in changes])
-        self._fit(flat)
-        total = {name: wide(array).copy() for name, array in arrays.items()}
-        clusters = som.best_matching(flat, self.gradients)
+        changes = [self._change(arrays, update) for update in updates]
+        gradients = np.stack([_flat(change) for change in changes])
+        self._fit(gradients)
+        clusters = som.best_matching(gradients, self.gradients)
+        average = {name: wide(array).copy() for name, array in arrays.items()}
         for update, change, k in zip(updates, changes, clusters, strict=True):
             self.cluster[update.node.client] = int(k)
             for name, array in change.items():
-                total[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
-        mean = {name: as_type(array, arrays[name].dtype) for name, array in total.items()}
-        rest = [{n: a for n, a in u.arrays.items() if is_statistic(n, a)} for u in updates]
-        return self.descend(arrays, mean | weighted_mean(rest, [1] * len(rest)))
+                average[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
+        for name, array in average.items():
+            average[name] = as_type(array, arrays[name].dtype)
+        statistics = [_statistics(update.arrays) for update in updates]
+        return self.descend(arrays, average | mean(statistics))
+
+    def _change(self, arrays: Arrays, update: Update) -> Arrays:
+        """A user's change of encoder and head, under the user's names, in float32 at least."""
+        sent = self._model(arrays, self.cluster.get(update.node.client, 0))
+        change = {}
+        for name, array in update.arrays.items():
+            if not is_statistic(name, array):
+                change[name] = wide(array) - sent[name]
+        return change
 
     def _model(self, arrays: Arrays, k: int) -> Arrays:
         """Encoder and head k, under the users' names."""
-        shared = {name: a for name, a in arrays.items() if not name.startswith("heads.")}
+        model = {name: a for name, a in arrays.items() if not name.startswith("heads.")}
         head = f"heads.{k}."
-        return shared | {
-            n.replace(head, self.HEAD): a for n, a in arrays.items() if n.startswith(head)
-        }
+        for name, array in arrays.items():
+            if name.startswith(head):
+                model[name.replace(head, self.HEAD)] = array
+        return model
 
-    def _fit(self, flat: np.ndarray) -> None:
+    def _fit(self, gradients: np.ndarray) -> None:
         """One pass of the map over the gradients (n, parameters), in an order drawn by seed."""
         generator = np.random.default_rng(seed_of(self.seed, "som", self.round))
         if not self.gradients.size:
+            # The nodes start at drawn gradients, which repeat if there are fewer than nodes.
             count = len(self.positions)
-            self.gradients = flat[generator.choice(len(flat), count, len(flat) < count)]
-        pull = self.pull(self.positions, self.round / self.num_rounds).astype(flat.dtype)
-        for row in generator.permutation(len(flat)):
-            self.gradients = som.step(self.gradients, flat[row], pull)
+            repeats = len(gradients) < count
+            self.gradients = gradients[generator.choice(len(gradients), count, repeats)]
+        pull = self.pull(self.positions, self.round / self.num_rounds).astype(gradients.dtype)
+        for row in generator.permutation(len(gradients)):
+            self.gradients = som.step(self.gradients, gradients[row], pull)
+
+
+def _flat(change: Arrays) -> np.ndarray:
+    """All entries (parameters,) of a user's change."""
+    return np.concatenate([array.ravel() for array in change.values()])
+
+
+def _statistics(arrays: Arrays) -> Arrays:
+    """The running statistics and counters among the arrays."""
+    return {name: array for name, array in arrays.items() if is_statistic(name, array)}

@@ -2,8 +2,8 @@
 
 One reading of FedEmbed (Silva et al., 2022, sections 3.1 and 4.1), whose users noise "all
 parameters, including unused model heads": this needs a server that holds all heads. A client gets
-and returns its own head, which the server stores as ``held/<client>/<name>``. A reply counts as one
-that leaves every other head unchanged, so that central noise is added to all of them."""
+and returns its own head, which the server stores as ``held/<client>/<name>``. A reply leaves every
+other head unchanged, and central noise is added to all heads."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,47 +29,60 @@ class HeldHeads(PersonalizedStrategy):
         super().__init__(**settings)
         self.holds = self.heads == "server"
         self._initial_head: Arrays = {}  # by its names on the wire
-        self._wire: list[str] = []  # all names there, in the order that Flower's clipping needs
+        self._wire_names: list[str] = []  # all names there, in the order of Flower's clipping
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The arrays without the head."""
         if self.holds:
-            self._wire = list(arrays)
+            self._wire_names = list(arrays)
             self._initial_head = {n: a for n, a in arrays.items() if n.startswith(self.head)}
-        return super().initialize({n: a for n, a in arrays.items() if n not in self._initial_head})
+        shared = {name: a for name, a in arrays.items() if name not in self._initial_head}
+        return super().initialize(shared)
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
         """The saved arrays, with the heads of the clients."""
-        held = {name: a for name, a in saved.items() if name.startswith(HELD) and self.holds}
-        rest = {name: a for name, a in saved.items() if name not in held}
-        return super().restore(arrays, rest) | held
+        if not self.holds:
+            return super().restore(arrays, saved)
+        heads = {name: a for name, a in saved.items() if name.startswith(HELD)}
+        shared = {name: a for name, a in saved.items() if name not in heads}
+        return super().restore(arrays, shared) | heads
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The shared arrays for every node, with its head if the server holds it."""
         if not self.holds:
             return dict.fromkeys(nodes, arrays)
-        models = {node: arrays | self._head_of(arrays, node) for node in nodes}
-        return {node: {n: model[n] for n in self._wire} for node, model in models.items()}
+        models = {}
+        for node in nodes:
+            model = arrays | self._head_of(arrays, node)
+            models[node] = {name: model[name] for name in self._wire_names}
+        return models
 
     def to_server_names(
         self, updates: list[Update], sent: list[Arrays]
     ) -> tuple[list[Update], list[Arrays]]:
-        """Under the server's names; the first reply also gets all heads that nobody used."""
+        """Under the server's names; the first reply also gets all heads of other clients."""
         if not self.holds:
             return updates, sent
-        self.arrays = self.arrays | {
-            self._name(node, name): array
-            for node in self.training_nodes()
-            for name, array in self._head_of(self.arrays, node).items()
-        }
+        heads: Arrays = {}
+        for node in self.training_nodes():
+            for name, array in self._head_of(self.arrays, node).items():
+                heads[self._name(node, name)] = array
+        self.arrays = self.arrays | heads
         # If Poisson sampling selected nobody, noise is still added to every head.
         if not updates:
             return updates, sent
-        starts = [self._renamed(u.node, x) for u, x in zip(updates, sent, strict=True)]
-        replies = [replace(u, arrays=self._renamed(u.node, u.arrays)) for u in updates]
-        unused = {n: a for n, a in self.arrays.items() if n.startswith(HELD) and n not in starts[0]}
-        replies[0] = replace(replies[0], arrays=replies[0].arrays | unused)
-        return replies, [starts[0] | unused, *starts[1:]]
+        starts = []
+        replies = []
+        for update, start in zip(updates, sent, strict=True):
+            starts.append(self._renamed(update.node, start))
+            replies.append(replace(update, arrays=self._renamed(update.node, update.arrays)))
+        other_heads = {}
+        for name, array in self.arrays.items():
+            if name.startswith(HELD) and name not in starts[0]:
+                other_heads[name] = array
+        starts[0] = starts[0] | other_heads
+        replies[0] = replace(replies[0], arrays=replies[0].arrays | other_heads)
+        return replies, starts
 
     def mean_changes(self, arrays: Arrays, updates: Sequence[Update]) -> Arrays:
         """The mean change of every head over all users of the round; other users' heads change
@@ -97,19 +110,26 @@ class HeldHeads(PersonalizedStrategy):
         """The replies without heads."""
         if not self.holds:
             return updates
-        return [
-            replace(u, arrays={n: a for n, a in u.arrays.items() if not n.startswith(HELD)})
-            for u in updates
-        ]
+        replies = []
+        for update in updates:
+            shared = {name: a for name, a in update.arrays.items() if not name.startswith(HELD)}
+            replies.append(replace(update, arrays=shared))
+        return replies
 
     def _head_of(self, arrays: Arrays, node: Node) -> Arrays:
         """A client's head by its names on the wire."""
-        initial = self._initial_head
-        return {name: arrays.get(self._name(node, name), a) for name, a in initial.items()}
+        head = {}
+        for name, initial in self._initial_head.items():
+            head[name] = arrays.get(self._name(node, name), initial)
+        return head
 
     def _renamed(self, node: Node, arrays: Arrays) -> Arrays:
-        head = self._initial_head
-        return {self._name(node, n) if n in head else n: a for n, a in arrays.items()}
+        """A client's arrays under the server's names."""
+        renamed = {}
+        for name, array in arrays.items():
+            in_head = name in self._initial_head
+            renamed[self._name(node, name) if in_head else name] = array
+        return renamed
 
     @staticmethod
     def _name(node: Node, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Two phases in one run: FedAvg of all arrays, then of some of them alone."""
+"""Two phases in one run: FedAvg of all arrays, then of a part of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from strategies.methods.fedavg import FedAvg
 
 
 class TwoPhases(FedAvg):
-    """Up to round `fedavg_rounds` every name travels both ways; then those that `travels` names,
-    and the rest once to each client that may lack it. Of the rest the server keeps FedAvg's last.
+    """Up to round `fedavg_rounds` every array travels both ways. Then only the arrays travel that
+    `travels` accepts; of the other arrays the server keeps FedAvg's last values.
 
-    Every message holds the phase under `phase_key`. The reported round is one of the second phase.
-    A client is sent the rest again after a message that it did not answer."""
+    A client gets the other arrays once, and again after a message that it did not answer. Every
+    message holds the phase under `phase_key`. The reported round is one of the second phase."""
 
     persistent_attributes: tuple[str, ...] = ("begun", "started")
     phase_key = ""
@@ -23,8 +23,8 @@ class TwoPhases(FedAvg):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.begun = False  # the second phase
-        self.started: set[int] = set()  # clients that have the rest
+        self.begun = False  # whether the second phase has begun
+        self.started: set[int] = set()  # ids of the clients that have the other arrays
 
     @classmethod
     def travels(cls, name: str) -> bool:
@@ -33,7 +33,8 @@ class TwoPhases(FedAvg):
 
     @property
     def in_second(self) -> bool:
-        """Whether this is the second phase. Runs that were saved before hold only `started`."""
+        """Whether this is the second phase."""
+        # Checkpoints of earlier versions hold `started` and no `begun`.
         return self.begun or bool(self.started) or self.round > self.fedavg_rounds
 
     @property
@@ -42,20 +43,24 @@ class TwoPhases(FedAvg):
         return self.in_second
 
     def part(self, arrays: Arrays) -> Arrays:
-        """What travels in the second phase."""
+        """The arrays that travel in the second phase."""
         return {name: a for name, a in arrays.items() if self.travels(name)}
 
     def by_node(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The part that travels for clients that have the rest, else all."""
+        """The part that travels for clients that have the other arrays; all arrays for others."""
         part = self.part(arrays)
-        return {node: part if node.client in self.started else arrays for node in nodes}
+        payloads = {}
+        for node in nodes:
+            payloads[node] = part if node.client in self.started else arrays
+        return payloads
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """As `by_node`; notes the phase, from which the reported round is chosen."""
+        """As `by_node`; the second phase begins here, and the reported round is one of it."""
         self.begun = self.in_second
-        self.selection_phase, sent = int(self.begun), self.by_node(arrays, nodes)
+        self.selection_phase = int(self.begun)
+        payloads = self.by_node(arrays, nodes)
         self.started -= {node.client for node in nodes}  # until they reply
-        return sent
+        return payloads
 
     def expected(self, sent: Arrays) -> Arrays:
         """All that was sent; in the second phase only the part that travels."""
@@ -66,7 +71,7 @@ class TwoPhases(FedAvg):
         return super().message_config() | {self.phase_key: self.in_second}
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
-        """The mean of what the clients sent; they have the rest."""
+        """The mean of the clients' arrays; from here on they have the other arrays."""
         if self.in_second:
             self.started |= {update.node.client for update in updates}
         return arrays | super().aggregate(arrays, updates)

@@ -2,8 +2,8 @@
 
 u_i = Σ_j ξ_ij w_j with ξ_ij = α A'(‖w_i − w_j‖²) for j ≠ i, ξ_ii = 1 − Σ_j≠i ξ_ij and
 A(x) = 1 − e^(−x/σ), Eq. (5)-(6). Departs from the paper: ξ_ij whose sum exceeds 1 are scaled to
-it. With partial participation, w_j are the models that clients have uploaded so far; w_i of a
-client that has uploaded none is the initial model."""
+it. With partial participation, w_j are the models that clients have uploaded so far; a client that
+has uploaded no model starts from the initial one."""
 
 from collections.abc import Sequence
 
@@ -36,32 +36,44 @@ class FedAMP(PersonalizedStrategy):
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """w_i, the client's last trained model."""
         first = group(arrays, "initial")
-        return {node: group(arrays, str(node.client)) or first for node in nodes}
+        models = {}
+        for node in nodes:
+            models[node] = group(arrays, str(node.client)) or first
+        return models
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """u_i over the uploaded models; integer arrays and statistics stay those of w_i."""
-        stored = {n.client: group(arrays, str(n.client)) for n in self.training_nodes()}
-        uploaded = {client: model for client, model in stored.items() if model}
-        return {
-            node: self.cloud(node.client, uploaded | {node.client: w_i})
-            for node, w_i in self.personalize(arrays, nodes).items()
-        }
+        uploaded = {}
+        for node in self.training_nodes():
+            model = group(arrays, str(node.client))
+            if model:
+                uploaded[node.client] = model
+        clouds = {}
+        for node, w_i in self.personalize(arrays, nodes).items():
+            clouds[node] = self.cloud(node.client, uploaded | {node.client: w_i})
+        return clouds
 
     def cloud(self, client: int, w: dict[int, Arrays]) -> Arrays:
         """u_i, Eq. (5), from the models w_j by client."""
-        w_i, others = w[client], [w[j] for j in w if j != client]
-        names = [n for n, a in w_i.items() if not is_statistic(n, a)]
+        w_i = w[client]
+        others = [w_j for j, w_j in w.items() if j != client]
+        names = [name for name, array in w_i.items() if not is_statistic(name, array)]
         d = np.array([_squared_distance(w_i, w_j, names) for w_j in others])
         xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)
         xi = xi / max(1.0, xi.sum())
-        models = [{n: o[n] for n in names} for o in (w_i, *others)]
+        models = []
+        for model in (w_i, *others):
+            models.append({name: model[name] for name in names})
         return w_i | weighted_mean(models, [1 - xi.sum(), *xi])
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Store the trained models."""
-        return arrays | {f"{u.node.client}/{n}": a for u in updates for n, a in u.arrays.items()}
+        stored = dict(arrays)
+        for update in updates:
+            stored |= prefixed(str(update.node.client), update.arrays)
+        return stored
 
 
 def _squared_distance(w_i: Arrays, w_j: Arrays, names: Sequence[str]) -> float:
     """‖w_i − w_j‖² over the arrays of these names."""
-    return sum(float(np.square(wide(w_i[n]) - w_j[n]).sum()) for n in names)
+    return sum(float(np.square(wide(w_i[name]) - w_j[name]).sum()) for name in names)

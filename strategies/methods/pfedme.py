@@ -33,15 +33,20 @@ class PFedMe(HeldHeads, FedAvg):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """w; the personal heads start as its head."""
-        head = {n: a for n, a in arrays.items() if n.startswith(HEAD) and self.holds}
+        if not self.holds:
+            return super().initialize(arrays)
+        head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
         return super().initialize(arrays | prefixed(PERSONAL, head))
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """(1 − β) w + β mean_i w_i."""
-        shared, beta = self.shared(updates), self.server_beta
+        shared = self.shared(updates)
+        beta = self.server_beta
         average = self.mean(arrays, shared, [1.0] * len(shared))
         mixed = {name: (1 - beta) * arrays[name] + beta * a for name, a in average.items()}
-        heads = self.stored(arrays, updates)
-        if self.robust != "none":
-            return mixed | heads | {name: a for name, a in average.items() if is_statistic(name, a)}
-        return mixed | heads | mean_statistics(shared)
+        # Statistics are averaged by sample counts, which the robust means ignore.
+        if self.robust == "none":
+            statistics = mean_statistics(shared)
+        else:
+            statistics = {name: a for name, a in average.items() if is_statistic(name, a)}
+        return mixed | self.stored(arrays, updates) | statistics

@@ -5,8 +5,8 @@ N training clients that were ever there; c_i = 0 for those that never trained. D
 paper: running statistics are averaged. η_g does not decay with the other rates. Novel clients get
 the global model.
 
-A false c_i would drag every later round, as changes of it add up. The server therefore holds the
-c_i that replies add up to, and limits each to `max_update_ratio` times the usual norm of them."""
+A false c_i would distort every later round, because c accumulates its changes. The server therefore
+sums each client's Δc_i to its c_i, and limits c_i to `max_update_ratio` times their usual norm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,12 +40,15 @@ class Scaffold(PersonalizedStrategy):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.controls: dict[str, Arrays] = {}  # c_i by client id, unless max-update-ratio is 0
-        self.met: list[int] = []  # ids of the training clients that were ever there
+        self.met: list[int] = []  # ids of all training clients that were ever present
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The model with zero control variates."""
-        weights = {name: a for name, a in arrays.items() if not is_statistic(name, a)}
-        return arrays | prefixed("control", {n: np.zeros_like(a) for n, a in weights.items()})
+        controls = {}
+        for name, array in arrays.items():
+            if not is_statistic(name, array):
+                controls[name] = np.zeros_like(array)
+        return arrays | prefixed("control", controls)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The global model, without the control variates."""
@@ -59,8 +62,7 @@ class Scaffold(PersonalizedStrategy):
     def expected(self, sent: Arrays) -> Arrays:
         """``delta/…`` and ``control/…`` for every weight, and statistics."""
         c = group(sent, "control")
-        statistics = self.baseline_arrays(sent)
-        return prefixed("delta", c) | prefixed("control", c) | statistics
+        return prefixed("delta", c) | prefixed("control", c) | self.baseline_arrays(sent)
 
     def baseline_arrays(self, sent: Arrays) -> Arrays:
         """Changes are measured from zero."""
@@ -71,32 +73,45 @@ class Scaffold(PersonalizedStrategy):
         weights = bounded_weights([1.0] * len(updates), updates, self.max_examples_ratio)
         delta_y = weighted_mean([group(u.arrays, "delta") for u in updates], weights)
         delta_c = mean([group(u.arrays, "control") for u in updates])
-        c, before = group(arrays, "control"), len(self.met)
-        self.met = sorted({*self.met, *(node.client for node in self.training_nodes())})
-        if before and (n := len(self.met)) > before:
-            c = {name: a * np.float32(before / n) for name, a in c.items()}
+        c = self._control_of_all(group(arrays, "control"))
         share = len(updates) / len(self.met)  # |S|/N
         x = {name: arrays[name] + self.server_lr * delta_y[name] for name in delta_y}
         c = {name: c[name] + share * delta_c[name] for name in c}
-        for excess in self._excesses(updates) if self.max_update_ratio else ():
-            c = {name: a - excess[name] / len(self.met) for name, a in c.items()}
+        if self.max_update_ratio > 0:
+            for excess in self._excesses(updates):
+                c = {name: a - excess[name] / len(self.met) for name, a in c.items()}
         return x | mean_statistics(updates) | prefixed("control", c)
 
+    def _control_of_all(self, c: Arrays) -> Arrays:
+        """c = mean_i c_i over all N training clients, including new ones, whose c_i is 0."""
+        before = len(self.met)
+        present = {node.client for node in self.training_nodes()}
+        self.met = sorted(present.union(self.met))
+        if before == 0 or len(self.met) == before:
+            return c
+        shrink = np.float32(before / len(self.met))
+        return {name: array * shrink for name, array in c.items()}
+
     def _excesses(self, updates: list[Update]) -> list[Arrays]:
-        """Add Δc_i to c_i; what is then cut off from each c_i that is too long."""
-        controls, excesses = dict(self.controls), []
+        """Add Δc_i to c_i, and shorten each c_i that is too long: the arrays that were cut off."""
+        controls = dict(self.controls)
         for update in updates:
-            change, client = group(update.arrays, "control"), str(update.node.client)
-            before = controls.get(client, {})
-            controls[client] = {
-                n: np.asarray(before[n] + a) if before else a for n, a in change.items()
-            }
-        norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
-        most = self.max_update_ratio * usual_size(norms.values())
-        for client, norm in norms.items() if len(norms) >= MIN_REPLIES_FOR_QUARTILE else ():
-            if 0 < most < norm:
-                c_i, factor = controls[client], np.float32(most / norm)
-                controls[client] = {n: np.asarray(a * factor) for n, a in c_i.items()}
-                excesses.append({n: a - controls[client][n] for n, a in c_i.items()})
+            client = str(update.node.client)
+            delta_c_i = group(update.arrays, "control")
+            c_i = controls.get(client)
+            if c_i:
+                delta_c_i = {name: np.asarray(c_i[name] + a) for name, a in delta_c_i.items()}
+            controls[client] = delta_c_i
         self.controls = controls
+        if len(controls) < MIN_REPLIES_FOR_QUARTILE:
+            return []
+        norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
+        max_norm = self.max_update_ratio * usual_size(norms.values())
+        excesses = []
+        for client, norm in norms.items():
+            if 0 < max_norm < norm:
+                factor = np.float32(max_norm / norm)
+                c_i = controls[client]
+                controls[client] = {name: np.asarray(a * factor) for name, a in c_i.items()}
+                excesses.append({name: a - controls[client][name] for name, a in c_i.items()})
         return excesses
