@@ -221,6 +221,7 @@ class ModelGenerator:
         The gradient of a v_i that the strategy passed stays in its ``grad``."""
         trained = {update.node: update.arrays for update in updates}
         self._backpropagate(trained)
+        # φ follows the mean over clients; each v_i has the gradient of its own client.
         parameters = list(self.network().parameters())
         for parameter in parameters:
             if parameter.grad is not None and len(updates) > 1:

@@ -4,8 +4,8 @@ min_w max_{λ ∈ simplex} Σ_i λ_i L_i(w): w is the mean of the clients' model
 then λ ← Π(λ + γ_λ L(w)). Departs from the paper: a client takes several local steps a round. With
 partial participation the sampled clients redistribute their total weight among themselves, and the
 others keep theirs, so λ stays on the simplex. Novel clients get the global model.
-The default limits of replies do not protect it where clients hold few classes: a liar with a large
-risk gains weight (docs/reference/failures.md)."""
+The default limits of replies do not protect the method where clients hold few classes: a liar with
+a large risk gains weight (docs/reference/failures.md)."""
 
 from typing import Any
 
@@ -40,19 +40,27 @@ class AFL(PersonalizedStrategy):
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """w ← Σ_S λ_i w_i / Σ_S λ_i, then λ_S ← Π(λ_S + γ_λ L_S(w)) with the mass Σ_S λ_i."""
         self._add_newcomers()
-        weights = [self.mixture[u.node.client] for u in updates]
-        risks = {u.node.client: u.metrics.get("risk", np.nan) for u in updates}
-        known = [client for client, risk in risks.items() if np.isfinite(risk)]
-        before = np.array([self.mixture[client] for client in known])
-        if known:
-            rate = self.decay * self.mixture_lr
-            ascent = before + rate * np.array([risks[client] for client in known])
-            after = project(ascent, before.sum())
-            self.mixture |= dict(zip(known, after.tolist(), strict=True))
-        if sum(weights) == 0:
+        # w is the mean by λ before its step, as in the paper.
+        weights = [self.mixture[update.node.client] for update in updates]
+        self._ascend(updates)
+        if sum(weights) == 0:  # the projection may set all of the sampled clients' weights to 0
             return arrays
         weights = bounded_weights(weights, updates, self.max_examples_ratio)
-        return weighted_mean([u.arrays for u in updates], weights)
+        return weighted_mean([update.arrays for update in updates], weights)
+
+    def _ascend(self, updates: list[Update]) -> None:
+        """λ_S ← Π(λ_S + γ_λ L_S(w)) over the clients S whose risk is a finite number."""
+        risks = {}
+        for update in updates:
+            risk = update.metrics.get("risk", np.nan)
+            if np.isfinite(risk):
+                risks[update.node.client] = risk
+        if not risks:
+            return
+        before = np.array([self.mixture[client] for client in risks])
+        ascent = before + self.decay * self.mixture_lr * np.array(list(risks.values()))
+        after = project(ascent, before.sum())
+        self.mixture |= dict(zip(risks, after.tolist(), strict=True))
 
     def report(self) -> dict[str, float]:
         """The largest and the least λ_i."""

@@ -1,9 +1,9 @@
 """ATP server (Bao, Wei, Wang and He, NeurIPS 2023): FedAvg, then rates of adaptation.
 
-A run that starts from another method's model has FedAvg behind it. Names on the wire: up to round
-`fedavg_rounds` every name both ways; then `adaptation_rates` α both ways, and the network once to
-each client, again if the run goes on without the clients' states. α ← the plain mean of the
-replies. Evaluated clients, novel ones included, get the network and α."""
+A run that starts from another method's model begins with the second phase. Names on the wire: up to
+round `fedavg_rounds` every name both ways; then `adaptation_rates` α both ways, and the network
+once to each client. A run that is resumed without the clients' states sends the network again.
+α ← the plain mean of the replies. Evaluated clients, also novel ones, get the network and α."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,11 +35,13 @@ class ATP(TwoPhases):
         return super().restore(arrays, saved)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Clients whose states do not come with it may have lost the network since."""
+        """As the base. A client whose state is not restored may have lost the network."""
         super().load_state(state)
         self.begun = self.in_second
         self.started &= self.former_clients.keys()
 
     def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
         """FedAvg's mean of the networks, or the plain mean of the rates."""
-        return super().mean(arrays, updates, [1.0] * len(updates) if self.in_second else weights)
+        if self.in_second:
+            weights = [1.0] * len(updates)
+        return super().mean(arrays, updates, weights)

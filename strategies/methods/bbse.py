@@ -10,15 +10,16 @@ from strategies.methods.prior_em import HEAD_WEIGHT, PriorEM, prior
 
 
 def conditional(counts: np.ndarray) -> np.ndarray:
-    """K_ab = P(predicted a | label b) from counts (C, C); a label without a sample counts as
-    always recognised."""
+    """K_ab = P(predicted a | label b) from counts (C, C).
+
+    A label without a sample counts as always recognised."""
     counts = np.maximum(counts, 0)
     counts = counts + np.diag(counts.sum(0) == 0)
     return np.asarray(counts / counts.sum(0), np.float32)
 
 
 class BBSE(PriorEM):
-    """Asks for the clients' confusion matrices, which hold their label counts."""
+    """Requests the clients' confusion matrices, which include their label counts."""
 
     requires = Requirement(
         "bbse",
@@ -27,7 +28,7 @@ class BBSE(PriorEM):
     )
 
     def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
-        """K, and π if it is asked for."""
+        """K as ``confusion``, and π as ``prior`` if `source_prior` needs it."""
         shape = 2 * arrays[HEAD_WEIGHT].shape[:1]  # (C, C)
         counts = self._sum("confusion", training, arrays, shape)
         if counts is None:

@@ -60,7 +60,7 @@ class FedAMP(PersonalizedStrategy):
         names = [name for name, array in w_i.items() if not is_statistic(name, array)]
         d = np.array([_squared_distance(w_i, w_j, names) for w_j in others])
         xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)
-        xi = xi / max(1.0, xi.sum())
+        xi = xi / max(1.0, xi.sum())  # ξ_ii is then not negative
         models = []
         for model in (w_i, *others):
             models.append({name: model[name] for name in names})

@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): the mean weighted by sample counts.
 
-The server's half of FedAvg, FedProx, FedPer, TENT and Local as well; they differ on the client."""
+FedProx, FedPer, TENT and Local have the same server; they differ on the client."""
 
 from collections.abc import Sequence
 from logging import WARNING
@@ -9,12 +9,7 @@ from flwr.common.logger import log
 
 from clients.core.arrays import Arrays
 from fedapps.common.settings import setting
-from strategies.core.aggregation import (
-    ROBUST,
-    is_plain,
-    robust_mean,
-    weighted_mean,
-)
+from strategies.core.aggregation import ROBUST, is_plain, robust_mean, weighted_mean
 from strategies.core.replies import Update
 from strategies.core.rounds import PersonalizedStrategy
 
@@ -32,13 +27,14 @@ class FedAvg(PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean weighted by sample counts."""
-        return self.mean(arrays, updates, [u.num_examples for u in updates])
+        return self.mean(arrays, updates, [update.num_examples for update in updates])
 
     def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
         """The weighted mean of the clients' models, or the robust one."""
         models = [update.arrays for update in updates]
         if self.robust == "none":
             return weighted_mean(models, weights)
-        if plain := is_plain(self.robust, self.robust_fraction, len(models)):
-            log(WARNING, "round %s: %s", self.round, plain)
+        reason = is_plain(self.robust, self.robust_fraction, len(models))
+        if reason:
+            log(WARNING, "round %s: %s", self.round, reason)
         return robust_mean(self.robust, self.robust_fraction, arrays, models)

@@ -25,13 +25,15 @@ class FedGMA(PersonalizedStrategy):
     treats_statistics_apart = True
 
     server_lr = setting(1.0, "η_g", POSITIVE)
-    agreement = setting(0.1, "τ: entries on whose sign clients agree less are damped", SHARE)
+    agreement = setting(0.1, "τ: damp an entry if the clients agree less on its sign", SHARE)
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """w + η_g mask ⊙ mean(Δ_i)."""
-        w = {name: a for name, a in arrays.items() if not is_statistic(name, a)}
-        for name, before in w.items():
-            deltas = np.stack([wide(u.arrays[name]) - before for u in updates])
+        moved = {}
+        for name, w in arrays.items():
+            if is_statistic(name, w):
+                continue
+            deltas = np.stack([wide(update.arrays[name]) - w for update in updates])
             step = self.decay * self.server_lr * mask(deltas, self.agreement) * deltas.mean(0)
-            w[name] = before + step.astype(before.dtype)
-        return w | mean_statistics(updates)
+            moved[name] = w + step.astype(w.dtype)
+        return moved | mean_statistics(updates)

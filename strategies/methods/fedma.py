@@ -32,17 +32,19 @@ from strategies.maths.matching import (
 
 
 class FedMA(PersonalizedStrategy):
-    """A new global neuron costs `new_neuron_cost` mean squared norms of the layer's neurons; no
-    layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
+    """A new global neuron costs `new_neuron_cost` times the mean squared norm of the layer's
+    neurons. No layer grows beyond `max_growth` times its width. `sweeps`: see `matching.match`."""
 
     persistent_attributes = ("support", "assignments")
     requires = Requirement("fedma", "answer `train.retrain`", offers=("train.retrain",))
 
     new_neuron_cost = setting(
-        1.0, "cost of a new neuron, in mean squared norms of neurons", NONNEGATIVE
+        1.0, "cost of a new neuron, as a multiple of the mean squared norm of neurons", NONNEGATIVE
     )
-    max_growth = setting(1.5, "bound of a layer's width, in the clients' widths", "[1, 100]")
-    sweeps = setting(1, "passes that match each client again after the first", "[0, 1000]")
+    max_growth = setting(
+        1.5, "largest width of a layer, as a multiple of the clients' width", "[1, 100]"
+    )
+    sweeps = setting(1, "further matching passes over the clients after the first", "[0, 1000]")
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -65,25 +67,31 @@ class FedMA(PersonalizedStrategy):
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """Each client's part of the global network, of the initial size."""
-        usual = {
-            layer: np.sort(np.argsort(-self.support[layer], kind="stable")[: self.widths[layer]])
-            for layer in self.layers[:-1]
-        }
-        return {n: self.part(arrays, self.assignments.get(n.client, usual)) for n in nodes}
+        most_supported = {}  # for clients that were not in the last round
+        for layer in self.layers[:-1]:
+            by_support = np.argsort(-self.support[layer], kind="stable")
+            most_supported[layer] = np.sort(by_support[: self.widths[layer]])
+        payloads = {}
+        for node in nodes:
+            assignment = self.assignments.get(node.client, most_supported)
+            payloads[node] = self.part(arrays, assignment)
+        return payloads
 
     def part(self, arrays: Arrays, assignment: dict[str, np.ndarray]) -> Arrays:
         """The sub-network of the assigned global neurons."""
         network = dict(arrays)
         for layer, following in pairwise(self.layers):
-            rows, weight = assignment[layer], f"{following}.weight"
-            network |= {n: network[n][rows] for n in (f"{layer}.weight", f"{layer}.bias")}
-            network[weight] = take(network[weight], rows, width(arrays, layer))
+            rows = assignment[layer]
+            for name in (f"{layer}.weight", f"{layer}.bias"):
+                network[name] = network[name][rows]
+            next_weight = f"{following}.weight"
+            network[next_weight] = take(network[next_weight], rows, width(arrays, layer))
         return network
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Match, freeze and retrain, layer by layer; the mean of the last one."""
-        counts = {u.node: float(u.num_examples) for u in updates}
-        networks = {u.node: dict(u.arrays) for u in updates}
+        counts = {update.node: float(update.num_examples) for update in updates}
+        networks = {update.node: dict(update.arrays) for update in updates}
         self.assignments = {node.client: {} for node in networks}
         merged: Arrays = {}
         for layer, following in pairwise(self.layers):
@@ -96,23 +104,27 @@ class FedMA(PersonalizedStrategy):
             )
             self.support[layer] = matched.support
             merged |= layer_arrays(matched.neurons, layer, next(iter(networks.values())))
-            weight = f"{following}.weight"
-            for (node, network), assigned in zip(
-                networks.items(), matched.assignments, strict=True
-            ):
+            next_weight = f"{following}.weight"
+            for node, assigned in zip(networks, matched.assignments, strict=True):
                 self.assignments[node.client][layer] = assigned
-                network[weight] = scatter_columns(network[weight], assigned, len(matched.neurons))
-                del network[f"{layer}.weight"], network[f"{layer}.bias"]
+                network = networks[node]
+                columns = network[next_weight]
+                network[next_weight] = scatter_columns(columns, assigned, len(matched.neurons))
+                del network[f"{layer}.weight"]
+                del network[f"{layer}.bias"]
             networks = self.retrain(merged, networks)
-        last = weighted_mean(list(networks.values()), [counts[node] for node in networks])
+        last_layer = weighted_mean(list(networks.values()), [counts[node] for node in networks])
+        # Clients that did not retrain to the end have no complete assignment.
         self.assignments = {node.client: self.assignments[node.client] for node in networks}
-        return merged | last
+        return merged | last_layer
 
     def retrain(self, frozen: Arrays, networks: dict[Node, Arrays]) -> dict[Node, Arrays]:
         """The clients' upper layers, trained on top of the frozen ones.
 
         Raises RuntimeError if fewer than min-valid-replies come back."""
-        payloads = {n: prefixed("frozen", frozen) | upper for n, upper in networks.items()}
+        payloads = {}
+        for node, upper_layers in networks.items():
+            payloads[node] = prefixed("frozen", frozen) | upper_layers
         replies = self.exchange("train.retrain", payloads, like=networks)
         if len(replies) < self.min_valid_replies:
             raise RuntimeError(
@@ -125,5 +137,6 @@ class FedMA(PersonalizedStrategy):
     def report(self) -> dict[str, float]:
         """The width of all hidden layers, as a ratio to the clients'."""
         hidden = self.layers[:-1]
-        wide = sum(len(self.support[layer]) for layer in hidden)
-        return {"growth": wide / sum(self.widths[layer] for layer in hidden)}
+        global_width = sum(len(self.support[layer]) for layer in hidden)
+        client_width = sum(self.widths[layer] for layer in hidden)
+        return {"growth": global_width / client_width}

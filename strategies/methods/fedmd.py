@@ -12,14 +12,15 @@ from clients.methods.fedmd import FLOAT16
 from strategies.core.replies import Requirement, Update, most_common
 from strategies.core.rounds import PersonalizedStrategy
 
-CLASSES, SAMPLES = "classes", "public-samples"  # properties of a client
+CLASSES = "classes"  # properties of a client
+SAMPLES = "public-samples"
 
 
 class FedMD(PersonalizedStrategy):
     """F(D_p) ← (1/N) Σ_i f_i(D_p); the first round's clients get no consensus.
 
-    Logits whose shape is not that of most training clients are dropped. The mean is taken in
-    float32, whether or not they travel as `float16`."""
+    Logits whose shape differs from that of most training clients are dropped. The mean is taken in
+    float32, also if logits travel as `float16`."""
 
     holds_model = False
     sets: tuple[str, ...] = ("logits",)
@@ -34,10 +35,10 @@ class FedMD(PersonalizedStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.dtype = np.dtype(np.float16 if self.float16 else np.float32)
+        self.dtype = np.dtype(np.float16 if self.float16 else np.float32)  # of logits on the wire
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """The logits of a former run, if there is one."""
+        """No logits, unless `arrays` hold those of a former run."""
         return {name: a for name, a in arrays.items() if name in self.sets}
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
@@ -57,8 +58,8 @@ class FedMD(PersonalizedStrategy):
         """The plain mean of each set of logits."""
         consensus = {}
         for name in self.sets:
-            mean = np.mean([u.arrays[name].astype(np.float32) for u in updates], axis=0)
-            consensus[name] = mean.astype(self.dtype)
+            logits = [update.arrays[name].astype(np.float32) for update in updates]
+            consensus[name] = np.mean(logits, axis=0).astype(self.dtype)
         return consensus
 
 

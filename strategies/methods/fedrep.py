@@ -10,9 +10,9 @@ from strategies.methods.fedavg import FedAvg
 
 
 class FedRep(HeldHeads, FedAvg):
-    """φ ← Σ_i (n_i / n) φ_i, in Algorithm 1 the plain mean.
+    """φ ← Σ_i (n_i / n) φ_i; Algorithm 1 prints the plain mean.
 
-    A head that the server holds becomes its client's trained one."""
+    If the server holds the heads, it replaces each by its client's trained head."""
 
     requires = Requirement(
         "fedrep",

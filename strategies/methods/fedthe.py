@@ -13,7 +13,7 @@ from strategies.methods.fedavg import FedAvg
 
 
 class FedTHE(FedAvg):
-    """FedAvg whose summary is the plain mean of the clients' ones, which are limited separately."""
+    """FedAvg, with the plain mean of the clients' summaries, whose size is limited separately."""
 
     limit_groups = (SUMMARY,)
 
@@ -22,6 +22,8 @@ class FedTHE(FedAvg):
         model = super().aggregate(arrays, updates)
         if SUMMARY not in arrays:  # clients of other packages
             return model
-        summaries = [replace(u, arrays={SUMMARY: u.arrays[SUMMARY]}) for u in updates]
+        summaries = []
+        for update in updates:
+            summaries.append(replace(update, arrays={SUMMARY: update.arrays[SUMMARY]}))
         plain = self.mean({SUMMARY: arrays[SUMMARY]}, summaries, [1.0] * len(updates))
         return model | plain

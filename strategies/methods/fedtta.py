@@ -25,8 +25,11 @@ class FedTTA(FedAvg):
 
     def global_model(self) -> Arrays:
         """f(·; ψ), un-adapted, under the target network's names."""
-        base = {n.removeprefix(BASE): a for n, a in self.arrays.items() if n.startswith(BASE)}
-        return base or super().global_model()  # clients that do not adapt
+        base = {}
+        for name, array in self.arrays.items():
+            if name.startswith(BASE):
+                base[name.removeprefix(BASE)] = array
+        return base or super().global_model()  # without a base model, clients do not adapt
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean of the clients' models."""

@@ -2,7 +2,7 @@
 
 A run that continues a second phase starts in it. Names on the wire: up to round `fedavg_rounds`
 every name both ways, then the head both ways, and once the body of FedAvg's last model to each
-client. A client keeps the body that it has. Departs from the authors' code: means are weighted by
+client. A client that has a body keeps it. Departs from the authors' code: means are weighted by
 sample counts, not equal. Novel clients are not served, as they would need labels to train a
 body."""
 

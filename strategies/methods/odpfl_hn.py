@@ -261,7 +261,7 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
 
     def _descend_on_encoder(self, nodes: Sequence[Node]) -> None:
         """One step along the mean of the nodes' g_γ, which they compute from their g_e."""
-        gamma = to_numpy(self.gamma)
+        gamma = to_numpy(self.gamma)  # sent again, so that clients need not store it
         payloads = {}
         for node in nodes:
             g_e = self.descriptors[node].grad
@@ -279,8 +279,13 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """w_i = f(e_i; θ) for every node that answers the request for its descriptor. While
         embeddings are free, training nodes have the model of theirs."""
-        with_embedding = [node for node in nodes if self.free and not node.novel]
-        encoding = [node for node in nodes if node not in with_embedding]
+        with_embedding = []
+        encoding = []
+        for node in nodes:
+            if self.free and not node.novel:
+                with_embedding.append(node)
+            else:
+                encoding.append(node)
         vectors = self._free_embeddings(with_embedding)
         vectors |= self._scaled(self._request_descriptors(encoding))
         return self.generator.models({node: vectors[node] for node in nodes if node in vectors})

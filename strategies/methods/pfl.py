@@ -2,8 +2,8 @@
 6.2; Ye et al., section 4.1), trained by FedPer or pFedHN.
 
 PFL-sampled: the expected accuracy of a random training client's model. PFL-nearest: the model of
-the training client at the smallest A-distance. PFL-ensemble: the mean of all models' logits, or
-of a random share's. No limit protects novel clients from a liar, whose model they get as it is
+the training client at the smallest A-distance. PFL-ensemble: the mean logits of all models, or of a
+random share of them. No limit protects novel clients from a liar: they get its model unchanged
 (docs/reference/failures.md)."""
 
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,24 @@ from strategies.core.rounds import PersonalizedStrategy
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.pfedhn import PFedHN
 
-PFEDHN_SETTINGS = ("embedding_dim", "hidden_dim", "hidden_layers", "chunk_size", "server_lr",
-                   "server_momentum")  # fmt: skip
+PFEDHN_SETTINGS = (
+    "embedding_dim",
+    "hidden_dim",
+    "hidden_layers",
+    "chunk_size",
+    "server_lr",
+    "server_momentum",
+)
 
 
 def _of_pfedhn(name: str) -> Any:
-    """pFedHN's setting, which is read with the base pfedhn alone."""
+    """pFedHN's setting `name`, which is read only with the base pfedhn."""
     return replace(PFedHN.declared[name], beside="base=pfedhn")
 
 
 class PFL(PersonalizedStrategy):
-    """Trains as `base` = "fedper" or "pfedhn" does; "pfedhn" with `server_lr` and the other
-    settings of `PFedHN`; a novel client gets all personal models, ``<client>/<name>``."""
+    """Trains as `base` = "fedper" or "pfedhn" does, "pfedhn" with the settings of `PFedHN`. A novel
+    client gets all personal models, ``<client>/<name>``."""
 
     holds_model = False
     requires = Requirement(
@@ -61,18 +67,23 @@ class PFL(PersonalizedStrategy):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        rates = {"lr_decay": self.lr_decay, "lr_decay_rounds": self.lr_decay_rounds}
-        common: dict[str, Any] = {"seed": self.seed, "saved_rounds": self.saved_rounds, **rates}
+        common: dict[str, Any] = {
+            "seed": self.seed,
+            "saved_rounds": self.saved_rounds,
+            "lr_decay": self.lr_decay,
+            "lr_decay_rounds": self.lr_decay_rounds,
+        }
         self.trainer: PersonalizedStrategy = FedAvg(**common)
         if self.base == "pfedhn":
-            given = {name: getattr(self, name) for name in PFEDHN_SETTINGS}
-            self.trainer = PFedHN(**common, **given, network=network, buffers=buffers)
-        self.keeps_arrays, self.in_place = self.trainer.keeps_arrays, self.trainer.in_place
+            pfedhn_settings = {name: getattr(self, name) for name in PFEDHN_SETTINGS}
+            self.trainer = PFedHN(**common, **pfedhn_settings, network=network, buffers=buffers)
+        self.keeps_arrays = self.trainer.keeps_arrays
+        self.in_place = self.trainer.in_place
         self._heads_stay = self.base == "fedper" and self.requires is not None
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The base's; FedPer's without the head."""
-        self.whole = arrays
+        self.initial_model = arrays  # with the head
         if self._heads_stay:
             if not any(name.startswith(HEAD) for name in arrays):
                 raise ValueError(
@@ -103,53 +114,58 @@ class PFL(PersonalizedStrategy):
         return self._present_trainer().aggregate(arrays, updates)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The base's model for training clients, the personal models of all for novel ones."""
+        """The base's model for training clients; for novel clients the personal models, which the
+        training clients export on request."""
         training = [node for node in nodes if not node.novel]
-        payloads = self._present_trainer().personalize(arrays, training)
         novel = [node for node in nodes if node.novel]
-        return payloads | (self.offer(arrays, novel) if novel else {})
+        payloads = self._present_trainer().personalize(arrays, training)
+        if novel:
+            payloads |= self.offer(arrays, novel)
+        return payloads
 
     def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
         """The personal models that each novel client gets."""
         return dict.fromkeys(novel, self.personal_models(arrays))
 
     def personal_models(self, arrays: Arrays) -> Arrays:
-        """``<client>/<name>`` of every training client that hands out its model; unless none has
-        trained, without those that still have the head that they started with.
+        """The models ``<client>/<name>`` of the training clients that export them.
 
-        Where no training client is present, those that were handed out last."""
+        A model with an untrained head is left out, unless all are untrained. If no training client
+        is present, the models are those of the last export."""
         if not self.training_nodes():
             return self.published_models
         sent = self._present_trainer().personalize(arrays, self.training_nodes())
-        models: Arrays = {}
-        updates = self.exchange("query.export", sent, like=dict.fromkeys(sent, self.whole))
+        like = dict.fromkeys(sent, self.initial_model)
+        updates = self.exchange("query.export", sent, like=like)
         trained = [update for update in updates if not update.metrics.get("untrained")]
+        models: Arrays = {}
         for update in trained or updates:
             models |= prefixed(str(update.node.client), update.arrays)
         self.published_models = models
         return models
 
     def _present_trainer(self) -> PersonalizedStrategy:
-        self.trainer.nodes, self.trainer.now = self.nodes, self.now
+        """The base, in the present round and with the nodes that are present."""
+        self.trainer.nodes = self.nodes
+        self.trainer.now = self.now
         return self.trainer
 
 
 class PFLEnsemble(PFL):
-    """With `ensemble_share` below 1, novel clients get the models of the same random clients, as
-    many as that share of those that answered, at least one (0.5 in Ye et al.'s released program).
-    """
+    """With `ensemble_share` below 1, all novel clients get the models of the same random clients:
+    this share of the clients that answered, at least one (0.5 in Ye et al.'s released program)."""
 
-    ensemble_share = setting(1.0, "share of the training clients' models that count", "(0, 1]")
+    ensemble_share = setting(1.0, "share of the training clients' models to use", "(0, 1]")
 
     def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
         """The personal models of the drawn clients; all of them by default."""
         models = self.personal_models(arrays)
-        owners = sorted({int(name.partition("/")[0]) for name in models})
+        owners = sorted({_owner(name) for name in models})
         count = max(1, round(self.ensemble_share * len(owners)))
         generator = np.random.default_rng(seed_of(self.seed, "ensemble"))
         drawn = set(generator.permutation(owners)[:count].tolist())
-        kept = {n: a for n, a in models.items() if int(n.partition("/")[0]) in drawn}
-        return dict.fromkeys(novel, kept)
+        ensemble = {name: array for name, array in models.items() if _owner(name) in drawn}
+        return dict.fromkeys(novel, ensemble)
 
 
 class PFLNearest(PFL):
@@ -168,9 +184,9 @@ class PFLNearest(PFL):
         self.nearest: dict[int, int] = {}  # training client by novel client
 
     def offer(self, arrays: Arrays, novel: Sequence[Node]) -> dict[Node, Arrays]:
-        """The nearest training client's model, among those that handed it out."""
+        """The model of the nearest training client, among the clients that export theirs."""
         models = self.personal_models(arrays)
-        owners = {int(name.partition("/")[0]) for name in models}
+        owners = {_owner(name) for name in models}
         new = [node for node in novel if self.nearest.get(node.client) not in owners]
         training = [node for node in self.training_nodes() if node.client in owners]
         if new and not self.training_nodes():
@@ -190,3 +206,8 @@ class PFLNearest(PFL):
             if model:
                 offers[node] = model
         return offers
+
+
+def _owner(name: str) -> int:
+    """The id of the client that exported the array ``<client>/<name>``."""
+    return int(name.partition("/")[0])

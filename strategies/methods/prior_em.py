@@ -1,8 +1,8 @@
-"""Prior-EM's server: FedAvg, and what it knows of the training clients' labels.
+"""Prior-EM's server: FedAvg, and sums of the training clients' label counts.
 
-Before each evaluation the server asks all training clients that are present. Where none is, the
-last answers count: those of the finished run that is served. Clients get sums over clients alone,
-``source/…``."""
+Before each evaluation the server requests the counts of all training clients that are present. If
+no training client is present, as where a finished run is served, the last counts are used. Clients
+get only sums over clients, ``source/…``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,13 +21,13 @@ LABELS = Requirement(
 
 
 def prior(counts: np.ndarray) -> np.ndarray:
-    """π (C,) from label counts, one more of each: no class has probability 0."""
+    """π (C,) from label counts (C,) plus one, so no class has probability 0."""
     counts = np.maximum(counts, 0) + 1
     return np.asarray(counts / counts.sum(), np.float32)
 
 
 class PriorEM(FedAvg):
-    """With `source_prior` = "training" it asks for the clients' label counts."""
+    """With `source_prior` = "training" the server requests the clients' label counts."""
 
     persistent_attributes = ("source",)
 
@@ -51,30 +51,39 @@ class PriorEM(FedAvg):
         return arrays
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model, and what is known of the training clients' labels."""
-        if training := self.training_nodes():
+        """The model, and the sums over the training clients' labels, which are requested first."""
+        training = self.training_nodes()
+        if training:
             self.source = self.ask(arrays, training) or self.source
-        sent = arrays | prefixed(SOURCE, self.source) if self.source else arrays
-        return dict.fromkeys(nodes, sent)
+        if self.source:
+            arrays = arrays | prefixed(SOURCE, self.source)
+        return dict.fromkeys(nodes, arrays)
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model."""
         return dict.fromkeys(nodes, arrays)
 
     def ask(self, arrays: Arrays, training: Sequence[Node]) -> Arrays:
-        """π, if it is asked for."""
+        """π as ``prior``, if `source_prior` needs it and a client answers."""
         if self.source_prior == "uniform":
             return {}
         shape = arrays[HEAD_WEIGHT].shape[:1]  # (C,)
         counts = self._sum("labels", training, {}, shape)
-        return {} if counts is None else {"prior": prior(counts)}
+        if counts is None:
+            return {}
+        return {"prior": prior(counts)}
 
     def _sum(
-        self, what: str, training: Sequence[Node], sent: Arrays, shape: tuple[int, ...]
+        self, query: str, training: Sequence[Node], sent: Arrays, shape: tuple[int, ...]
     ) -> np.ndarray | None:
         """The sum of the clients' counts; None without a reply."""
-        like = {what: np.zeros(shape, np.float32)}
+        like = {query: np.zeros(shape, np.float32)}
         replies = self.exchange(
-            f"query.{what}", dict.fromkeys(training, sent), like=dict.fromkeys(training, like)
+            f"query.{query}", dict.fromkeys(training, sent), like=dict.fromkeys(training, like)
         )
-        return sum((u.arrays[what] for u in replies), np.zeros(shape)) if replies else None
+        if not replies:
+            return None
+        total = np.zeros(shape)
+        for reply in replies:
+            total = total + reply.arrays[query]
+        return total

@@ -72,6 +72,7 @@ class Scaffold(PersonalizedStrategy):
         """Lines 16-17."""
         weights = bounded_weights([1.0] * len(updates), updates, self.max_examples_ratio)
         delta_y = weighted_mean([group(u.arrays, "delta") for u in updates], weights)
+        # The limit lowers the weights of Δy alone: c must stay the plain mean of all c_i.
         delta_c = mean([group(u.arrays, "control") for u in updates])
         c = self._control_of_all(group(arrays, "control"))
         share = len(updates) / len(self.met)  # |S|/N
@@ -103,6 +104,7 @@ class Scaffold(PersonalizedStrategy):
                 delta_c_i = {name: np.asarray(c_i[name] + a) for name, a in delta_c_i.items()}
             controls[client] = delta_c_i
         self.controls = controls
+        # The usual norm is an upper quartile, which says little of few clients.
         if len(controls) < MIN_REPLIES_FOR_QUARTILE:
             return []
         norms = {client: group_norms(c_i, {})[""] for client, c_i in controls.items()}
