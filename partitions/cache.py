@@ -35,39 +35,45 @@ def cache_dir() -> Path:
 
 
 def fingerprint(folder: Path, *, recursive: bool = True) -> str:
-    """A hash of the paths, sizes and times of the file, or of the folder's files; without
-    `recursive`, of those that lie in the folder itself."""
+    """A hash of the paths, sizes and times of a file, or of the files in a folder. Without
+    `recursive`, files in its subfolders do not count."""
     inner = folder.rglob("*") if recursive else folder.glob("*")
-    files = sorted(f for f in (folder, *inner) if f.is_file())
-    stats = [(str(f.resolve()), (s := f.stat()).st_size, s.st_mtime_ns) for f in files]
+    files = sorted(path for path in (folder, *inner) if path.is_file())
+    stats = []
+    for file in files:
+        stat = file.stat()
+        stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns))
     return hashlib.blake2b(json.dumps([VERSION, stats]).encode(), digest_size=8).hexdigest()
 
 
 def code_identity(reference: str, options: Mapping[str, object]) -> dict[str, object]:
-    """What a result of a user's function or class depends on, as JSON: its module's source, its
-    arguments, and sizes and times of the files and folders that texts among its arguments name.
+    """The inputs of a user's function or class, as JSON: its module's source, its arguments, and
+    the sizes and times of files and folders that its text arguments name.
 
-    What the code reads elsewhere is not seen. Errors as `external_code.load`."""
+    Files that the code reads without such an argument are not noticed. Errors as
+    `external_code.load`."""
     code = external_code.load(reference)
     defaults = external_code.keywords(code) if callable(code) else {}
-    arguments = {
-        name: value if isinstance(value, external_code.Value) else str(value)
-        for name, value in (defaults | dict(options)).items()
-    }
-    files = {name: _named_files(value) for name, value in arguments.items()}
+    arguments = {}
+    files = {}
+    for name, value in (defaults | dict(options)).items():
+        arguments[name] = value if isinstance(value, external_code.Value) else str(value)
+        fingerprint_of_files = _named_files(arguments[name])
+        if fingerprint_of_files:
+            files[name] = fingerprint_of_files
     return {
         "reference": reference,
         "source": external_code.source_code(reference),
         "arguments": arguments,
-        "files": {name: found for name, found in files.items() if found},
+        "files": files,
     }
 
 
 def _named_files(value: object) -> str:
     """The fingerprint of the file or folder that a text names; "" if it names none.
 
-    Of a folder around the working directory or the user's home, such as "." or "/", only its own
-    files count: it may hold the whole disk."""
+    Subfolders do not count for a folder that contains the working directory or the user's home,
+    such as "." or "/": it may hold the whole disk."""
     if not isinstance(value, str) or not value:
         return ""
     try:
@@ -77,13 +83,15 @@ def _named_files(value: object) -> str:
         place = path.resolve()
         around = any(folder.is_relative_to(place) for folder in (Path.cwd(), Path.home()))
         return fingerprint(path, recursive=not (path.is_dir() and around))
-    except (OSError, ValueError, RuntimeError):  # too long for a path, or not readable
+    except (OSError, ValueError, RuntimeError):  # the text is too long for a path, or not readable
         return ""
 
 
 def cache_key(name: str, **identity: object) -> str:
-    """The name of an entry for what `identity` describes, as JSON: a hash of it after the beginning
-    of `name`. No text of a user becomes part of a path but letters, digits and hyphens."""
+    """The name of a cache entry: the beginning of `name`, and a hash of `name` and `identity`.
+
+    `identity` must be convertible to JSON. Of `name` only letters, digits and hyphens are used,
+    since it may be a user's text and becomes part of a path."""
     text = json.dumps([VERSION, name, identity], sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9-]', '_', name)[:READABLE]}-{digest}"
@@ -135,8 +143,9 @@ def save_arrays(
 def _warn(target: Path, error: OSError) -> None:
     logging.getLogger(__name__).warning(
         "no dataset can be kept as %s (%s): every process has its own copy; set FEDAPPS_CACHE_DIR",
-        target, error,
-    )  # fmt: skip
+        target,
+        error,
+    )
 
 
 def _store(raw: Raw, target: Path) -> None:
@@ -147,23 +156,24 @@ def _store(raw: Raw, target: Path) -> None:
         temporary = private / target.name
         temporary.mkdir()  # unlike mkdtemp's, with the umask's permissions
         arrays = {"x": raw.x, "y": raw.y.astype(np.int64)}
-        names = {}
+        values_of_columns = {}
         for column, values in raw.columns.items():
-            unique, arrays[f"column.{column}"] = np.unique(values, return_inverse=True)
-            names[column] = unique.tolist()
+            unique, inverse = np.unique(values, return_inverse=True)
+            arrays[f"column.{column}"] = inverse
+            values_of_columns[column] = unique.tolist()
         save_arrays(arrays, temporary / DATA)
         (temporary / DATA).chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private
         meta = {
             "num_train": raw.num_train,
             "classes": raw.classes,
-            "columns": names,
+            "columns": values_of_columns,
             "notes": raw.notes,
         }
         (temporary / META).write_text(json.dumps(meta), "utf-8")
         try:
             temporary.rename(target)
         except OSError:
-            if not target.is_dir():
+            if not target.is_dir():  # it is one if another process was first
                 raise
     finally:
         shutil.rmtree(private, ignore_errors=True)
@@ -175,9 +185,9 @@ def _mapped(target: Path) -> Raw:
 
     arrays = {name: tensor.numpy() for name, tensor in load_file(target / DATA).items()}
     meta = json.loads((target / META).read_text("utf-8"))
-    columns = {
-        name: np.array(values)[arrays[f"column.{name}"]] for name, values in meta["columns"].items()
-    }
+    columns = {}
+    for name, values in meta["columns"].items():
+        columns[name] = np.array(values)[arrays[f"column.{name}"]]
     return Raw(
         arrays["x"],
         arrays["y"],
@@ -188,18 +198,20 @@ def _mapped(target: Path) -> Raw:
     )
 
 
-# The rows of each client. flwr-datasets and its dependencies cost a process seconds and a hundred
-# megabytes; once one process of a machine has partitioned a dataset, the others read the rows. The
-# key covers the configuration, the dataset's files, this package's sources and the libraries'
-# versions.
+# The cache of each client's rows. To import flwr-datasets and its dependencies costs a process
+# seconds and a hundred megabytes, so one process of a machine partitions a dataset, and the others
+# read its result. The key covers the configuration, the dataset's files, this package's sources and
+# the libraries' versions.
 TRAIN, VALIDATION, TEST = 0, 1, 2  # parts of a dataset
-MAX_FILES = 200  # older ones are deleted
+MAX_FILES = 200  # the oldest files beyond this number are deleted
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Rows of each client; `public` ones belong to no client. A `pooled` rule has partitioned
-    training, validation and test rows separately. `attributes` describe each client."""
+    """The dataset's `rows` of each client, and the `public` rows, which belong to no client.
+
+    `pooled`: the rule has partitioned training, validation and test rows separately. `attributes`
+    describe each client."""
 
     rows: list[np.ndarray]
     public: np.ndarray
@@ -210,9 +222,9 @@ class Assignment:
 def cached_assignment(
     dataset: str, config: Mapping[str, object], make: Callable[[], Assignment]
 ) -> Assignment:
-    """`make()`, or its cached result for the same dataset and configuration.
+    """The result of `make()`, from the cache if it holds the same dataset and configuration.
 
-    `dataset` identifies the content; if it is empty, nothing is cached."""
+    `dataset` identifies the dataset's content; if it is empty, nothing is cached."""
     if not dataset:
         return make()
     text = json.dumps([dataset, _code(), sorted(config.items())])
@@ -229,6 +241,7 @@ def cached_assignment(
 
 @cache
 def _code() -> str:
+    """A hash of this package's sources and of the versions of the libraries that partition."""
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
     libraries = [version(name) for name in ("flwr-datasets", "datasets", "numpy")]
     return hashlib.blake2b(sources + repr(libraries).encode()).hexdigest()
@@ -250,7 +263,8 @@ def _write(assignment: Assignment, file: Path) -> None:
         Path(name).rename(file)
     finally:
         Path(name).unlink(missing_ok=True)
-    for old in sorted(file.parent.glob("*.safetensors"), key=os.path.getmtime)[:-MAX_FILES]:
+    oldest_first = sorted(file.parent.glob("*.safetensors"), key=os.path.getmtime)
+    for old in oldest_first[:-MAX_FILES]:
         old.unlink(missing_ok=True)
 
 

@@ -35,8 +35,10 @@ def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) 
 
     Raises ValueError as `partitions.datasets.loading.load`; a harmless file that is not the
     official one gives a warning in the log."""
-    data: Dataset = (reread if check else load)(name, data_dir, **options)
+    read = reread if check else load
+    data: Dataset = read(name, data_dir, **options)
     counts = np.bincount(data.y.numpy(), minlength=data.info.num_classes)
+    # Classes without a name are called by their number.
     names = [*data.classes, *map(str, range(len(data.classes), len(counts)))]
     return Summary(
         name,
@@ -56,7 +58,8 @@ def export(federation: Federation, folder: Path) -> list[Path]:
     Raises ValueError if the folder holds clients of another partition, with the same samples."""
     digits = len(str(federation.num_clients - 1))
     paths = [folder / f"client-{i:0{digits}}" for i in range(federation.num_clients)]
-    if others := sorted(set(folder.glob("client-*")) - set(paths)):
+    others = sorted(set(folder.glob("client-*")) - set(paths))
+    if others:
         raise ValueError(
             f"{folder} holds {others[0].name} of another partition, whose samples would belong to "
             "two clients; choose another folder, or empty this one"
@@ -68,9 +71,11 @@ def export(federation: Federation, folder: Path) -> list[Path]:
 
 def class_counts(federation: Federation) -> np.ndarray:
     """Samples of each class that each client holds, (num_clients, num_classes)."""
-    shares = (federation.share(client) for client in range(federation.num_clients))
-    labels = (share.everything[:][1].numpy() for share in shares)
-    return np.stack([np.bincount(y, minlength=federation.info.num_classes) for y in labels])
+    counts = []
+    for client in range(federation.num_clients):
+        _, y = federation.share(client).everything[:]
+        counts.append(np.bincount(y.numpy(), minlength=federation.info.num_classes))
+    return np.stack(counts)
 
 
 def distances(counts: np.ndarray, novel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,15 +83,15 @@ def distances(counts: np.ndarray, novel: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Total variation ½ Σ_c |p_c − q_c| (pFedHN, 5.3), and D_KL(p ‖ q) in nats (ODPFL-HN, 6.7) with
     one sample added to each class of both (ours), since q_c may be zero. (num_novel,) each."""
-    p, q = counts[novel] / counts[novel].sum(1, keepdims=True), counts[~novel].astype(float)
-    q /= q.sum(1, keepdims=True)
+    p = counts[novel] / counts[novel].sum(1, keepdims=True)
+    q = counts[~novel] / counts[~novel].sum(1, keepdims=True)
     variation = np.abs(p[:, None] - q[None]).sum(2) / 2
     divergence = scipy.stats.entropy(counts[novel][:, None] + 1, counts[~novel][None] + 1, axis=2)
     return variation.min(1), divergence.min(1)
 
 
 class _Labels(RowsPartitioner):
-    """Clients' labels, for flwr-datasets' figure."""
+    """A partition with the `counts` (clients, classes) of labels, for flwr-datasets' figure."""
 
     def __init__(self, counts: np.ndarray) -> None:
         super().__init__(len(counts))
@@ -108,25 +113,37 @@ def figure(federation: Federation) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    counts, novel = class_counts(federation), federation.novel
-    title = {False: f"{(~novel).sum()} training clients", True: f"{novel.sum()} novel clients"}
+    counts = class_counts(federation)
+    novel = federation.novel
+    groups = [(f"{(~novel).sum()} training clients", counts[~novel])]
     if novel.any():
         variation, divergence = distances(counts, novel)
-        title[True] += f", nearest: TV {variation.mean():.2f}, KL {divergence.mean():.2f}"
-    roles = [role for role in (False, True) if (novel == role).any()]
-    picture = Figure(figsize=(8 * len(roles), 5), layout="constrained")
-    number = federation.info.num_classes
-    few = number <= 20
-    palette = colormaps["tab20" if few else "turbo"]
-    colours = palette(np.arange(number) if few else np.linspace(0, 1, number))
-    for role, axis in zip(roles, picture.subplots(1, len(roles), squeeze=False)[0], strict=True):
-        chosen = counts[novel == role]
+        title = (
+            f"{novel.sum()} novel clients, "
+            f"nearest: TV {variation.mean():.2f}, KL {divergence.mean():.2f}"
+        )
+        groups.append((title, counts[novel]))
+    num_classes = federation.info.num_classes
+    has_legend = num_classes <= 20  # as many as tab20 has colours
+    if has_legend:
+        colours = colormaps["tab20"](np.arange(num_classes))
+    else:
+        colours = colormaps["turbo"](np.linspace(0, 1, num_classes))
+    picture = Figure(figsize=(8 * len(groups), 5), layout="constrained")
+    axes = picture.subplots(1, len(groups), squeeze=False)[0]
+    for axis, (title, group_counts) in zip(axes, groups, strict=True):
+        # The figure draws only the classes that occur: so a class has one colour in both groups.
+        colours_of_group = colours[group_counts.sum(0) > 0]
         plot_label_distributions(
-            _Labels(chosen), "label", axis=axis, title=title[role], verbose_labels=False,
-            cmap=ListedColormap(colours[chosen.sum(0) > 0]),  # a class has one colour in both
-        )  # fmt: skip
+            _Labels(group_counts),
+            "label",
+            axis=axis,
+            title=title,
+            verbose_labels=False,
+            cmap=ListedColormap(colours_of_group),
+        )
         axis.set_xlabel("client")
-    if few:
+    if has_legend:
         marks = [Patch(color=colour, label=str(i)) for i, colour in enumerate(colours)]
         picture.legend(handles=marks, title="class", loc="outside right center")
     return picture

@@ -22,9 +22,9 @@ FORMS = f"items are (x, y), x, or mappings with one of {', '.join(INPUTS)}"
 class Items(Samples):
     """Rows of `items`, whose elements are (x, y), x alone, or a mapping of columns.
 
-    Every access calls the dataset again, so random transforms stay random. An item's label is read
-    with its input: no pass over the dataset for labels alone. `num_classes` bounds labels, if it is
-    not 0."""
+    Every access reads the dataset again, so random transforms stay random. An item's label is read
+    together with its input, never in a pass of its own. Labels must be below `num_classes`, if that
+    is not 0."""
 
     items: Sequence[Any] = field(default_factory=tuple, compare=False)
     device: str = "cpu"
@@ -59,7 +59,7 @@ class Items(Samples):
         return self.labeled and len(self) > 0
 
     def labels(self) -> Tensor:
-        """All labels (n,): the dataset is asked for every item."""
+        """All labels (n,). This reads every item of the dataset."""
         if not self.labeled:
             return torch.full((len(self),), UNLABELED)
         return self[:][1]
@@ -77,9 +77,11 @@ def from_items(items: Any) -> Samples:
     """A map-style dataset as samples; one of tensors is read at once. Raises ValueError if it is
     empty or not such a dataset."""
     name = type(items).__name__
-    found = _in_tensors(items)
-    if found is not None and len(found[2]):
-        return _of_rows(*found, name)
+    tensors = _in_tensors(items)
+    if tensors is not None:
+        x, y, rows = tensors
+        if len(rows):
+            return _of_rows(x, y, rows, name)
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
         raise ValueError(f"{name} is not a dataset with items and a length above 0")
     try:
@@ -92,11 +94,12 @@ def from_items(items: Any) -> Samples:
     x, label = item_of(first)
     if label is not None:
         class_of(label, 0)
-    nothing = torch.zeros(1).expand(len(items), *x.shape)  # only its shape matters
-    # labels are read with the inputs; a use of `y` itself fails
-    y = torch.empty(len(items), dtype=torch.long, device="meta")
+    # Only the shape of these inputs matters: they take no memory, and are never read.
+    placeholder = torch.zeros(1).expand(len(items), *x.shape)
+    # Labels are read with the inputs. To read this tensor's values fails.
+    labels = torch.empty(len(items), dtype=torch.long, device="meta")
     index = torch.arange(len(items))
-    return Items(nothing, y, index, scale=1.0, items=items, labeled=label is not None)
+    return Items(placeholder, labels, index, scale=1.0, items=items, labeled=label is not None)
 
 
 def from_tensors(x: Tensor | np.ndarray, y: Tensor | np.ndarray | None = None) -> Samples:

@@ -1,4 +1,4 @@
-"""One client's data: rows of tensors that all clients of a process share."""
+"""One client's data: rows of tensors that belong to all clients of a process."""
 
 import json
 import math
@@ -24,11 +24,11 @@ SUB_POPULATION = "sub-population"  # attribute of a share: the type that its use
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows `index` of inputs x (N, *shape) as stored and labels y (N,); nothing is copied.
+    """Rows `index` (n,) of inputs x (N, *shape) as stored and of labels y (N,), without a copy.
 
-    ``samples[rows]`` gives (x, y) of those of its rows: x float32 (n, *shape) in row-major order,
-    the stored values over `scale`, then less `mean` over `std`, which are numbers or one for each
-    channel."""
+    ``samples[rows]`` returns (x, y) of these positions in `index`. Its x is float32 in row-major
+    order: (stored / `scale` − `mean`) / `std`. `mean` and `std` are numbers, or hold one number for
+    each channel."""
 
     x: Tensor
     y: Tensor
@@ -36,19 +36,20 @@ class Samples:
     scale: float = 255.0
     mean: Moment = 0.0
     std: Moment = 1.0
-    fixed: ClassVar[bool] = True  # every access to a sample gives the same
+    fixed: ClassVar[bool] = True  # every access to a sample returns the same input
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        # a thirtieth of the time of x[index] for bytes, a third for whole numbers
+        # index_select takes a thirtieth of the time of x[index] for bytes, a third for int64.
         if isinstance(rows, slice):
             index = self.index[rows]
         else:
             index = self.index.index_select(0, rows.to(self.index.device))
         x = self.x.index_select(0, index).float()
-        mean, std = (_broadcast(moment, x.device) for moment in (self.mean, self.std))
+        mean = _broadcast(self.mean, x.device)
+        std = _broadcast(self.std, x.device)
         if self.scale != 1.0 or self.std != 1.0:
             x /= self.scale * std
         if self.mean != 0.0:
@@ -65,12 +66,13 @@ class Samples:
         return self.y[self.index]
 
     def below(self, num_classes: int) -> "Samples":
-        """The samples. Raises ValueError for a label that is not below `num_classes`."""
+        """These samples. Raises ValueError for a label that is not below `num_classes`."""
         check_below(self.labels().cpu().numpy(), num_classes, "labels")
         return self
 
     def converted(self) -> Self:
-        """The same samples, converted to the form of ``samples[rows]``; itself if not `fixed`."""
+        """The same samples, stored in the form of ``samples[rows]``. Samples that are not `fixed`
+        stay as they are."""
         if not self.fixed:
             return self
         x, _ = Samples.__getitem__(self, slice(None))
@@ -81,16 +83,17 @@ class Samples:
         """The samples on `device`; each shared tensor is moved there once per process."""
         if self.x.device == torch.device(device):
             return self
-        x, y = (_moved(tensor, str(device)) for tensor in (self.x, self.y))
+        x = _moved(self.x, str(device))
+        y = _moved(self.y, str(device))
         return Samples(x, y, self.index.to(device), self.scale, self.mean, self.std)
 
 
 def row_major(x: Tensor) -> Tensor:
     """x with the strides of a new tensor of its shape, also where a dimension has one entry.
 
-    Networks that flatten by `view` need them. A convolution passes on the strides of its input,
-    even those that decide nothing: with one channel, channels first and last are the same memory.
-    """
+    Networks that flatten by `view` need these strides. A convolution passes on the strides of its
+    input, even if they make no difference: with one channel, channels first and channels last are
+    the same memory."""
     strides = torch.empty(x.shape, device="meta").stride()
     if x.stride() == strides:
         return x
@@ -98,7 +101,7 @@ def row_major(x: Tensor) -> Tensor:
 
 
 def _broadcast(moment: Moment, device: torch.device) -> Tensor | float:
-    """One number, or (channels, 1, 1)."""
+    """The moment as one number, or as a tensor (channels, 1, 1)."""
     if isinstance(moment, tuple):
         return torch.tensor(moment, device=device)[:, None, None]
     return moment
@@ -118,9 +121,9 @@ def _moved(tensor: Tensor, device: str) -> Tensor:
 
 @dataclass(frozen=True)
 class PreferredSamples(Samples):
-    """Samples whose stored labels are types; a user that prefers `preferred` labels them.
+    """Samples of a user who prefers one type; the stored labels are types.
 
-    ``samples[rows]`` gives (x, y) with y 1 where the type is the preferred one, else 0."""
+    ``samples[rows]`` returns (x, y), with y = 1 if the type is `preferred`, else 0."""
 
     preferred: int = 0
 
@@ -129,7 +132,7 @@ class PreferredSamples(Samples):
         return x, (types == self.preferred).long()
 
     def types(self, rows: Rows) -> Tensor:
-        """The types (n,) of those samples; they do not depend on the user."""
+        """The types (n,) of the samples at `rows`; they do not depend on the user."""
         return self.y[self.index[rows]]
 
     def to(self, device: str | torch.device) -> "PreferredSamples":
@@ -142,10 +145,12 @@ class PreferredSamples(Samples):
 
 @dataclass(frozen=True)
 class Share:
-    """One client's data. A novel client is scored on `everything`; `test` is None if the partition
-    gives no test samples. `attributes` describe the client, for figures. All clients have the same
-    `public` samples. With `shots` a novel client learns from so many labeled samples of each
-    class, its `train`, which are not in `everything`."""
+    """One client's data.
+
+    A novel client is evaluated on `everything`. `test` is None if the partition has no test
+    samples. `attributes` describe the client, for figures. `public` is the same for all clients.
+    With `shots` > 0 a novel client trains on that number of labeled samples of each class: they are
+    in `train`, and not in `everything`."""
 
     train: Samples
     validation: Samples
@@ -158,11 +163,12 @@ class Share:
 
     @property
     def unlabeled(self) -> bool:
-        """Whether it is a training client's, and no training sample has a label."""
+        """Whether the client trains, and none of its training samples has a label."""
         return not self.novel and len(self.train) > 0 and not self.train.has_labels
 
     def below(self, num_classes: int) -> "Share":
-        """The share of a network with so many outputs. Raises ValueError for other labels."""
+        """This share, for a network with `num_classes` outputs. Raises ValueError for a label that
+        has no output."""
         return replace(
             self,
             train=self.train.below(num_classes),
@@ -171,8 +177,9 @@ class Share:
         )
 
     def with_shots(self, shots: int, seed: int) -> "Share":
-        """A novel client's share with `shots` labels of each class, at least one sample being left
-        for scoring. Fewer shots are among more. For other clients: itself."""
+        """A novel client's share with `shots` labeled training samples of each class; at least one
+        sample of each class is left to evaluate on. A smaller number chooses a subset of the
+        samples that a larger number chooses. The share of another client stays as it is."""
         if not shots or not self.novel:
             return self
         every = self.everything
@@ -182,7 +189,8 @@ class Share:
         chosen = torch.zeros(len(every), dtype=torch.bool)
         for label in labels[labels >= 0].unique():
             rows = order[labels == label]
-            chosen[rows[: min(shots, len(rows) - 1)]] = True
+            count = min(shots, len(rows) - 1)
+            chosen[rows[:count]] = True
         return replace(
             self,
             train=replace(every, index=every.index[chosen]),
@@ -193,16 +201,17 @@ class Share:
         )
 
     def save(self, folder: str | Path, info: Info) -> None:
-        """Write the share to a folder that `load` reads, for its node."""
+        """Write the share to a folder, from which `load` reads it on the client's node."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         whole = self.everything
         arrays = {"x": whole.x[whole.index], "y": whole.y[whole.index]}
-        position = {int(row): i for i, row in enumerate(whole.index)}
+        position = {row: i for i, row in enumerate(whole.index.tolist())}
         for name in PARTS:
             part: Samples | None = getattr(self, name)
             if part is not None:
-                arrays[name] = torch.tensor([position[int(row)] for row in part.index]).long()
+                positions = [position[row] for row in part.index.tolist()]
+                arrays[name] = torch.tensor(positions).long()
         if self.public is not None:
             arrays["public"] = self.public.x[self.public.index]
             arrays["public.y"] = self.public.y[self.public.index]
@@ -222,35 +231,49 @@ class Share:
 
     @classmethod
     def load(cls, folder: str | Path) -> tuple["Share", Info]:
-        """A share that `save` wrote, and its dataset. Raises ValueError if it is missing or
-        damaged."""
+        """A share that `save` wrote, and the facts of its dataset. Raises ValueError if the files
+        are missing or damaged."""
         folder = Path(folder)
         if not (folder / META).is_file() or not (folder / DATA).is_file():
             raise ValueError(f"data-path {folder} must hold {META} and {DATA}")
         try:
-            meta, arrays = json.loads((folder / META).read_text("utf-8")), load_file(folder / DATA)
+            meta = json.loads((folder / META).read_text("utf-8"))
+            arrays = load_file(folder / DATA)
             _check_rows(arrays, tuple(meta["shape"]))
-            return cls._made(meta, arrays)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError,
-                OverflowError) as error:  # fmt: skip
+            return cls._from_saved(meta, arrays)
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            SafetensorError,
+            OverflowError,
+        ) as error:
             raise ValueError(f"data-path {folder} is damaged: {error!r:.200}") from error
 
     @classmethod
-    def _made(cls, meta: dict[str, Any], arrays: dict[str, Tensor]) -> tuple["Share", Info]:
-        mean, std = _moment(meta["mean"]), _moment(meta["std"])
-        scaling = (float(meta["scale"]), mean, std)
-        if not (math.isfinite(scaling[0]) and scaling[0] > 0 and std):
+    def _from_saved(cls, meta: dict[str, Any], arrays: dict[str, Tensor]) -> tuple["Share", Info]:
+        mean = _moment(meta["mean"])
+        std = _moment(meta["std"])
+        scale = float(meta["scale"])
+        if not (math.isfinite(scale) and scale > 0 and std):
             raise ValueError(f"scale is {meta['scale']!r} and std {meta['std']!r}")
 
         def samples(x: Tensor, y: Tensor, index: Tensor | None = None) -> Samples:
-            index = torch.arange(len(y)) if index is None else index
-            if meta["num_types"]:  # y are types
+            if index is None:
+                index = torch.arange(len(y))
+            if meta["num_types"]:  # the stored labels are types
                 preferred = int(meta["attributes"][SUB_POPULATION])
-                return PreferredSamples(x, y, index, *scaling, preferred)
-            return Samples(x, y, index, *scaling)
+                return PreferredSamples(x, y, index, scale, mean, std, preferred)
+            return Samples(x, y, index, scale, mean, std)
 
-        x, y = arrays["x"], arrays["y"]
+        x = arrays["x"]
+        y = arrays["y"]
         parts = {name: samples(x, y, arrays[name]) for name in PARTS if name in arrays}
+        public = None
+        if "public" in arrays:
+            public = samples(arrays["public"], arrays["public.y"])
         share = cls(
             parts["train"],
             parts["validation"],
@@ -258,10 +281,16 @@ class Share:
             samples(x, y),
             bool(meta["novel"]),
             dict(meta["attributes"]),
-            samples(arrays["public"], arrays["public.y"]) if "public" in arrays else None,
+            public,
         )
-        shape, types = tuple(meta["shape"]), meta["num_types"]
-        return share, Info(str(meta["name"]), shape, int(meta["num_classes"]), "", num_types=types)
+        info = Info(
+            str(meta["name"]),
+            tuple(meta["shape"]),
+            int(meta["num_classes"]),
+            "",
+            num_types=meta["num_types"],
+        )
+        return share, info
 
 
 def _moment(value: Any) -> Moment:
@@ -273,14 +302,18 @@ def _moment(value: Any) -> Moment:
 
 
 def _check_rows(arrays: dict[str, Tensor], shape: tuple[int, ...]) -> None:
-    """Raise ValueError for inputs, labels and rows of the parts that do not match."""
-    for x, y in (("x", "y"), ("public", "public.y")):
-        if x in arrays and (arrays[x].shape[1:] != shape or arrays[y].shape != arrays[x].shape[:1]):
-            raise ValueError(f"{x} is of shape {(*arrays[x].shape,)}, {y} {(*arrays[y].shape,)}")
+    """Raise ValueError if inputs, labels and the rows of the parts do not fit to each other."""
+    for x_name, y_name in (("x", "y"), ("public", "public.y")):
+        if x_name not in arrays:
+            continue
+        x = arrays[x_name]
+        y = arrays[y_name]
+        if x.shape[1:] != shape or y.shape != x.shape[:1]:
+            raise ValueError(f"{x_name} is of shape {(*x.shape,)}, {y_name} {(*y.shape,)}")
     for name in PARTS:
         rows = arrays.get(name, torch.zeros(0).long())
-        whole = rows.dtype == torch.int64 and rows.ndim == 1
-        if not whole or not ((rows >= 0) & (rows < len(arrays["y"]))).all():
+        are_numbers = rows.dtype == torch.int64 and rows.ndim == 1
+        if not are_numbers or not ((rows >= 0) & (rows < len(arrays["y"]))).all():
             raise ValueError(f"{name} holds no rows of x")
 
 

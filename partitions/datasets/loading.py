@@ -1,7 +1,7 @@
 """name → dataset as tensors, loaded once per process.
 
-A name may also be the path of a user's own data (`partitions.datasets.readers.local`), itself or in
-``data-dir``, or ``module:NAME``: an `Info`, or a function that returns inputs and labels.
+A name may also be the path of a user's own data (`partitions.datasets.readers.local`), absolute or
+below ``data-dir``, or ``module:NAME``: an `Info`, or a function that returns inputs and labels.
 
 Datasets come from ``data-dir`` (or $FEDAPPS_DATA_DIR) in their official files or in the
 `datasets` library's form, else from the Hugging Face hub. They are converted once and
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "info", "load"]
 
 Result = TypeVar("Result")
+MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
 
 
@@ -68,14 +69,18 @@ def configured(config: Mapping[str, Any], key: str = "dataset") -> Dataset:
 def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, dict[str, Any]]:
     """Name, data folder and options of the dataset that `config` names, as `load` takes them."""
     name = str(config[key])
-    options = external_code.options(config, name) | {"image_size": int(config.get("image-size", 0))}
-    return name, str(config["data-dir"]), options | {"label_column": str(config.get("label", ""))}
+    options = external_code.options(config, name)
+    options["image_size"] = int(config.get("image-size", 0))
+    options["label_column"] = str(config.get("label", ""))
+    return name, str(config["data-dir"]), options
 
 
 def info(name: str, data_dir: str = "", **options: Any) -> Info:
     """The entry of `name`; ValueError with the choices if there is none."""
     entry = _entry(name)
-    return load(name, data_dir, **options).info if entry is None else entry
+    if entry is None:
+        return load(name, data_dir, **options).info
+    return entry
 
 
 def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
@@ -92,9 +97,13 @@ def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
 def own_path(name: str, data_dir: str = "") -> Path | None:
     """The path of a user's data: `name` itself, else below the data folder. None for the package's
     names, and if neither exists."""
+    if not name or name in DATASETS:
+        return None
     root = Path(data_dir or os.environ.get("FEDAPPS_DATA_DIR", ""))
-    places = (Path(name), root / name) if name and name not in DATASETS else ()
-    return next((path for path in places if path.exists()), None)
+    for path in (Path(name), root / name):
+        if path.exists():
+            return path
+    return None
 
 
 def source(name: str, data_dir: str = "") -> str:
@@ -108,13 +117,16 @@ def source(name: str, data_dir: str = "") -> str:
     if entry.make:
         return "synthesised"
     folder = Path(root) / entry.name
-    return str(folder) if root and folder.is_dir() else f"hub {entry.hub or '(no copy)'}"
+    if root and folder.is_dir():
+        return str(folder)
+    return f"hub {entry.hub or '(no copy)'}"
 
 
 def reread(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset from its files, without the cache. Errors as `load`."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
-    entry, folder = _entry(name), Path(root) / name
+    entry = _entry(name)
+    folder = Path(root) / name
     if entry is not None and name != "digits" and root and folder.is_dir():
         return _checked(entry, _from_folder(entry, folder), str(folder))
     return load(name, data_dir, **options)
@@ -123,8 +135,8 @@ def reread(name: str, data_dir: str = "", **options: Any) -> Dataset:
 def _entry(name: str) -> Info | None:
     """The table's entry; None for a user's data."""
     if name not in DATASETS and external_code.is_reference(name):
-        named = external_code.load(name)
-        return named if isinstance(named, Info) else None
+        named_object = external_code.load(name)
+        return named_object if isinstance(named_object, Info) else None
     return DATASETS.get(name)
 
 
@@ -155,13 +167,16 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
 
 
 def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:
-    """What identifies a user's data as they are now: their files, or the code that makes them."""
+    """A key of a user's data in their present state: of their files, or of the code that makes
+    them."""
     path = own_path(name, root)
     if path is not None:
         return cache_key("own", files=fingerprint(path), options=options)
     if external_code.is_reference(name):
-        own = {k: v for k, v in options if k not in ("image_size", "label_column")}
-        return cache_key(name, code=code_identity(name, own))
+        arguments = dict(options)
+        for key in ("image_size", "label_column"):  # no arguments of the function
+            arguments.pop(key, None)
+        return cache_key(name, code=code_identity(name, arguments))
     raise ValueError(
         f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
         "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
@@ -194,10 +209,11 @@ def _has_changed(held: tuple[str, str, tuple[tuple[str, Any], ...]]) -> bool:
     name, root, _ = held
     try:
         entry = _entry(name)
-        present = _own_key(*held) if entry is None else folder_key(entry, name, Path(root) / name)
-    except (OSError, ValueError):  # it is gone, or its code is not allowed any more
+        if entry is None:
+            return _own_key(*held) != _held[held]
+        return folder_key(entry, name, Path(root) / name) != _held[held]
+    except (OSError, ValueError):  # the data are gone, or their code is not allowed any more
         return True
-    return present != _held[held]
 
 
 def _numbered(raw: Raw, name: str) -> Raw:
@@ -205,7 +221,8 @@ def _numbered(raw: Raw, name: str) -> Raw:
     labels = np.unique(raw.y)
     if raw.classes or not len(labels):
         return raw
-    low, high = int(labels[0]), int(labels[-1])
+    low = int(labels[0])
+    high = int(labels[-1])
     if is_sparse(min(low, 0), high, len(labels)):
         raise ValueError(
             f"{name}: labels go up to {high}, but only {len(labels)} different ones occur; number "
@@ -224,37 +241,41 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
             f"{name!r} is {function!r:.200}; a dataset must be an Info, or a function annotated to "
             "return a Raw, or inputs and labels (-> tuple[np.ndarray, np.ndarray])"
         )
-    made = external_code.call_with(name, function, {}, options)
-    if not isinstance(made, Raw):
+    data = external_code.call_with(name, function, {}, options)
+    if not isinstance(data, Raw):
         try:
-            x, y = map(np.asarray, made)
+            x, y = map(np.asarray, data)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
-        made = Raw(x, y, len(x))
+        data = Raw(x, y, len(x))
     notes: list[str] = []
-    x = scaled_pixels(made.x, name, notes=notes)
-    y = labels_of(np.asarray(made.y), name, notes)
-    return joined([replace(made, x=x, y=y)], name).noted(*notes)
+    x = scaled_pixels(data.x, name, notes=notes)
+    y = labels_of(np.asarray(data.y), name, notes)
+    return joined([replace(data, x=x, y=y)], name).noted(*notes)
 
 
 def _makes_data(function: Any) -> bool:
     """Whether it is a function annotated to return a `Raw` or a pair of arrays."""
     from torch import Tensor
 
-    made = external_code.return_annotation(function) if isfunction(function) else None
-    arrays = [external_code.of_kind(kind, np.ndarray, Tensor) for kind in get_args(made)]
-    pair = external_code.of_kind(made, tuple) and arrays == [True, True]
-    return pair or external_code.of_kind(made, Raw)
+    if not isfunction(function):
+        return False
+    annotation = external_code.return_annotation(function)
+    if external_code.of_kind(annotation, Raw):
+        return True
+    are_arrays = [
+        external_code.of_kind(entry, np.ndarray, Tensor) for entry in get_args(annotation)
+    ]
+    return external_code.of_kind(annotation, tuple) and are_arrays == [True, True]
 
 
 @cache
 def _load(name: str, root: str) -> Dataset:
     entry = _entry(name)
     assert entry is not None
-    if make := _function(entry.make):
-        from partitions.datasets.voices import VERSION
-
-        key = cache_key(name, made=VERSION, code=_code_of(name))
+    make = _function(entry.make)
+    if make:
+        key = cache_key(name, made=MADE_VERSION, code=_code_of(name))
         return _checked(entry, cached(key, make), "synthesis", key)
     folder = Path(root) / entry.name
     if root and folder.is_dir():
@@ -266,13 +287,16 @@ def _load(name: str, root: str) -> Dataset:
 
 
 def folder_key(entry: Info, name: str, folder: Path) -> str:
-    """What identifies a dataset's files in a folder, and the code that reads them."""
+    """A key of a dataset's files in a folder, and of the code that reads them."""
     return cache_key(name, files=fingerprint(folder), code=_code_of(name), shape=entry.shape)
 
 
 def _code_of(name: str) -> str:
-    """The source of the module that declares a user's `Info`; the package's own have a version."""
-    return external_code.source_code(name) if external_code.is_reference(name) else ""
+    """The source of the module that declares a user's `Info`. "" for this package's datasets, whose
+    code has a version."""
+    if external_code.is_reference(name):
+        return external_code.source_code(name)
+    return ""
 
 
 def _function(named: Callable[..., Result] | str) -> Callable[..., Result] | None:
@@ -283,11 +307,16 @@ def _function(named: Callable[..., Result] | str) -> Callable[..., Result] | Non
 
 
 def _from_folder(entry: Info, folder: Path) -> Raw:
+    """The samples of a dataset's folder: official files, else a folder of the `datasets` library.
+    ValueError if it holds neither."""
     from partitions.datasets.readers import hub
 
+    raw = None
     read = _function(entry.read)
-    raw = read(folder) if read else None
-    raw = raw or hub.read_folder(folder, entry.shape, entry.columns)
+    if read:
+        raw = read(folder)
+    if raw is None:
+        raw = hub.read_folder(folder, entry.shape, entry.columns)
     if raw is None:
         raise ValueError(
             f"{folder} holds neither {entry.name}'s files ({entry.files}) nor a datasets folder"
@@ -334,6 +363,7 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
         )
     import torch
 
-    x, y = torch.from_numpy(np.ascontiguousarray(raw.x)), torch.from_numpy(raw.y.astype(np.int64))
+    x = torch.from_numpy(np.ascontiguousarray(raw.x))
+    y = torch.from_numpy(raw.y.astype(np.int64))
     classes = raw.classes or entry.classes
     return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key)

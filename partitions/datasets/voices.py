@@ -14,10 +14,13 @@ import scipy  # its modules load where they are used
 from fedapps.common.seeds import seed_of
 from partitions.datasets.readers.raw import Raw
 
-VERSION = 1  # of the synthesis, for the cache
-RATE, SECONDS, BINS = 16000, 3.75, 200  # samples per second; length; frequencies of a spectrum
-FLOOR = -80.0  # dB below the utterance's maximum that are stored as 0
-TEXTS, SYLLABLES = 24, 14
+# A change of the synthesis needs a new `partitions.datasets.loading.MADE_VERSION`.
+RATE = 16000  # samples per second
+SECONDS = 3.75  # length of an utterance
+BINS = 200  # frequencies of a spectrum
+FLOOR = -80.0  # level in dB, relative to the utterance's maximum, that is stored as 0
+TEXTS = 24  # number of different texts
+SYLLABLES = 14  # of a text
 #        Hz  semitones tract dB/octave breath dB bandwidth syllables/s semitones/s
 SETS = np.array(
     [
@@ -65,7 +68,7 @@ class Voice:
 
 
 def voices(count: int, seed: int = 0) -> list[Voice]:
-    """Voices between the eight sets: convex weights ~ Dir(0.3), so that some are close."""
+    """Convex combinations of the eight sets. Weights ~ Dir(0.3): some voices are close to a set."""
     generator = np.random.default_rng(seed_of(seed, "voices"))
     weights = generator.dirichlet(np.full(len(SETS), 0.3), count)
     return [Voice(*row) for row in weights @ SETS]
@@ -81,7 +84,7 @@ def text(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def spectrogram(
     voice: Voice, words: tuple[np.ndarray, np.ndarray], frames: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """dB (BINS, frames) below the maximum of one utterance, in [FLOOR, 0]."""
+    """Levels (BINS, frames) of one utterance in dB relative to its maximum, in [FLOOR, 0]."""
     hop = round(RATE * SECONDS / frames)
     count = hop * frames
     time = np.arange(count) / RATE
@@ -130,8 +133,9 @@ def resonance(frequency: np.ndarray, center: np.ndarray, width: float) -> np.nda
 
 
 def generate(bins: int, frames: int, count: int, utterances: int, seed: int = 0) -> Raw:
-    """`utterances` spectrograms uint8 (1, bins, frames) of each of `count` voices, low
-    frequencies first; labels are the voices. Raises ValueError unless `bins` divides BINS."""
+    """`utterances` spectrograms of each of `count` voices, uint8 (1, bins, frames), low frequencies
+    first. Labels are the voices. Raises ValueError unless `bins` divides BINS, and `frames` the
+    number of samples."""
     if BINS % bins or round(RATE * SECONDS) % frames:
         raise ValueError(f"{bins} × {frames}: they must divide {BINS} and {RATE * SECONDS:.0f}")
     x = np.empty((count * utterances, 1, bins, frames), np.uint8)

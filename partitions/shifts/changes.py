@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Change:
-    """The base of changes: nothing is changed."""
+    """The base class of changes, which changes nothing."""
 
     def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
         """The rows that the client keeps; by default all."""
@@ -76,8 +76,9 @@ class Rotation(Change):
     ) -> None:
         self._interpolation = interpolation
         generator = np.random.default_rng(seed_of(seed, "angles"))
-        train, other = (generator.choice(list(a), len(novel)) for a in (angles, novel_angles))
-        self.angles = np.where(novel, other, train)  # degrees, counterclockwise
+        if_training = generator.choice(list(angles), len(novel))
+        if_novel = generator.choice(list(novel_angles), len(novel))
+        self.angles = np.where(novel, if_novel, if_training)  # degrees, counterclockwise
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Rotated by the client's angle."""
@@ -94,46 +95,58 @@ class Corruption(Change):
     def __init__(self, novel: np.ndarray, blur: float, rotation: float) -> None:
         if blur < 0:
             raise ValueError(f"partition.blur is {blur}; it must be at least 0")
-        self._novel, self._width, self._degrees = novel, blur, rotation
+        self._novel = novel
+        self._width = blur
+        self._degrees = rotation
 
     def inputs(self, client: int, x: "Tensor") -> "Tensor | None":
         """Corrupted if the client is novel."""
         if not self._novel[client] or not (self._width or self._degrees):
             return None
-        x = blur(x, self._width) if self._width else x
-        return rotate(x, self._degrees) if self._degrees else x
+        if self._width:
+            x = blur(x, self._width)
+        if self._degrees:
+            x = rotate(x, self._degrees)
+        return x
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """Width and angle, 0 for training clients."""
-        on = float(self._novel[client])
-        return {"blur": on * self._width, "angle": on * self._degrees}
+        if not self._novel[client]:
+            return {"blur": 0.0, "angle": 0.0}
+        return {"blur": float(self._width), "angle": float(self._degrees)}
 
 
 class Subsampling(Change):
-    """Novel clients keep a random share of their samples; smaller sets are parts of larger."""
+    """Novel clients keep a random fraction of their samples. The samples kept with a smaller
+    fraction are also kept with a larger one."""
 
     def __init__(self, novel: np.ndarray, keep_fraction: float, seed: int) -> None:
         if not 0 < keep_fraction <= 1:
             raise ValueError(f"partition.keep-fraction is {keep_fraction}; it must lie in (0, 1]")
-        self._novel, self._fraction, self._seed = novel, keep_fraction, seed
+        self._novel = novel
+        self._fraction = keep_fraction
+        self._seed = seed
 
     def rows(self, client: int, rows: np.ndarray) -> np.ndarray:
         """The first rows of a random order that does not depend on the fraction."""
         if not self._novel[client]:
             return rows
         generator = np.random.default_rng(seed_of(self._seed, "subsample", client))
-        return generator.permutation(rows)[: max(1, round(self._fraction * len(rows)))]
+        count = max(1, round(self._fraction * len(rows)))
+        return generator.permutation(rows)[:count]
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
-        """The share that the client kept."""
+        """The fraction of its samples that the client kept."""
         return {"kept": self._fraction if self._novel[client] else 1.0}
 
 
 class PermutedLabels(Change):
-    """A novel client's labels pass through its own random permutation of the classes."""
+    """Each novel client's labels are permuted by a random permutation σ of the classes."""
 
     def __init__(self, novel: np.ndarray, num_classes: int, seed: int) -> None:
-        self._novel, self._num_classes, self._seed = novel, num_classes, seed
+        self._novel = novel
+        self._num_classes = num_classes
+        self._seed = seed
 
     def labels(self, client: int, y: "Tensor") -> "Tensor | None":
         """σ(y) of a novel client; unlabeled samples stay unlabeled."""

@@ -1,10 +1,10 @@
 """Corruptions of images at severities 1 to 5 (Hendrycks and Dietterich, ICLR 2019).
 
-The constants are those for 32×32 pixels in the code of ATP's authors. Departs from that code: a
-client has one angle of motion and one fog; elastic distortion has no affine part, so its first
-three severities are ours; contrast and brightness change each channel alike. `inversion` and
-`background` are ours: they have no severity, and make other domains, as MNIST-M does with
-photographs."""
+The constants are those for 32×32 pixels in the code of ATP's authors. Departs from that code: all
+images of a client have the same angle of motion and the same fog; elastic distortion has no affine
+part, so its first three severities are ours; contrast and brightness treat all channels alike.
+`inversion` and `background` are ours. They have no severity, and create other domains, as MNIST-M
+does with photographs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -90,7 +90,8 @@ def fog(x: Tensor, density: tuple[float, float], generator: Generator) -> Tensor
 
 def elastic(x: Tensor, strength: tuple[float, float], generator: Generator) -> Tensor:
     """Pixels moved by uniform noise in ±α, smoothed by a Gaussian; both in shares of a side."""
-    alpha, width = (part * x.shape[-1] for part in strength)
+    alpha = strength[0] * x.shape[-1]
+    width = strength[1] * x.shape[-1]
     noise = 2 * torch.rand((len(x), 2, *x.shape[2:]), generator=generator) - 1
     return _moved(x, alpha * blur(noise, width).movedim(1, -1))
 
@@ -106,23 +107,28 @@ def background(x: Tensor, _: None, generator: Generator) -> Tensor:
 
 
 def plasma(x: Tensor, decay: float, generator: Generator) -> Tensor:
-    """Fields (n, 1, H, W) from 0 to 1: noise on grids of 2, 4, 8, … points a side, enlarged
-    bilinearly and added; each finer grid is weaker by `decay`."""
+    """Random fields (n, 1, H, W) with values from 0 to 1: the sum of noise on grids of 2, 4, 8, …
+    points a side, enlarged bilinearly. Each grid is weaker than the one before by `decay`."""
     levels = math.ceil(math.log2(max(x.shape[2:])))
-    grids = [torch.rand((len(x), 1, 2**k, 2**k), generator=generator) for k in range(1, levels + 1)]
-    wide = [F.interpolate(g, x.shape[2:], mode="bilinear", align_corners=True) for g in grids]
-    total = torch.stack([field / decay**k for k, field in enumerate(wide)]).sum(0)
-    least, most = total.amin((2, 3), keepdim=True), total.amax((2, 3), keepdim=True)
-    return (total - least) / (most - least)
+    fields = []
+    for level in range(levels):
+        side = 2 ** (level + 1)
+        grid = torch.rand((len(x), 1, side, side), generator=generator)
+        field = F.interpolate(grid, x.shape[2:], mode="bilinear", align_corners=True)
+        fields.append(field / decay**level)
+    total = torch.stack(fields).sum(0)
+    minimum = total.amin((2, 3), keepdim=True)
+    maximum = total.amax((2, 3), keepdim=True)
+    return (total - minimum) / (maximum - minimum)
 
 
 def _grid(x: Tensor) -> Tensor:
-    """The places (n, H, W, 2) of the pixels, (x, y) in [−1, 1]."""
+    """The coordinates (n, H, W, 2) of the pixels, (x, y) in [−1, 1]."""
     return F.affine_grid(torch.eye(2, 3).expand(len(x), 2, 3), list(x.shape), align_corners=False)
 
 
 def _moved(x: Tensor, pixels: Tensor) -> Tensor:
-    """Each pixel takes the value `pixels` (…, 2) further, (x, y), bilinearly."""
+    """Each pixel gets the bilinear value at an offset of `pixels` (…, 2), in the order (x, y)."""
     size = torch.tensor([x.shape[3], x.shape[2]])
     return _sampled(x, _grid(x) + 2 * pixels / size)
 
@@ -131,8 +137,9 @@ def _sampled(x: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
 
 
-SMALLEST = 16  # pixels a side, from which the corruptions that move or merge pixels make sense
-CORRUPTIONS: dict[str, tuple[Corrupt, tuple[Any, ...], int]] = {  # constants, pixels a side
+SMALLEST = 16  # minimum side in pixels for corruptions that move or merge pixels
+# name → function, its constant at severities 1 to 5, minimum side of an image in pixels
+CORRUPTIONS: dict[str, tuple[Corrupt, tuple[Any, ...], int]] = {
     "gaussian-noise": (gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10), 1),
     "shot-noise": (shot_noise, (500, 250, 100, 75, 50), 1),
     "impulse-noise": (impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07), 1),
@@ -159,18 +166,21 @@ def corrupted(x: Tensor, name: str, severity: int, generator: Generator) -> Tens
 
 
 def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Inputs in [0, 1] in the scale of stored ones, and as bytes where these are."""
+    """Inputs in [0, 1], multiplied by the dataset's `scale`, as bytes if it stores bytes."""
     x = x * scale
-    return x.round().to(dtype) if scale == 255 and dtype == torch.uint8 else x
+    if scale == 255 and dtype == torch.uint8:
+        return x.round().to(dtype)
+    return x
 
 
 class UnseenCorruptions(Change):
-    """A client has one corruption of its role's list, which may hold "none", at one severity:
-    `severity` or, with 0, one of 1 to 5. With `every` a novel client's corruption changes after so
-    many samples.
+    """Each client has one corruption from the list of its role, at one severity.
 
-    `scale` is the largest value of an input as stored. Raises ValueError for unknown corruptions,
-    for one in both lists, and for one that needs larger images than `shape`."""
+    `lists` are those of training and of novel clients; the entry "none" means uncorrupted.
+    `severity` 0 draws one of 1 to 5 for each client. With `every` > 0, a novel client's corruption
+    changes after this number of samples. `scale` is the largest value of an input as stored. Raises
+    ValueError for unknown corruptions, for a corruption in both lists, and for a corruption that
+    needs larger images than `shape`."""
 
     def __init__(
         self,
@@ -184,46 +194,59 @@ class UnseenCorruptions(Change):
     ) -> None:
         keys = ("partition.corruptions", "partition.novel-corruptions")
         for key, names in zip(keys, lists, strict=True):
-            if unknown := [name for name in names if name not in {"none", *CORRUPTIONS}]:
+            unknown = [name for name in names if name not in {"none", *CORRUPTIONS}]
+            if unknown:
                 known = ", ".join(["none", *CORRUPTIONS])
                 raise ValueError(f"{key} names {unknown[0]!r}; known: {known}")
             for name in set(names) - {"none"}:
-                least = CORRUPTIONS[name][2]
-                if len(shape) != 3 or min(shape[1:]) < least:
+                min_side = CORRUPTIONS[name][2]
+                if len(shape) != 3 or min(shape[1:]) < min_side:
                     raise ValueError(
-                        f"{key} names {name!r}, which needs images of at least {least}×{least} "
-                        f"pixels, not inputs of shape {shape}"
+                        f"{key} names {name!r}, which needs images of at least "
+                        f"{min_side}×{min_side} pixels, not inputs of shape {shape}"
                     )
-        if both := sorted({*lists[0]} & {*lists[1]} - {"none"}):
+        in_both = sorted({*lists[0]} & {*lists[1]} - {"none"})
+        if in_both:
             raise ValueError(
-                f"{keys[1]} names {both[0]!r}, and so does {keys[0]}; novel clients must have "
+                f"{keys[1]} names {in_both[0]!r}, and so does {keys[0]}; novel clients must have "
                 "corruptions that no training client has"
             )
-        self._novel, self._every, self._scale, self._seed = novel, every, scale, seed
-        self._kinds, self._severities = [], []
-        for client, role in enumerate(novel):
+        self._novel = novel
+        self._every = every
+        self._scale = scale
+        self._seed = seed
+        self._kinds: list[list[str]] = []  # of each client, in the order in which they are applied
+        self._severities: list[int] = []
+        for client, is_novel in enumerate(novel):
             generator = np.random.default_rng(seed_of(seed, "corruption", client))
-            names = list(lists[int(role)]) or ["none"]
-            self._kinds.append([names[i] for i in generator.permutation(len(names))])
+            names = list(lists[int(is_novel)]) or ["none"]
+            order = generator.permutation(len(names))
+            self._kinds.append([names[i] for i in order])
+            # Drawn after the order, so that a fixed severity leaves the kinds as they are.
             self._severities.append(severity or int(generator.integers(1, 6)))
 
     def inputs(self, client: int, x: Tensor) -> Tensor | None:
-        """Corrupted, in random order of the list if the corruption changes."""
-        stream = self._every if self._novel[client] else 0
-        kinds = self._kinds[client] if stream else self._kinds[client][:1]
+        """The corrupted inputs; None for a client without a corruption."""
+        kinds = self._kinds[client][:1]
+        part_size = len(x)
+        if self._every and self._novel[client]:
+            kinds = self._kinds[client]
+            part_size = self._every
         if set(kinds) == {"none"} or not len(x):
             return None
+        severity = self._severities[client]
         generator = torch.Generator().manual_seed(seed_of(self._seed, "corrupted", client))
         parts = []
-        for number, part in enumerate((x.float() / self._scale).split(stream or len(x))):
+        for number, part in enumerate((x.float() / self._scale).split(part_size)):
             name = kinds[number % len(kinds)]
-            clean = name == "none"
-            parts.append(
-                part if clean else corrupted(part, name, self._severities[client], generator)
-            )
+            if name == "none":
+                parts.append(part)
+            else:
+                parts.append(corrupted(part, name, severity, generator))
         return as_stored(torch.cat(parts), self._scale, x.dtype)
 
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """The first corruption and its severity, 0 for none."""
         kind = self._kinds[client][0]
-        return {"corruption": kind, "severity": (kind != "none") * self._severities[client]}
+        severity = 0 if kind == "none" else self._severities[client]
+        return {"corruption": kind, "severity": severity}
