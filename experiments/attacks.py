@@ -60,7 +60,8 @@ class Liar:
 
     def client(self, context: Context, method: str) -> Client:
         """The node's client."""
-        client, lies = make_client(context, method), context.node_id == self.node
+        client = make_client(context, method)
+        lies = context.node_id == self.node
         if lies and self.attack == "control" and self.flips_labels:
             train = client.share.train
             client.share = replace(client.share, train=replace(train, y=train.y.max() - train.y))
@@ -68,7 +69,8 @@ class Liar:
 
     def answer(self, message: Message, context: Context) -> Message:
         """The reply of the node's client, falsified if it is the liar's."""
-        reply, kind = answer(message, context, self.client), message.metadata.message_type
+        reply = answer(message, context, self.client)
+        kind = message.metadata.message_type
         for record in message.content.config_records.values():
             self.round = int(str(record.get("server-round", self.round)))
         if kind == "query" and self.node is None and not reply.content["properties"]["novel"]:
@@ -155,29 +157,41 @@ def run_missing(
             lines.write(json.dumps(line) + "\n")
 
 
+def over_seeds(
+    runs: dict[Key, dict[str, object]], method: str, partition: str, attack: str
+) -> list[dict[str, object]]:
+    """The runs of one cell of the table, one for each seed."""
+    cell = (method, partition, attack)
+    return [run for (m, p, _, a), run in runs.items() if (m, p, a) == cell]
+
+
 def shown(runs: list[dict[str, object]]) -> str:
     """Mean accuracy over the seeds, or the round in which the first run ends."""
-    ends = [int(str(r["round"])) for r in runs if "error" in r]
+    ends = [int(str(run["round"])) for run in runs if "error" in run]
     if ends:
         return f"ends at {min(ends)}"
-    return f"{mean(float(str(r['accuracy'])) for r in runs):.1f}" if runs else "?"
+    if not runs:
+        return "?"
+    accuracy = mean(float(str(run["accuracy"])) for run in runs)
+    return f"{accuracy:.1f}"
 
 
 @cli.command("table")
 def print_table(before: Path, after: Path) -> None:
     """Markdown: a row for each method and partition, cells "before → after"."""
-    old, new = finished(before), finished(after)
+    old = finished(before)
+    new = finished(after)
     print(f"| method | partition | {' | '.join([NONE, *ATTACKS])} | seeds |")
     print("|---" * (4 + len(ATTACKS)) + "|")
-    for method, partition in dict.fromkeys((m, p) for m, p, _, _ in new):
+    seeds_of: dict[tuple[str, str], set[int]] = {}  # by method and partition
+    for method, partition, seed, _ in new:
+        seeds_of.setdefault((method, partition), set()).add(seed)
+    for (method, partition), seeds in seeds_of.items():
         cells = []
         for attack in (NONE, *ATTACKS):
-            a, b = (
-                [r for (m, p, _, k), r in runs.items() if (m, p, k) == (method, partition, attack)]
-                for runs in (old, new)
-            )
-            cells.append(f"{shown(a)} → {shown(b)}")
-        seeds = {s for m, p, s, _ in new if (m, p) == (method, partition)}
+            old_runs = over_seeds(old, method, partition, attack)
+            new_runs = over_seeds(new, method, partition, attack)
+            cells.append(f"{shown(old_runs)} → {shown(new_runs)}")
         print(f"| {method} | {partition} | {' | '.join(cells)} | {len(seeds)} |")
 
 

@@ -44,9 +44,8 @@ def voices(out: Path, shown: int = 6) -> None:
 def prevalence(run: Path) -> None:
     """F1 by the sub-populations' share of the users."""
     table = Table("share of users", "sub-populations", "mean F1", "deviation")
-    for share, scores in sorted(
-        by_prevalence(read_json(run / "summary.json")).items(), reverse=True
-    ):
+    scores_by_share = by_prevalence(read_json(run / "summary.json"))
+    for share, scores in sorted(scores_by_share.items(), reverse=True):
         cells = (f"{np.mean(scores):.3f}", f"{np.std(scores):.3f}")
         table.add_row(f"{100 * share:.0f} %", str(len(scores)), *cells)
     Console().print(table)

@@ -110,12 +110,13 @@ def corruption(
         for folder in runs:
             config = run_configuration(folder)
             base = {"partition.base-rule": config["partition"], "partition": "corrupted"}
-            scores = [
-                later(folder, **base, **{f"partition.{kind}": float(value)})["novel"]
-                for value in values.split(",")
-            ]
-            y, error = zip(*((100 * t["accuracy"], 100 * t["sem"]) for t in scores), strict=True)
-            x = [*map(float, values.split(","))]
+            x = [float(value) for value in values.split(",")]
+            y = []
+            error = []
+            for value in x:
+                score = later(folder, **base, **{f"partition.{kind}": value})["novel"]
+                y.append(100 * score["accuracy"])
+                error.append(100 * score["sem"])
             axis.errorbar(x, y, error, marker="o", label=str(config["method"]))
         axis.set(xlabel=f"{kind}, {label}")
     axes[0].set(ylabel="accuracy in %")
@@ -136,11 +137,12 @@ def privacy(
     for epsilon in map(float, epsilons.split(",")):
         points = []
         for count in map(int, counts.split(",")):
-            private = {"descriptor-epsilon": epsilon, "descriptor-delta": delta}
-            keys = {"encode-samples": count} | private
-            score = later(folder, **{f"odpfl-hn.{key}": value for key, value in keys.items()})[
-                "novel"
-            ]
+            changes = {
+                "odpfl-hn.encode-samples": count,
+                "odpfl-hn.descriptor-epsilon": epsilon,
+                "odpfl-hn.descriptor-delta": delta,
+            }
+            score = later(folder, **changes)["novel"]
             points.append((count, 100 * score["accuracy"], 100 * score["sem"]))
             print(f"ε {epsilon or np.inf}: {count} samples, {points[-1][1]:.2f} %")
         x, y, error = zip(*points, strict=True)
@@ -155,7 +157,8 @@ def by_distance(runs: list[Path], kind: int) -> dict[str, list[tuple[float, floa
     accuracy in %."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
-        summary, config = read_json(folder / "summary.json"), run_configuration(folder)
+        summary = read_json(folder / "summary.json")
+        config = run_configuration(folder)
         federation = partitions.federation(with_public(config, str(config["method"])))
         distances = inspect.distances(inspect.class_counts(federation), federation.novel)[kind]
         for client, far in zip(np.flatnonzero(federation.novel), distances, strict=True):
@@ -182,10 +185,14 @@ def mix_and_match(config: Config) -> np.ndarray:
     """Validation accuracy (clients, clients): row i, ω_i on client i's data; column j, θ_j."""
     grid = EvaluationGrid.simulation(app, config, int(config["num-clients"]))
     run(grid, config, "in-process")
-    sent, rows = grid.sent, []
-    for node in sorted(sent):
+    rows = []
+    for node in sorted(grid.sent):
         client = client_of(grid.contexts[node], "pfedhn-pc")
-        rows.append([client.score(sent[other], {})[2]["accuracy"] for other in sorted(sent)])
+        accuracies = []
+        for other in sorted(grid.sent):
+            _, _, metrics = client.score(grid.sent[other], {})
+            accuracies.append(metrics["accuracy"])
+        rows.append(accuracies)
     return np.array(rows)
 
 

@@ -41,8 +41,7 @@ def page(method: str, logged: list[str] | None = None) -> str:
     entry = METHODS[method]
     sections = {
         "What it computes": "\n\n".join(
-            source(role, half)
-            for role, half in (("Client", entry.client), ("Server", entry.strategy))
+            [source("Client", entry.client), source("Server", entry.strategy)]
         ),
         "Novel clients and privacy": f"{NOVEL[entry.novel]}\n\n"
         f"Kinds of differential privacy: {', '.join(entry.dp) or 'none'}.",
@@ -53,7 +52,8 @@ def page(method: str, logged: list[str] | None = None) -> str:
         sections["What it logs"] = (
             f"Beyond [what every run logs](../reference/run-folder.md): {keys}."
         )
-    if rows := list(measured(method)):
+    rows = list(measured(method))
+    if rows:
         where = "The commands, the machine and the interpretation: [results](../results/index.md)."
         sections["Measured, beside published"] = "\n\n".join([where, *rows])
     summary = f"{entry.summary[0].upper()}{entry.summary[1:]}. Paper: {entry.paper}."
@@ -89,14 +89,16 @@ def table(rows: Iterator[Row]) -> str:
 def measured(method: str) -> Iterator[str]:
     """The rows of docs/results/ whose first cell names the method, under their headings."""
     folder = DOCS / "results"
-    pages = [_moved(file.read_text("utf-8"), file.name) for file in sorted(folder.glob("*.md"))]
-    for section in [part for page in pages for part in page.split("\n## ")[1:]]:
-        title, _, text = section.partition("\n")
-        for block in text.strip().split("\n\n"):
-            head, rows = block.splitlines()[:2], block.splitlines()[2:]
-            found = [r for r in rows if r.startswith("|") and _first(r) == method]
-            if found and head[0].startswith("|"):
-                yield f"**{title}**\n\n" + "\n".join([*head, *found])
+    for file in sorted(folder.glob("*.md")):
+        page_text = _moved(file.read_text("utf-8"), file.name)
+        for section in page_text.split("\n## ")[1:]:
+            title, _, text = section.partition("\n")
+            for block in text.strip().split("\n\n"):
+                lines = block.splitlines()
+                head = lines[:2]  # of a table: its header and the line below
+                rows = [row for row in lines[2:] if row.startswith("|") and _first(row) == method]
+                if rows and head[0].startswith("|"):
+                    yield f"**{title}**\n\n" + "\n".join([*head, *rows])
 
 
 def _moved(text: str, name: str) -> str:

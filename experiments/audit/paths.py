@@ -1,7 +1,7 @@
-"""The private paths, the ε that each states, and the ε that an attack proves.
+"""The private paths, the ε that each path states, and the ε that an attack proves.
 
-`PATHS` is the list of what is attacked. The rest of the methods that can keep privacy are `OTHERS`,
-by the same attack through a run."""
+`PATHS` lists the attacked paths. `others` adds a run of every other method that supports privacy,
+with the same attack."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,11 +59,13 @@ class Path:
 
 
 def attacked(path: Path, repeats: int, seed: int = 0) -> tuple[float, float]:
-    """The stated ε, and the ε that the attack proves by so many `repeats` in each world."""
+    """The stated ε, and the ε that the attack proves from `repeats` observations of each world."""
     with no_noise():
         expected = [path.observe(world) for world in WORLDS]
+    observed = []
     with seeded_entropy(seed):
-        observed = [[path.observe(world) for _ in range(repeats)] for world in WORLDS]
+        for world in WORLDS:
+            observed.append([path.observe(world) for _ in range(repeats)])
     without, present = scores(expected, observed)
     return path.stated(), lower_bound(without, present, path.delta, path.family)
 

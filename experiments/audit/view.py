@@ -1,6 +1,6 @@
 """What an observer sees, as numbers by name, and the score by which an attack decides."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -63,18 +63,24 @@ def scores(
     For Gaussian noise this is the likelihood ratio, the best statistic (Neyman and Pearson). A
     number that differs and has no noise, such as a counter, decides alone. Precisions are those of
     the repeats that choose the threshold."""
-    names = sorted({name for view in expected for name in view})
-    without, present = (_table([view], names)[0] for view in expected)
-    tables = [_table(views, names) for views in observed]
-    variance = np.mean([table[::2].var(0) for table in tables], axis=0)
+    names = sorted(set().union(*expected))
+    without, present = _table(expected, names)
+    observed_without, observed_present = [_table(views, names) for views in observed]
+    # Every other repeat: `lower_bound` chooses the threshold by these, and counts the others.
+    variances = [observed_without[::2].var(0), observed_present[::2].var(0)]
+    variance = np.mean(variances, axis=0)
     direction = (present - without) / np.maximum(variance, SMALLEST)
-    first, second = ((table - without) @ direction for table in tables)
-    return first, second
+    scores_without = (observed_without - without) @ direction
+    scores_present = (observed_present - without) @ direction
+    return scores_without, scores_present
 
 
-def _table(views: Iterable[View], names: Sequence[str]) -> np.ndarray:
+def _table(views: Sequence[View], names: Sequence[str]) -> np.ndarray:
     """A row of numbers for each view; 0 for a name that it lacks."""
-    return np.array([[view.get(name, 0.0) for name in names] for view in views])
+    table = np.zeros((len(views), len(names)))
+    for row, view in zip(table, views, strict=True):
+        row[:] = [view.get(name, 0.0) for name in names]
+    return table
 
 
 class _Entropy:

@@ -27,7 +27,7 @@ ALL, EVEN, ODD = slice(None), slice(0, None, 2), slice(1, None, 2)  # of the tra
 
 
 def protocol() -> Config:
-    """FedTTA's protocol on MNIST: 100 clients, half of them training, all of those each round."""
+    """FedTTA's protocol on MNIST: 100 clients; half of them train, all in each round."""
     return defaults() | {"dataset": "mnist", "num-clients": 100, "evaluate-every": NEVER}
 
 
@@ -39,7 +39,9 @@ def loop(config: Config, rounds: int, part: slice = ALL) -> float:
     data = [federation.share(i).train[:] for i in training]
     model = build_model(str(config["model"]), federation.info.shape, 10, 0)
     generator = torch.Generator().manual_seed(0)
-    steps, size, lr = int(config["local-steps"]), int(config["batch-size"]), float(config["lr"])
+    steps = int(config["local-steps"])
+    size = int(config["batch-size"])
+    lr = float(config["lr"])
 
     def rows(n: int) -> Sequence[torch.Tensor]:
         return batches(n, size, steps=steps, epochs=0, generator=generator)

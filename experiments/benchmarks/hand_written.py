@@ -1,4 +1,4 @@
-"""FedAvg, FedPer, SCAFFOLD, pFedHN and FedTTA by hand, in loops that others are compared to."""
+"""FedAvg, FedPer, SCAFFOLD, pFedHN and FedTTA as plain loops: the baselines of the benchmarks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,17 +25,17 @@ def fedavg(
     rounds: int,
     personal: tuple[str, ...] = (),
 ) -> Iterator[list[Tensor]]:
-    """Yields the server's parameters after every round, which trains the clients that `sample`
-    returns.
+    """Yields the server's parameters after every round. `sample` returns the clients of a round.
 
-    With `personal` prefixes of names (FedPer) the same clients take part in every round, and each
-    keeps its parameters of these names; the server's are the others."""
+    With `personal` prefixes of names (FedPer), the same clients must take part in every round. Each
+    client keeps its parameters with these names, and the server has the others."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     parameters = dict(model.named_parameters())
     shared = [p for name, p in parameters.items() if not name.startswith(personal)]
     kept = [p for name, p in parameters.items() if name.startswith(personal)]
     server = [p.detach().clone() for p in shared]
-    initial, heads = [p.detach().clone() for p in kept], dict[int, list[Tensor]]()
+    initial = [p.detach().clone() for p in kept]
+    heads: dict[int, list[Tensor]] = {}
     for _ in range(rounds):
         mean = [torch.zeros_like(p) for p in server]
         clients = sample()
@@ -65,31 +65,34 @@ def scaffold(
     model: nn.Module, clients: Shares, batches: Batches, settings: Settings, rounds: int
 ) -> Iterator[list[Tensor]]:
     """Yields x and c after every round, in which all clients train."""
-    parameters, lr = list(model.parameters()), settings["lr"]
+    parameters = list(model.parameters())
+    lr = settings["lr"]
     optimizer = torch.optim.SGD(parameters, lr)
     x = [p.detach().clone() for p in parameters]
     c = [torch.zeros_like(p) for p in x]
     controls = [list(c) for _ in clients]
     for _ in range(rounds):
-        delta_y, delta_c = ([torch.zeros_like(p) for p in x] for _ in range(2))
+        delta_y = [torch.zeros_like(p) for p in x]
+        delta_c = [torch.zeros_like(p) for p in x]
         for (inputs, y), c_i in zip(clients, controls, strict=True):
             assign(parameters, x)
-            drift, chosen = [a - b for a, b in zip(c, c_i, strict=True)], batches(len(y))
-            for rows in chosen:
+            corrections = [c_k - c_ik for c_k, c_ik in zip(c, c_i, strict=True)]
+            mini_batches = batches(len(y))
+            for rows in mini_batches:
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs[rows]), y[rows]).backward()
-                for p, d in zip(parameters, drift, strict=True):
+                for p, correction in zip(parameters, corrections, strict=True):
                     assert p.grad is not None
-                    p.grad += d
+                    p.grad += correction
                 optimizer.step()
             for k, p in enumerate(parameters):
                 delta = p.detach() - x[k]
-                c_plus = c_i[k] - c[k] - delta / (len(chosen) * lr)
+                c_plus = c_i[k] - c[k] - delta / (len(mini_batches) * lr)  # Eq. (4), option II
                 delta_y[k].add_(delta, alpha=1 / len(clients))
                 delta_c[k].add_(c_plus - c_i[k], alpha=1 / len(clients))
                 c_i[k] = c_plus
-        x = [a + settings["server_lr"] * b for a, b in zip(x, delta_y, strict=True)]
-        c = [a + b for a, b in zip(c, delta_c, strict=True)]
+        x = [x_k + settings["server_lr"] * d for x_k, d in zip(x, delta_y, strict=True)]
+        c = [c_k + d for c_k, d in zip(c, delta_c, strict=True)]
         yield [*x, *c]
 
 
@@ -103,12 +106,14 @@ def pfedhn(
     settings: Settings,
     rounds: int,
 ) -> Iterator[list[Tensor]]:
-    """Yields φ and the embeddings after every round, which trains the clients that `sample`
-    returns."""
-    parameters, phi = list(model.parameters()), list(hypernetwork.parameters())
-    decay, momentum = settings["server_weight_decay"], settings["server_momentum"]
+    """Yields φ and the embeddings after every round. `sample` returns the clients of a round."""
+    parameters = list(model.parameters())
+    phi = list(hypernetwork.parameters())
     server = torch.optim.SGD(
-        [*phi, *embeddings], settings["server_lr"], momentum=momentum, weight_decay=decay
+        [*phi, *embeddings],
+        settings["server_lr"],
+        momentum=settings["server_momentum"],
+        weight_decay=settings["server_weight_decay"],
     )
     for _ in range(rounds):
         chosen = sample()
@@ -143,8 +148,10 @@ def fedtta(
     model: Adaptable, clients: Shares, batches: Batches, settings: Settings, rounds: int
 ) -> Iterator[list[Tensor]]:
     """Yields ψ and φ after every round, in which all clients train."""
-    psi, phi = dict(model.base.named_parameters()), list(model.adaptation.parameters())
-    parameters, inner_lr = [*psi.values(), *phi], settings["inner_lr"]
+    psi = dict(model.base.named_parameters())
+    phi = list(model.adaptation.parameters())
+    parameters = [*psi.values(), *phi]
+    inner_lr = settings["inner_lr"]
     groups = [{"params": list(psi.values())}, {"params": phi, "lr": settings["adapt_lr"]}]
     optimizer = torch.optim.SGD(groups, settings["lr"])
     server = [p.detach().clone() for p in parameters]
@@ -156,10 +163,10 @@ def fedtta(
                 x = inputs[rows]
                 norm = torch.linalg.vector_norm(model.adaptation(model.base(x)))
                 inner = norm * (settings["batch_size"] / len(x)) ** 0.5
-                steps = torch.autograd.grad(inner, list(psi.values()), create_graph=True)
-                adapted = {
-                    name: p - inner_lr * g for (name, p), g in zip(psi.items(), steps, strict=True)
-                }
+                gradients = torch.autograd.grad(inner, list(psi.values()), create_graph=True)
+                adapted = {}
+                for (name, p), gradient in zip(psi.items(), gradients, strict=True):
+                    adapted[name] = p - inner_lr * gradient
                 optimizer.zero_grad()
                 F.cross_entropy(functional_call(model.base, adapted, (x,)), y[rows]).backward()
                 for network in (model.base, model.adaptation):

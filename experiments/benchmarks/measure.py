@@ -1,4 +1,4 @@
-"""What the benchmarks share: a row of the table, clocks, runs, processes of their own."""
+"""Tools of the benchmarks: a row of the table, clocks, runs, runs in new processes."""
 
 import logging
 import multiprocessing
@@ -122,4 +122,5 @@ def time_rounds(config: Config, method: str, count: int) -> tuple[float, dict[st
         took = seconds(lambda g=grid, c=config | changes: run(g, c, "in-process"))  # type: ignore[misc]
         runs.append((took, grid.seconds))
     (first, before), (last, after) = runs
-    return (last - first) / count, {key: (after[key] - before[key]) / count for key in after}
+    clients = {action: (took - before[action]) / count for action, took in after.items()}
+    return (last - first) / count, clients

@@ -1,7 +1,7 @@
-"""100 of 100 000 registered clients in a round, beside 100 of 1 000: processor time and memory.
+"""Processor time and memory of rounds with 100 of 100 000 registered clients, over 100 of 1 000.
 
-All clients of both have 20 samples of one dataset, 2.2 million random images of 8×8. Memory is the
-highest proportional set size (Linux), in which a page that processes share counts once."""
+Every client has 20 samples of one dataset, 2.2 million random images of 8×8. Memory is the highest
+proportional set size (Linux), in which a page that processes share counts once."""
 
 import os
 import tempfile
@@ -20,25 +20,39 @@ from experiments.benchmarks.measure import NEVER, Row, in_new_process, proportio
 from fedapps.engines.job_pool import Job
 from fedapps.settings.config import Config, defaults
 
-REGISTERED, SAMPLED, SAMPLES, ROUNDS = (1000, 100_000), 100, 20, 40
-IMAGES = 2_200_000  # a tenth more than are needed: the rule gives no row twice
-ENGINES, LIMIT = ("in-process", "ray"), "1.20"
+REGISTERED = (1000, 100_000)
+SAMPLED = 100
+SAMPLES = 20
+ROUNDS = 40
+IMAGES = 2_200_000  # a tenth more than needed, since the rule uses no row twice
+ENGINES = ("in-process", "ray")
+LIMIT = "1.20"
 
 
 def protocol(file: Path, registered: int) -> Config:
     """FedAvg with an MLP, 5 steps of 4 samples on clients with 20 samples each."""
-    share = SAMPLED / registered
-    chosen: Config = {"dataset": str(file), "partition": "step", "num-clients": registered}
-    size: Config = {"partition.samples-per-client": SAMPLES, "train-fraction": 1.0}
-    turn: Config = {"local-steps": 5, "batch-size": 4, "rounds": ROUNDS, "checkpoint-every": 0}
-    sampled: Config = {"fraction-train": share, "fraction-evaluate": share}
-    return defaults() | chosen | size | turn | sampled | {"evaluate-every": NEVER}
+    chosen: Config = {
+        "dataset": str(file),
+        "partition": "step",
+        "num-clients": registered,
+        "partition.samples-per-client": SAMPLES,
+        "train-fraction": 1.0,
+        "fraction-train": SAMPLED / registered,
+        "fraction-evaluate": SAMPLED / registered,
+        "local-steps": 5,
+        "batch-size": 4,
+        "rounds": ROUNDS,
+        "checkpoint-every": 0,
+        "evaluate-every": NEVER,
+    }
+    return defaults() | chosen
 
 
 @contextmanager
 def dataset() -> Iterator[Path]:
     """A file of random images, and a cache of its own for all processes."""
-    generator, before = np.random.default_rng(0), os.environ.get("FEDAPPS_CACHE_DIR")
+    generator = np.random.default_rng(0)
+    before = os.environ.get("FEDAPPS_CACHE_DIR")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "random.npz"
         x = generator.integers(0, 256, (IMAGES, 1, 8, 8), dtype=np.uint8)
@@ -58,21 +72,24 @@ def partition(config: Config) -> None:
 
 
 class Watch:
-    """Looks at a run's processes several times a second, and at how many rounds are over.
+    """Records the memory and the processor time of a run's processes several times a second.
 
-    `memory` gives that of a process in MB."""
+    `memory` returns the memory of a process in MB."""
 
     def __init__(self, memory: Callable[[int], int] = proportional_memory) -> None:
         self._memory = memory
-        self._server, self._looking = psutil.Process(), 0.0
+        self._server = psutil.Process()
+        self._watching = 0.0  # processor seconds of this class itself, which are subtracted
         self._peaks = Counter[psutil.Process]()
-        self._seconds: dict[int, float] = {}  # of all processes, by the rounds that were over
+        # Processor seconds of all processes at the first look after n finished rounds, by n.
+        self._seconds: dict[int, float] = {}
 
     def look(self, jobs: list[Job]) -> None:
-        """Note the memory and the processor time of now."""
+        """Record the present memory and processor time."""
         if not jobs:  # the run has not begun
             return
-        started, used = time.thread_time(), 0.0
+        started = time.thread_time()
+        used = 0.0
         for process in (self._server, *self._server.children(recursive=True)):
             with suppress(psutil.Error, OSError, LookupError):  # the process has ended
                 if process == self._server or process.name().startswith("ray::Actor"):
@@ -81,19 +98,19 @@ class Watch:
                     used += sum(process.cpu_times()[:2])
         with suppress(OSError):
             rounds = len((jobs[0].folder / "metrics.jsonl").read_text().splitlines())
-            self._seconds.setdefault(rounds, used - self._looking)
-        self._looking += time.thread_time() - started
+            self._seconds.setdefault(rounds, used - self._watching)
+        self._watching += time.thread_time() - started
 
     def peaks(self) -> tuple[int, int]:
         """Peak memory in MB of the server's process, and of the larger actor, 0 without one."""
         return self._peaks.pop(self._server), max(self._peaks.values(), default=0)
 
     def seconds(self) -> float:
-        """Processor seconds of a round, from the third to the last but one, of all processes."""
-        (first, start), *_, (last, end) = sorted(
-            (n, used) for n, used in self._seconds.items() if 2 <= n < ROUNDS
-        )
-        return (end - start) / (last - first)
+        """Processor seconds of a round of all processes, without the first two rounds and the
+        last one."""
+        finished = sorted(rounds for rounds in self._seconds if 2 <= rounds < ROUNDS)
+        first, last = finished[0], finished[-1]
+        return (self._seconds[last] - self._seconds[first]) / (last - first)
 
 
 def measure(engine: str, config: Config) -> tuple[float, int, int]:
@@ -105,15 +122,22 @@ def measure(engine: str, config: Config) -> tuple[float, int, int]:
 
 def rows() -> list[Row]:
     """Most clients registered over fewest, on each engine."""
-    table, names = [], ("processor time of a round", "server's memory", "memory of an actor")
+    quantities = (
+        ("processor time of a round", "s"),
+        ("server's memory", "MB"),
+        ("memory of an actor", "MB"),
+    )
+    table = []
     with dataset() as file:
         configs = [protocol(file, registered) for registered in REGISTERED]
         for config in configs:
             in_new_process(partition, config)
         for engine in ENGINES:
-            few, many = (in_new_process(partial(measure, engine), config) for config in configs)
-            for name, unit, one, other in zip(names, ("s", "MB", "MB"), many, few, strict=True):
-                if other:
-                    what = f"{name} {engine}, {REGISTERED[1]} registered / {REGISTERED[0]}"
-                    table.append(Row(what, one / other, LIMIT, f"{one:.4g} / {other:.4g} {unit}"))
+            few, many = [in_new_process(partial(measure, engine), config) for config in configs]
+            for (name, unit), value_few, value_many in zip(quantities, few, many, strict=True):
+                if not value_few:  # in process there is no actor
+                    continue
+                what = f"{name} {engine}, {REGISTERED[1]} registered / {REGISTERED[0]}"
+                values = f"{value_many:.4g} / {value_few:.4g} {unit}"
+                table.append(Row(what, value_many / value_few, LIMIT, values))
     return table

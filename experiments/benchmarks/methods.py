@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
@@ -122,8 +123,10 @@ def pfedhn_loop(config: Config, rounds: int) -> float:
     """Seconds of a round of the hand-written loop."""
     federation = partitions.federation(config)
     data = [federation.share(i).train[:] for i in range(federation.num_clients)]
-    generator, values = torch.Generator().manual_seed(0), settings(config, "pfedhn")
-    dim, turns = 1 + len(data) // 4, cycle(range(len(data)))
+    generator = torch.Generator().manual_seed(0)
+    values = settings(config, "pfedhn")
+    dim = 1 + len(data) // 4
+    turns = cycle(range(len(data)))
 
     def rows(n: int) -> Sequence[torch.Tensor]:
         return batches(n, BATCH, steps=PFEDHN_STEPS, epochs=0, generator=generator)
@@ -163,15 +166,19 @@ def odpfl_hn_protocol() -> Config:
 
 def odpfl_hn() -> list[Row]:
     """An ODPFL-HN round, and each part of it, over a FedAvg round; medians."""
-    config, fedavg, parts = odpfl_hn_protocol(), [], []
+    config = odpfl_hn_protocol()
+    fedavg_rounds = []
+    parts: dict[str, list[float]] = defaultdict(list)  # seconds of each repeat
     for _ in range(REPEATS):
-        fedavg.append(time_rounds(config, "fedavg", ROUNDS)[0])
+        fedavg_rounds.append(time_rounds(config, "fedavg", ROUNDS)[0])
         whole, clients = time_rounds(config, "odpfl-hn", ROUNDS)
-        took = {name: clients[key] for key, name in PARTS.items()}
-        parts.append(took | {"server": whole - sum(took.values())})
-    base = float(np.median(fedavg))
-    medians = {name: float(np.median([part[name] for part in parts])) for name in parts[0]}
-    return [
-        Row(f"ODPFL-HN {name} / FedAvg round", took / base, "", f"{took:.2f} / {base:.2f}")
-        for name, took in {"round": sum(medians.values()), **medians}.items()
-    ]
+        for message_type, name in PARTS.items():
+            parts[name].append(clients[message_type])
+        parts["server"].append(whole - sum(clients[message_type] for message_type in PARTS))
+    base = float(np.median(fedavg_rounds))
+    medians = {name: float(np.median(repeats)) for name, repeats in parts.items()}
+    table = []
+    for name, took in {"round": sum(medians.values()), **medians}.items():
+        values = f"{took:.2f} / {base:.2f}"
+        table.append(Row(f"ODPFL-HN {name} / FedAvg round", took / base, "", values))
+    return table

@@ -1,8 +1,8 @@
-"""The server's part: thousands of replies, beside `numpy.add` over the same arrays.
+"""The server's work on thousands of replies, over `numpy.add` on the same arrays.
 
-`DISTINCT` replies, more than a processor's cache holds, come again and again. A round is all that
-FedAvg does with them: it reads each from its message, checks names, shapes and numbers, measures
-and limits its change, and averages it."""
+There are `DISTINCT` different replies, more than a processor's cache holds; they are repeated. The
+round is all of FedAvg's work on them: read each reply from its message, check names, shapes and
+numbers, measure and limit the change, and average."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,9 @@ from fedapps.engines.in_process_grid import LocalGrid, Simulated, with_id
 from strategies.core.aggregation import weighted_mean
 from strategies.methods.fedavg import FedAvg
 
-REPLIES, REPEATS, DISTINCT = 10_000, 3, 256
+REPLIES = 10_000
+REPEATS = 3
+DISTINCT = 256
 SHAPES: dict[str, tuple[int, ...]] = {
     "0.weight": (200, 784),
     "2.weight": (200, 216),
@@ -28,8 +30,12 @@ SHAPES: dict[str, tuple[int, ...]] = {
 def made(count: int, shapes: Mapping[str, tuple[int, ...]]) -> list[Arrays]:
     """Random float32 arrays of `count` clients."""
     draws = np.random.default_rng(0)
-    stacks = {n: draws.standard_normal((count, *s), np.float32) for n, s in shapes.items()}
-    return [{name: stack[i] for name, stack in stacks.items()} for i in range(count)]
+    clients: list[Arrays] = [{} for _ in range(count)]
+    for name, shape in shapes.items():
+        stack = draws.standard_normal((count, *shape), np.float32)
+        for client, array in zip(clients, stack, strict=True):
+            client[name] = array
+    return clients
 
 
 def added(replies: Sequence[Arrays]) -> Arrays:
@@ -42,7 +48,7 @@ def added(replies: Sequence[Arrays]) -> Arrays:
 
 
 class Stored(LocalGrid):
-    """A grid of a node for each of `weights`, which train to the `replies` in turn."""
+    """A grid with a node for each of `weights`; node i trains to reply i modulo their number."""
 
     def __init__(self, replies: Sequence[Arrays], weights: Sequence[int]) -> None:
         super().__init__(Simulated(len(weights)))
@@ -82,11 +88,11 @@ def processor_seconds(work: Callable[[], object]) -> float:
 
 def rows(count: int = REPLIES) -> list[Row]:
     """The mean, and a round from the replies to the model."""
-    some = made(min(count, DISTINCT), SHAPES)
-    replies = [some[i % len(some)] for i in range(count)]
-    start = {name: np.zeros_like(array) for name, array in some[0].items()}
+    distinct = made(min(count, DISTINCT), SHAPES)
+    replies = [distinct[i % len(distinct)] for i in range(count)]
+    start = {name: np.zeros_like(array) for name, array in distinct[0].items()}
     weights = np.random.default_rng(1).integers(1, 99, count).tolist()
-    grid = Stored(some, weights)
+    grid = Stored(distinct, weights)
 
     def row(what: str, limit: str, work: Callable[[], float]) -> Row:
         def by_numpy() -> float:

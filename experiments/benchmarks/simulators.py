@@ -1,9 +1,9 @@
 """FedAvg in other simulators, set up as their documentation says.
 
-All do the same work: MNIST in shards, 100 clients of whom ten train in a round, one pass over their
-shuffled samples, SGD, no evaluation, one thread. The other simulators are no dependencies of this
-package: ``python -m experiments.benchmarks.simulators NAME`` measures one in an environment of its
-own and prints the seconds of every round as JSON. `rows` starts it for each of them."""
+All do the same work: MNIST in shards, 100 clients of which ten train in a round, one pass over
+their shuffled samples, SGD, no evaluation, one thread. The other simulators are no dependencies of
+this package: ``python -m experiments.benchmarks.simulators NAME`` measures one of them in its own
+environment and prints the seconds of every round as JSON. `rows` starts it for each simulator."""
 
 import json
 import random
@@ -26,9 +26,12 @@ from experiments.benchmarks import hand_written
 from experiments.benchmarks.measure import NEVER, Row, round_seconds, train
 from fedapps.settings.config import Config, defaults
 
-CLIENTS, SAMPLED, LR = 100, 10, 0.1
-ROUNDS = {"mlp": 12, "convnet": 3}  # an MLP takes a tenth of a second for one
-REPEATS, TIMEOUT = 5, 1800
+CLIENTS = 100
+SAMPLED = 10
+LR = 0.1
+ROUNDS = {"mlp": 12, "convnet": 3}  # a round of the MLP takes only a tenth of a second
+REPEATS = 5
+TIMEOUT = 1800  # seconds
 PACKAGES = {"fluke": "fluke-fl==0.8.1", "FedLab": "fedlab==1.3.0", "pfl-research": "pfl==0.6.0"}
 WORKS = (("mlp", 64), ("mlp", 10), ("convnet", 64), ("convnet", 10))  # networks, batch sizes
 Work = tuple[str, int]
@@ -275,15 +278,19 @@ def measure(name: str) -> np.ndarray:
 
 def rows() -> list[Row]:
     """Every simulator's round over that of the hand-written loop; medians of repeats in turn."""
-    runs = [{name: measure(name) for name in SIMULATORS} for _ in range(REPEATS)]
-    measured = {name: np.array([run[name] for run in runs]) for name in SIMULATORS}
-    base = measured["hand-written loop"]
+    repeats: dict[str, list[np.ndarray]] = {name: [] for name in SIMULATORS}
+    for _ in range(REPEATS):
+        for name in SIMULATORS:
+            repeats[name].append(measure(name))
+    measured = {name: np.array(runs) for name, runs in repeats.items()}  # (repeats, works)
     table = []
     for number, (model, batch) in enumerate(WORKS):
-        for name, seconds in measured.items():
-            ratio = float(np.median(seconds[:, number] / base[:, number]))
-            took = f"{np.median(seconds[:, number]):.2f} / {np.median(base[:, number]):.2f} a round"
-            table.append(Row(f"{model}, batches of {batch}: {name}", ratio, "", took))
+        base = measured["hand-written loop"][:, number]
+        for name, all_seconds in measured.items():
+            seconds = all_seconds[:, number]
+            ratio = float(np.median(seconds / base))
+            values = f"{np.median(seconds):.2f} / {np.median(base):.2f} a round"
+            table.append(Row(f"{model}, batches of {batch}: {name}", ratio, "", values))
     return table
 
 

@@ -1,15 +1,15 @@
-"""What a client's turn costs beside training: five methods over their loops, by steps of a turn.
+"""The cost of a client's turn besides training: five methods over hand-written loops, by the number
+of steps in a turn.
 
-25 of 50 clients train, one thread each. Ours and the loop start from the same arrays, take the same
-mini-batches in turn, and must agree. In process the clock counts processor time, which other work
-disturbs less."""
+25 of 50 clients train, one thread each. The package and the loop start from the same arrays, take
+the same mini-batches, and must agree. In process the clock counts processor time, which depends
+less on other load."""
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from itertools import count
-from statistics import median
+from itertools import count, product
 
 import numpy as np
 import torch
@@ -28,24 +28,38 @@ from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults, settings
 from strategies.maths.hypernetwork import Hypernetwork
 
-STEPS, BATCH, REPEATS = (1, 5, 20), 32, 5
-ROUNDS = {1: 20, 5: 10, 20: 4}
-LIMITS = {1: "1.50", 5: "1.15", 20: ""}
-PERSONAL = {"fedavg": (), "fedper": ("head.",)}  # names that stay on the clients
+STEPS = (1, 5, 20)
+BATCH = 32
+REPEATS = 5
+TURNS = 25  # training clients, and so turns in a round
+ROUNDS = {1: 20, 5: 10, 20: 4}  # by steps
+LIMITS = {1: "1.50", 5: "1.15", 20: ""}  # of the ratio, by steps
+PERSONAL = {"fedavg": (), "fedper": ("head.",)}  # prefixes of names that stay on the clients
 METHODS = (*PERSONAL, "scaffold", "pfedhn", "fedtta")
-CHECKED = 2  # rounds after the first that must agree; FedTTA's second derivatives amplify rounding
-TOLERANCE = {"pfedhn": 1e-6}  # of disagreement; else 1e-4. A round moves its arrays by 1e-4
+CHECKED = 2  # rounds that must agree, few: FedTTA's second derivatives amplify rounding
+DEFAULT_TOLERANCE = 1e-4  # of the difference between the package's arrays and the loop's
+TOLERANCE = {"pfedhn": 1e-6}  # a round of pFedHN moves its arrays by 1e-4 only
 
 
 def protocol(dataset: str, method: str, steps: int) -> Config:
     """The federation of the main job, with short turns."""
-    chosen: Config = {"dataset": dataset, "method": method, "local-steps": steps}
-    rest: Config = {"num-clients": 50, "batch-size": BATCH, "evaluate-every": NEVER}
-    return defaults() | chosen | rest | {"checkpoint-every": 0, "lr": 0.1}
+    chosen: Config = {
+        "dataset": dataset,
+        "method": method,
+        "local-steps": steps,
+        "num-clients": 2 * TURNS,
+        "batch-size": BATCH,
+        "evaluate-every": NEVER,
+        "checkpoint-every": 0,
+        "lr": 0.1,
+    }
+    return defaults() | chosen
 
 
 def ours(config: Config, rounds: int) -> tuple[float, list[np.ndarray]]:
-    """Processor seconds of one of the last `rounds` rounds, and the server's arrays."""
+    """Processor seconds of one of the last `rounds` rounds, and the server's arrays.
+
+    The difference of two runs, which excludes the start and the first round."""
     took = []
     for number in (1, 1 + rounds):
         grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
@@ -57,16 +71,17 @@ def ours(config: Config, rounds: int) -> tuple[float, list[np.ndarray]]:
 
 
 def loop(config: Config, rounds: int) -> tuple[float, list[np.ndarray]]:
-    """The same of the hand-written loop, which also takes the first round."""
+    """As `ours`, for the hand-written loop."""
     federation = partitions.federation(config)
     clients = [i for i in range(federation.num_clients) if not federation.novel[i]]
     data = [federation.share(i).train[:] for i in clients]
-    seed, turns = int(config["seed"]), count()
+    seed = int(config["seed"])
+    turns = count()
 
     def rows(n: int) -> Sequence[torch.Tensor]:
-        number, client = divmod(next(turns), len(clients))
+        round_number, place = divmod(next(turns), len(clients))
         generator = torch.Generator()
-        generator.manual_seed(seed_of(seed, "batches", number + 1, clients[client]))
+        generator.manual_seed(seed_of(seed, "batches", round_number + 1, clients[place]))
         return batches(n, BATCH, steps=int(config["local-steps"]), generator=generator)
 
     moments = [time.process_time()]
@@ -84,9 +99,11 @@ def by_hand(
     rounds: int,
 ) -> Iterator[list[torch.Tensor]]:
     """The hand-written loop of the method, from the arrays that ours starts from."""
-    method, seed = str(config["method"]), int(config["seed"])
+    method = str(config["method"])
+    seed = int(config["seed"])
     network, initial = method_model(method, config, partitions.federation(config).info)
-    model, values = deepcopy(network), settings(config, method)
+    model = deepcopy(network)
+    values = settings(config, method)
     model.load_state_dict(to_tensors(initial))
     if method == "scaffold":
         return hand_written.scaffold(model, data, rows, values, rounds)
@@ -97,10 +114,10 @@ def by_hand(
         dim = 1 + len(clients) // 4
         with drawing(seed_of(seed, "hypernetwork")):
             hypernetwork = Hypernetwork({n: a.shape for n, a in initial.items()}, dim)
-        generators = [torch.Generator() for _ in clients]
-        for generator, client in zip(generators, clients, strict=True):
-            generator.manual_seed(seed_of(seed, "embedding", client))
-        v = [torch.nn.Parameter(torch.randn(dim, generator=g)) for g in generators]
+        v = []
+        for client in clients:
+            generator = torch.Generator().manual_seed(seed_of(seed, "embedding", client))
+            v.append(torch.nn.Parameter(torch.randn(dim, generator=generator)))
         return hand_written.pfedhn(
             model, hypernetwork, v, lambda: range(len(data)), data, rows, values, rounds
         )
@@ -110,11 +127,15 @@ def by_hand(
 
 def in_process(dataset: str, method: str, steps: int) -> Row:
     """One row. Raises RuntimeError if ours and the loop disagree by more than rounding."""
-    config, rounds = protocol(dataset, method, steps), ROUNDS[steps]
-    least = TOLERANCE.get(method, 1e-4)
-    for one, other in zip(ours(config, CHECKED)[1], loop(config, CHECKED)[1], strict=True):
-        if not np.allclose(one, other, rtol=10 * least, atol=least):
-            raise RuntimeError(f"{method} and its loop differ by {np.abs(one - other).max()}")
+    config = protocol(dataset, method, steps)
+    rounds = ROUNDS[steps]
+    tolerance = TOLERANCE.get(method, DEFAULT_TOLERANCE)
+    _, our_arrays = ours(config, CHECKED)
+    _, loop_arrays = loop(config, CHECKED)
+    for our_array, loop_array in zip(our_arrays, loop_arrays, strict=True):
+        if not np.allclose(our_array, loop_array, rtol=10 * tolerance, atol=tolerance):
+            difference = np.abs(our_array - loop_array).max()
+            raise RuntimeError(f"{method} and its loop differ by {difference}")
     pairs = [(ours(config, rounds)[0], loop(config, rounds)[0]) for _ in range(REPEATS)]
     return row(f"{method} in process, {dataset}, {steps} steps", pairs, LIMITS[steps])
 
@@ -122,27 +143,33 @@ def in_process(dataset: str, method: str, steps: int) -> Row:
 def on_engine(engine: str, dataset: str, steps: int) -> Row:
     """FedAvg on two processes of the engine, over two loops side by side; wall time."""
     config = protocol(dataset, "fedavg", steps)
-    pairs = [
-        (engines.later_round(config, engine), engines.two_loops(config, ROUNDS[steps]))
-        for _ in range(REPEATS)
-    ]
+    pairs = []
+    for _ in range(REPEATS):
+        run_seconds = engines.later_round(config, engine)
+        loop_seconds = engines.two_loops(config, ROUNDS[steps])
+        pairs.append((run_seconds, loop_seconds))
     return row(f"fedavg on {engine}, {dataset}, {steps} steps", pairs, "")
 
 
 def row(what: str, pairs: Sequence[tuple[float, float]], limit: str) -> Row:
-    """The median ratio, and milliseconds of a turn that are not training."""
-    turns = 25
-    extra = median(one - other for one, other in pairs) / turns * 1e3
-    took, base = (median(pair[i] for pair in pairs) / turns * 1e3 for i in (0, 1))
-    ratio = median(one / other for one, other in pairs)
+    """A row of the table from pairs (a round of the package, a round of the loop) in seconds: the
+    median ratio, and the milliseconds of a turn that are not training."""
+    measured = np.array(pairs)
+    ratio = float(np.median(measured[:, 0] / measured[:, 1]))
+    took, base = np.median(measured, axis=0) / TURNS * 1e3
+    extra = float(np.median(measured[:, 0] - measured[:, 1])) / TURNS * 1e3
     return Row(what, ratio, limit, f"{took:.2f} / {base:.2f} ms a turn, {extra:.2f} not training")
 
 
 def rows() -> list[Row]:
-    """All rows; those of MNIST if it is below FEDAPPS_DATA_DIR."""
-    datasets = ["digits", "mnist"] if os.environ.get("FEDAPPS_DATA_DIR") else ["digits"]
-    measures: list[Callable[[str, int], Row]] = [
-        *(lambda d, s, m=m: in_process(d, m, s) for m in METHODS),
-        *(lambda d, s, e=e: on_engine(e, d, s) for e in ("ray", "flower")),
-    ]
-    return [measure(d, s) for measure in measures for d in datasets for s in STEPS]
+    """All rows; those of MNIST only if FEDAPPS_DATA_DIR is set."""
+    datasets = ["digits"]
+    if os.environ.get("FEDAPPS_DATA_DIR"):
+        datasets.append("mnist")
+    cells = list(product(datasets, STEPS))
+    table = []
+    for method in METHODS:
+        table += [in_process(dataset, method, steps) for dataset, steps in cells]
+    for engine in ("ray", "flower"):
+        table += [on_engine(engine, dataset, steps) for dataset, steps in cells]
+    return table
