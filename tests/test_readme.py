@@ -157,3 +157,16 @@ def test_links_lead_somewhere():
     for page, text in PAGES.items():
         for test in re.findall(r"\btests/[\w/]+\.py", text):
             assert (ROOT / test).exists(), f"{page}: {test}"
+
+
+def test_files_of_the_code_that_pages_name_exist():
+    """A path with `<method>` stands for many."""
+    folders = "clients|strategies|partitions|fedapps|experiments|tests"
+    pages = PAGES | {page.name: page.read_text("utf-8") for page in ROOT.glob("*.md")}
+    del pages["CHANGELOG.md"]  # files of former releases
+    named = 0
+    for page, text in pages.items():
+        for file in re.findall(rf"`((?:{folders})/[\w/]*(?:\.\w+)?)`", text):
+            assert (ROOT / file).exists(), f"{page}: {file}"
+            named += 1
+    assert named > 50
