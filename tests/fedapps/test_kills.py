@@ -52,7 +52,8 @@ def killed(child, seconds):
 
 
 def settings(config):
-    return [f"{key}={value}" for key, value in config.items()]
+    """The command's words; those of other methods than the one that runs are refused."""
+    return [f"{key}={value}" for key, value in config.items() if not key.startswith("pfedkm.")]
 
 
 def finished(folder):

@@ -26,7 +26,7 @@ def test_chosen_methods_run_in_the_main_jobs_federation(tmp_path):
     """What is typed wins. The job of a method is the same with and without its name."""
     main = main_job().settings
     (ditto,) = jobs(tmp_path, "rounds=7", "lr=0.1", methods="ditto")
-    expected = main | {"rounds": 7, "lr": 0.1, "method": "ditto"}
+    expected = main | {"rounds": 7, "lr": 0.1, "pfedhn.lr": 0.1, "method": "ditto"}
     assert {key: ditto.config[key] for key in expected} == expected
     (chosen,) = jobs(tmp_path, methods="fedtta++")
     (whole,) = [job for job in jobs(tmp_path) if job.method == "fedtta++"]

@@ -18,6 +18,7 @@ from fedapps.settings.config import accepted, defaults, override, settings
 from fedapps.settings.declarations import common, of_method, of_partitions
 from fedapps.settings.experiments import parse_experiment
 from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import StrategyBase
 
 ALL = common() | of_partitions()
 OF_METHODS = [
@@ -26,7 +27,8 @@ OF_METHODS = [
     for key in of_method(method, entry)
     if key not in common()
 ]
-STRATEGIES = [getattr(strategies, name) for name in strategies.__all__]
+OFFERED = [getattr(strategies, name) for name in strategies.__all__]
+STRATEGIES = [cls for cls in OFFERED if isinstance(cls, type) and issubclass(cls, StrategyBase)]
 
 
 def other_value(setting):
