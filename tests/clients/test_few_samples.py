@@ -69,12 +69,12 @@ def test_no_part_of_the_inputs_is_a_single_one():
 
 def test_each_warning_has_its_flag(caplog):
     """A run that is scored on few samples, and whose clients report no F1: both are said, once."""
-    evaluation = Evaluation(FedAvg(select="macro-f1"))
+    evaluation = Evaluation(FedAvg(selection_metric="macro-f1"))
     train = update(0, {}, 50, accuracy=0.5)
     novel = replace(update(1, {}, 3, accuracy=0.5), node=Node(1, 51, novel=True))
     with caplog.at_level(logging.WARNING, "flwr"):
         for _ in range(2):
-            evaluation._warn([train, novel])
+            evaluation.metrics([train, novel])
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2, said
     assert "no client reports macro-f1" in said[0] and "scored on 3 labeled samples" in said[1]
