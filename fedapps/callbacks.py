@@ -297,14 +297,18 @@ class Callbacks:
 def make_callbacks(config: Config) -> Callbacks:
     """The callbacks that a configuration names. Raises ValueError for unknown ones, and for what
     they lack."""
-    patience, names = int(config["early-stopping"]), str(config["callbacks"])
+    patience = int(config["early-stopping"])
     if patience < 0:
         raise ValueError(f"early-stopping is {patience}; it must not be negative")
-    callbacks = [_make(name.strip()) for name in names.split(",") if name.strip()]
+    callbacks: list[Callback] = []
+    for name in str(config["callbacks"]).split(","):
+        if name.strip():
+            callbacks.append(_make(name.strip()))
     for callback in callbacks:
         callback.check(config)
-    stopping = [EarlyStopping(patience, str(config["selection-metric"]))] if patience else []
-    return Callbacks([*callbacks, *stopping])
+    if patience:
+        callbacks.append(EarlyStopping(patience, str(config["selection-metric"])))
+    return Callbacks(callbacks)
 
 
 def numbers(report: Report, prefix: str = "") -> Iterator[tuple[str, float]]:

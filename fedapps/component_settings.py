@@ -53,9 +53,7 @@ def check_carried_out(
 ) -> None:
     """Raise ValueError, saying what to write instead, for a key of `given` that `component`, which
     is "client_app" or "server_app", does not carry out."""
-    of_privacy = _keys(Privacy)
-    read = of_client(method) | of_server(method) | of_privacy
-    read |= _of_network(method)
+    read = of_client(method) | of_server(method) | _keys(Privacy)
     if component == "server_app":
         read |= OF_SERVER
     for key in given:
@@ -124,6 +122,7 @@ class _ReadKeys(dict[str, Any]):
 
 
 def _keys(cls: Any) -> set[str]:
+    """The keys of the settings that a class declares."""
     return {key_of(name) for name in cls.declared}
 
 
@@ -173,8 +172,7 @@ def clients_privacy(method: str, config: Config, rounds: int) -> Config:
     if privacy is None:
         return {}
     values = settings(config | {"rounds": rounds}, method)
-    options = {key: values[key.replace("-", "_")] for key in (*_keys(Privacy), "seed", "rounds")}
-    return options
+    return {key: values[key.replace("-", "_")] for key in (*_keys(Privacy), "seed", "rounds")}
 
 
 def announced(method: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedapps.common.errors import Refusal
-from fedapps.common.settings import present_key
+from fedapps.common.settings import key_of, present_key
 from fedapps.component_settings import GIVEN, of_client, of_server, value_of
 from fedapps.settings.config import Config, override
 from strategies.core.privacy import Privacy
@@ -24,7 +24,7 @@ ALIASES = {
     "num-epochs": "local-epochs",
     "batchsize": "batch-size",
 }
-PRIVACY = frozenset(name.replace("_", "-") for name in Privacy.declared)
+PRIVACY = frozenset(map(key_of, Privacy.declared))
 
 
 def with_run_config(

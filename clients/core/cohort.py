@@ -92,11 +92,18 @@ class Work:
         self.rows: Sequence[Tensor] = settings["rows"]
         self.rates = [settings[key] for key in ("lr", "momentum", "weight_decay")]
         # Trained parameters come in the order of the settings, as `drift` does.
-        names = {p: name for name, p in client.model.named_parameters()}
-        self.trained = {names.pop(p): p for p in settings["parameters"] if p.requires_grad}
-        self.fixed = {name: p for p, name in names.items()}
-        corrections = zip(settings["parameters"], settings.get("drift", ()), strict=False)
-        self.drift: Sequence[Tensor] = [change for p, change in corrections if p.requires_grad]
+        names = {parameter: name for name, parameter in client.model.named_parameters()}
+        self.trained: dict[str, Tensor] = {}
+        for parameter in settings["parameters"]:
+            if parameter.requires_grad:
+                self.trained[names.pop(parameter)] = parameter
+        self.fixed = {name: parameter for parameter, name in names.items()}
+        self.drift: list[Tensor] = []  # SCAFFOLD's corrections; empty for other methods
+        for parameter, change in zip(
+            settings["parameters"], settings.get("drift", ()), strict=False
+        ):
+            if parameter.requires_grad:
+                self.drift.append(change)
 
     def kind(self) -> tuple[object, ...]:
         """A key: work with equal keys can be done together."""

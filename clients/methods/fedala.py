@@ -103,10 +103,14 @@ def top_layers(model: nn.Module, count: int, x: Tensor) -> list[str]:
     """The names of the trained parameters of the last `count` layers.
 
     A forward pass of x decides the order of the layers."""
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    layer_of = {name: name.rpartition(".")[0] for name in trained}
-    layers = [layer for layer in layers_by_call(model, x) if layer in layer_of.values()]
-    return [name for name in trained if layer_of[name] in layers[-count:]]
+    layer_of: dict[str, str] = {}  # the layer of each trained parameter
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            layer_of[name] = name.rpartition(".")[0]
+    trained_layers = set(layer_of.values())
+    layers = [layer for layer in layers_by_call(model, x) if layer in trained_layers]
+    top = layers[-count:]
+    return [name for name, layer in layer_of.items() if layer in top]
 
 
 def train_weights(

@@ -159,7 +159,11 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     """The names of the modules that have parameters of their own, in the order in which their
     forward passes of x end; those that are not called come first."""
     network = deepcopy(network).eval()
-    owners = [n for n, m in network.named_modules() if any(True for _ in m.parameters(False))]
+    owners = []
+    for name, module in network.named_modules():
+        if list(module.parameters(recurse=False)):
+            owners.append(name)
+
     ended: list[str] = []
     for name in owners:
 
@@ -169,8 +173,9 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
         network.get_submodule(name).register_forward_hook(note)
     with torch.no_grad():
         network(x)
-    called = list(dict.fromkeys(ended))
-    return [name for name in owners if name not in called] + called
+    called = list(dict.fromkeys(ended))  # once each: a layer may be used twice
+    not_called = [name for name in owners if name not in called]
+    return not_called + called
 
 
 def check_trains_nothing(network: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Many registered clients, 100 of which take part in a round. The cost of a round must not depend
+"""Many registered clients; 100 take part in a round. The cost of a round must not depend
 on the number registered.
 
 `in_process` also draws docs/figures/registered-clients.png."""

@@ -1,6 +1,6 @@
 """FedAvg in other simulators, set up as their documentation says.
 
-All do the same work: MNIST in shards, 100 clients of which ten train in a round, one pass over
+All do the same work: MNIST in shards, ten of 100 clients train in a round, one pass over
 their shuffled samples, SGD, no evaluation, one thread. The other simulators are no dependencies of
 this package: ``python -m experiments.benchmarks.simulators NAME`` measures one of them in its own
 environment and prints the seconds of every round as JSON. `rows` starts it for each simulator."""

@@ -42,7 +42,8 @@ class AnsweringGrid(Grid):
         self._replies: dict[str, Message] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """What replaces `send_and_receive` alone holds for `stream` as well."""
+        """Let a subclass that replaces `send_and_receive` alone, as users of Flower's Grid do,
+        change what `stream` returns as well."""
         super().__init_subclass__(**options)
         if "send_and_receive" in vars(cls) and "stream" not in vars(cls):
             cls.stream = _stream_of_list  # type: ignore[method-assign, assignment]
@@ -91,8 +92,8 @@ class AnsweringGrid(Grid):
     def stream(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """The same replies as they arrive, none of which the grid keeps in memory. Messages may be
-        sent only when the caller iterates."""
+        """The same replies as they arrive; the grid keeps none in memory. Messages may be sent only
+        when the caller iterates."""
         return self.answer(with_ids(messages), timeout)
 
 

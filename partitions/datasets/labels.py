@@ -128,7 +128,7 @@ def one_hot_classes(rows: np.ndarray) -> int:
 
 
 def is_sparse(low: int, high: int, count: int) -> bool:
-    """Whether numbers from `low` to `high`, of which `count` occur, are no numbers of classes."""
+    """Whether `count` different numbers from `low` to `high` are no numbers of classes."""
     return high - low >= 10 * count + 100
 
 

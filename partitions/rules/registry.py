@@ -343,7 +343,7 @@ class Options(Configured):
     )
     novel_corruptions = setting(
         "",
-        "corruptions of novel clients, none of which training clients have; the entry none means "
+        "corruptions of novel clients, which training clients do not have; the entry none means "
         "uncorrupted",
         listed=True,
     )

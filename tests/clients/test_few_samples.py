@@ -37,7 +37,7 @@ def test_class_proportions_of_no_samples_are_refused():
 
 
 def test_one_sample_and_batch_normalisation_is_refused_before_the_run(tmp_path):
-    """Two samples a client, of which one validates."""
+    """Two samples a client; one validates."""
     x = np.random.default_rng(0).integers(0, 255, (8, 1, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "few.npz", x=x, y=np.arange(8) % 2)
     config = SMALL | {"dataset": str(tmp_path / "few.npz"), "num-clients": 4}

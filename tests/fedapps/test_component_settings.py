@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from setting_values import other_value
 from torch import nn
 
 import fedapps
@@ -184,26 +185,6 @@ def make(component, method, settings):
     if component == "client_app":
         return fedapps.client_app(method, model=Wide, data=data, **settings)
     return fedapps.server_app(method, model=Wide, shape=(WIDTH,), rounds=1, **settings)
-
-
-def other_value(setting):
-    """A value of the setting that is not its default."""
-    default, values = setting.default, setting.values
-    if isinstance(default, bool):
-        return not default
-    if isinstance(values, tuple):
-        return next(value for value in values if value != default)
-    if isinstance(default, str):
-        return "another"
-    candidates = [default + 1, default / 2, 1, 0.5, 0.25]
-    for candidate in candidates:
-        value = type(default)(candidate)
-        try:
-            if value != default:
-                return setting.checked("", value)
-        except ValueError:
-            continue
-    raise AssertionError(f"no other value of {setting}")
 
 
 ALL = {

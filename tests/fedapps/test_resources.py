@@ -52,7 +52,7 @@ def v1(root, path, limit, usage, cached=0):
 
 
 def test_version_2_what_is_used_counts_and_idle_cached_files_do_not(tree):
-    """8 GB less 3 GB in use, of which 1 GB are cached files: 6 GB."""
+    """8 GB less 3 GB in use, where 1 GB of these are cached files: 6 GB."""
     root = tree("0::/job\n", MOUNT_2.format(root="/", place=""))
     v2(root, "job", 8 * GB, 3 * GB, cached=GB)
     assert memory_left_in_groups(root) == 6 * GB

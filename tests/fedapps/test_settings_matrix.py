@@ -6,6 +6,7 @@ components of other people's apps are in test_component_settings.py. `personaliz
 
 import pytest
 from flwr.app import Context, RecordDict
+from setting_values import other_value
 from small_runs import SMALL, invoke
 
 import fedapps.serverapp
@@ -29,25 +30,6 @@ OF_METHODS = [
 ]
 OFFERED = [getattr(strategies, name) for name in strategies.__all__]
 STRATEGIES = [cls for cls in OFFERED if isinstance(cls, type) and issubclass(cls, StrategyBase)]
-
-
-def other_value(setting):
-    """A value of the setting that is not its default."""
-    default, values = setting.default, setting.values
-    if isinstance(default, bool):
-        return not default
-    if isinstance(values, tuple):
-        return next(value for value in values if value != default)
-    if isinstance(default, str):
-        return "another"
-    for candidate in (default + 1, default / 2, 1, 0.5, 0.25):
-        value = type(default)(candidate)
-        try:
-            if value != default:
-                return setting.checked("", value)
-        except ValueError:
-            continue
-    raise AssertionError(f"no other value of {setting}")
 
 
 def written(value):

@@ -197,7 +197,7 @@ def strangers(runs, tmp_path, monkeypatch):
             kind = spoil(file, draw)
             if (
                 file.suffix == ".safetensors" and draw.random() < 0.7
-            ):  # whoever changes it can vouch
+            ):  # a person who changes it can vouch
                 vouch(run, "report.json" if run.name == "delivered" else "summary.json")
             for name in draw.sample(sorted(COMMANDS), 3):
                 if wrong := look(name, run):
