@@ -49,7 +49,9 @@ def test_every_method_has_a_page_with_its_paper_and_settings(pages):
     for name, method in METHODS.items():
         row = f"| {method.summary} | {method.paper} | {method.novel or 'no'} |"
         assert f"| [`{name}`]({name}.md) {row}\n" in pages["index"]
-        assert f"Paper: {method.paper}.\n" in pages[name]
+        assert method.family
+        families = ", ".join(method.family)
+        assert f"Paper: {method.paper}. Family: {families}.\n" in pages[name]
         keys = re.findall(r"^\| `([\w-]+)` \|", section(pages[name], "Settings"), re.M)
         assert keys == [k.rpartition(".")[2] for k in defaults() if k.rpartition(".")[0] == name]
         for half in (method.strategy, method.client):
