@@ -17,9 +17,9 @@ from fedapps.common import external_code
 from fedapps.common.class_members import check_members
 from fedapps.common.errors import described, error_line
 from fedapps.common.installed import check_installed
+from fedapps.common.tasks import AUTO, goodness, main_score
 from fedapps.results.checkpoint import state_bytes
 from fedapps.settings.config import Config
-from strategies.core.evaluation import goodness
 from strategies.core.round import Stop
 from strategies.core.rounds import PersonalizedStrategy
 
@@ -63,7 +63,7 @@ class EarlyStopping(Callback):
     clients' validation samples, the trimmed mean of `selection-metric`. Where novel clients get
     another model, a new best of that one counts as well. Novel clients have no influence."""
 
-    def __init__(self, patience: int, select: str = "accuracy") -> None:
+    def __init__(self, patience: int, select: str = AUTO) -> None:
         self.patience, self.select = patience, select
         self.best = self.best_global = -math.inf  # of the own models, and of what novel clients get
         self.since = 0
@@ -71,6 +71,8 @@ class EarlyStopping(Callback):
     def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """Count, unless a further phase of the method is still to come."""
         scores, before = report["evaluation"], (self.best, self.best_global)
+        if self.select == AUTO:
+            self.select = main_score(name.removeprefix("train-") for name in scores).name
         own = scores.get(f"train-trimmed-{self.select}")
         other = scores.get(f"train-trimmed-global-{self.select}")
         if own is None:

@@ -606,6 +606,17 @@ def families() -> list[str]:
     return list(known)
 
 
+def check_serves(method: str, task: str) -> None:
+    """Raise ValueError for a method that does not serve the task."""
+    if task in METHODS[method].client.tasks:
+        return
+    able = [name for name, entry in METHODS.items() if task in entry.client.tasks]
+    raise ValueError(
+        f"{method} serves {', '.join(METHODS[method].client.tasks)}, not task={task}; those that "
+        f"do: {', '.join(able)}"
+    )
+
+
 def check_private(method: str, mode: str) -> None:
     """Raise ValueError for a method that cannot keep differential privacy of that mode."""
     if mode == "none" or mode in METHODS[method].dp:

@@ -185,6 +185,7 @@ def check(config: "Config") -> None:
     from partitions import federation, task
 
     method = check_method(config["method"])
+    check_task(config, method)
     privacy = check_run(config)
     construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
     networks = {str(config["model"]), *client_models(config)}
@@ -201,6 +202,29 @@ def check(config: "Config") -> None:
         client = make_client(Context(0, 0, node, RecordDict(), config), method)
         if client_id == training_client and config["rounds"]:
             check_batches(client, config, method, task(config))
+
+
+def check_task(config: "Config", method: str) -> None:
+    """Raise ValueError for a task that the method does not serve, and for settings that read scores
+    which the task does not have."""
+    from fedapps.common.tasks import AUTO, CLASSES, TASKS
+    from fedapps.methods import check_serves
+    from partitions import task
+
+    info = task(config)
+    check_serves(method, info.task)
+    selected = str(config["selection-metric"])
+    known = (AUTO, "loss", *TASKS[info.task].scores)
+    if selected not in known:
+        raise ValueError(
+            f"selection-metric is {selected!r}, which the task {info.task!r} of {info.name} does "
+            f"not have; it has {', '.join(known)}"
+        )
+    if info.task != CLASSES and config["report-generalization-bound"]:
+        raise ValueError(
+            f"report-generalization-bound is a bound of the error of classes; the task of "
+            f"{info.name} is {info.task!r}"
+        )
 
 
 @one_thread()

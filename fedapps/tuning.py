@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
+import partitions
 from clients.core.privacy import EVERYTHING
 from fedapps.common.settings import present_keys
+from fedapps.common.tasks import AUTO, SCORES, TASKS, goodness
 from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
@@ -36,7 +38,6 @@ from fedapps.results.runs import read_rounds
 from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
 from fedapps.settings.variants import Variant, combinations, spanning
-from strategies.core.evaluation import goodness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ NO_NOVEL_CLIENTS: Config = {
     "report-generalization-bound": False,
 }
 RANGE = {"low", "high", "log"}
-MEASURES = {"accuracy": "accuracy", "loss": "loss", "macro-f1": "macro F1"}  # by `selection-metric`
+MEASURES = {name: score.text for name, score in SCORES.items()}  # by `selection-metric`
 UNSAVED = ("method", "output-dir")  # settings that best.toml lacks
 PERCENT = ("accuracy",)  # those that tables and figures show in %
 
@@ -226,7 +227,7 @@ class Tuning:
 
     def _measure(self, method: str) -> str:
         """The kind of score that compares the method's trials."""
-        return str(Variant.parse(method).apply(self.trial_config)["selection-metric"])
+        return selected_score(Variant.parse(method).apply(self.trial_config))
 
     def _study(self, method: str) -> "Study":
         import optuna
@@ -338,6 +339,14 @@ def check_database(file: Path) -> None:
         )
 
 
+def selected_score(config: Config) -> str:
+    """The name of the score that `selection-metric` chooses; "auto" is the task's main one."""
+    selected = str(config["selection-metric"])
+    if selected != AUTO:
+        return selected
+    return TASKS[partitions.task(config).task].main.name
+
+
 def validation_score(job: Job, group: str) -> float | None:
     """The score that the run's `selection-metric` names, on the training clients' validation
     samples, at the round that the group reports, of the model that the group gets; None if the run
@@ -347,7 +356,7 @@ def validation_score(job: Job, group: str) -> float | None:
     summary = job.summary()
     if job.error or not summary.get("finished"):
         return None
-    measure = str(job.config["selection-metric"])
+    measure = selected_score(job.config)
     if group == "novel":
         evaluations = {line.round: line.evaluation for line in read_rounds(job.folder)}
         scores = evaluations[summary["novel_round"]]

@@ -20,6 +20,7 @@ KEYS = (
     "data-dir",
     "image-size",
     "label",
+    "task",
     "partition",
     "num-clients",
     "train-fraction",

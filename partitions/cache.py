@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedapps.common import external_code
+from fedapps.common.tasks import CLASSES
 from partitions.datasets.readers.raw import Raw
 
 VERSION = 4  # of the format and of the readers' results
@@ -155,7 +156,7 @@ def _store(raw: Raw, target: Path) -> None:
     try:
         temporary = private / target.name
         temporary.mkdir()  # unlike mkdtemp's, with the umask's permissions
-        arrays = {"x": raw.x, "y": raw.y.astype(np.int64)}
+        arrays = {"x": raw.x, "y": raw.y.astype(np.int64) if raw.y.ndim == 1 else raw.y}
         values_of_columns = {}
         for column, values in raw.columns.items():
             unique, inverse = np.unique(values, return_inverse=True)
@@ -168,6 +169,7 @@ def _store(raw: Raw, target: Path) -> None:
             "classes": raw.classes,
             "columns": values_of_columns,
             "notes": raw.notes,
+            "task": raw.task,
         }
         (temporary / META).write_text(json.dumps(meta), "utf-8")
         try:
@@ -195,6 +197,7 @@ def _mapped(target: Path) -> Raw:
         columns,
         tuple(meta["classes"]),
         notes=tuple(meta.get("notes", ())),
+        task=meta.get("task", CLASSES),
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
+from fedapps.common.tasks import BINARY, CLASSES, VALUES, Targets
 from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
 from partitions.datasets.loading import (
     DATASETS,
@@ -22,9 +23,14 @@ from partitions.datasets.loading import (
     described,
     preference_info,
 )
-from partitions.datasets.readers.raw import UNLABELED
-from partitions.rules.registry import BASES, PARTITIONS, Config, Partition, changes
-from partitions.shares import SUB_POPULATION, PreferredSamples, Samples, Share
+from partitions.rules.registry import BASES, PARTITIONS, RULES, Config, Partition, changes
+from partitions.shares import (
+    SUB_POPULATION,
+    PreferredSamples,
+    Samples,
+    Share,
+    without_labels,
+)
 from partitions.shifts.translation import translated
 
 DEFAULT_PUBLIC = -1  # public-samples: 5000, at most a sixth of the data
@@ -65,6 +71,7 @@ class Federation:
         self.info: Info = self.dataset.info
         if num_public == DEFAULT_PUBLIC:
             num_public = min(5000, len(self.dataset.y) // 6)
+        self._check_task(rule_name, rule, config)
         self._check_enough_samples(num_public)
         self._parts = self._pools()
 
@@ -76,6 +83,7 @@ class Federation:
             self._rows = [change.rows(client, rows) for client, rows in enumerate(self._rows)]
         self._check_sizes(rule_name, rule.sparse)
 
+        self.targets = self._read_targets()
         self._mean, self._std = self._scaling(str(config["standardize"]))
         self._shares: dict[int, Share] = {}
         self._shifted_tests = None
@@ -130,6 +138,51 @@ class Federation:
         unlabeled = ~self.novel
         unlabeled[labeled_clients] = False
         return unlabeled
+
+    def _check_task(self, rule_name: str, rule: Partition, config: Config) -> None:
+        """Raise ValueError if labels that are no classes meet settings that need classes."""
+        task = self.info.task
+        if task in (CLASSES, BINARY):
+            return
+        base_rule = RULES.get(str(config["partition.base-rule"]))
+        needs = ""
+        if rule.needs_classes:
+            needs = f"partition {rule_name!r}"
+        elif "base-rule" in rule.options and base_rule is not None and base_rule.needs_classes:
+            needs = f"partition.base-rule {config['partition.base-rule']!r}"
+        elif "class-shards" in rule.options and config["partition.class-shards"]:
+            needs = "partition.class-shards"
+        elif config["partition.permuted-labels"]:
+            needs = "partition.permuted-labels"
+        elif config["partition.test-shift"] != "none":
+            needs = "partition.test-shift"
+        if needs:
+            able = ", ".join(name for name, other in RULES.items() if not other.needs_classes)
+            raise ValueError(
+                f"{needs} needs one class for each sample, but the task of {self.info.name} is "
+                f"{task!r}; set partition to one of {able}"
+            )
+
+    def _read_targets(self) -> Targets:
+        """What the labels mean. Values are standardised, by the mean and the deviation of each
+        output over the training clients' training samples."""
+        task = self.info.task
+        if task != VALUES:
+            return Targets(task)
+        training = np.flatnonzero(~self.novel).tolist()
+        rows = np.concatenate([self.rows(client)["train"] for client in training])
+        values = self.dataset.y[torch.from_numpy(rows)]
+        mean = values.mean(0)
+        deviation = values.std(0, correction=0)
+        constant = torch.nonzero(deviation == 0)
+        if len(constant):
+            raise ValueError(
+                f"{self.info.name}: output {int(constant[0])} is the same number in "
+                "all training samples; there is nothing to learn"
+            )
+        standardised = ((self.dataset.y - mean) / deviation).float()
+        self.dataset = replace(self.dataset, y=standardised)
+        return Targets(task, tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def _check_enough_samples(self, num_public: int) -> None:
         num_samples = len(self.dataset.y)
@@ -189,7 +242,10 @@ class Federation:
         generator = np.random.default_rng(seed_of(self._seed, "rows"))
         public, rows = np.split(generator.permutation(num_samples), [num_public])
         columns = {name: values[rows] for name, values in self.dataset.columns.items()}
-        columns["label"] = self.dataset.y.numpy()[rows]
+        labels = self.dataset.y.numpy()[rows]
+        if labels.ndim == 2:  # the rule needs no classes
+            labels = np.zeros(len(labels), dtype=np.int64)
+        columns["label"] = labels
         columns["row"] = rows
         columns["part"] = self._parts[rows]
         partitioner.dataset = datasets.Dataset.from_dict(columns)
@@ -282,11 +338,12 @@ class Federation:
             index = torch.arange(len(rows))
             x[split["test"]] = x_test
             y[split["test"]] = y_test
-        num_classes = len(self.dataset.y[torch.from_numpy(rows)].unique())
+        attributes: dict[str, float | int | str] = {}
+        if y.ndim == 1:
+            attributes["classes"] = len(self.dataset.y[torch.from_numpy(rows)].unique())
         if self.unlabeled[client]:
-            y = y.new_tensor(UNLABELED).expand(len(y))
+            y = without_labels(y)
         parts = {name: self._samples(x, y, index[part]) for name, part in split.items()}
-        attributes: dict[str, float | int | str] = {"classes": num_classes}
         attributes |= self._attributes[client]
         for change in self._changes:
             attributes |= change.attributes(client)
@@ -298,6 +355,7 @@ class Federation:
             is_novel,
             attributes,
             self.public,
+            targets=self.targets,
         )
         return share.with_shots(self._shots, seed_of(self._seed, "shots", client))
 
@@ -382,6 +440,15 @@ def novel_shots(config: Config) -> int:
     return shots
 
 
+def _check_classes(rule: str, info: Info) -> None:
+    """Raise ValueError for a dataset without one class for each sample."""
+    if info.task != CLASSES:
+        raise ValueError(
+            f"partition {rule!r} needs one class for each sample, but the task of {info.name} is "
+            f"{info.task!r}"
+        )
+
+
 def _fractions(config: Config) -> dict[str, float]:
     """The fractions of a client's samples by part; ValueError if none are left to train on."""
     fractions = {
@@ -431,6 +498,7 @@ class PreferenceFederation(Federation):
             )
         self.rule = PARTITIONS["preference"].make(config, self.novel)
         self.dataset: Dataset = configured(config)
+        _check_classes("preference", self.dataset.info)
         self.info: Info = preference_info(self.dataset.info)
         types = self.dataset.y[: self.dataset.num_train].numpy()
         self.rule.dataset = datasets.Dataset.from_dict({"label": types})
@@ -505,6 +573,8 @@ class CrossFederation(Federation):
         self._shots = novel_shots(config)
         first = described(config)
         second = described(config, "partition.novel-dataset")
+        for info in (first, second):
+            _check_classes("cross-dataset", info)
         if first.shape[:-2] != second.shape[:-2] or len(first.shape) != 3:
             raise ValueError(
                 f"partition.novel-dataset is {second.name!r} with inputs {second.shape}; "

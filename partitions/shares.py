@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fedapps.common.tasks import CLASSES, Targets, check_task
 from partitions.cache import save_arrays
 from partitions.datasets.labels import check_below
 from partitions.datasets.loading import Info, Moment
@@ -24,7 +25,8 @@ SUB_POPULATION = "sub-population"  # attribute of a share: the type that its use
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows `index` (n,) of inputs x (N, *shape) as stored and of labels y (N,), without a copy.
+    """Rows `index` (n,) of inputs x (N, *shape) as stored and of labels y, (N,) or (N, k), without
+    a copy.
 
     ``samples[rows]`` returns (x, y) of these positions in `index`. Its x is float32 in row-major
     order: (stored / `scale` − `mean`) / `std`. `mean` and `std` are numbers, or hold one number for
@@ -59,15 +61,17 @@ class Samples:
     @property
     def has_labels(self) -> bool:
         """Whether any of the samples has a label."""
-        return bool((self.y[self.index] != UNLABELED).any())
+        return bool(labeled_rows(self.y[self.index]).any())
 
     def labels(self) -> Tensor:
-        """The labels (n,) as stored, −1 where there is none."""
+        """The labels (n,) or (n, k) as stored, −1 or NaN where there is none."""
         return self.y[self.index]
 
     def below(self, num_classes: int) -> "Samples":
         """These samples. Raises ValueError for a label that is not below `num_classes`."""
-        check_below(self.labels().cpu().numpy(), num_classes, "labels")
+        labels = self.labels()
+        if labels.ndim == 1:
+            check_below(labels.cpu().numpy(), num_classes, "labels")
         return self
 
     def converted(self) -> Self:
@@ -86,6 +90,19 @@ class Samples:
         x = _moved(self.x, str(device))
         y = _moved(self.y, str(device))
         return Samples(x, y, self.index.to(device), self.scale, self.mean, self.std)
+
+
+def labeled_rows(y: Tensor) -> Tensor:
+    """Whether each sample of labels (n,) or (n, k) has one, (n,)."""
+    if y.is_floating_point():
+        return y.isfinite().all(1)
+    return y != UNLABELED
+
+
+def without_labels(y: Tensor) -> Tensor:
+    """Labels of y's shape and type, of samples that have none."""
+    nothing = torch.nan if y.is_floating_point() else UNLABELED
+    return y.new_tensor(nothing).expand(y.shape)
 
 
 def row_major(x: Tensor) -> Tensor:
@@ -150,7 +167,7 @@ class Share:
     A novel client is evaluated on `everything`. `test` is None if the partition has no test
     samples. `attributes` describe the client, for figures. `public` is the same for all clients.
     With `shots` > 0 a novel client trains on that number of labeled samples of each class: they are
-    in `train`, and not in `everything`."""
+    in `train`, and not in `everything`. `targets` says what the labels mean."""
 
     train: Samples
     validation: Samples
@@ -160,6 +177,7 @@ class Share:
     attributes: dict[str, float | int | str] = field(default_factory=dict)
     public: Samples | None = None
     shots: int = 0
+    targets: Targets = field(default_factory=Targets)
 
     @property
     def unlabeled(self) -> bool:
@@ -177,8 +195,9 @@ class Share:
         )
 
     def with_shots(self, shots: int, seed: int) -> "Share":
-        """A novel client's share with `shots` labeled training samples of each class; at least one
-        sample of each class is left to evaluate on. A smaller number chooses a subset of the
+        """A novel client's share with `shots` labeled training samples of each class, or in all
+        where the labels are no classes; at least one sample, of each class, is left to evaluate
+        on. A smaller number chooses a subset of the
         samples that a larger number chooses. The share of another client stays as it is."""
         if not shots or not self.novel:
             return self
@@ -187,6 +206,10 @@ class Share:
         order = torch.randperm(len(every), generator=generator)
         labels = every.y.cpu()[every.index.cpu()][order]
         chosen = torch.zeros(len(every), dtype=torch.bool)
+        if labels.ndim == 2:  # several labels or values: there are no classes to choose from
+            rows = order[labeled_rows(labels)]
+            chosen[rows[: min(shots, len(rows) - 1)]] = True
+            labels = torch.empty(0)
         for label in labels[labels >= 0].unique():
             rows = order[labels == label]
             count = min(shots, len(rows) - 1)
@@ -226,6 +249,9 @@ class Share:
             "scale": whole.scale,
             "mean": whole.mean,
             "std": whole.std,
+            "task": self.targets.task,
+            "target_mean": self.targets.mean,
+            "target_std": self.targets.std,
         }
         (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
 
@@ -274,6 +300,11 @@ class Share:
         public = None
         if "public" in arrays:
             public = samples(arrays["public"], arrays["public.y"])
+        targets = Targets(
+            check_task(meta.get("task", CLASSES)),
+            tuple(map(float, meta.get("target_mean", ()))),
+            tuple(map(float, meta.get("target_std", ()))),
+        )
         share = cls(
             parts["train"],
             parts["validation"],
@@ -282,6 +313,7 @@ class Share:
             bool(meta["novel"]),
             dict(meta["attributes"]),
             public,
+            targets=targets,
         )
         info = Info(
             str(meta["name"]),
@@ -289,6 +321,7 @@ class Share:
             int(meta["num_classes"]),
             "",
             num_types=meta["num_types"],
+            task=targets.task,
         )
         return share, info
 
@@ -308,7 +341,7 @@ def _check_rows(arrays: dict[str, Tensor], shape: tuple[int, ...]) -> None:
             continue
         x = arrays[x_name]
         y = arrays[y_name]
-        if x.shape[1:] != shape or y.shape != x.shape[:1]:
+        if x.shape[1:] != shape or y.shape[:1] != x.shape[:1] or y.ndim > 2:
             raise ValueError(f"{x_name} is of shape {(*x.shape,)}, {y_name} {(*y.shape,)}")
     for name in PARTS:
         rows = arrays.get(name, torch.zeros(0).long())

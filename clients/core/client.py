@@ -5,7 +5,7 @@ local SGD (`clients.core.sgd`), scoring (`clients.core.evaluation`) and the keys
 messages (`clients.core.protocol`)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group, load_into_model, model_arrays, prefixed, to_tensors
 from clients.core.cohort import run_sgd
@@ -22,6 +21,7 @@ from clients.core.domain import domain_gradient
 from clients.core.evaluation import Streaming, by_parts, score_parts, score_samples
 from clients.core.flower_fast import NumPyClient
 from clients.core.layout import layout_of
+from clients.core.outputs import CRITERIA
 from clients.core.protocol import (
     LR_FACTOR,
     NAMES,
@@ -38,6 +38,7 @@ from fedapps.common.class_members import Renamed
 from fedapps.common.memory_limits import PASS_MEGABYTES, num_parts
 from fedapps.common.seeds import SEED, seed_of, seed_torch
 from fedapps.common.settings import COUNT, MOMENTUM, POSITIVE_INT, RATE, Configured, setting, taken
+from fedapps.common.tasks import TASKS
 from partitions.datasets.loading import Info
 from partitions.shares import Share
 
@@ -72,6 +73,8 @@ class Client(Streaming, Configured, NumPyClient):
     needs_head = False
     # The client learns from public samples, which belong to no client.
     needs_public = False
+    # The tasks that the method serves, see `fedapps.common.tasks`.
+    tasks: tuple[str, ...] = tuple(TASKS)
 
     # What a method declares about training
 
@@ -163,8 +166,11 @@ class Client(Streaming, Configured, NumPyClient):
         # Names of frozen parameters: server and clients build them from the seed, none is sent.
         parameters = layout.parameters.items()
         self.frozen = frozenset(name for name, p in parameters if not p.requires_grad)
-        # The loss of logits and labels, in training and in evaluation.
-        self.criterion: Criterion = F.cross_entropy
+        # What the labels mean; the loss of outputs and labels, in training and in evaluation; and
+        # the user's own scores of outputs and labels, by name.
+        self.targets = share.targets
+        self.criterion: Criterion = CRITERIA[share.targets.task]
+        self.own_scores: Mapping[str, Callable[[Tensor, Tensor], Any]] = {}
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
         self.stream = {}
@@ -272,9 +278,7 @@ class Client(Streaming, Configured, NumPyClient):
         novel.share = replace(self.share, novel=True)
         novel.state = {}
         novel.receive(arrays, config)
-        loss, count, metrics = score_samples(
-            novel, self.share.validation, "global-accuracy", select
-        )
+        loss, count, metrics = score_samples(novel, self.share.validation, "global-", select)
         if select == "loss" and count:
             metrics["global-loss"] = loss
         return metrics

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a client's predictions for its samples."""
+"""Loss and scores of a client's predictions for its samples."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -10,9 +10,16 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
 from clients.core.criterion import Criterion
+from clients.core.outputs import (
+    further_scores,
+    macro_f1,
+    main_of,
+    predicted,
+    value_sums,
+)
 from clients.core.protocol import Config, Metrics
-from partitions.datasets.readers.raw import UNLABELED
-from partitions.shares import SUB_POPULATION, Samples, Share
+from fedapps.common.tasks import BINARY, CLASSES, TASKS, VALUES, Targets
+from partitions.shares import SUB_POPULATION, Samples, Share, labeled_rows
 
 
 class Client(Protocol):
@@ -27,6 +34,8 @@ class Client(Protocol):
     batchwise: bool
     supports_streaming: bool
     criterion: Criterion
+    targets: Targets
+    own_scores: Mapping[str, Callable[[Tensor, Tensor], Any]]
     stream: dict[str, Tensor]
 
     def predict(self, x: Tensor) -> Tensor:
@@ -44,13 +53,14 @@ def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, i
     bound."""
     share = client.share
     if share.novel:
-        return score_samples(client, share.everything, "accuracy", select)
-    loss, labeled, metrics = score_samples(client, share.validation, "accuracy", select)
+        return score_samples(client, share.everything, select=select)
+    loss, labeled, metrics = score_samples(client, share.validation, select=select)
+    main = TASKS[client.targets.task].main.name
     if share.test is not None:
-        _, tested, accuracy = score_samples(client, share.test, "test-accuracy")
-        metrics |= accuracy | {"test-accuracy-examples": tested}
+        _, tested, scores = score_samples(client, share.test, "test-")
+        metrics |= scores | {f"test-{main}-examples": tested}
     if bound:
-        _, trained, fitted = score_samples(client, share.train, "accuracy")
+        _, trained, fitted = score_samples(client, share.train)
         metrics |= {
             "training-error": 1 - fitted["accuracy"],
             "training-error-examples": trained,
@@ -59,45 +69,58 @@ def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, i
 
 
 def score_samples(
-    client: Client, samples: Samples, key: str, select: str = ""
+    client: Client, samples: Samples, prefix: str = "", select: str = ""
 ) -> tuple[float, int, Metrics]:
-    """Mean loss, number of labeled samples and accuracy (under `key`) over the labeled samples.
+    """Mean loss, number of labeled samples, and the task's scores over the labeled samples, each
+    under its name after `prefix`.
 
-    For `select` = "macro-f1" the metrics include this score. For `key` = "accuracy" they include
-    the adaptation's metrics and the accuracies of its intermediate logits."""
+    For `select` = "macro-f1" the metrics of classes include this score. Without a `prefix` they
+    include the adaptation's metrics, the scores of its intermediate logits, further scores of the
+    task, and the user's own."""
     if not len(samples):
         return 0.0, 0, {}
     x, y = samples.to(client.device)[:]
     logits = predict_novel(client, x) if client.share.novel else client.predict(x)
-    labeled = y != UNLABELED
+    labeled = labeled_rows(y)
     count = int(labeled.sum())
-    metrics = dict(client.adaptation_metrics) if key == "accuracy" else {}
+    metrics = {} if prefix else dict(client.adaptation_metrics)
     if not count:
         return 0.0, 0, metrics
-    if key == "accuracy":
-        for name, z in client.intermediate_logits.items():
-            correct = (z.argmax(1) == y)[labeled]
-            metrics[f"{name}-accuracy"] = float(correct.float().mean())
-    logits = logits[labeled]
+    targets = client.targets
+    main = TASKS[targets.task].main.name
     y = y[labeled]
-    predicted = logits.argmax(1)
-    metrics[key] = float((predicted == y).float().mean())
-    if select == "macro-f1":
-        metrics[key.replace("accuracy", select)] = macro_f1(y, predicted)
+    if not prefix:
+        for name, z in client.intermediate_logits.items():
+            metrics[f"{name}-{main}"] = main_of(z[labeled], y, targets)
+    logits = logits[labeled]
+    metrics[prefix + main] = main_of(logits, y, targets)
+    if select == "macro-f1" and targets.task in (CLASSES, BINARY):
+        metrics[prefix + select] = macro_f1(y, predicted(logits, targets))
+    if not prefix:
+        metrics |= further_scores(logits, y, targets)
+        metrics |= _own_scores(client, logits, y)
+    if targets.task == VALUES:
+        metrics[prefix + "value-sums"] = value_sums(logits, y)
     if SUB_POPULATION in client.share.attributes:  # a user with a preference, for F1
         # True negatives, false positives, false negatives, true positives.
-        metrics["counts"] = (2 * y + predicted).bincount(minlength=4).tolist()
+        metrics["counts"] = (2 * y + logits.argmax(1)).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
     return float(client.criterion(logits, y)), count, metrics
 
 
-def macro_f1(y: Tensor, predicted: Tensor) -> float:
-    """Mean of 2 TP / (2 TP + FP + FN) over the classes among the labels y (n,) or predictions."""
-    num_classes = int(max(y.max(), predicted.max())) + 1
-    true_positives = y[y == predicted].bincount(minlength=num_classes)
-    denominators = y.bincount(minlength=num_classes) + predicted.bincount(minlength=num_classes)
-    f1 = 2 * true_positives / denominators
-    return float(f1[denominators > 0].mean())
+def _own_scores(client: Client, outputs: Tensor, y: Tensor) -> Metrics:
+    """The user's own scores of outputs and labels. Raises ValueError for one that is no number."""
+    scores: Metrics = {}
+    for name, score in client.own_scores.items():
+        value = score(outputs, y)
+        try:
+            scores[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the score {name!r} gave {value!r:.200} for outputs {tuple(outputs.shape)} and "
+                f"labels {tuple(y.shape)}; it must give one number"
+            ) from error
+    return scores
 
 
 def predict_novel(client: Client, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import numpy as np
 
 from clients.core.arrays import Arrays
 from fedapps.common.settings import setting
+from fedapps.common.tasks import AUTO, SCORES
 
 # Key of a message's config and of a reply's metrics: the arrays' names, joined by line breaks.
 NAMES = "names"
@@ -26,8 +27,8 @@ DOMAIN = "query.domain"
 
 HEADS = setting("client", "who holds personal heads", ("client", "server"))
 
-# Scores that may choose the reported round.
-SELECT = ("accuracy", "loss", "macro-f1")
+# Scores that may choose the reported round; "auto" is the task's main one.
+SELECT = (AUTO, *SCORES)
 
 # A client that is scored on fewer samples causes a warning: one sample is more than 10 points.
 FEW_SAMPLES = 10

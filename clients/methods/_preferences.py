@@ -36,8 +36,8 @@ def enclose(
     """The registered network `model` as the encoder of an `EmbeddingNet`."""
     channels, *sides = info.shape
     shape = (channels + bool(dim), *sides)
-    network = build_model(model, shape, info.num_classes, seed)
-    encoder = headed(network, "a method for users with preferences", shape, info.num_classes)
+    network = build_model(model, shape, info.num_outputs, seed)
+    encoder = headed(network, "a method for users with preferences", shape, info.num_outputs)
     return EmbeddingNet(encoder, info.shape, dim=dim, heads=heads, **options)
 
 

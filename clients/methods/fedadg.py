@@ -91,7 +91,7 @@ class FedADGClient(Client):
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, feature_dim: int, noise_dim: int) -> nn.Module:
         """The target network with a feature layer, a generator and a discriminator."""
-        return Aligned(model, info.num_classes, feature_dim, noise_dim)
+        return Aligned(model, info.num_outputs, feature_dim, noise_dim)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Adversarial local training; ``loss`` is the mean loss of F and the classifier."""

@@ -134,7 +134,7 @@ class FedSRClient(Client):
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, representation: str) -> nn.Module:
         """The target network with a Gaussian representation before its head."""
-        return Stochastic(model, info.num_classes, representation, tuple(info.shape))
+        return Stochastic(model, info.num_outputs, representation, tuple(info.shape))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y))."""

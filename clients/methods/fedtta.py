@@ -83,7 +83,7 @@ class FedTTAClient(Adapting, Client):
     def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
         """The target network with an adaptation network, initialised by a different seed."""
         with drawing(seed_of(seed, "adaptation")):
-            return Adaptable(model, Adaptation(info.num_classes, adaptation_width))
+            return Adaptable(model, Adaptation(info.num_outputs, adaptation_width))
 
     # Training
 

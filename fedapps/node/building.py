@@ -77,7 +77,7 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
     chosen = settings(config | {"model": client.model_name}, method)
     name = str(chosen["model"])
     seed = int(chosen["seed"])
-    network = build_model(name, info.shape, info.num_classes, seed, **options(config, name))
+    network = build_model(name, info.shape, info.num_outputs, seed, **options(config, name))
     try:
         with torch.no_grad(), drawing(seed):
             network.train()(client.share.train[:1][0])
@@ -166,7 +166,7 @@ def _method_model(
     values: dict[str, Any] = dict(method_settings)
     seed = int(str(values["seed"]))
     name = str(values["model"])
-    base = build_model(name, info.shape, info.num_classes, seed, **dict(model_options))
+    base = build_model(name, info.shape, info.num_outputs, seed, **dict(model_options))
     with drawing(seed):
         return network_around(base, method, info, values)
 
@@ -175,7 +175,7 @@ def network_around(base: nn.Module, method: str, info: Info, values: dict[str, A
     """The method's network around `base`, by the method's settings `values`."""
     client = METHODS[method].client
     if client.uses_head(values):
-        base = headed(base, method, tuple(info.shape), info.num_classes)
+        base = headed(base, method, tuple(info.shape), info.num_outputs)
 
     def separate(name: str) -> bool:
         return client.is_personal(name) or name.startswith(client.separately_trained)

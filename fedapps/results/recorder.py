@@ -15,6 +15,7 @@ from rich.text import Text
 from clients.core.arrays import Arrays
 from fedapps.common.errors import described, error_line, is_sentence
 from fedapps.common.external_code import named
+from fedapps.common.tasks import AUTO, goodness, main_score
 from fedapps.files import (
     CHECKPOINTS,
     ERRORS,
@@ -37,7 +38,7 @@ from fedapps.results.progress import shown
 from fedapps.results.schema import summary_key
 from fedapps.saved import CLIENTS, DIGESTS, SUMMARY
 from fedapps.settings.config import Config
-from strategies.core.evaluation import goodness
+from strategies.core.evaluation import MAIN_SCORES
 from strategies.core.replies import Update
 from strategies.core.rounds import PersonalizedStrategy
 
@@ -192,6 +193,8 @@ class Recorder:
         if best is None or strategy.report_last_round:
             return True
         metric = str(self.config["selection-metric"])
+        if metric == AUTO:
+            metric = main_score(evaluation["train"]).name
         best_score = _selection_score(role, best["train"], metric)
         score = _selection_score(role, evaluation["train"], metric)
         if best_score is None:
@@ -437,11 +440,13 @@ def _evaluation_of(report: dict[str, Any], strategy: PersonalizedStrategy) -> di
 
 def _group(role: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics of a group of clients, without its prefix."""
-    group: dict[str, Any] = {"accuracy": None, "clients": 0}
+    group: dict[str, Any] = {"clients": 0}
     prefix = f"{role}-"
     for name, value in metrics.items():
         if name.startswith(prefix):
             group[summary_key(name.removeprefix(prefix))] = value
+    if not MAIN_SCORES & group.keys():
+        group["accuracy"] = None
     return group
 
 
@@ -449,10 +454,11 @@ def _client(update: Update) -> dict[str, Any]:
     """What one client's evaluation reply says of it."""
     scores: dict[str, Any] = {
         "role": "novel" if update.node.novel else "train",
-        "accuracy": update.metrics.get("accuracy"),
         # No whole number if a limit cut it, or if a foreign client sent a weight.
         "examples": round(update.num_examples),
     }
+    main = main_score(update.metrics).name
+    scores[main] = update.metrics.get(main)
     for name in CLIENT_METRICS:
         if name in update.metrics:
             scores[summary_key(name)] = update.metrics[name]

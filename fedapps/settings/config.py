@@ -10,6 +10,7 @@ from typing import Any
 from fedapps.common import external_code
 from fedapps.common.external_code import Value
 from fedapps.common.settings import present_keys, taken
+from fedapps.common.tasks import AUTO
 from fedapps.methods import METHODS
 from fedapps.settings.overrides import (
     Config,
@@ -125,8 +126,17 @@ def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
     here = override(defaults(), here, all_methods=False)
     read = relevant(here).keys() | relevant(there).keys()
     compared = read - {*CIRCUMSTANCES}
-    different = [key for key in here if key in compared and there.get(key) != here[key]]
+    different = [
+        key for key in here if key in compared and not _same(key, there.get(key), here[key])
+    ]
     return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in different)
+
+
+def _same(key: str, there: Value | None, here: Value) -> bool:
+    """Whether two values mean the same. "auto" was "accuracy" in runs of earlier releases."""
+    if key == "selection-metric":
+        return {there, here} <= {AUTO, "accuracy"} or there == here
+    return there == here
 
 
 def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The settings of every run, whatever its method and its partition rule."""
 
 from fedapps.common.settings import COUNT, POSITIVE_INT, ROUNDS, SECONDS, Configured, setting
+from fedapps.common.tasks import TASKS
 
 DAY = "(0, 86400]"
 
@@ -15,6 +16,12 @@ class RunSettings(Configured):
         0, "own images: crop and resize to this many pixels a side; 0: unchanged", "[0, 4096]"
     )
     label = setting("", "own tables: the label column; empty: label, class or a similar name")
+    task = setting(
+        "auto",
+        "own data: what the labels mean: classes, binary (two classes, one output), labels "
+        "(several at once) or values (regression); auto: the labels decide",
+        ("auto", *TASKS),
+    )
     partition = setting("pathological", "a name of `fedapps list partitions`")
     num_clients = setting(20, "number of clients, training and novel ones together", POSITIVE_INT)
     train_fraction = setting(0.5, "share of the clients that train; the others are novel", "(0, 1]")

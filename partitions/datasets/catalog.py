@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedapps.common.tasks import BINARY, CLASSES
 from partitions.datasets.readers.raw import Raw
 
 Moment = float | tuple[float, ...]  # a mean or a deviation: one number, or one for each channel
@@ -33,6 +34,13 @@ class Info:
     files: str = ""  # the official files, for people
     mean: Moment = 0.0  # customary constants of inputs in [0, 1], by channel
     std: Moment = 0.0  # 0: there are none
+    task: str = CLASSES  # what the labels mean
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of a network's outputs. `num_classes` is that of labels or of values, where
+        the task is one of these."""
+        return 1 if self.task == BINARY else self.num_classes
 
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

@@ -1,13 +1,16 @@
-"""Labels in the forms that people bring, as one class for each sample.
+"""Labels in the forms that people bring, as the labels of a task.
 
 A form with a single reading is read: a column (n, 1), whole decimals, truth values, texts. Where
-all labels of a dataset are there, so are numbers from 1, the signs −1 and 1, and one-hot rows.
-Every other form is refused by a sentence that names it and says what to write."""
+all labels of a dataset are there, so are numbers from 1, the signs −1 and 1, one-hot rows, rows of
+several truth values, and decimals. Every other form is refused by a sentence that names it and says
+what to write."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from fedapps.common.tasks import AUTO, BINARY, CLASSES, LABELS, VALUES
 
 MISSING_TEXTS = {"", "?", "na", "n/a", "nan", "<na>", "none", "null"}
 SIGNS = (-1, 1)
@@ -23,6 +26,101 @@ class Labels:
     y: np.ndarray
     classes: tuple[str, ...] = ()
     note: str = ""
+
+
+def of_task(
+    given: Any, source: str, task: str = AUTO, notes: list[str] | None = None
+) -> np.ndarray:
+    """Labels as the task has them: (n,) int64, bool or str for classes, as they are given; truth
+    values (n, k) int8 for `labels`; numbers (n, k) float64 for `values`.
+
+    For "auto" the labels decide, and an unusual reading is added to `notes`. Raises ValueError for
+    labels with another reading, or with several."""
+    notes = [] if notes is None else notes
+    rows = np.asarray(given)
+    if task == VALUES:
+        return _values(rows, source)
+    if task == LABELS:
+        return _truth_values(rows, source)
+    if rows.ndim == 2 and rows.shape[1] > 1 and rows.dtype.kind in "biuf" and len(rows):
+        count = one_hot_classes(rows)
+        if count:
+            notes.append(f"{source}: labels are one-hot: {count} classes")
+            return rows.argmax(1)
+        if task == AUTO:
+            return _concluded(rows, source, notes)
+    if task == AUTO and _has_fractions(rows):
+        return _concluded(rows, source, notes)
+    return one_per_sample(rows, source)
+
+
+def _concluded(rows: np.ndarray, source: str, notes: list[str]) -> np.ndarray:
+    """Labels that cannot be classes, as several labels or as values."""
+    if rows.ndim == 2 and ((rows == 0) | (rows == 1)).all():
+        notes.append(
+            f"{source}: each sample has {rows.shape[1]} truth values: task {LABELS} (several "
+            "labels at once)"
+        )
+        return _truth_values(rows, source)
+    if _has_fractions(rows):
+        notes.append(f"{source}: labels are decimals: task {VALUES} (regression)")
+        return _values(rows, source)
+    raise ValueError(
+        f"{source}: labels have {rows.shape[1]} columns of whole numbers; set task={VALUES} to "
+        f"learn these numbers, task={LABELS} if they are 0 and 1, or give one class for each sample"
+    )
+
+
+def _has_fractions(rows: np.ndarray) -> bool:
+    """Whether these are numbers without gaps, (n,) or (n, k), and some are not whole."""
+    if rows.dtype.kind != "f" or rows.ndim not in (1, 2) or not np.isfinite(rows).all():
+        return False
+    return bool((rows % 1 != 0).any())
+
+
+def _truth_values(rows: np.ndarray, source: str) -> np.ndarray:
+    """Rows of 0 and 1, (n, k) int8. Raises ValueError for others, naming the first."""
+    if rows.ndim != 2 or rows.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{source}: labels are {rows.dtype} {rows.shape}; task={LABELS} needs a column of 0 "
+            "and 1 for each label, (n, k)"
+        )
+    wrong = np.argwhere((rows != 0) & (rows != 1))
+    if len(wrong):
+        row, column = wrong[0]
+        raise ValueError(
+            f"{source}: row {row}, column {column} of the labels is {rows[row, column]}; "
+            f"task={LABELS} needs 0 and 1"
+        )
+    return rows.astype(np.int8)
+
+
+def _values(rows: np.ndarray, source: str) -> np.ndarray:
+    """Numbers (n,) or (n, k) as (n, k) float64. Raises ValueError for others and for gaps."""
+    if rows.dtype.kind == "O":
+        rows = _of_one_type(rows, source)
+    if rows.ndim not in (1, 2) or rows.dtype.kind not in "iuf":
+        raise ValueError(
+            f"{source}: labels are {rows.dtype} {rows.shape}; task={VALUES} needs numbers, (n,) or "
+            "(n, k)"
+        )
+    values = rows.astype(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))
+    if len(wrong):
+        raise ValueError(
+            f"{source}: row {wrong[0]} has the label {rows[wrong[0]]}, one of {len(wrong)} that "
+            "are no finite numbers; fill them in, or leave these rows out"
+        )
+    return values.reshape(len(values), -1)
+
+
+def check_binary(labels: Labels, source: str) -> None:
+    """Raise ValueError if there are more than two classes."""
+    if len(labels.y) and labels.y.max() > 1:
+        raise ValueError(
+            f"{source}: labels go up to {labels.y.max()} or have more than two texts; "
+            f"task={BINARY} needs two classes; set task={CLASSES}"
+        )
 
 
 def one_per_sample(given: Any, source: str) -> np.ndarray:
@@ -136,11 +234,14 @@ def _several(labels: np.ndarray) -> str:
     """What is wrong with labels that are not (n,)."""
     if labels.ndim == 2:
         return (
-            f"labels have {labels.shape[1]} columns; {ONE_CLASS}, and several labels for a sample "
-            "are not learnt"
+            f"labels have {labels.shape[1]} columns; {ONE_CLASS}; set task={LABELS} for several "
+            f"labels of 0 and 1, task={VALUES} for several numbers"
         )
     if labels.ndim > 2:
-        return f"labels have the shape {labels.shape}, as masks have; {ONE_CLASS}"
+        return (
+            f"labels have the shape {labels.shape}, as masks have; segmentation is not served: "
+            f"{ONE_CLASS}"
+        )
     return f"labels are a single value, {labels!r:.80}; {ONE_CLASS}"
 
 
@@ -181,7 +282,7 @@ def _whole(labels: np.ndarray, source: str) -> np.ndarray:
     if len(wrong):
         raise ValueError(
             f"{source}: labels are decimals such as {labels[wrong[0]]:g} (row {wrong[0]}); "
-            f"{ONE_CLASS}, and values are not learnt"
+            f"{ONE_CLASS}; set task={VALUES} to learn these numbers (regression)"
         )
     return labels.astype(np.int64)
 

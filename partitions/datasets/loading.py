@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import numpy as np
 
 from fedapps.common import external_code
+from fedapps.common.tasks import AUTO, LABELS, VALUES
 from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
 from partitions.datasets.labels import is_sparse
@@ -37,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs x (n, *shape) as stored and labels y (n,) int64; rows < `num_train` are the
+    """Inputs x (n, *shape) as stored and labels y: (n,) int64, (n, k) float32 for several labels,
+    or (n, k) float64 for values in their own unit; rows < `num_train` are the
     official training split. `classes` names the labels; equal `key`s mean equal content."""
 
     info: Info
@@ -72,6 +74,7 @@ def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, di
     options = external_code.options(config, name)
     options["image_size"] = int(config.get("image-size", 0))
     options["label_column"] = str(config.get("label", ""))
+    options["task"] = str(config.get("task", AUTO))
     return name, str(config["data-dir"]), options
 
 
@@ -80,17 +83,28 @@ def info(name: str, data_dir: str = "", **options: Any) -> Info:
     entry = _entry(name)
     if entry is None:
         return load(name, data_dir, **options).info
+    _check_task(entry, options)
     return entry
+
+
+def _check_task(entry: Info, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for a task that is not the one of the dataset's entry."""
+    task = options.get("task", AUTO)
+    if task not in (AUTO, entry.task):
+        raise ValueError(f"task is {task!r}, but the task of {entry.name} is {entry.task!r}")
 
 
 def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset `name`, the same object for every caller in a process.
 
-    For a user's data `options` are its function's settings, `image_size` and `label_column`.
+    For a user's data `options` are its function's settings, `image_size`, `label_column` and
+    `task`.
     Raises ValueError for an unknown name, for damaged files and for a missing source."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
-    if _entry(name) is None:
+    entry = _entry(name)
+    if entry is None:
         return _own(name, root, tuple(sorted(options.items())))
+    _check_task(entry, options)
     return _load(name, root)
 
 
@@ -144,25 +158,38 @@ def _entry(name: str) -> Info | None:
 def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     """A user's data, at a path or from a function, with an `Info` from its content."""
     given = dict(options)
-    size, label = given.pop("image_size", 0), given.pop("label_column", "")
+    size = given.pop("image_size", 0)
+    label = given.pop("label_column", "")
+    task = given.pop("task", AUTO)
     path = own_path(name, root)
     key = _own_key(name, root, options)
     if path is not None:
         from partitions.datasets.readers.local import read_files
 
-        raw = cached(key, lambda: _numbered(read_files(path, size, label=label), name))
+        raw = cached(key, lambda: _numbered(read_files(path, size, label=label, task=task), name))
     elif _may_cache(name, given):
-        raw = cached(key, lambda: _numbered(_made(name, given), name))
+        raw = cached(key, lambda: _numbered(_made(name, given, task), name))
     else:
-        raw = _numbered(_made(name, given), name)
+        raw = _numbered(_made(name, given, task), name)
         key = content_key(name, raw)
     _held[name, root, options] = key
     for note in raw.notes:
         logger.warning("%s", note)
-    count = len(raw.classes) or int(raw.y.max()) + 1
+    count = raw.y.shape[-1]  # of labels or values
+    if raw.y.ndim == 1:
+        count = len(raw.classes) or int(raw.y.max()) + 1
     scale = 255.0 if raw.x.dtype == np.uint8 else 1.0
     shape, columns = raw.x.shape[1:], tuple(raw.columns)
-    entry = Info(name, shape, count, "own data", scale=scale, classes=raw.classes, columns=columns)
+    entry = Info(
+        name,
+        shape,
+        count,
+        "own data",
+        scale=scale,
+        classes=raw.classes,
+        columns=columns,
+        task=raw.task,
+    )
     return _checked(entry, raw, name, key)
 
 
@@ -174,7 +201,7 @@ def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:
         return cache_key("own", files=fingerprint(path), options=options)
     if external_code.is_reference(name):
         arguments = dict(options)
-        for key in ("image_size", "label_column"):  # no arguments of the function
+        for key in ("image_size", "label_column", "task"):  # no arguments of the function
             arguments.pop(key, None)
         return cache_key(name, code=code_identity(name, arguments))
     raise ValueError(
@@ -218,9 +245,9 @@ def _has_changed(held: tuple[str, str, tuple[tuple[str, Any], ...]]) -> bool:
 
 def _numbered(raw: Raw, name: str) -> Raw:
     """The data. ValueError if labels without names leave most of the classes 0, 1, … empty."""
-    labels = np.unique(raw.y)
-    if raw.classes or not len(labels):
+    if raw.classes or raw.y.ndim > 1 or not len(raw.y):
         return raw
+    labels = np.unique(raw.y)
     low = int(labels[0])
     high = int(labels[-1])
     if is_sparse(min(low, 0), high, len(labels)):
@@ -231,9 +258,10 @@ def _numbered(raw: Raw, name: str) -> Raw:
     return raw
 
 
-def _made(name: str, options: dict[str, Any]) -> Raw:
+def _made(name: str, options: dict[str, Any], task: str) -> Raw:
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
-    from partitions.datasets.readers.convert import joined, labels_of, scaled_pixels
+    from partitions.datasets.labels import of_task
+    from partitions.datasets.readers.convert import joined, scaled_pixels
 
     function = external_code.load(name)
     if not _makes_data(function):
@@ -250,8 +278,8 @@ def _made(name: str, options: dict[str, Any]) -> Raw:
         data = Raw(x, y, len(x))
     notes: list[str] = []
     x = scaled_pixels(data.x, name, notes=notes)
-    y = labels_of(np.asarray(data.y), name, notes)
-    return joined([replace(data, x=x, y=y)], name).noted(*notes)
+    y = of_task(data.y, name, task, notes)
+    return joined([replace(data, x=x, y=y)], name, task=task).noted(*notes)
 
 
 def _makes_data(function: Any) -> bool:
@@ -352,6 +380,8 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
         )
     if len(raw.x) != len(raw.y) or not len(raw.y):
         raise ValueError(f"{origin}: {len(raw.x)} inputs, but {len(raw.y)} labels")
+    if entry.task in (LABELS, VALUES):
+        return _dataset(entry, raw, key, np.float32 if entry.task == LABELS else np.float64)
     if (raw.y == UNLABELED).all():
         raise ValueError(
             f"{origin}: holds no labels (y, folders of classes, or a column: label=NAME names it)"
@@ -361,9 +391,14 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
             f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}; "
             f"every label must be a whole number from 0 to {entry.num_classes - 1}"
         )
+    return _dataset(entry, raw, key, np.int64)
+
+
+def _dataset(entry: Info, raw: Raw, key: str, kind: type[np.generic]) -> Dataset:
+    """The arrays as tensors; labels of that kind."""
     import torch
 
     x = torch.from_numpy(np.ascontiguousarray(raw.x))
-    y = torch.from_numpy(raw.y.astype(np.int64))
+    y = torch.from_numpy(raw.y.astype(kind))
     classes = raw.classes or entry.classes
     return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key)

@@ -26,13 +26,14 @@ class Partition:
     ``make(config, novel)`` builds flwr-datasets' Partitioner; `novel` is bool (num_clients,).
     ``change(config, novel)`` builds the change that is applied to the clients after partitioning.
     Both raise ValueError for bad options, and neither reads data. A `sparse` rule may leave novel
-    clients without samples."""
+    clients without samples. One that `needs_classes` reads one class of each sample."""
 
     make: Callable[[Config, np.ndarray], Any]
     summary: str
     options: tuple[str, ...] = ()
     change: "Callable[[Config, np.ndarray], Change] | None" = None
     sparse: bool = False
+    needs_classes: bool = False
 
 
 def _make(place: str, config: Config, novel: np.ndarray, **more: Any) -> Any:
@@ -191,37 +192,44 @@ RULES = {
         _shards,
         "label-sorted shards, a few for each client (McMahan et al.)",
         ("shards-per-client",),
+        needs_classes=True,
     ),
     "pathological": Partition(
         partial(_by_classes, "partitions.rules.pathological:PathologicalPartitioner"),
         "a few classes for each client, equal sizes",
         ("classes-per-client", "equal-sizes"),
+        needs_classes=True,
     ),
     "dirichlet": Partition(
         partial(_by_alphas, "partitions.rules.dirichlet:DirichletPartitioner"),
         "class proportions from a Dirichlet distribution",
         ("alpha", "novel-alpha"),
+        needs_classes=True,
     ),
     "dirichlet-split": Partition(
         partial(_by_alphas, "partitions.rules.dirichlet_split:SplitDirichletPartitioner"),
         "Dirichlet shares of each class; novel clients hold the test split (FedTTA)",
         ("alpha", "novel-alpha"),
         sparse=True,
+        needs_classes=True,
     ),
     "class-fraction": Partition(
         partial(_by_classes, "partitions.rules.class_fraction:ClassFractionPartitioner"),
         "a few classes for each client, random shares of each; test samples alike (pFedHN)",
         ("classes-per-client",),
+        needs_classes=True,
     ),
     "dirichlet-novel": Partition(
         partial(_by_alphas, "partitions.rules.dirichlet:NormalizedDirichletPartitioner"),
         "normalised Dirichlet shares of each class; test samples alike (pFedHN)",
         ("alpha", "novel-alpha"),
+        needs_classes=True,
     ),
     "step": Partition(
         partial(_make, "partitions.rules.step:StepPartitioner"),
         "many samples of a client's major classes, few of each other class (ATP)",
         ("major-classes", "ratio", "samples-per-client"),
+        needs_classes=True,
     ),
     "coarse": Partition(
         partial(_make, "partitions.rules.coarse:CoarsePartitioner"),

@@ -13,7 +13,9 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
+from clients.core.outputs import determination
 from clients.core.protocol import FEW_SAMPLES
+from fedapps.common.tasks import AUTO, TASKS, main_score
 from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Update
 from strategies.core.strategy import StrategyBase
@@ -22,9 +24,12 @@ from strategies.core.strategy import StrategyBase
 LABELS = [0, 0, 1, 1]
 PREDICTIONS = [0, 1, 0, 1]
 # The sample count of a score, where it is not that of the reply.
-EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "training-error")}
+EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "test-rmse", "training-error")}
+# Sums of a reply from which R² over all samples follows, by its name.
+R2 = {f"{prefix}r2": f"{prefix}value-sums" for prefix in ("", "global-", "test-")}
 # Numbers of a reply whose mean over clients says nothing.
-NO_MEAN = {"sub-population", "head", "counts", "seconds", *EXAMPLES.values()}
+NO_MEAN = {"sub-population", "head", "counts", "seconds", *EXAMPLES.values(), *R2.values()}
+MAIN_SCORES = {task.main.name for task in TASKS.values()}
 TRIMMED = 0.1  # share of clients at each end that `trimmed` leaves out
 
 
@@ -47,8 +52,9 @@ class Evaluation:
         weighted_by = strategy.weighted_by_key
         aggregate = strategy.evaluate_metrics_aggr_fn or foreign_means
         numbers: dict[str, Any] = dict(aggregate(records(updates, weighted_by), weighted_by))
-        numbers |= means(updates, strategy.average_over, strategy.selection_metric)
+        numbers |= means(updates, strategy.average_over, self._selected_score(updates))
         numbers |= f1_scores(updates)
+        numbers |= r2_scores(updates)
         if updates and not numbers:
             self._warn_of_no_scores(len(updates))
         for role, group in by_role(updates):
@@ -97,14 +103,21 @@ class Evaluation:
             clients,
         )
 
+    def _selected_score(self, updates: Sequence[Update]) -> str:
+        """The name of the score that chooses the round; "auto" is the task's main one."""
+        selected: str = self._strategy.selection_metric
+        if selected != AUTO:
+            return selected
+        return main_score(name for update in updates for name in update.metrics).name
+
     def _warn_of_selection(self, updates: Sequence[Update]) -> None:
         """Warn once if no training client reports the score that chooses the round."""
         if self._warned_of_selection:
             return
-        selected = self._strategy.selection_metric
+        selected = self._selected_score(updates)
         has_scores = False
         for update in updates:
-            if update.node.novel or "accuracy" not in update.metrics:
+            if update.node.novel or not MAIN_SCORES & update.metrics.keys():
                 continue
             if selected in update.metrics:
                 return
@@ -143,11 +156,6 @@ class Evaluation:
         return self._half_distance
 
 
-def goodness(select: str, score: float) -> float:
-    """A score of the kind `select` as a number that is larger for better models."""
-    return -score if select == "loss" else score
-
-
 def by_role(updates: Sequence[Update]) -> Iterator[tuple[str, list[Update]]]:
     """The replies of training and of novel clients, each with its prefix of metrics."""
     for role, novel in (("train", False), ("novel", True)):
@@ -159,7 +167,7 @@ def means(
 ) -> dict[str, float]:
     """``train-…`` and ``novel-…``: the mean of every number over the clients that sent it.
 
-    With accuracy also the number of clients, and the standard error over novel clients. The
+    With a task's main score also the number of clients, and the standard error over novel ones. The
     `trimmed` mean of the score `select` over training clients decides which round is reported.
     `over` "samples" weighs clients by the labeled samples of each score, except in the error."""
     result: dict[str, float] = {}
@@ -173,7 +181,7 @@ def means(
             result[f"{role}-{key}"] = float(np.average(values, weights=weights))
             if role == "train" and key in (select, f"global-{select}"):
                 result[f"train-trimmed-{key}"] = trimmed(values, weights)
-            if key == "accuracy":
+            if key in MAIN_SCORES:
                 result[f"{role}-clients"] = len(values)
                 if role == "novel" and len(values) > 1:
                     result["novel-sem"] = float(np.std(values, ddof=1)) / len(values) ** 0.5
@@ -241,6 +249,21 @@ def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
         result[f"{role}-f1-users"] = float(np.average(list(f1.values()), weights=users))
         for kind, value in f1.items():
             result[f"{role}-f1-{kind}"] = value
+    return result
+
+
+def r2_scores(updates: Sequence[Update]) -> dict[str, float]:
+    """``<role>-r2`` and others of `R2`: the share of the labels' variance over all samples of these
+    clients that their predictions explain, in [−∞, 1]; {} if nobody sent the sums."""
+    result: dict[str, float] = {}
+    for role, group in by_role(updates):
+        for name, sums_name in R2.items():
+            sums = [update.metrics[sums_name] for update in group if sums_name in update.metrics]
+            if not sums or len({len(numbers) for numbers in sums}) > 1:
+                continue
+            score = determination(np.sum(sums, axis=0).tolist())
+            if score is not None:
+                result[f"{role}-{name}"] = score
     return result
 
 

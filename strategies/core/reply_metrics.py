@@ -21,6 +21,7 @@ NAME = re.compile(r"[\w.+-]{1,64}")
 MAX_FOREIGN_VALUES = 1000
 FOREIGN_NAME = re.compile(r"[\w.+@:/%() -]{1,64}")
 # Names that evaluations compute.
+PREFIXES = ("", "global-", "test-")  # of the scores of a client's evaluation
 RESERVED = re.compile(r"clients|sem|half-distance|trimmed-.*|not-finite-.*|f1(-.*)?")
 
 # Returns the checked value, or None to leave it out. Raises ValueError with what it must be.
@@ -76,6 +77,17 @@ def counts(value: Any) -> list[int]:
     return [SAMPLES(count) for count in value]
 
 
+def sums(value: Any) -> list[float]:
+    """Four finite sums for each of a client's values: n, Σ y, Σ y² and Σ (z − y)²."""
+    if not isinstance(value, list) or not value or len(value) % 4 or len(value) > 4 * MAX_VALUES:
+        raise ValueError(f"must be a list of four sums for each of at most {MAX_VALUES} values")
+    read = number()
+    numbers = [read(item) for item in value]
+    if None in numbers:
+        raise ValueError("must be finite numbers")
+    return [float(item) for item in numbers]
+
+
 SAMPLES = integer(0, 10**9)
 READERS: dict[str, Reader] = {
     CAPABILITIES: text,
@@ -94,13 +106,17 @@ READERS: dict[str, Reader] = {
     "counts": counts,
     "loss": number(),
     "risk": number(),
-    "accuracy": number(0, 1),
-    "global-accuracy": number(0, 1),
     "macro-f1": number(0, 1),
+    "micro-f1": number(0, 1),
     "global-macro-f1": number(0, 1),
-    "test-accuracy": number(0, 1),
+    "mae": number(0),
+    "r2": number(high=1),
     "training-error": number(0, 1),
+    **{f"{prefix}accuracy": number(0, 1) for prefix in PREFIXES},
+    **{f"{prefix}rmse": number(0) for prefix in PREFIXES},
+    **{f"{prefix}value-sums": sums for prefix in PREFIXES},
     "test-accuracy-examples": SAMPLES,
+    "test-rmse-examples": SAMPLES,
     "training-error-examples": SAMPLES,
     "dp-sigma": number(0),
     "seconds": number(0),

@@ -29,7 +29,15 @@ from flwr.serverapp.strategy import Result
 from clients.core.arrays import Arrays, num_bytes, settled, to_record
 from clients.core.privacy import EVERYTHING
 from clients.core.protocol import RUN_TOKEN
-from strategies.core.evaluation import Evaluation, foreign_means, losses, records, train_means
+from fedapps.common.tasks import AUTO
+from strategies.core.evaluation import (
+    MAIN_SCORES,
+    Evaluation,
+    foreign_means,
+    losses,
+    records,
+    train_means,
+)
 from strategies.core.replies import LACKS, NOT_FINITE, Node, Update
 from strategies.core.round import PersonalizationCost, Round, Stop
 from strategies.core.run_state import (
@@ -446,7 +454,7 @@ class PersonalizedStrategy(StrategyBase):
         entries = dict(config) | self.message_config()
         if self.report_generalization_bound:
             entries["bound"] = True
-        if self.selection_metric != "accuracy":
+        if self.selection_metric not in (AUTO, *MAIN_SCORES):
             entries["select"] = self.selection_metric
         now.sent = self.messenger.messages("evaluate", payloads, ConfigRecord(entries))
         return [message for message, _ in now.sent]

@@ -124,8 +124,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         ("clients", "samples"),
     )
     selection_metric = setting(
-        "accuracy",
-        "training clients' validation score; its trimmed mean chooses the reported round",
+        "auto",
+        "training clients' validation score whose trimmed mean chooses the reported round; auto: "
+        "the task's main score",
         SELECT,
     )
     report_generalization_bound = setting(

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.common.memory_limits import check_size
-from partitions.datasets.labels import Labels, named, numbered, one_hot_classes, one_per_sample
+from fedapps.common.tasks import AUTO, BINARY, LABELS, VALUES
+from partitions.datasets.labels import Labels, check_binary, named, numbered
 from partitions.datasets.readers.raw import Raw, concatenate
 
 MAX_FLOAT = 10.0  # larger floats in images are hardly scaled or standardized
@@ -86,23 +87,19 @@ def _are_bytes(x: np.ndarray, source: Path | str, remarks: list[str]) -> bool:
     return True
 
 
-def labels_of(y: np.ndarray, source: Path | str, notes: list[str]) -> np.ndarray:
-    """The labels of a part, one for each sample, as `one_per_sample`. One-hot rows become numbers,
-    with a note."""
-    count = one_hot_classes(y) if y.ndim == 2 else 0
-    if count:
-        notes.append(f"{source}: labels are one-hot: {count} classes")
-        return y.argmax(1)
-    return one_per_sample(y, str(source))
-
-
-def joined(parts: list[Raw], source: Path | str, later: bool = False) -> Raw:
+def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str = AUTO) -> Raw:
     """The parts of a dataset as one, with classes 0, 1, … as `partitions.datasets.labels` numbers
-    them. For a `later` client labels keep their numbers: the run has numbered its classes."""
+    them. For a `later` client labels keep their numbers: the run has numbered its classes. `task`
+    is what the labels were declared to be."""
     first = parts[0]
     for part in parts:
-        if part.y.shape != part.x.shape[:1]:
-            raise ValueError(f"{source}: {len(part.x)} inputs, but {part.y.size} labels")
+        if part.y.shape[:1] != part.x.shape[:1]:
+            raise ValueError(f"{source}: {len(part.x)} inputs, but {len(part.y)} labels")
+        if part.y.shape[1:] != first.y.shape[1:]:
+            raise ValueError(
+                f"{source}: training labels have the shape {first.y.shape}, test labels "
+                f"{part.y.shape}; set task= to what both are"
+            )
         if part.x.shape[1:] != first.x.shape[1:] or part.x.dtype != first.x.dtype:
             raise ValueError(f"{source}: training and test inputs differ in shape or type")
         missing = sorted(first.columns.keys() - part.columns.keys())
@@ -117,9 +114,17 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False) -> Raw:
                 "numbers"
             )
     raw = concatenate(parts)
-    if raw.classes or not raw.labeled:
+    if not raw.labeled:
+        return raw
+    if raw.y.ndim == 2:
+        return replace(raw, task=VALUES if raw.y.dtype.kind == "f" else LABELS)
+    if task == BINARY:
+        raw = replace(raw, task=BINARY)
+    if raw.classes:
         return raw
     labels = _later(raw.y) if later else numbered(raw.y)
+    if task == BINARY:
+        check_binary(labels, str(source))
     raw = replace(raw, y=labels.y, classes=labels.classes)
     if labels.note:
         raw = raw.noted(f"{source}: {labels.note}")

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedapps.common.memory_limits import check_size
+from fedapps.common.tasks import AUTO
+from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
-from partitions.datasets.readers.convert import joined, labels_of, scaled_pixels
+from partitions.datasets.readers.convert import joined, scaled_pixels
 from partitions.datasets.readers.pictures import read_pictures
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_csv, read_table
@@ -25,21 +27,26 @@ ENDINGS = ("", "_train", "_test")  # of the names of arrays in a .npz
 logger = logging.getLogger(__name__)
 
 
-def read_local(path: Path, size: int = 0, whole: bool = False, label: str = "") -> Raw:
+def read_local(
+    path: Path, size: int = 0, whole: bool = False, label: str = "", task: str = AUTO
+) -> Raw:
     """`read_files`; its notes are logged."""
-    raw = read_files(path, size, whole, label)
+    raw = read_files(path, size, whole, label, task)
     for note in raw.notes:
         logger.warning("%s", note)
     return raw
 
 
-def read_files(path: Path, size: int = 0, whole: bool = False, label: str = "") -> Raw:
+def read_files(
+    path: Path, size: int = 0, whole: bool = False, label: str = "", task: str = AUTO
+) -> Raw:
     """The samples at `path`, training samples first.
 
     Images are cropped and resized to `size`×`size`; with 0 they stay as they are, and must have
     equal sizes. A folder may hold ``train`` and ``test`` folders of class folders. `label` names
     the column of labels in a table or the array of labels in a .npz; "" means the usual name. Data
-    without labels (class folders, ``y`` or a column) have the label −1.
+    without labels (class folders, ``y`` or a column) have the label −1. `task` declares what the
+    labels are; "auto": they decide.
 
     `whole` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
     their numbers, and the labels called `label` may be missing. Raises ValueError with the file's
@@ -47,7 +54,7 @@ def read_files(path: Path, size: int = 0, whole: bool = False, label: str = "") 
     if not path.exists():
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
-        return _arrays(path, whole, label)
+        return _arrays(path, whole, label, task)
     if path.is_file() and path.suffix not in (".parquet", ".csv"):
         raise ValueError(
             f"{path} is no data that can be read: an .npz, .npy, .csv or .parquet file, a folder "
@@ -55,14 +62,14 @@ def read_files(path: Path, size: int = 0, whole: bool = False, label: str = "") 
         )
     if path.suffix == ".csv":
         check_size(CSV_GROWTH * path.stat().st_size, path)
-        return read_table(read_csv(path), path, size, whole, label)
+        return read_table(read_csv(path), path, size, whole, label, task)
     with _readable(path):
         unpacked = hub.unpacked(path)
     check_size(unpacked, path)
     with _readable(path):
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
-        return read_table(loaded, path, size, whole, label)
+        return read_table(loaded, path, size, whole, label, task)
     if label and not whole:
         raise ValueError(
             f"label is {label!r}, but {path} is a folder of images, whose labels are the names of "
@@ -84,7 +91,7 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _arrays(path: Path, whole: bool, label: str) -> Raw:
+def _arrays(path: Path, whole: bool, label: str, task: str) -> Raw:
     """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
     arrays (n,) beside x and y are natural columns. `label` may name another array than ``y``."""
     arrays = _loaded(path)
@@ -102,13 +109,13 @@ def _arrays(path: Path, whole: bool, label: str) -> Raw:
     if not whole:
         _check_pairs(arrays, endings, path, label)
     notes: list[str] = []
-    parts = [_part(arrays, ending, y_name, path, whole, notes) for ending in endings]
+    parts = [_part(arrays, ending, y_name, path, whole, notes, task) for ending in endings]
     used = {f"x{ending}" for ending in endings} | {f"{y_name}{ending}" for ending in endings}
     unused = sorted(arrays.keys() - used - parts[0].columns.keys())
     if unused:
         why = "they have no entry for each sample" if endings == [""] else "of splits"
         notes.append(f"{path}: arrays are left out ({why}): {', '.join(unused)}")
-    raw = joined(parts, path, later=whole)
+    raw = joined(parts, path, later=whole, task=task)
     return raw.noted(*notes)
 
 
@@ -144,6 +151,7 @@ def _part(
     path: Path,
     whole: bool,
     notes: list[str],
+    task: str,
 ) -> Raw:
     """The arrays whose names have this ending."""
     x = arrays[f"x{ending}"]
@@ -153,7 +161,7 @@ def _part(
     if y is None:
         labels = np.full(len(x), UNLABELED)
     else:
-        labels = labels_of(y, f"{path}, {y_name}{ending}" if ending else path, notes)
+        labels = of_task(y, f"{path}, {y_name}{ending}" if ending else str(path), task, notes)
     columns = {}
     if not ending:
         for name, array in arrays.items():

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedapps.common.tasks import CLASSES
+
 UNLABELED = -1  # the label of a sample that has none
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Inputs x (n, …) and labels y (n,), the `num_train` training samples first."""
+    """Inputs x (n, …) and labels y (n,) or (n, k), the `num_train` training samples first."""
 
     x: np.ndarray
     y: np.ndarray
@@ -25,6 +27,7 @@ class Raw:
     samples: tuple[str, ...] = ()  # names of the samples, if they are pictures
     notes: tuple[str, ...] = ()  # for the user: what the reader left out, chose or converted
     labeled: bool = True  # False: the source has no labels, and y is UNLABELED
+    task: str = CLASSES  # what the labels mean; y is (n, k) for several labels and for values
 
     def noted(self, *notes: str) -> "Raw":
         """The same data with further notes."""
@@ -50,6 +53,7 @@ def concatenate(parts: list[Raw]) -> Raw:
         samples=tuple(samples),
         notes=tuple(dict.fromkeys(notes)),  # each note once
         labeled=all(part.labeled for part in parts),
+        task=parts[0].task,
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedapps.common.memory_limits import check_size
+from fedapps.common.tasks import AUTO
+from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
-from partitions.datasets.readers.convert import joined, labels_of, scaled_pixels
+from partitions.datasets.readers.convert import joined, scaled_pixels
 from partitions.datasets.readers.pictures import images
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
@@ -50,7 +52,9 @@ def read_csv(path: Path) -> Any:
         raise ValueError(f"{path} is no CSV file with a header ({error})") from error
 
 
-def read_table(loaded: Any, source: Path, size: int, whole: bool, label: str) -> Raw:
+def read_table(
+    loaded: Any, source: Path, size: int, whole: bool, label: str, task: str = AUTO
+) -> Raw:
     """Splits of the `datasets` library; columns of texts and numbers are natural columns.
 
     Raises ValueError where two columns have usual names of labels, or of inputs."""
@@ -67,12 +71,12 @@ def read_table(loaded: Any, source: Path, size: int, whole: bool, label: str) ->
     parts = []
     for name in used:
         is_train = name == used[0]
-        parts.append(_part(splits[name], source, size, whole, label, is_train, notes))
+        parts.append(_part(splits[name], source, size, whole, label, is_train, notes, task))
     notes += hub.unused_splits(splits, used, source)
     labeled = [part.labeled for part in parts]
     if not whole and any(labeled) and not all(labeled):
         raise ValueError(f"{source}: only one of the splits {used[0]} and {used[1]} has labels")
-    return joined(parts, source, later=whole).noted(*notes)
+    return joined(parts, source, later=whole, task=task).noted(*notes)
 
 
 def _part(
@@ -83,6 +87,7 @@ def _part(
     label: str,
     is_train: bool,
     notes: list[str],
+    task: str,
 ) -> Raw:
     """One split."""
     label_column = _label_column(split, source, whole, label)
@@ -96,7 +101,7 @@ def _part(
     y = np.full(len(x), UNLABELED)
     if label_column:
         classes = tuple(getattr(split.features[label_column], "names", None) or ())
-        y = labels_of(_cells(split, label_column), f"{source}, column {label_column}", notes)
+        y = of_task(_cells(split, label_column), f"{source}, column {label_column}", task, notes)
     return Raw(
         x,
         y,

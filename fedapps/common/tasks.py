@@ -1,0 +1,119 @@
+"""Tasks: what labels mean, how many outputs a network has for them, and which scores count.
+
+The table needs no torch. `clients.core.outputs` has the losses, the predictions and the scores."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number that says how good predictions are. `text` is its name for people; one `in_percent`
+    lies in [0, 1] and is printed times 100."""
+
+    name: str
+    text: str
+    higher_is_better: bool = True
+    in_percent: bool = False
+
+
+SCORES = {
+    score.name: score
+    for score in (
+        Score("accuracy", "accuracy", in_percent=True),
+        Score("macro-f1", "macro F1"),
+        Score("micro-f1", "micro F1"),
+        Score("rmse", "root mean square error", higher_is_better=False),
+        Score("mae", "mean absolute error", higher_is_better=False),
+        Score("r2", "R²"),
+        Score("loss", "loss", higher_is_better=False),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the labels of a dataset mean. The first of `scores` chooses the reported round; `loss`
+    names the training loss for people."""
+
+    name: str
+    summary: str
+    scores: tuple[str, ...]
+    loss: str
+
+    @property
+    def main(self) -> Score:
+        """The score that tables show and that chooses the reported round."""
+        return SCORES[self.scores[0]]
+
+
+CLASSES, BINARY, LABELS, VALUES = "classes", "binary", "labels", "values"
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            CLASSES,
+            "one class of several for each sample; an output for each class",
+            ("accuracy", "macro-f1"),
+            "cross entropy",
+        ),
+        Task(
+            BINARY,
+            "one of two classes for each sample; one output, positive for the second class",
+            ("accuracy", "macro-f1"),
+            "binary cross entropy",
+        ),
+        Task(
+            LABELS,
+            "any number of labels at once; an output for each label, positive where it holds",
+            ("accuracy", "micro-f1", "macro-f1"),
+            "mean binary cross entropy over the labels",
+        ),
+        Task(
+            VALUES,
+            "one or several numbers for each sample (regression); an output for each",
+            ("rmse", "mae", "r2"),
+            "mean square error",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """How a client's stored labels are read.
+
+    Labels of `classes` and `binary` are whole numbers (n,), −1 without one. Those of `labels` and
+    `values` are floats (n, k), NaN without one; values are stored as (value − `mean`) / `std`, with
+    a number for each output."""
+
+    task: str = CLASSES
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+def check_task(name: str) -> str:
+    """The name. Raises ValueError with the choices for an unknown one."""
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r:.200}; known: {', '.join(TASKS)}")
+    return name
+
+
+def goodness(name: str, value: float) -> float:
+    """A score's value as a number that is larger for better models. A name that begins with a minus
+    sign is that of a user's own score, of which less is better."""
+    score = SCORES.get(name)
+    if score is None:
+        return -value if name.startswith("-") else value
+    return value if score.higher_is_better else -value
+
+
+def main_score(names: Iterable[str]) -> Score:
+    """The score that tables show of a client that reports these numbers."""
+    present = set(names)
+    for task in TASKS.values():
+        if task.main.name in present:
+            return task.main
+    return SCORES["accuracy"]
