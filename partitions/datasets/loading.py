@@ -258,7 +258,7 @@ def _numbered(raw: Raw, name: str) -> Raw:
     return raw
 
 
-def _made(name: str, options: dict[str, Any], task: str) -> Raw:
+def _made(name: str, options: dict[str, Any], task: str = AUTO) -> Raw:
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
     from partitions.datasets.labels import of_task
     from partitions.datasets.readers.convert import joined, scaled_pixels

@@ -47,9 +47,11 @@ def test_a_form_with_one_reading_is_read(tmp_path, y, read, classes):
         ([1.0, np.nan, 0.0, 1.0], r"d\.npz: row 1 has no label \(nan\); fill it in, or leave"),
         (["a", "b", "?", "a"], r"d\.npz: row 2 has no label \('\?'\); fill it in"),
         (["a", "", "b", "a"], r"d\.npz: row 1 has no label \(''\)"),
-        ([0.5, 1.0, 40.25, 3.0], r"labels are decimals such as 0\.5 \(row 0\); a label is one cl"),
         ([1.0, np.inf, 0.0, 1.0], r"labels are decimals such as inf \(row 1\)"),
-        ([[1, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 0]], "labels have 3 columns; a label is one cla"),
+        (
+            [[1, 0, 2], [1, 0, 0], [0, 1, 0], [1, 0, 0]],
+            "3 columns of whole numbers; set task=values",
+        ),
         (np.zeros((4, 5, 5), int), r"labels have the shape \(4, 5, 5\), as masks have"),
         (np.zeros((4, 0), int), "must have a row for each sample"),
         ([1j, 0, 0, 1], "labels are complex128; a label is one class"),
@@ -59,6 +61,42 @@ def test_a_form_with_one_reading_is_read(tmp_path, y, read, classes):
 def test_other_forms_are_refused(tmp_path, y, words):
     with pytest.raises(ValueError, match=words):
         configured(saved(tmp_path, y))
+
+
+@pytest.mark.parametrize(
+    ("y", "declared", "task", "stored"),
+    [
+        ([0.5, 1.0, 40.25, 3.0], "auto", "values", [[0.5], [1.0], [40.25], [3.0]]),
+        ([5, 1, 40, 3], "values", "values", [[5.0], [1.0], [40.0], [3.0]]),
+        ([[5, 1], [40, 3], [1, 1], [0, 9]], "values", "values", [[5, 1], [40, 3], [1, 1], [0, 9]]),
+        ([[1, 0], [1, 1], [0, 0], [0, 1]], "auto", "labels", [[1, 0], [1, 1], [0, 0], [0, 1]]),
+        ([[1, 0], [1, 0], [0, 1], [0, 1]], "labels", "labels", [[1, 0], [1, 0], [0, 1], [0, 1]]),
+        ([-1, 1, 1, -1], "binary", "binary", [0, 1, 1, 0]),
+        (["b", "a", "b", "a"], "binary", "binary", [1, 0, 1, 0]),
+    ],
+)
+def test_labels_of_other_tasks(tmp_path, y, declared, task, stored):
+    """Decimals and rows of several truth values can be one task alone; others are declared."""
+    dataset = configured(saved(tmp_path, y) | {"task": declared})
+    assert dataset.info.task == task
+    assert dataset.y.tolist() == stored
+    assert dataset.info.num_outputs == (1 if task == "binary" else len(np.atleast_2d(stored)[0]))
+
+
+@pytest.mark.parametrize(
+    ("y", "declared", "words"),
+    [
+        ([[1, 0], [2, 1], [0, 0], [0, 1]], "labels", "row 1, column 0 of the labels is 2"),
+        ([0, 1, 0, 1], "labels", "needs a column of 0 and 1 for each label"),
+        ([1.0, 2.0, np.nan, 0.5], "values", "row 2 has the label nan, one of 1 that are no finite"),
+        (["a", "b", "a", "b"], "values", "task=values needs numbers"),
+        ([0, 1, 2, 1], "binary", "task=binary needs two classes; set task=classes"),
+        ([0.5, 1.0, 40.25, 3.0], "classes", r"decimals such as 0\.5 \(row 0\).*; set task=values"),
+    ],
+)
+def test_labels_that_contradict_the_declared_task(tmp_path, y, declared, words):
+    with pytest.raises(ValueError, match=words):
+        configured(saved(tmp_path, y) | {"task": declared})
 
 
 def test_a_gap_in_a_tables_labels_is_named_by_its_row(tmp_path):
