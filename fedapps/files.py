@@ -180,11 +180,12 @@ def of_round(file: Path, which: str) -> Path:
 
 
 def read_safetensors(file: Path) -> Arrays:
-    """The arrays of a safetensors file. Raises ValueError if it is damaged."""
+    """The arrays of a safetensors file, by name. Raises ValueError if it is damaged."""
     try:
-        return load_file(file)
+        arrays = load_file(file)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged: {error}") from error
+    return dict(sorted(arrays.items()))  # the library's order changes from process to process
 
 
 def spill(states: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Arrays]:

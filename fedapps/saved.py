@@ -124,9 +124,11 @@ class SavedFiles:
         damaged, and for NaN or infinity."""
         file = self.folder / name
         try:
-            arrays: Arrays = load(data)
+            loaded = load(data)
         except (SafetensorError, ValueError) as error:
             raise self.refusal(f"{file} is damaged: {error}") from error
+        # The library's order changes from process to process; sums and draws follow the order.
+        arrays: Arrays = dict(sorted(loaded.items()))
         for array_name, array in arrays.items():
             if array.dtype.kind in "fc" and not np.isfinite(array).all():
                 raise self.refusal(f"{file} holds NaN or infinity, in {array_name}")

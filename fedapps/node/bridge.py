@@ -245,7 +245,7 @@ def load_state(context: Context, method: str, client: Client, token: str = "") -
     if file is not None and file.is_file() and (not state or client.state_across_runs):
         with safe_open(file, "numpy") as content:
             writer = (content.metadata() or {}).get(RUN_TOKEN, token)
-        saved = load_file(file)
+        saved = dict(sorted(load_file(file).items()))  # else their order is random
         if not state and token in ("", writer):
             return saved
         across_runs = saved

@@ -17,7 +17,7 @@ from small_runs import SMALL, Cut, fedapps, left
 
 import fedapps as package
 from fedapps import saved
-from fedapps.files import MODEL, read_json
+from fedapps.files import MODEL, read_json, read_safetensors
 from fedapps.planning import check_start
 from fedapps.results.folder import read_client_states, read_former
 from fedapps.results.recorder import Recorder
@@ -66,6 +66,14 @@ class Cutter:
 
 def config_of(method, folder, **changes):
     return CONFIG | {"method": method, "output-dir": str(folder)} | changes
+
+
+def test_the_order_of_saved_arrays_is_the_same_in_every_process(tmp_path):
+    """safetensors' own order is random: it passes once in 20! times."""
+    save_file({f"{i}/weight": np.zeros(1) for i in range(20)}, tmp_path / MODEL)
+    by_name = sorted(f"{i}/weight" for i in range(20))
+    assert list(read_safetensors(tmp_path / MODEL)) == by_name
+    assert list(saved.SavedFiles(tmp_path, None).arrays(MODEL)) == by_name
 
 
 def round_of_arrays(arrays, rounds):
