@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.core.arrays import load_into_model, model_arrays
+from clients.core.arrays import Arrays, load_into_model, model_arrays
+from clients.core.client import Client
 from clients.core.normalisation import entropy
 from fedapps.common import external_code
 from fedapps.console import spreadsheet_cell
@@ -21,6 +22,7 @@ from fedapps.saved import DIGESTS, SavedFiles, digest, opening
 from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
+from fedapps.settings.config import Config
 from partitions.datasets.loading import Moment
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
@@ -155,6 +157,24 @@ class PersonalizationResult:
         digests = {name: digest(data) for name, data in content.items()}
         content[REPORT] = json.dumps(self.report() | {DIGESTS: digests}, indent=1).encode()
         write_files({folder / name: data for name, data in content.items()})
+
+
+def served(
+    client: Client,
+    arrays: Arrays,
+    message_config: dict[str, Any],
+    config: Config,
+    card: Card,
+    inputs: Inputs,
+) -> PersonalizationResult:
+    """What a client with these inputs has after the server's message of `arrays` and
+    `message_config`. `config` is the run's configuration."""
+    network, logits = client.serve(arrays, message_config)
+    stream = None
+    if client.supports_streaming and client.share.novel:
+        stream = Stream.begun(client, config, message_config, arrays, inputs.digest())
+    metrics = dict(client.adaptation_metrics)
+    return PersonalizationResult(card, network.cpu(), logits.cpu(), inputs, metrics, stream)
 
 
 def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult:

@@ -1,5 +1,6 @@
 """A finished run, and the model that a later client gets from it."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,22 +10,21 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from clients.core.arrays import to_record
+from clients.core.arrays import from_record, to_record
 from clients.core.client import Client
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.files import WHICH
 from fedapps.methods import METHODS
-from fedapps.node.bridge import reply_to
+from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import Builder, method_model, shared_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.folder import read_former
 from fedapps.results.schema import SummaryFile
 from fedapps.saved import SUMMARY, opening, read_summary, trained_rounds
-from fedapps.service.delivery import PersonalizationResult, PersonalModel
+from fedapps.service.delivery import PersonalizationResult, PersonalModel, served
 from fedapps.service.inputs import Data, Inputs, read_inputs
-from fedapps.service.served_node import reply, served_by
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import (
     Config,
@@ -38,6 +38,11 @@ from strategies.core.rounds import PersonalizedStrategy
 
 NEW_CLIENT = 2**32  # partition id that no client of the run has
 WAIT_SECONDS = 5.0  # for the first node, each time that the nodes are polled
+# Why a client has no model.
+FAILED = "it failed; see the log"
+NO_MODEL = "the method has none for it"
+
+logger = logging.getLogger("flwr")
 
 
 class FinishedRun:
@@ -89,42 +94,59 @@ class FinishedRun:
             return self._serve(inputs, epsilon)
 
     def _serve(self, inputs: Inputs, epsilon: float | None) -> PersonalizationResult:
-        served: list[PersonalizationResult] = []
+        config = self._config_with(epsilon)
+        builder = Builder(config, self.method, self.card.info())
         errors: list[ValueError] = []
-        config, key = self.config, f"{self.method}.descriptor-epsilon"
-        if epsilon is not None:
-            if key not in config:
-                raise ValueError(
-                    f"epsilon is {epsilon:g}, but {self.method}'s clients send no descriptor to "
-                    "add noise to; odpfl-hn's do"
-                )
-            config = override(config, {key: epsilon})
 
-        def make(context: Context | None, method: str) -> Client:
-            return Builder(config, method, self.card.info()).client(inputs.share, CLIENT)
+        def make(context: Context, method: str) -> Client:
+            return builder.client(inputs.share, CLIENT)
 
-        def handle(message: Message, context: Context) -> Message:
+        def answer(message: Message, context: Context) -> Message:
             try:
-                if message.metadata.message_type != "query.serve":
-                    return reply_to(message, context, make)
-                served.append(served_by(message, context, make, self.card, inputs))
-                return reply(message)
+                return reply_to(message, context, make)
             except ValueError as error:
                 errors.append(error)
                 raise
 
-        make(None, self.method)  # raises ValueError if the inputs do not fit the method
-        app = cast(ClientApp, handle)  # the grid only calls it
-        strategy = restore_strategy(
-            self, InProcessGrid(app, config, [{"partition-id": NEW_CLIENT}])
-        )
-        reasons = hand_out(strategy, strategy.present())
+        client = builder.client(inputs.share, CLIENT)  # raises ValueError if the inputs do not fit
+        # A strategy may ask the client before it has a model for it: a grid of this one node.
+        app = cast(ClientApp, answer)  # the grid only calls it
+        grid = InProcessGrid(app, config, [{"partition-id": NEW_CLIENT}])
+        strategy = restore_strategy(self, grid)
+        nodes = strategy.present()
+        payloads = strategy.personalize(strategy.arrays, nodes)
         if errors:
             raise errors[0]
-        if not served:
-            why = "; ".join(reasons.values())
-            raise ValueError(f"{self.method} gives no model for these inputs: {why}")
-        return served[0]
+        if not payloads:
+            raise self._no_model(NO_MODEL)
+        (node,) = nodes
+        client.state = load_state(grid.contexts[node.id], self.method, client)
+        # Read-only, as the arrays of a message are: training must not change what was sent.
+        arrays = from_record(to_record(payloads[node]), copy=False)
+        message_config = strategy.common_config | strategy.message_config()
+        try:
+            return served(client, arrays, message_config, config, self.card, inputs)
+        except ValueError:
+            raise
+        except Exception as error:
+            logger.error("the client failed", exc_info=error)
+            raise self._no_model(FAILED) from error
+
+    def _config_with(self, epsilon: float | None) -> Config:
+        """The run's configuration, with `epsilon` as the privacy of descriptors unless it is None.
+        Raises ValueError if the method's clients send no descriptor."""
+        if epsilon is None:
+            return self.config
+        key = f"{self.method}.descriptor-epsilon"
+        if key not in self.config:
+            raise ValueError(
+                f"epsilon is {epsilon:g}, but {self.method}'s clients send no descriptor to "
+                "add noise to; odpfl-hn's do"
+            )
+        return override(self.config, {key: epsilon})
+
+    def _no_model(self, reason: str) -> ValueError:
+        return ValueError(f"{self.method} gives no model for these inputs: {reason}")
 
     def check_novel(self) -> None:
         """Raise ValueError if the method cannot serve unlabeled novel clients."""
@@ -170,7 +192,7 @@ def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str
     payloads = strategy.personalize(strategy.arrays, nodes)
     served = {update.node.client for update in strategy.exchange("query.serve", payloads)}
     return {
-        node.client: "it failed; see the log" if node in payloads else "the method has none for it"
+        node.client: FAILED if node in payloads else NO_MODEL
         for node in nodes
         if node.client not in served
     }

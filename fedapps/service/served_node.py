@@ -12,9 +12,8 @@ from clients.core.client import Client
 from clients.core.protocol import RUN_TOKEN
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
-from fedapps.service.delivery import REPORT, PersonalizationResult
+from fedapps.service.delivery import REPORT, PersonalizationResult, served
 from fedapps.service.inputs import Inputs, read_input_files
-from fedapps.service.stream import Stream
 from fedapps.settings.config import completed
 
 Make = Callable[[Context, str], Client]
@@ -78,14 +77,7 @@ def served_by(
             f"the personal part of training client {client.client} is not on this node; a node "
             "keeps it in the state-dir that it trained with, until another run trains it"
         )
-    network, logits = client.serve(arrays, config)
-    stream = None
-    if client.supports_streaming and client.share.novel:
-        settings = completed(context.run_config)
-        stream = Stream.begun(client, settings, config, arrays, inputs.digest())
-    return PersonalizationResult(
-        card, network.cpu(), logits.cpu(), inputs, dict(client.adaptation_metrics), stream
-    )
+    return served(client, arrays, config, completed(context.run_config), card, inputs)
 
 
 def reply(message: Message, **metrics: int | float | list[int] | list[float]) -> Message:
