@@ -21,7 +21,8 @@ class Adaptable(nn.Module):
 
     def __init__(self, base: nn.Module, adaptation: nn.Module) -> None:
         super().__init__()
-        self.base, self.adaptation = base, adaptation
+        self.base = base
+        self.adaptation = adaptation
 
     def forward(self, x: Tensor) -> Tensor:
         """Un-adapted logits (n, C)."""

@@ -40,7 +40,8 @@ class MeanMax(nn.Module):
 
     def __init__(self, width: int, units: int) -> None:
         super().__init__()
-        self.fc, self.by_mean = nn.Linear(width, units), units // 2
+        self.fc = nn.Linear(width, units)
+        self.by_mean = units // 2
 
     def forward(self, x: Tensor) -> Tensor:
         """Pooled units of x (n, …), flattened per sample."""
@@ -55,20 +56,29 @@ class DeepSets(Encoder):
         super().__init__()
         self.convolutions = _convolutions(target, shape)
         sizes = _sizes(self.convolutions, shape)
-        widths = INNER if self.convolutions else (WIDTH,)
-        units = POOLED if self.convolutions else WIDTH
+        if self.convolutions:
+            units = POOLED
+            widths: tuple[int, ...] = INNER
+        else:
+            units = WIDTH
+            widths = (WIDTH,)
         self.pools = nn.ModuleList(MeanMax(size, units) for size in sizes)
+        # The pooled units of all layers are concatenated.
         self.fc = _fully_connected((units * len(sizes), *widths))
         self.out = nn.Linear(widths[-1], dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """g({x}; γ)."""
-        layers = [x]
+        layers = []
         for convolution in self.convolutions:
-            layers.append(convolved(layers[-1], convolution))
-        units = [pool(h) for pool, h in zip(self.pools, layers[1:] or layers, strict=True)]
-        h = torch.cat(units)
-        return self.out(self.fc(h))
+            x = convolved(x, convolution)
+            layers.append(x)
+        if not layers:
+            layers = [x]  # features are pooled as they are
+        units = []
+        for pool, layer in zip(self.pools, layers, strict=True):
+            units.append(pool(layer))
+        return self.out(self.fc(torch.cat(units)))
 
 
 class DeepSymmetricSets(Encoder):
@@ -80,20 +90,28 @@ class DeepSymmetricSets(Encoder):
         self.aggregated = _convolutions(target, shape)
         self.images = bool(self.siamese)
         if self.images:
-            self.pool = MeanMax(_sizes(self.siamese, shape)[-1], POOLED)
-            self.fc, self.out = _fully_connected((POOLED, *INNER)), nn.Linear(INNER[-1], dim)
-            return
-        width = torch.Size(shape).numel()
-        self.siamese, self.aggregated = (nn.ModuleList([nn.Linear(width, WIDTH)]) for _ in range(2))
-        self.pool = MeanMax(WIDTH, WIDTH)
-        self.fc, self.out = _fully_connected((WIDTH, WIDTH)), nn.Linear(WIDTH, dim)
+            size = _sizes(self.siamese, shape)[-1]
+            units = POOLED
+            widths: tuple[int, ...] = INNER
+        else:
+            features = torch.Size(shape).numel()
+            self.siamese = nn.ModuleList([nn.Linear(features, WIDTH)])
+            self.aggregated = nn.ModuleList([nn.Linear(features, WIDTH)])
+            size = WIDTH
+            units = WIDTH
+            widths = (WIDTH,)
+        self.pool = MeanMax(size, units)
+        self.fc = _fully_connected((units, *widths))
+        self.out = nn.Linear(widths[-1], dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """g({x}; γ)."""
         x = channels_last(x) if self.images else x.flatten(1)
         for each, mean in zip(self.siamese, self.aggregated, strict=True):
             x = each(x) + mean(x.mean(0, keepdim=True))
-            x = F.relu(pooled(x) if self.images else x)
+            if self.images:
+                x = pooled(x)
+            x = F.relu(x)
         return self.out(self.fc(self.pool(x)))
 
 
@@ -103,13 +121,16 @@ class SetTransformer(Encoder):
 
     def __init__(self, target: nn.Module, shape: Shape, dim: int) -> None:
         super().__init__()
-        width, heads = 128, 4
+        width = 128
+        heads = 4
         self.convolutions = _convolutions(target, shape)
         self.embed = nn.Linear(_sizes(self.convolutions, shape)[-1], width)
-        self.points = nn.ParameterList(
-            nn.Parameter(nn.init.xavier_uniform_(torch.empty(count, width)))
-            for count in (16, 16, 1)  # inducing points of both blocks, the seed
-        )
+        # Inducing points of the first and the second self-attention block, and the seed.
+        self.points = nn.ParameterList()
+        for count in (16, 16, 1):
+            points = nn.init.xavier_uniform_(torch.empty(count, width))
+            self.points.append(nn.Parameter(points))
+        # Two for each self-attention block, and one that pools.
         self.blocks = nn.ModuleList(AttentionBlock(width, heads) for _ in range(5))
         self.out = nn.Linear(width, dim)
 
@@ -202,7 +223,8 @@ class Described(nn.Module):
 
     def __init__(self, target: nn.Module, encoder: Encoder) -> None:
         super().__init__()
-        self.target, self.encoder = target, encoder
+        self.target = target
+        self.encoder = encoder
 
     def forward(self, x: Tensor) -> Tensor:
         """The target network's logits (n, C)."""
@@ -211,17 +233,23 @@ class Described(nn.Module):
 
 def _convolutions(target: nn.Module, shape: Shape) -> nn.ModuleList:
     """New convolutions as large as the target network's, the first one for inputs of `shape`."""
-    of_target = [m for m in target.modules() if isinstance(m, nn.Conv2d)]
-    channels = [shape[0], *(m.out_channels for m in of_target[:-1])]  # one feeds the next
-    return nn.ModuleList(
-        nn.Conv2d(count, m.out_channels, m.kernel_size, padding=m.padding)  # type: ignore[arg-type]
-        for count, m in zip(channels, of_target, strict=False)
-    )
+    convolutions = nn.ModuleList()
+    channels = shape[0]
+    for m in target.modules():
+        if not isinstance(m, nn.Conv2d):
+            continue
+        convolutions.append(
+            nn.Conv2d(channels, m.out_channels, m.kernel_size, padding=m.padding)  # type: ignore[arg-type]
+        )
+        # Each one feeds the next, whatever lies between them in the target network.
+        channels = m.out_channels
+    return convolutions
 
 
 def _sizes(convolutions: nn.ModuleList, shape: Shape) -> list[int]:
     """Values per sample after each pooled convolution; the input's if there is none."""
-    sizes, x = [], torch.zeros(1, *shape)
+    sizes = []
+    x = torch.zeros(1, *shape)
     with torch.no_grad():
         for convolution in convolutions:
             try:

@@ -28,9 +28,12 @@ def say_once(text: str) -> None:
 
 def layers_of(network: nn.Module) -> str:
     """The network's linear layers for a message: names and sizes."""
-    linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    found = [f"{name or 'itself'!r} ({m.in_features} → {m.out_features})" for name, m in linear]
-    return ", ".join(found) or "no linear layer"
+    layers = []
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear):
+            place = name or "itself"  # the network is a linear layer
+            layers.append(f"{place!r} ({module.in_features} → {module.out_features})")
+    return ", ".join(layers) or "no linear layer"
 
 
 def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
@@ -44,16 +47,18 @@ def logits_of(output: Any) -> Tensor:
     the outputs of Hugging Face are, or the first entry of a tuple or list.
 
     Raises ValueError for another output."""
-    found = output
+    logits = output
     if isinstance(output, Mapping):
-        found = output.get("logits")
+        logits = output.get("logits")
     elif isinstance(output, tuple | list) and output:
-        found = output[0]
-    if isinstance(found, Tensor):
-        return found
+        logits = output[0]
+    if isinstance(logits, Tensor):
+        return logits
     described = type(output).__name__
     if isinstance(output, Mapping):
-        described += f" with {', '.join(map(repr, output)) or 'no key'}"
+        keys = ", ".join(map(repr, output)) or "no key"
+        described += f" with {keys}"
+
     raise ValueError(
         f"the network returns {described}; it must return logits (n, C), a mapping that has them "
         "under 'logits', or a tuple whose first entry they are"
@@ -93,10 +98,10 @@ def uncompiled(network: nn.Module) -> nn.Module:
     for place in reversed(places):  # inner ones first
         inner = network.get_submodule(place)._modules[COMPILED]
         assert inner is not None
-        if not place:
-            network = inner
-        else:
+        if place:
             network.set_submodule(place, inner)
+        else:
+            network = inner  # the whole network was compiled; it is no one's submodule
     for module in network.modules():
         module._compiled_call_impl = None  # of `Module.compile`, which changes no name
     return network
@@ -143,16 +148,29 @@ def _tried(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
             return network(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             failure = error
-        counts = [m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)]
-        if shape[:1] != (1,) or len(shape) != 3:
-            counts = []
-        for channels in dict.fromkeys(count for count in counts if count > 1):
+        channel_counts: list[int] = []
+        if len(shape) == 3 and shape[0] == 1:
+            channel_counts = _channel_counts(network)
+        # The first convolution of the list need not be the one that gets the images.
+        for channels in channel_counts:
             handle = network.register_forward_pre_hook(_Repeated(channels))
             try:
                 return network(x)
             except (RuntimeError, ValueError, TypeError, IndexError):
                 handle.remove()
     raise ValueError(f"{name!r} cannot take inputs of shape {shape}: {failure}") from failure
+
+
+def _channel_counts(network: nn.Module) -> list[int]:
+    """The different numbers of input channels, from 2 on, of the network's convolutions."""
+    counts = []
+    for module in network.modules():
+        if not isinstance(module, nn.Conv2d):
+            continue
+        channels = module.in_channels
+        if channels > 1 and channels not in counts:
+            counts.append(channels)
+    return counts
 
 
 def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
@@ -181,11 +199,12 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
 def check_trains_nothing(network: nn.Module) -> None:
     """Raise ValueError for a network that says how it is trained, as a LightningModule does: local
     training takes its outputs alone."""
-    own = [name for name in TRAINING if _is_defined(network, name)]
-    if own:
+    defined = [name for name in TRAINING if _is_defined(network, name)]
+    if defined:
         name = type(network).__name__
+        methods = " and ".join(defined)
         raise ValueError(
-            f"{name} has {' and '.join(own)}, which would not be called: clients train the outputs "
+            f"{name} has {methods}, which would not be called: clients train the outputs "
             "of the network by SGD with the settings lr, momentum and weight-decay, on loss=; "
             f"return the network inside, or torch.nn.Sequential({name}(…)) to leave them unused"
         )

@@ -50,7 +50,8 @@ class ForeignNetwork(HeadedNetwork):
 
     def __init__(self, body: nn.Module, head: nn.Linear) -> None:
         super().__init__()
-        self.body, self.head = body, head
+        self.body = body
+        self.head = head
 
     def features(self, x: Tensor) -> Tensor:
         """What `body` gives."""
@@ -66,8 +67,11 @@ def headed(network: nn.Module, method: str, shape: tuple[int, ...], num_classes:
         return network
     if has_form(network, shape):
         return network
-    linear = {place: m for place, m in network.named_modules() if isinstance(m, nn.Linear)}
-    places = [place for place, m in linear.items() if m.out_features == num_classes]
+    places = []
+    for place, module in network.named_modules():
+        if isinstance(module, nn.Linear) and module.out_features == num_classes:
+            places.append(place)
+    # The layer that gives the outputs is mostly the last one defined; each trial runs the network.
     for place in reversed(places):
         if can_split(network, place, shape):
             return split(network, place)
@@ -136,9 +140,9 @@ def agree(network: nn.Module, other: Callable[[Tensor], Tensor], shape: tuple[in
                     outputs.append(each(x))
                 except Exception:  # whatever code from outside raises
                     return False
-        one, two = outputs
-        if one.shape != two.shape:
+        expected, given = outputs
+        if expected.shape != given.shape:
             return False
-        if not torch.allclose(one, two, rtol=1e-4, atol=1e-6, equal_nan=True):
+        if not torch.allclose(expected, given, rtol=1e-4, atol=1e-6, equal_nan=True):
             return False
     return True

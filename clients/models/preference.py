@@ -62,12 +62,25 @@ class EmbeddingNet(nn.Module):
                 f"set it to at most {min(shape[1:])}"
             )
         width = take_head(encoder).in_features + dim
-        self.encoder, self.dim = encoder, dim
-        self.embedding = nn.Parameter(torch.zeros(dim)) if dim else None
-        self.own = nn.Linear(width, 2) if own else None
-        self.heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(0 if own else heads))
-        self.global_head = nn.Linear(width, 2) if dim and global_head else None
-        self.type_head = nn.Linear(width, num_types) if num_types else None
+        self.encoder = encoder
+        self.dim = dim
+        self.embedding: nn.Parameter | None = None
+        if dim:
+            self.embedding = nn.Parameter(torch.zeros(dim))
+
+        self.own: nn.Linear | None = None
+        if own:
+            self.own = nn.Linear(width, 2)
+            heads = 0  # the client's own head takes their place
+        self.heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(heads))
+
+        self.global_head: nn.Linear | None = None
+        if dim and global_head:
+            self.global_head = nn.Linear(width, 2)
+
+        self.type_head: nn.Linear | None = None
+        if num_types:
+            self.type_head = nn.Linear(width, num_types)
 
     def features(self, x: Tensor) -> Tensor:
         """Features (n, width) of x (n, C, H, W), without v_u."""
