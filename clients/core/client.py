@@ -214,8 +214,9 @@ class Client(Streaming, Configured, NumPyClient):
         Raises ValueError for a setting out of its range."""
         declared_settings = {n: value for n, value in settings.items() if n in cls.declared}
         cls.check(**declared_settings)
-        defaults = {name: declared.default for name, declared in cls.declared.items()}
-        values = defaults | settings
+        # `settings` also hold values that no class declares, such as the number of clients.
+        values = {name: declared.default for name, declared in cls.declared.items()}
+        values |= settings
         arguments = {name: values[name] for name in taken(cls.build) if name in values}
         return cls.build(model, info, **arguments)
 

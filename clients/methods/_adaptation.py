@@ -24,7 +24,8 @@ KL_DIRECTION = setting(
 
 def kl_categorical(p: Tensor, q: Tensor) -> Tensor:
     """Mean over the batch of KL(σ(p) ‖ σ(q)), from logits (n, C)."""
-    log_p, log_q = p.log_softmax(1), q.log_softmax(1)
+    log_p = p.log_softmax(1)
+    log_q = q.log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1).mean()
 
 

@@ -61,7 +61,8 @@ class Aligned(HeadedNetwork):
         self.body = model
         self.generator = Generator(noise_dim, num_classes, width)
         self.discriminator = Discriminator(num_classes, width)
-        self.noise_dim, self.num_classes = noise_dim, num_classes
+        self.noise_dim = noise_dim
+        self.num_classes = num_classes
 
     def features(self, x: Tensor) -> Tensor:
         """h = F(x), (n, d) ≥ 0."""

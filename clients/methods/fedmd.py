@@ -126,7 +126,8 @@ class FedMDClient(Client):
 
     def distillation(self, x: Tensor, teacher: Logits) -> Tensor:
         """Loss of the student on public inputs x (n, *shape) against the teacher's (n, C)."""
-        z, target = self.model(x), teacher["logits"]
+        z = self.model(x)
+        target = teacher["logits"]
         if self.digest_loss == "mae":
             return F.l1_loss(z, target)
         return divergence(z, target, self.kl_direction)

@@ -152,6 +152,9 @@ class FedSRClient(Client):
 
     def _mean_probabilities(self, x: Tensor) -> Tensor:
         mean, scale = self.model.distribution(x)
-        draws = [self.model.draw(mean, scale) for _ in range(self.test_samples)]
-        logs = torch.stack([self.model.head(z).log_softmax(1) for z in draws])
-        return logs.logsumexp(0) - math.log(self.test_samples)
+        log_probabilities = []
+        for _ in range(self.test_samples):
+            z = self.model.draw(mean, scale)
+            log_probabilities.append(self.model.head(z).log_softmax(1))
+        # The log of a mean of probabilities, without leaving the logarithms.
+        return torch.stack(log_probabilities).logsumexp(0) - math.log(self.test_samples)

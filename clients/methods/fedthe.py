@@ -56,11 +56,15 @@ class HeadMixing:
     def __call__(self, g: Tensor, p: Tensor, f: Tensor) -> Tensor:
         """e (n, 2) of logits (n, C) and features (n, d)."""
         h = history(f, self.history_rate).lerp(f, self.feature_share)  # h̃
-        distances = torch.stack([(h - mean).norm(dim=1) for mean in self.means], 1)
+        global_mean, local_mean = self.means
+        to_global = (h - global_mean).norm(dim=1)
+        to_local = (h - local_mean).norm(dim=1)
+        distances = torch.stack([to_global, to_local], 1)
         omega = g.new_ones(len(g), 2).requires_grad_()
         adam = Adam([omega], self.lr)
         for _ in range(self.steps):
             with torch.enable_grad():
+                # The gradient of the sum: each input's term depends on its own ω alone.
                 total = objective(omega, g, p, distances).sum()
             (omega.grad,) = torch.autograd.grad(total, omega)
             adam.step()
@@ -95,5 +99,10 @@ class FedTHEClient(TwoHeadsClient):
 
     def weighing(self, f: Tensor, y: Tensor) -> HeadMixing:
         """The weights by h^g and h^l."""
-        settings = self.history_rate, self.feature_share, self.mixing_steps, self.mixing_lr
-        return HeadMixing((self.received_summary, self.summary(f)), *settings)
+        return HeadMixing(
+            means=(self.received_summary, self.summary(f)),
+            history_rate=self.history_rate,
+            feature_share=self.feature_share,
+            steps=self.mixing_steps,
+            lr=self.mixing_lr,
+        )

@@ -20,7 +20,8 @@ class FedTHEPlusNetwork(MEMONetwork):
 
     def given(self, x: Tensor) -> tuple[Tensor, ...]:
         """e (n, 2)."""
-        return (self.weigh(*self.network.outputs_of(x, self.settings["pass_megabytes"])),)
+        g, p, f = self.network.outputs_of(x, self.settings["pass_megabytes"])
+        return (self.weigh(g, p, f),)
 
 
 class FedTHEPlusClient(FedTHEClient, MEMOClient):

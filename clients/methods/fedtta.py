@@ -75,7 +75,8 @@ class FedTTAClient(Adapting, Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.base, self.adaptation = self.model.base, self.model.adaptation
+        self.base = self.model.base
+        self.adaptation = self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
         self._best: Step  # of the last adaptation
 

@@ -39,8 +39,11 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
         """An adaptation network; width 0 is 32, 64 or 128 by the model's size, Table 3."""
-        small = 2 * model.conv1.out_channels if isinstance(model, ConvNet) else 32
-        return super().build(model, info, adaptation_width=adaptation_width or small, seed=seed)
+        if adaptation_width == 0:
+            adaptation_width = 32
+            if isinstance(model, ConvNet):
+                adaptation_width = 2 * model.conv1.out_channels
+        return super().build(model, info, adaptation_width=adaptation_width, seed=seed)
 
     def distillation(self, x: Tensor, teacher: Logits) -> Tensor:
         """KL(σ(f(x; ψ̃ˢ)) ‖ σ(f(x; ψ̃ᵗ))) + λ KL(σ(f(x; ψˢ)) ‖ σ(f(x; ψᵗ))), Eq. (14),
@@ -55,14 +58,22 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
         batch_statistics(self.base)
         public = self.public.to(self.device)
         if self.adapt_on == "public":
-            pairs = [self.adapt(x) for x in public.split(self.public_batch_size)]
-            base, personalized = (torch.cat(part).detach() for part in zip(*pairs, strict=True))
+            base_parts = []
+            personalized_parts = []
+            for x in public.split(self.public_batch_size):
+                z, adapted = self.adapt(x)
+                base_parts.append(z.detach())
+                personalized_parts.append(adapted.detach())
+            base = torch.cat(base_parts)
+            personalized = torch.cat(personalized_parts)
         elif self.adapt_on == "public-set":
             # "whole" learns and takes its steps at one B, as in `distillation`
             size = self.public_batch_size if self.inner_loss == "batches" else 0
-            base, personalized = (step.logits for step in self.steps(public, 1, size))
+            before, after = self.steps(public, 1, size)
+            base = before.logits
+            personalized = after.logits
         else:
-            inputs = self.share.train.to(self.device)[:][0]
+            inputs, _ = self.share.train.to(self.device)[:]
             *_, last = self.steps(inputs, 1)
             base = self.evaluate_at(self.psi(), public, differentiate=False)[0]
             personalized = self.evaluate_at(last.parameters, public, differentiate=False)[0]

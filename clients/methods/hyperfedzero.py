@@ -33,11 +33,13 @@ class GeneratedHead(nn.Module):
     ) -> None:
         super().__init__()
         head = take_head(model)
-        self.body, self.for_client = model, mean
-        self.shape = head.out_features, head.in_features + 1  # the last column is the bias
+        self.body = model
+        self.for_client = mean
+        self.shape = (head.out_features, head.in_features + 1)  # the last column is the bias
         self.embed = nn.Linear(head.in_features, embedding)  # A
         self.noisy = nn.Linear(head.in_features, embedding)  # B
-        self.chunks = nn.Parameter(torch.randn(-(-math.prod(self.shape) // chunk), chunk_dim))  # u
+        num_chunks = math.ceil(math.prod(self.shape) / chunk)
+        self.chunks = nn.Parameter(torch.randn(num_chunks, chunk_dim))  # u
         self.mlp = nn.Sequential(
             nn.Linear(embedding + chunk_dim, hidden), nn.ReLU(), nn.Linear(hidden, chunk)
         )
@@ -51,10 +53,14 @@ class GeneratedHead(nn.Module):
 
     def heads(self, e: Tensor) -> Tensor:
         """Weights and bias (m, C, d + 1) for the embeddings e (m, E)."""
-        m, count = len(e), len(self.chunks)
-        pairs = [e[:, None].expand(-1, count, -1), self.chunks.expand(m, -1, -1)]
-        flat = self.mlp(torch.cat(pairs, 2)).flatten(1)
-        return flat[:, : math.prod(self.shape)].view(m, *self.shape)
+        m = len(e)
+        count = len(self.chunks)
+        # Every e_i meets every u_j: (m, count, E + chunk_dim).
+        pairs = torch.cat([e[:, None].expand(-1, count, -1), self.chunks.expand(m, -1, -1)], 2)
+        flat = self.mlp(pairs).flatten(1)
+        # The last chunk is longer than what is left of the classifier.
+        weights = flat[:, : math.prod(self.shape)]
+        return weights.view(m, *self.shape)
 
     def classify(self, features: Tensor, e: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d), by the head of each e (n, E) or of one e (1, E)."""
@@ -133,10 +139,12 @@ class HyperFedZeroClient(Client):
         with torch.no_grad():
             e = self.model.embedding(features).exp()
         self.adaptation_metrics = {"embedding-variance": float(e.var(0, unbiased=False).sum())}
-        network, shared = self.model, self.model.shared(e)
+        network = self.model
+        shared = network.shared(e)
         if network.for_client:
             with torch.no_grad():
                 return network.classify(features, self.mean_so_far({"e": shared}, len(x))["e"])
+        # Each input has a classifier of its own, which needs more memory than the input.
         parts = num_parts((len(x), math.prod(network.shape)), self.pass_megabytes)
         rows = torch.arange(len(x)).tensor_split(parts)
         return by_parts(lambda some: network.classify(features[some], shared[some]), rows)

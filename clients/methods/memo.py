@@ -32,11 +32,16 @@ class MEMONetwork(nn.Module):
 
     def __init__(self, network: nn.Module, seed: int, settings: Mapping[str, Any]) -> None:
         super().__init__()
-        self.network, self.seed, self.settings = network, seed, settings
+        self.network = network
+        self.seed = seed
+        self.settings = settings
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C) of images x (n, *shape)."""
-        parameters = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
+        parameters = {}
+        for name, parameter in self.network.named_parameters():
+            if parameter.requires_grad:
+                parameters[name] = parameter.detach()
         lr = self.settings["adapt_lr"]
         steps = self.settings["adapt_steps"]
 
@@ -68,14 +73,19 @@ class MEMONetwork(nn.Module):
 
     def views(self, x: Tensor, steps: int = 1) -> Tensor:
         """Augmented views (n, steps · views, *shape) of images x (n, *shape)."""
-        count, (height, width) = steps * self.settings["views"], x.shape[2:]
-        margins = [round(self.settings["crop_share"] * side) for side in (height, width)]
+        count = steps * self.settings["views"]
+        height, width = x.shape[2:]
         generator = torch.Generator().manual_seed(self.seed)
-        shape = (len(x), count)
-        shifts = [torch.randint(2 * m + 1, shape, generator=generator) - m for m in margins]
-        flipped = torch.rand(shape, generator=generator) < 0.5 * self.settings["flips"]
-        rows = mirrored(shifts[0][..., None] + torch.arange(height), height)
-        columns = mirrored(shifts[1][..., None] + torch.arange(width), width)
+
+        def shifted(side: int) -> Tensor:
+            """The indices (n, count, side) of each view on an axis."""
+            margin = round(self.settings["crop_share"] * side)
+            shifts = torch.randint(2 * margin + 1, (len(x), count), generator=generator) - margin
+            return mirrored(shifts[..., None] + torch.arange(side), side)
+
+        rows = shifted(height)
+        columns = shifted(width)
+        flipped = torch.rand((len(x), count), generator=generator) < 0.5 * self.settings["flips"]
         columns = torch.where(flipped[..., None], columns.flip(-1), columns)
         # One index for each axis of the result (n, views, channels, height, width), which then has
         # the strides of a new tensor.

@@ -86,7 +86,8 @@ class ODPFLHNClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.target, self.encoder = self.model.target, self.model.encoder
+        self.target = self.model.target
+        self.encoder = self.model.encoder
         if self.descriptor_epsilon:
             self.encoder.sensitivity(1)  # raises ValueError where it has no bound
 
@@ -130,8 +131,10 @@ class ODPFLHNClient(Client):
         """The generated network; a private novel client also reports ε and δ."""
         super().receive(arrays, config)
         if self.private:
-            epsilon, delta = self.descriptor_epsilon, self.descriptor_delta
-            self.adaptation_metrics = {"epsilon": epsilon, "delta": delta}
+            self.adaptation_metrics = {
+                "epsilon": self.descriptor_epsilon,
+                "delta": self.descriptor_delta,
+            }
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The generated network, without the encoder."""
@@ -200,15 +203,16 @@ class ODPFLHNClient(Client):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """w̃_i: local SGD from w_i; an embedding e_i, if there is one, fits the encoder."""
         self._refuse("trained model")
-        names = [name for name in arrays if name != DESCRIPTOR]
-        self.load({name: arrays[name] for name in names})
+        model = {name: array for name, array in arrays.items() if name != DESCRIPTOR}
+        self.load(model)
         with train_only(self.model, lambda name: name.startswith("target.")) as parameters:
             loss = self.fit_locally(config, parameters=parameters)
         metrics: Metrics = {"loss": loss}
         if DESCRIPTOR in arrays:
             metrics["encoder-loss"] = self.fit_encoder(to_tensors(arrays)[DESCRIPTOR], config)
         trained = to_numpy(self.model.state_dict())
-        return {name: trained[name] for name in names}, len(self.share.train), metrics
+        reply = {name: trained[name] for name in model}
+        return reply, len(self.share.train), metrics
 
     def backprop(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """g_γ = (∂e_i/∂γ)ᵀ g_e, from the inputs and the γ of this round's encoding."""

@@ -135,6 +135,6 @@ class PFLSampledClient(PFLClient):
         if not count:
             return 0.0, 0, {}
         logits = self.each(x)[:, labeled]
-        losses = [float(self.criterion(z, y[labeled])) for z in logits]
+        losses = [float(self.criterion(z, y[labeled])) for z in logits]  # one for each model
         accuracy = float((logits.argmax(2) == y[labeled]).float().mean())
         return sum(losses) / len(losses), count, {"accuracy": accuracy}

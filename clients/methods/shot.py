@@ -23,7 +23,9 @@ class SHOTClient(TENTClient):
     def objective(self, logits: Tensor) -> Tensor:
         """H(Y|X) − `diversity` · H(Y) of logits (n, C)."""
         mean = logits.softmax(1).mean(0)
-        return entropy(logits) + self.diversity * (mean * mean.clamp(min=1e-12).log()).sum()
+        # A class that is never predicted has probability 0 in float32, and 0 · log 0 is NaN.
+        negative_entropy = (mean * mean.clamp(min=1e-12).log()).sum()  # −H(Y)
+        return entropy(logits) + self.diversity * negative_entropy
 
     def trainable(self) -> list[nn.Parameter]:
         """All parameters except the head's."""

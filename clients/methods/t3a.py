@@ -81,10 +81,13 @@ class T3AClient(Client):
 
     def templates(self) -> Tensor:
         """c (C, d), the mean of each class's normalised features."""
-        features, label = self.stream["features"], self.stream["label"]
+        features = self.stream["features"]
+        label = self.stream["label"]
         means = []
         for k in range(len(self.head.weight)):
             z_k = features[label == k]
             means.append(F.normalize(z_k).mean(0))
         c = torch.stack(means)
-        return F.normalize(c) if self.unit_templates else c
+        if self.unit_templates:
+            c = F.normalize(c)
+        return c
