@@ -157,8 +157,11 @@ def not_finite(values: Mapping[str, Any]) -> tuple[str, ...]:
     names: list[str] = []
     for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
-        floats = [number for number in numbers if isinstance(number, float)]
-        overflowed = any(not -LARGEST <= number <= LARGEST for number in floats)
+        overflowed = False
+        for number in numbers:
+            # NaN compares as neither smaller nor larger.
+            if isinstance(number, float) and not -LARGEST <= number <= LARGEST:
+                overflowed = True
         if overflowed and FOREIGN_NAME.fullmatch(name) and len(names) < MAX_VALUES:
             names.append(name)
     return tuple(names)

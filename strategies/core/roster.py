@@ -260,9 +260,10 @@ def _identity(node: Node) -> str:
 def _unanswered_line(nodes: Sequence[int], reason: str) -> str:
     """The log's line about nodes whose app raised an error when it was asked for its identity."""
     shown = ", ".join(map(str, nodes[:SHOWN]))
-    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    if len(nodes) > SHOWN:
+        shown += f" and {len(nodes) - SHOWN} more"
     word = "node" if len(nodes) == 1 else "nodes"
-    return f"{word} {shown}{more}: no identity ({reason}); the node id is taken as the client's id"
+    return f"{word} {shown}: no identity ({reason}); the node id is taken as the client's id"
 
 
 @contextmanager

@@ -465,27 +465,40 @@ def _named_roles(module: nn.Module, arrays: Arrays, network: str) -> Roles:
     """The roles of the module's arrays, under the names of `arrays`. Raises ValueError if neither
     names nor, where names are numbers, number and shapes are the same."""
     roles = roles_of(module)
-    module_shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    shapes = {name: array.shape for name, array in arrays.items()}
-    if all(module_shapes.get(name) == shape for name, shape in shapes.items()):
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    misfits = _misfits(arrays, shapes)
+    if not misfits:
         return roles
-    numbered = all(name.isdecimal() for name in arrays)
-    if numbered and list(module_shapes.values()) == list(shapes.values()):
-        number = dict(zip(module_shapes, arrays, strict=True))  # by the module's name
-        return Roles(
-            frozenset(number[name] for name in roles.buffers),
-            frozenset(number[name] for name in roles.frozen),
-            {number[name]: number[source] for name, source in roles.tied.items()},
-        )
-    expected = module_shapes
-    if numbered:  # the arrays are compared by their order
-        expected = dict(zip(arrays, module_shapes.values(), strict=False))
-    misfits = [f"{name} {shape}" for name, shape in shapes.items() if expected.get(name) != shape]
-    misfits = misfits or [f"{len(arrays)} arrays"]
-    fitting = ", ".join(f"{name} {shape}" for name, shape in module_shapes.items())
+    # Numbers come from a list of arrays, whose order is that of the module's state_dict.
+    if all(name.isdecimal() for name in arrays):
+        by_number = dict(zip(arrays, shapes.values(), strict=False))
+        misfits = _misfits(arrays, by_number)
+        if not misfits and len(arrays) == len(shapes):
+            return _renamed(roles, dict(zip(shapes, arrays, strict=True)))
+    # Without a misfit the number of arrays is wrong.
+    wrong = ", ".join(misfits[:SHOWN]) or f"{len(arrays)} arrays"
+    known = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     of_network = f" of {network!r}" if network else ""
     raise ValueError(
         f"network= is {type(module).__name__}, which does not fit the arrays{of_network}: "
-        f"{', '.join(misfits[:SHOWN])} are not among its own: {fitting:.500}; pass the clients' "
+        f"{wrong} are not among its own: {known:.500}; pass the clients' "
         "network, or arrays as its state_dict lists them"
+    )
+
+
+def _misfits(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Name and shape of each array whose name has another shape in `shapes`, or none."""
+    misfits = []
+    for name, array in arrays.items():
+        if shapes.get(name) != array.shape:
+            misfits.append(f"{name} {array.shape}")
+    return misfits
+
+
+def _renamed(roles: Roles, names: Mapping[str, str]) -> Roles:
+    """The roles under other names, which `names` holds by the former ones."""
+    return Roles(
+        frozenset(names[name] for name in roles.buffers),
+        frozenset(names[name] for name in roles.frozen),
+        {names[name]: names[source] for name, source in roles.tied.items()},
     )

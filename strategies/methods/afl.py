@@ -71,9 +71,11 @@ class AFL(PersonalizedStrategy):
 
     def _add_newcomers(self) -> None:
         """New training clients get 1/N each; the weights of the others shrink accordingly."""
-        clients = [node.client for node in self.training_nodes()]
-        newcomers = [client for client in clients if client not in self.mixture]
+        newcomers = []
+        for node in self.training_nodes():
+            if node.client not in self.mixture:
+                newcomers.append(node.client)
         count = len(self.mixture) + len(newcomers)
-        shrink = len(self.mixture) / count
-        self.mixture = {client: shrink * weight for client, weight in self.mixture.items()}
-        self.mixture |= dict.fromkeys(newcomers, 1 / count)
+        shrink = len(self.mixture) / count  # the sum stays 1
+        mixture = {client: shrink * weight for client, weight in self.mixture.items()}
+        self.mixture = mixture | dict.fromkeys(newcomers, 1 / count)

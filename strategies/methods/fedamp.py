@@ -57,6 +57,7 @@ class FedAMP(PersonalizedStrategy):
         """u_i, Eq. (5), from the models w_j by client."""
         w_i = w[client]
         others = [w_j for j, w_j in w.items() if j != client]
+        # Running statistics are no weights: they neither count as distance nor are mixed.
         names = [name for name, array in w_i.items() if not is_statistic(name, array)]
         d = np.array([_squared_distance(w_i, w_j, names) for w_j in others])
         xi = self.step * np.exp(-d / self.width) / self.width  # α A'(d)

@@ -74,13 +74,15 @@ class Scaffold(PersonalizedStrategy):
         delta_y = weighted_mean([group(u.arrays, "delta") for u in updates], weights)
         # The limit lowers the weights of Δy alone: c must stay the plain mean of all c_i.
         delta_c = mean([group(u.arrays, "control") for u in updates])
+        x = {name: arrays[name] + self.server_lr * change for name, change in delta_y.items()}
         c = self._control_of_all(group(arrays, "control"))
         share = len(updates) / len(self.met)  # |S|/N
-        x = {name: arrays[name] + self.server_lr * delta_y[name] for name in delta_y}
-        c = {name: c[name] + share * delta_c[name] for name in c}
+        for name, change in delta_c.items():
+            c[name] = c[name] + share * change
         if self.max_update_ratio > 0:
             for excess in self._excesses(updates):
-                c = {name: a - excess[name] / len(self.met) for name, a in c.items()}
+                for name, cut_off in excess.items():
+                    c[name] = c[name] - cut_off / len(self.met)
         return x | mean_statistics(updates) | prefixed("control", c)
 
     def _control_of_all(self, c: Arrays) -> Arrays:
