@@ -25,14 +25,17 @@ def make_node_key(path: Path) -> None:
 
 def make_certificates(folder: Path, host: str) -> None:
     """``ca.crt``, ``ca.key``, and ``server.pem``, ``server.key`` for `host`, a name or address."""
-    ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    ca_key = ec.generate_private_key(ec.SECP384R1())
+    key = ec.generate_private_key(ec.SECP384R1())
+    # TLS clients compare an address and a name with different kinds of entries.
     try:
         alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         alternative = x509.DNSName(host)
-    names, usage = x509.SubjectAlternativeName([alternative]), ExtendedKeyUsageOID.SERVER_AUTH
+    names = x509.SubjectAlternativeName([alternative])
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     root = certificate(AUTHORITY, ca_key, ca_key)
-    server = certificate(host, key, ca_key, names, x509.ExtendedKeyUsage([usage]))
+    server = certificate(host, key, ca_key, names, usage)
     for file, cert, private in (("ca.crt", root, ca_key), ("server.pem", server, key)):
         write_key((folder / file).with_suffix(".key"), private, pem.PrivateFormat.PKCS8)
         (folder / file).write_bytes(cert.public_bytes(pem.Encoding.PEM))
@@ -56,26 +59,44 @@ def certificate(
     *extensions: x509.ExtensionType,
 ) -> x509.Certificate:
     """A certificate of `key`, signed with `ca_key`; an authority's if they are the same."""
-    ca, public, now = key is ca_key, key.public_key(), datetime.now(UTC)
-    issuer, name = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-                    for text in (AUTHORITY, subject))  # fmt: skip
-    builder = x509.CertificateBuilder(issuer, name, public, x509.random_serial_number())
+    is_authority = key is ca_key
+    public = key.public_key()
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        _common_name(AUTHORITY), _common_name(subject), public, x509.random_serial_number()
+    )
+    # Other machines' clocks may be behind this one's.
     builder = builder.not_valid_before(now - timedelta(hours=1))
     builder = builder.not_valid_after(now + timedelta(days=DAYS))
-    usage = x509.KeyUsage(  # digital_signature, …, key_agreement, key_cert_sign, crl_sign, …
-        not ca, False, False, False, not ca, ca, ca, False, False
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
     )
-    for extension in (x509.BasicConstraints(ca, path_length=None), usage):
-        builder = builder.add_extension(extension, critical=True)
-    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    for other in (x509.SubjectKeyIdentifier.from_public_key(public), authority, *extensions):
-        builder = builder.add_extension(other, critical=False)
+    constraints = x509.BasicConstraints(is_authority, path_length=None)
+    builder = builder.add_extension(constraints, critical=True)
+    builder = builder.add_extension(usage, critical=True)
+    subject_id = x509.SubjectKeyIdentifier.from_public_key(public)
+    authority_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    for extension in (subject_id, authority_id, *extensions):
+        builder = builder.add_extension(extension, critical=False)
     return builder.sign(ca_key, hashes.SHA384())
+
+
+def _common_name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def write_key(path: Path, key: ec.EllipticCurvePrivateKey, form: pem.PrivateFormat) -> None:
     """Write a private key to a new file that only its owner may ever read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
+    # Created with its rights: between `open` and a later `chmod` others could read it.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(key.private_bytes(pem.Encoding.PEM, form, pem.NoEncryption()))

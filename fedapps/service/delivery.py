@@ -49,9 +49,14 @@ class PersonalModel(nn.Module):
         stream: Stream | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.classes, self.report = network, card.classes, report
-        self.card, self.last, self.stream = card, last, stream
-        self.flat = card.shape[0] == 1 and len(card.shape)  # dimensions of images without a channel
+        self.network = network
+        self.classes = card.classes
+        self.report = report
+        self.card = card
+        self.last = last
+        self.stream = stream
+        # Images of one channel may come without it: (n, height, width).
+        self.flat = len(card.shape) if card.shape[0] == 1 else 0
         # Buffers: they move with the network, and a saved state has them.
         self.register_buffer("scale", torch.tensor(float(card.scale)))
         self.register_buffer("mean", _broadcast(card.mean, card.shape))
@@ -59,9 +64,12 @@ class PersonalModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C)."""
-        x = x[:, None] if x.ndim == self.flat else x
-        x = x.float() if x.is_floating_point() else x.float() / self.scale
-        return self.network((x - self.mean) / self.std)
+        if x.ndim == self.flat:
+            x = x[:, None]
+        scaled = x.float()
+        if not x.is_floating_point():
+            scaled = scaled / self.scale
+        return self.network((scaled - self.mean) / self.std)
 
     def update(self, data: Data) -> Tensor:
         """Logits (n, C) of further unlabeled inputs, or of those at a path, after adaptation to
@@ -70,9 +78,11 @@ class PersonalModel(nn.Module):
         Raises ValueError if the method adapts to each batch alone, and for bad inputs."""
         if self.stream is None:
             raise cannot_go_on(self.card.method)
-        last = self.last = updated(self.card, self.stream, read_inputs(data, self.card))
+        last = updated(self.card, self.stream, read_inputs(data, self.card))
+        self.last = last
         self.network = last.network.eval().to(self.mean.device)
-        self.report, self.stream = last.report(), last.stream
+        self.report = last.report()
+        self.stream = last.stream
         return last.logits
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,7 +100,9 @@ def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
     """One number, or one for each channel, that broadcasts over inputs (n, *shape)."""
     assert moment is not None  # otherwise the inputs were refused
     numbers = torch.tensor(moment)
-    return numbers.reshape(-1, *[1] * (len(shape) - 1)) if isinstance(moment, tuple) else numbers
+    if isinstance(moment, tuple):
+        numbers = numbers.reshape(-1, *[1] * (len(shape) - 1))
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,7 @@ class PersonalizationResult:
             "data": self.stream.data if self.stream else self.inputs.digest(),
             "role": "novel" if self.inputs.share.novel else "training",
             "samples": len(self.logits),
+            # A logit of −∞ excludes a class; 0 · ∞ would make the entropy NaN.
             "entropy": float(entropy(self.logits.clamp(min=-1e30))),
         } | self.metrics
         if self.stream:
@@ -133,17 +146,21 @@ class PersonalizationResult:
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
         lines.writerow(("sample", "class", "probability"))
-        columns = (t.tolist() for t in self.logits.softmax(1).max(1))
-        for name, p, best in zip(self.inputs.names, *columns, strict=True):
-            cells = map(spreadsheet_cell, (name, self.card.classes[best]))
-            lines.writerow((*cells, f"{p:.6f}"))
+        probabilities, classes = self.logits.softmax(1).max(1)
+        rows = zip(self.inputs.names, classes.tolist(), probabilities.tolist(), strict=True)
+        for name, number, probability in rows:
+            label = self.card.classes[number]
+            # Names come from files and could be formulas of a spreadsheet.
+            cells = (spreadsheet_cell(name), spreadsheet_cell(label), f"{probability:.6f}")
+            lines.writerow(cells)
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
         """Write the files together, last the report, which vouches for the others. The ONNX file
         and the stream of a former model are removed."""
-        for former in (ONNX, *([] if self.stream else [STREAM])):
-            (folder / former).unlink(missing_ok=True)
+        (folder / ONNX).unlink(missing_ok=True)
+        if self.stream is None:
+            (folder / STREAM).unlink(missing_ok=True)
         card = asdict(self.card)
         architecture = {"name": card.pop("model"), "network": type(self.network).__name__}
         preprocessing = {key: card.pop(key) for key in ("scale", "mean", "std")}
@@ -152,8 +169,9 @@ class PersonalizationResult:
             MODEL: array_bytes(model_arrays(self.network)),
             DESCRIPTION: json.dumps(description, indent=1).encode(),
             PREDICTIONS: self.predictions().encode(),
-            **({STREAM: self.stream.content()} if self.stream else {}),
         }
+        if self.stream is not None:
+            content[STREAM] = self.stream.content()
         digests = {name: digest(data) for name, data in content.items()}
         content[REPORT] = json.dumps(self.report() | {DIGESTS: digests}, indent=1).encode()
         write_files({folder / name: data for name, data in content.items()})
@@ -187,7 +205,8 @@ def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult
         network, logits = client.serve(stream.sent, stream.message)
     if logits.isnan().any():
         raise ValueError("after this update the model would predict NaN; it stays as it was")
-    metrics, after = dict(client.adaptation_metrics), stream.after(client)
+    metrics = dict(client.adaptation_metrics)
+    after = stream.after(client)
     return PersonalizationResult(card, network.cpu(), logits.cpu(), inputs, metrics, after)
 
 
@@ -204,8 +223,9 @@ def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalM
         if STREAM not in saved:
             raise cannot_go_on(card.method)
         kept = Stream.parse(folder / STREAM, saved.read(STREAM))
+        # An update with blank inputs builds a network of this structure; its arrays are replaced.
         blank = unlabeled(torch.zeros(()).expand(2, *card.shape), card)
-        network = updated(card, kept, blank).network.eval()  # only its structure is used
+        network = updated(card, kept, blank).network.eval()
         load_into_model(network, saved.arrays(MODEL), {})
         return PersonalModel(network, card, report, stream=kept).eval()
 
@@ -224,7 +244,7 @@ def _read_report(folder: Path) -> tuple[SavedFiles, dict[str, Any]]:
 def _read_card(file: Path, saved: SavedFiles) -> Card:
     """The card that `PersonalizationResult.write` described. Raises ValueError if it is damaged."""
     saved.read(file.name)
-    described = read_json(file)
-    card = described | described["preprocessing"] | {"model": described["architecture"]["name"]}
-    rest = {key: v for key, v in card.items() if key not in ("preprocessing", "architecture")}
-    return Card.parse(json.dumps(rest))
+    card = read_json(file)
+    architecture = card.pop("architecture")
+    preprocessing = card.pop("preprocessing")
+    return Card.parse(json.dumps(card | preprocessing | {"model": architecture["name"]}))

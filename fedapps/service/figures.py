@@ -27,6 +27,7 @@ from fedapps.saved import model_round, read_arrays
 from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, saved_configuration, settings
 from partitions.federations import Federation
+from strategies.core.replies import Node
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SUB_POPULATION = summary_key("sub-population")
 TRACED = ["accuracy", "ℓ_per", "entropy"]  # columns of a trace; the entropy is in nats
+SHOWN_CLASSES = 5  # of a client in the map of embeddings
+LISTED_STEPS = (0, 1, 2, 3, 5, 10, 20)  # adaptation steps that are printed, beside the last one
 
 
 def confusion(folder: Path) -> "Figure":
@@ -45,6 +48,7 @@ def confusion(folder: Path) -> "Figure":
 
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     users = [user for user in summary["per_client"].values() if "head" in user]
+    # A user with tastes predicts two classes, liked or not: its head says more than they do.
     if users:
         types = [user[SUB_POPULATION] for user in users]
         heads = [user["head"] for user in users]
@@ -75,16 +79,27 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
     app = ClientApp()
     app.query()(answer)
+    # The grid's nodes begin without the states of the run: they are sent first.
     for action in {RESTORE_STATE, *METHODS[run.method].client.exchanges}:
         category, _, name = action.partition(".")
         getattr(app, category)(name)(answer)
     grid = InProcessGrid.simulation(app, run.config, int(run.config["num-clients"]))
     strategy = restore_strategy(run, grid)
-    nodes = [node for node in strategy.present() if strategy.evaluate_novel or not node.novel]
-    memories = read_client_states(folder)
-    strategy.exchange(RESTORE_STATE, {n: memories[n.client] for n in nodes if n.client in memories})
-    novel = bool(run.novel) and any(node.novel for node in nodes)
-    true, predicted = [], []
+    saved_states = read_client_states(folder)
+    nodes = []
+    states: dict[Node, Arrays] = {}
+    novel = False
+    for node in strategy.present():
+        if node.novel and not strategy.evaluate_novel:
+            continue
+        nodes.append(node)
+        if node.client in saved_states:
+            states[node] = saved_states[node.client]
+        if node.novel and run.novel:
+            novel = True
+    strategy.exchange(RESTORE_STATE, states)
+    true = []
+    predicted = []
     for node, arrays in strategy.personalize(strategy.arrays, nodes).items():
         if node.novel != novel:
             continue
@@ -119,14 +134,20 @@ def embeddings(folder: Path, attribute: str = "") -> "Figure":
     if attribute:
         values = np.array([str(share.attributes[attribute]) for share in shares])
         for number, value in enumerate(sorted(set(values))):
-            colour = colormaps["tab20"](number % 20)
-            axis.scatter(*points[values == value].T, color=colour, label=shown(value))
+            x, y = points[values == value].T
+            colour = colormaps["tab20"](number % 20)  # the map has 20 colours
+            axis.scatter(x, y, color=colour, label=shown(value))
         axis.legend(title=attribute, fontsize=7)
     else:
         for (x, y), share in zip(points, shares, strict=True):
-            text = ",".join(map(str, share.everything[:][1].unique().tolist()[:5]))
-            style: dict[str, Any] = {"color": "#D55E00", "weight": "bold"} if share.novel else {}
+            _, labels = share.everything[:]
+            classes = labels.unique().tolist()
+            style: dict[str, Any] = {}
+            if share.novel:
+                style = {"color": "#D55E00", "weight": "bold"}
+            text = ",".join(map(str, classes[:SHOWN_CLASSES]))
             axis.text(x, y, text, ha="center", fontsize=7, **style)
+        # Texts do not widen the axes, as dots would.
         axis.set(xlim=(points[:, 0].min(), points[:, 0].max()))
         axis.set(ylim=(points[:, 1].min(), points[:, 1].max()))
         axis.set_title("classes of training clients, and of novel ones (bold)")
@@ -169,9 +190,11 @@ def trace(config: Config, arrays: Arrays, number: int, steps: int, round_: int) 
     from pandas import DataFrame
 
     method = str(config["method"])
-    able = [
-        n for n, m in METHODS.items() if issubclass(m.client, Adapting) and not m.client.personal
-    ]
+    able = []
+    for name, entry in METHODS.items():
+        # A personal base model is on the client; the server's arrays lack it.
+        if issubclass(entry.client, Adapting) and not entry.client.personal:
+            able.append(name)
     if method not in able:
         raise ValueError(f"{method!r} has no adaptation steps to trace; known: {', '.join(able)}")
     client = make_client(config, number)
@@ -181,10 +204,10 @@ def trace(config: Config, arrays: Arrays, number: int, steps: int, round_: int) 
     client.begin("evaluate", {LR_FACTOR: factor})
     client.load(arrays)
     x, y = client.share.everything.to(client.device)[:]
-    rows = [
-        (float((step.logits.argmax(1) == y).float().mean()), step.personalization, step.entropy)
-        for step in client.steps(x, steps)
-    ]
+    rows = []
+    for step in client.steps(x, steps):
+        accuracy = float((step.logits.argmax(1) == y).float().mean())
+        rows.append((accuracy, step.personalization, step.entropy))
     return DataFrame(rows, columns=TRACED)
 
 
@@ -195,13 +218,15 @@ def draw_traces(traces: "dict[int, DataFrame]") -> "Figure":
 
     means = _mean(traces)
     figure = Figure(figsize=(10, 3), layout="constrained")
-    least = means["entropy"][1:].idxmin()
+    least = means["entropy"][1:].idxmin()  # step 0 is the model before adaptation
     for axis, label in zip(figure.subplots(1, 3), means, strict=True):
         axis.plot(means[label], color="black")
         axis.axvline(least, linestyle=":", color="grey")
         axis.set(xlabel="adaptation step", ylabel=label)
     clients = f"mean of {len(traces)} novel clients"
-    clients = f"client {min(traces)}" if len(traces) == 1 else clients
+    if len(traces) == 1:
+        (number,) = traces
+        clients = f"client {number}"
     figure.suptitle(f"{clients}; dotted: least entropy")
     return figure
 
@@ -209,9 +234,10 @@ def draw_traces(traces: "dict[int, DataFrame]") -> "Figure":
 def trace_lines(traces: "dict[int, DataFrame]") -> Iterator[str]:
     """The means over clients at a few steps."""
     means = _mean(traces)
-    for step in sorted({0, 1, 2, 3, 5, 10, 20, means.index[-1]} & {*means.index}):
-        values = [f"{label} {value:.4f}" for label, value in means.loc[step].items()]
-        yield f"step {step:3d}  {'  '.join(values)}"
+    for step in means.index:
+        if step in LISTED_STEPS or step == means.index[-1]:
+            values = [f"{label} {value:.4f}" for label, value in means.loc[step].items()]
+            yield f"step {step:3d}  {'  '.join(values)}"
 
 
 def _mean(traces: "dict[int, DataFrame]") -> "DataFrame":

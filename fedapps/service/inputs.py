@@ -62,8 +62,11 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     """The samples at `path` for a run of this card. Raises ValueError if they do not fit it."""
     if (path / META).is_file():
         return _exported(path, card)
-    square = len(card.shape) == 3 and card.shape[1] == card.shape[2]
-    raw = read_local(path, card.shape[1] if square else 0, whole=True, label=card.label)
+    # Pictures are scaled to the run's size only where that is one number.
+    side = 0
+    if len(card.shape) == 3 and card.shape[1] == card.shape[2]:
+        side = card.shape[1]
+    raw = read_local(path, side, whole=True, label=card.label)
     x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
     labels = _labels(raw, card, path)
     return unlabeled(x, card, names=list(raw.samples), labels=labels, picture=bool(raw.samples))
@@ -92,13 +95,20 @@ def unlabeled(
             "that `fedapps data --export` wrote, which holds them"
         )
     _check_size(x, card)
-    scale = 1.0 if x.is_floating_point() else PIXEL_MAX if picture else card.scale
+    scale = card.scale
+    if x.is_floating_point():
+        scale = 1.0
+    elif picture:
+        scale = PIXEL_MAX  # whatever the run's dataset stores
     _check_finite(x, "the array")  # files are checked where they are read
     _check_range(x, scale, card)
-    none = torch.full((len(x),), UNLABELED)
-    samples = Samples(x, none, torch.arange(len(x)), scale, card.mean, card.std)
-    labels = none if labels is None else labels
-    names = names or list(map(str, range(len(x))))
+    no_labels = torch.full((len(x),), UNLABELED)
+    # The client never sees the labels.
+    samples = Samples(x, no_labels, torch.arange(len(x)), scale, card.mean, card.std)
+    if labels is None:
+        labels = no_labels
+    if not names:
+        names = list(map(str, range(len(x))))
     return Inputs(names, _novel(samples), labels, torch.ones(len(x)).bool())
 
 
@@ -150,9 +160,17 @@ def _check_size(x: Tensor, card: Card) -> None:
 
 def _check_range(x: Tensor, scale: float, card: Card) -> None:
     """Raise ValueError for values outside 0 … `scale`, unless the run takes any numbers."""
-    slack, values = (SLACK, x) if x.is_floating_point() else (0, x.cpu().numpy())
-    low, high = float(values.min()), float(values.max())
-    if card.scale != 1 and not -slack <= low <= high <= scale + slack:
+    if card.scale == 1:  # the run's dataset stores features, which have no range
+        return
+    slack = 0.0
+    values: Tensor | np.ndarray = x
+    if x.is_floating_point():
+        slack = SLACK
+    else:
+        values = x.cpu().numpy()  # torch has no minimum of some unsigned integers
+    low = float(values.min())
+    high = float(values.max())
+    if not -slack <= low <= high <= scale + slack:
         raise ValueError(
             f"inputs are numbers from {low:g} to {high:g}; the run takes whole numbers (of an "
             f"integer dtype) from 0 to {card.scale:g}, or these divided by it"
@@ -161,13 +179,16 @@ def _check_range(x: Tensor, scale: float, card: Card) -> None:
 
 def _match_channels(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Images (n, c, h, w) with the channels of `shape`; other inputs unchanged."""
-    if x.ndim == 4 and len(shape) == 3 and x.shape[1] != shape[0]:
-        if shape[0] == 1 and x.shape[1] == 3:
-            grey = np.tensordot(LUMA, x, (0, 1))[:, None]
-            return grey.round().astype(x.dtype) if x.dtype.kind in "ui" else grey
-        if x.shape[1] == 1:
-            return np.repeat(x, shape[0], axis=1)
-    return x
+    if x.ndim != 4 or len(shape) != 3 or x.shape[1] == shape[0]:
+        return x
+    if shape[0] == 1 and x.shape[1] == 3:
+        grey = np.tensordot(LUMA, x, (0, 1))[:, None]
+        if x.dtype.kind in "ui":
+            grey = grey.round().astype(x.dtype)
+        return grey
+    if x.shape[1] == 1:
+        return np.repeat(x, shape[0], axis=1)
+    return x  # its shape is refused later, with the run's
 
 
 def _labels(raw: Raw, card: Card, path: Path) -> Tensor:
@@ -178,16 +199,19 @@ def _labels(raw: Raw, card: Card, path: Path) -> Tensor:
     if not raw.labeled:
         return torch.full((len(raw.y),), UNLABELED)
     classes = {name: number for number, name in enumerate(card.classes)}
-    by_number = all(NUMBER.fullmatch(name) for name in card.classes)
+    named_by_numbers = all(NUMBER.fullmatch(name) for name in card.classes)
     values, at = np.unique(raw.y, return_inverse=True)
     numbers = []
     for value in values.tolist():
+        number = UNLABELED
         if raw.classes:
-            number = classes.get(raw.classes[value], UNLABELED) if value >= 0 else UNLABELED
-        elif by_number:
+            # A sample without a label is −1, which would name the last class.
+            if value >= 0:
+                number = classes.get(raw.classes[value], UNLABELED)
+        elif named_by_numbers:
             number = classes.get(str(value), UNLABELED)
-        else:
-            number = value if 0 <= value < len(classes) else UNLABELED
+        elif 0 <= value < len(classes):
+            number = value
         numbers.append(number)
     labels = np.array(numbers, dtype=np.int64)[at]
     if unknown := int((labels == UNLABELED).sum()):

@@ -26,6 +26,7 @@ from fedapps.settings.config import Config, defaults
 FILES = (MODEL, HANDOUT, "strategy.safetensors")
 PATHS = ("output-dir", "data-dir", "from-dir", "serve-dir", "serving")  # of this machine
 DATA = ("dataset", "partition.novel-dataset")  # may be paths
+SHOWN_CLASSES = 10  # names of classes that the card lists
 MODELS_OF_NOVEL_CLIENTS = {  # by METHODS[…].novel
     "global": "the global model, unchanged",
     "adapted": "a model of its own, from unlabeled inputs",
@@ -58,30 +59,52 @@ model = run.personalize(x)  # x: unlabeled inputs of one client, (n, {shape})
 
 def facts(run: FinishedRun) -> dict[str, str]:
     """What a run is, and what a later client gets from it, as texts by topic."""
-    card, summary, method = run.card, run.summary, METHODS[run.method]
-    novel, privacy = (summary.get(key) or {} for key in ("novel", "privacy"))
-    needs = ["unlabeled inputs"] if method.novel else ["labels, hence training"]
-    needs += ["the training clients at hand"] if run.method == "pfl-nearest" else []
-    needs += ["the run's public samples"] if method.client.needs_public else []
-    spent = "none kept"
-    if privacy:
-        spent = f"{privacy['epsilon']:.3g} at δ = {privacy['delta']:g}: {privacy.get('terms', '')}"
-    classes = ", ".join(card.classes[:10]) + (", …" if len(card.classes) > 10 else "")
-    files = [run.folder / name for name in (MODEL, HANDOUT)]
-    size = sum(file.stat().st_size for file in files if file.is_file())
+    card = run.card
+    method = METHODS[run.method]
+    classes = ", ".join(card.classes[:SHOWN_CLASSES])
+    if len(card.classes) > SHOWN_CLASSES:
+        classes += ", …"
+    size = 0
+    for name in (MODEL, HANDOUT):
+        file = run.folder / name
+        if file.is_file():
+            size += file.stat().st_size
+    # A run that failed early has no scores of novel clients, or None in their place.
+    novel = _percent(run.summary.get("novel") or {})
+    training = _percent(_at_saved_model(run))
+    rounds = run.summary.get("rounds", "?")
     return {
         "method": f"{card.method}: {method.summary} ({method.paper})",
         "data": f"{card.dataset}, partition {run.config['partition']}; "
         f"{len(card.classes)} classes: {classes}",
         "inputs": f"shape {card.shape}, over {card.scale:g}, less {card.mean}, over {card.std}",
         "network": f"{card.model}; {size / 1e6:.2f} MB kept",
-        "rounds": f"{summary.get('rounds', '?')}, the model of round {model_round(run.folder)}",
-        "accuracy": f"training clients {_percent(_at_saved_model(run))}, novel clients "
-        f"{_percent(novel)}",
+        "rounds": f"{rounds}, the model of round {model_round(run.folder)}",
+        "accuracy": f"training clients {training}, novel clients {novel}",
         "a novel client gets": MODELS_OF_NOVEL_CLIENTS[method.novel],
-        "it needs": ", ".join(needs),
-        "ε spent in training": spent,
+        "it needs": ", ".join(_needs(run)),
+        "ε spent in training": _spent(run),
     }
+
+
+def _needs(run: FinishedRun) -> list[str]:
+    """What a novel client must have to get its model."""
+    method = METHODS[run.method]
+    needs = ["unlabeled inputs" if method.novel else "labels, hence training"]
+    if run.method == "pfl-nearest":
+        # It asks them how near they are to the novel client.
+        needs.append("the training clients at hand")
+    if method.client.needs_public:
+        needs.append("the run's public samples")
+    return needs
+
+
+def _spent(run: FinishedRun) -> str:
+    """ε and δ of the training, and what they bound."""
+    privacy = run.summary.get("privacy")
+    if not privacy:
+        return "none kept"
+    return f"{privacy['epsilon']:.3g} at δ = {privacy['delta']:g}: {privacy.get('terms', '')}"
 
 
 def model_card(run: FinishedRun, repo: str = "") -> str:
@@ -90,22 +113,23 @@ def model_card(run: FinishedRun, repo: str = "") -> str:
     `repo` is the model's name on the hub, such as "lab/fedtta-digits"."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    card, task = run.card, "image-classification" if len(run.card.shape) == 3 else "other"
-    results = [
-        EvalResult(
-            task_type=task,
-            dataset_type=card.dataset,
-            dataset_name=card.dataset,
-            metric_type="accuracy",
-            metric_value=group["accuracy"],
-            metric_name=f"accuracy of {who} clients (mean)",
+    card = run.card
+    scores = {"training": _at_saved_model(run), "novel": run.summary.get("novel") or {}}
+    results = []
+    for role, group in scores.items():
+        accuracy = group.get("accuracy")
+        if accuracy is None:
+            continue
+        results.append(
+            EvalResult(
+                task_type="image-classification" if len(card.shape) == 3 else "other",
+                dataset_type=card.dataset,
+                dataset_name=card.dataset,
+                metric_type="accuracy",
+                metric_value=accuracy,
+                metric_name=f"accuracy of {role} clients (mean)",
+            )
         )
-        for who, group in (
-            ("training", _at_saved_model(run)),
-            ("novel", run.summary.get("novel")),
-        )
-        if group and group.get("accuracy") is not None
-    ]
     front = ModelCardData(
         library_name="fedapps",
         tags=["federated-learning", "personalization", "flower", card.method],
@@ -113,28 +137,39 @@ def model_card(run: FinishedRun, repo: str = "") -> str:
         model_name=f"{card.method} on {card.dataset}",
         eval_results=results or None,
     )
-    changed = {k: v for k, v in run.config.items() if k not in PATHS and v != defaults().get(k, v)}
-    settings = ", ".join(escape_markdown(f"{key}={value}") for key, value in changed.items())
-    escaped = ((name, escape_markdown(text)) for name, text in facts(run).items())
+    known = defaults()
+    changed = []
+    for key, value in run.config.items():
+        if key not in PATHS and value != known.get(key, value):
+            changed.append(escape_markdown(f"{key}={value}"))
+    rows = []
+    for topic, text in facts(run).items():
+        rows.append(f"| {topic} | {escape_markdown(text)} |")
     return CARD.format(
         front=f"---\n{front.to_yaml()}\n---",
         method=escape_markdown(card.method),
         dataset=escape_markdown(card.dataset),
         gets=f"A later client gets {MODELS_OF_NOVEL_CLIENTS[METHODS[run.method].novel]}.",
-        facts="\n".join(f"| {name} | {text} |" for name, text in escaped),
+        facts="\n".join(rows),
         repo=repo or "OWNER/NAME",
         shape=", ".join(map(str, card.shape)),
-        settings=settings or "none",
+        settings=", ".join(changed) or "none",
     )
 
 
 def write_model(run: FinishedRun, folder: Path, repo: str) -> None:
     """Write the card and what serving needs to `folder`, without this machine's paths: of the
     user's data the last component is left."""
-    given = {key: Path(str(run.config[key])) for key in DATA}
-    names: Config = {key: path.name for key, path in given.items() if path.is_absolute()}
-    run, dataset = copy(run), str(names.get("dataset", run.card.dataset))
-    run.config, run.card = run.config | names, replace(run.card, dataset=dataset)
+    names: Config = {}
+    for key in DATA:
+        path = Path(str(run.config[key]))
+        if path.is_absolute():
+            names[key] = path.name
+    dataset = str(names.get("dataset", run.card.dataset))
+    # A copy, because the caller's run still needs its paths.
+    run = copy(run)
+    run.config = run.config | names
+    run.card = replace(run.card, dataset=dataset)
     saved = SavedFiles.of_run(run.folder)
     for name in FILES:
         if name in saved:
@@ -145,10 +180,15 @@ def write_model(run: FinishedRun, folder: Path, repo: str) -> None:
     (folder / FILE).write_text(run.card.text(), "utf-8")
     summary = run.summary | {"dataset": dataset}
     if saved.digests is not None:
-        summary[DIGESTS] = {n: d for n, d in saved.digests.items() if n in FILES}
+        # Of the files that are left out no digest can be checked.
+        summary[DIGESTS] = {name: d for name, d in saved.digests.items() if name in FILES}
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1), "utf-8")
+    # Read from the file, because `run.config` lacks the libraries' versions.
     config: dict[str, Any] = tomllib.loads((run.folder / "config.toml").read_text("utf-8"))
-    config |= names | {key: "" for key in PATHS if key in config}
+    config |= names
+    for key in PATHS:
+        if key in config:
+            config[key] = ""
     (folder / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
 
 

@@ -49,10 +49,13 @@ def _task(context: Context) -> tuple[Card, Inputs]:
 def wants(message: Message, context: Context) -> Message:
     """Whether the node lacks this run's model for its present data."""
     card, inputs = _task(context)
-    file, wanted = _state_dir(context) / REPORT, True
-    if file.is_file() and not unpack(message.content)[0].get("again"):
+    file = _state_dir(context) / REPORT
+    config, _ = unpack(message.content)
+    wanted = True
+    if file.is_file() and not config.get("again"):
+        # The report of the last model says of which run and for which data it is.
         report = json.loads(file.read_text("utf-8"))
-        wanted = (report["run"], report["data"]) != (card.run, inputs.digest())
+        wanted = report["run"] != card.run or report["data"] != inputs.digest()
     return reply(message, wants=int(wanted))
 
 

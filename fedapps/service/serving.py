@@ -38,6 +38,7 @@ def serve(grid: Grid, config: Config) -> None:
     logged: dict[int, str] = {}  # the last line of each client
     while True:
         for client, line in serve_once(strategy, run, again).items():
+            # A node that waits or lacks labels says the same in every turn.
             if logged.get(client) != line:
                 logged[client] = line
                 logging.getLogger("flwr").info("%s client %s: %s", LINE, client, line)
@@ -56,8 +57,13 @@ def serve_once(
         return {-1: f"waiting: {error}"}
     except RuntimeError:  # no node is present
         return {}
-    able = [node for node in nodes if run.novel or not node.novel]
-    lines = {n.client: f"{run.method} has no model without labels" for n in nodes if n not in able}
+    able = []
+    lines: dict[int, str] = {}
+    for node in nodes:
+        if run.novel or not node.novel:
+            able.append(node)
+        else:
+            lines[node.client] = f"{run.method} has no model without labels"
     wanting = nodes_wanting_model(strategy, able, again)
     refused = hand_out(strategy, wanting) if wanting else {}
     for node in wanting:
@@ -72,11 +78,19 @@ def nodes_wanting_model(
     strategy: PersonalizedStrategy, nodes: list[Node], again: set[int] | None
 ) -> list[Node]:
     """The nodes that want their model."""
+    first_time: dict[Node, Arrays] = {}
+    once_more: dict[Node, Arrays] = {}  # such a node wants its model even if it has it already
+    for node in nodes:
+        if again is None or node.client in again:
+            first_time[node] = {}
+        else:
+            once_more[node] = {}
     wanting = []
-    for repeated in (False, True):
-        asked = [n for n in nodes if (again is not None and n.client not in again) == repeated]
-        if asked:
-            payloads: dict[Node, Arrays] = {node: {} for node in asked}
-            replies = strategy.exchange("query.wants", payloads, {"again": repeated})
-            wanting += [reply.node for reply in replies if reply.metrics.get("wants")]
+    # One configuration holds for all nodes of an exchange, so these are two exchanges.
+    for payloads, repeated in ((first_time, False), (once_more, True)):
+        if not payloads:
+            continue
+        for reply in strategy.exchange("query.wants", payloads, {"again": repeated}):
+            if reply.metrics.get("wants"):
+                wanting.append(reply.node)
     return sorted(wanting)
