@@ -49,11 +49,13 @@ class Liar:
 
     def __init__(self, method: str, attack: str, seed: int) -> None:
         entry = METHODS[method]
-        self.attack, self.seed = attack, seed
+        self.attack = attack
+        self.seed = seed
         self.node: int | None = None
         self.round = 0  # of the last message
-        groups = entry.strategy.requires.groups if entry.strategy.requires else ()
-        self.flips_labels = not (entry.client.exchanges or "control/" in groups)
+        requires = entry.strategy.requires
+        has_controls = requires is not None and "control/" in requires.groups
+        self.flips_labels = not (entry.client.exchanges or has_controls)
         self.app = ClientApp()
         for action in ("query", "train", "evaluate", *entry.client.exchanges):
             register(self.app, action, self.answer)
@@ -97,16 +99,16 @@ class Liar:
         draws = np.random.default_rng(seed_of(self.seed, "lie"))
         result = dict(arrays)
         for name, y in arrays.items():
-            about_model = kind == "train" and not name.startswith("control/")
-            spared = (
-                self.attack == "control"
-                if about_model
-                else self.attack not in ("control", "random")
-            )
-            if spared or is_statistic(name, y):
+            if kind == "train" and not name.startswith("control/"):
+                falsified = self.attack != "control"
+            else:
+                falsified = self.attack in ("control", "random")
+            if not falsified or is_statistic(name, y):
                 continue
             x = sent.get(name)
-            x = np.zeros_like(y) if x is None or x.shape != y.shape or kind != "train" else x
+            # A reply that is no changed copy of what was sent is itself the change.
+            if x is None or x.shape != y.shape or kind != "train":
+                x = np.zeros_like(y)
             change = -10 * (y - x)
             if self.attack == "random":
                 noise = draws.standard_normal(y.shape)
@@ -132,9 +134,13 @@ def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
 
 def finished(file: Path) -> dict[Key, dict[str, object]]:
     """The runs in a file."""
-    lines = file.read_text("utf-8").splitlines() if file.exists() else []
-    runs = [json.loads(line) for line in lines]
-    return {(r["method"], r["partition"], r["seed"], r["attack"]): r for r in runs}
+    runs: dict[Key, dict[str, object]] = {}
+    if not file.exists():
+        return runs
+    for line in file.read_text("utf-8").splitlines():
+        run = json.loads(line)
+        runs[run["method"], run["partition"], run["seed"], run["attack"]] = run
+    return runs
 
 
 @cli.command("run")
@@ -153,6 +159,7 @@ def run_missing(
         cell: Config = {"partition": partition, "seed": int(seed)}
         line: dict[str, object] = {"method": method, "attack": attack, **cell}
         line |= attacked(method, attack, SMALL | cell)
+        # After each run, so that a stopped command goes on where it was.
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
 
@@ -161,8 +168,11 @@ def over_seeds(
     runs: dict[Key, dict[str, object]], method: str, partition: str, attack: str
 ) -> list[dict[str, object]]:
     """The runs of one cell of the table, one for each seed."""
-    cell = (method, partition, attack)
-    return [run for (m, p, _, a), run in runs.items() if (m, p, a) == cell]
+    return [
+        run
+        for run in runs.values()
+        if (run["method"], run["partition"], run["attack"]) == (method, partition, attack)
+    ]
 
 
 def shown(runs: list[dict[str, object]]) -> str:

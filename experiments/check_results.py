@@ -44,8 +44,11 @@ def shortened(command: str) -> str:
         command = re.sub(placeholder, value, command)
     if not re.match("fedapps (run|tune) ", command):
         return command
-    parts = re.split(r'(".*?")', command)  # the variants in quotes all run
-    parts[::2] = [re.sub(r" ([^\s=,]+=[^\s,]+,[^\s,]+),\S+", r" \1", part) for part in parts[::2]]
+    # Of a grid "key=1,2,3" two values stay. Every other part is a variant in quotes; all of
+    # these run.
+    parts = re.split(r'(".*?")', command)
+    for number in range(0, len(parts), 2):
+        parts[number] = re.sub(r" ([^\s=,]+=[^\s,]+,[^\s,]+),\S+", r" \1", parts[number])
     command = "".join(parts)
     command = re.sub(SET.format("novel-rounds"), r"\1=2", command)
     for name in SHORT:
@@ -83,6 +86,7 @@ def run_page(page: Path) -> Iterable[tuple[str, str, str]]:
             command = shortened(line)
             if command.startswith("fedapps run") and "--output" not in command:
                 command += f" --output command-{number}"
+            # An assignment such as S=2 holds for the commands below it.
             if not command.startswith("fedapps"):
                 variables += command + "\n"
                 continue

@@ -67,8 +67,9 @@ def embeddings(
     figure, axes = plt.subplots(1, 2, figsize=(9, 4))
     for axis, head in zip(axes, (True, False), strict=True):
         v, kinds = trained(config | {"fedembed.type-head": head})
-        flat = TSNE(random_state=0, perplexity=min(30, len(v) - 1)).fit_transform(v)
-        axis.scatter(*flat.T, c=kinds, cmap="tab20", s=6)
+        perplexity = min(30, len(v) - 1)  # it must be below the number of points
+        x, y = TSNE(random_state=0, perplexity=perplexity).fit_transform(v).T
+        axis.scatter(x, y, c=kinds, cmap="tab20", s=6)
         title = f"{'with' if head else 'without'} type head, {own_kind(v, kinds):.2f} of own kind"
         print(title)
         axis.set_title(title)
@@ -95,9 +96,14 @@ def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:
 
     grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
     run(grid, config, "in-process")
-    clients = [client_of(context, "fedembed") for context in grid.contexts.values()]
-    v = [client.embedding() for client in clients if isinstance(client, FedEmbedClient)]
-    return np.stack(v), np.array([client.share.attributes["sub-population"] for client in clients])
+    v = []
+    kinds = []
+    for context in grid.contexts.values():
+        client = client_of(context, "fedembed")
+        assert isinstance(client, FedEmbedClient)
+        v.append(client.embedding())
+        kinds.append(client.share.attributes["sub-population"])
+    return np.stack(v), np.array(kinds)
 
 
 def own_kind(v: np.ndarray, kinds: np.ndarray, k: int = 10) -> float:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
@@ -25,6 +26,13 @@ def overview(results: Path) -> Figure:
     """Who gets which model, and what novel clients gain."""
     figure = Figure(figsize=(9, 3), layout="constrained")
     scheme, dots = figure.subplots(1, 2, width_ratios=[1.5, 1])
+    _draw_scheme(scheme)
+    _draw_gains(dots, results)
+    return figure
+
+
+def _draw_scheme(scheme: Axes) -> None:
+    """Boxes of training clients, server and a later client, with arrows between them."""
     scheme.set(xlim=(-0.2, 10), ylim=(0, 6))
     scheme.axis("off")
     boxes = (
@@ -43,7 +51,12 @@ def overview(results: Path) -> Figure:
     scheme.annotate("", (3.75, 3.8), (2.75, 3.1), arrowprops=arrow)
     scheme.annotate("", (8.2, 1.65), (6.65, 3.7), arrowprops={"arrowstyle": "->", "lw": 1.5})
     scheme.text(7.0, 2.3, "a model that adapts\nto the client's inputs", ha="right", fontsize=9)
-    runs = read_runs(results)[0]
+
+
+def _draw_gains(dots: Axes, results: Path) -> None:
+    """The accuracy of later clients: a dot for each seed, a diamond for the mean."""
+    runs, _ = read_runs(results)
+    # The axis counts from below, so the first method comes last.
     for place, (method, label) in enumerate(reversed(METHODS.items())):
         novel = runs[runs.method == method]["best novel"]
         colour = GREY if method == "fedavg" else GREEN
@@ -52,7 +65,6 @@ def overview(results: Path) -> Figure:
         dots.text(novel.mean(), place + 0.22, f"{label}: {novel.mean():.1f} %", ha="center")
     dots.set(ylim=(-0.4, 2.6), yticks=[], xlabel="accuracy of later clients in %, three seeds")
     dots.spines[["top", "right", "left"]].set_visible(False)
-    return figure
 
 
 def screenshot(report: Path, image: Path) -> None:
@@ -61,6 +73,7 @@ def screenshot(report: Path, image: Path) -> None:
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
+        # Chromium's sandbox does not start for root, as in a container.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
         page.goto(report.resolve().as_uri())
@@ -72,11 +85,13 @@ def tutorial_figures(page: Path) -> None:
     """The figures that the cells of a tutorial draw, under the names that the page gives them."""
     text = page.read_text("utf-8")
     names = re.findall(r"\(\.\./figures/(\S+\.png)\)", text)
-    if not names or any(kind == "sh" for kind, _, _ in cells(text)):
+    # Shell cells are not executed here, so what follows them would lack their files.
+    has_shell_cell = any(kind == "sh" for kind, _, _ in cells(text))
+    if not names or has_shell_cell:
         return
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        sys.path.insert(0, folder)
+        sys.path.insert(0, folder)  # cells import the files that cells before wrote
         drawn = [value for _, value in execute(text) if isinstance(value, Figure)]
         for figure, name in zip(drawn, names, strict=True):
             figure.savefig(FIGURES / name, dpi=100)

@@ -39,12 +39,13 @@ Row = tuple[str, str, str, str]  # key, default, values, meaning
 def page(method: str, logged: list[str] | None = None) -> str:
     """The page of a method; `logged` are the keys that only its runs write, if they are known."""
     entry = METHODS[method]
+    client = source("Client", entry.client)
+    server = source("Server", entry.strategy)
+    kinds = ", ".join(entry.dp) or "none"
     sections = {
-        "What it computes": "\n\n".join(
-            [source("Client", entry.client), source("Server", entry.strategy)]
-        ),
+        "What it computes": f"{client}\n\n{server}",
         "Novel clients and privacy": f"{NOVEL[entry.novel]}\n\n"
-        f"Kinds of differential privacy: {', '.join(entry.dp) or 'none'}.",
+        f"Kinds of differential privacy: {kinds}.",
         "Settings": table(settings(method)) or "Only the common ones of `[tool.flwr.app.config]`.",
     }
     if logged is not None:
@@ -58,16 +59,21 @@ def page(method: str, logged: list[str] | None = None) -> str:
         sections["Measured, beside published"] = "\n\n".join([where, *rows])
     summary = f"{entry.summary[0].upper()}{entry.summary[1:]}. Paper: {entry.paper}."
     title = f"# {method}\n\n{summary} Family: {', '.join(entry.family)}."
-    return "\n\n".join([title, *(f"## {name}\n\n{text}" for name, text in sections.items())]) + "\n"
+    parts = [title]
+    for name, text in sections.items():
+        parts.append(f"## {name}\n\n{text}")
+    return "\n\n".join(parts) + "\n"
 
 
 def source(role: str, half: type) -> str:
     """Where a class stands, and the docstrings of its module and of itself."""
-    module = inspect.getmodule(half)
     file = f"{half.__module__.replace('.', '/')}.py"
-    texts = [inspect.cleandoc(t) for t in (module.__doc__ if module else "", half.__doc__) if t]
-    head = f"**{role}**: `{half.__name__}` in `{file}`."
-    return "\n\n".join([head, *(text.replace("``", "`") for text in texts)])
+    paragraphs = [f"**{role}**: `{half.__name__}` in `{file}`."]
+    for part in (inspect.getmodule(half), half):
+        if part is not None and part.__doc__:
+            # Two backticks are code in reStructuredText, one in Markdown.
+            paragraphs.append(inspect.cleandoc(part.__doc__).replace("``", "`"))
+    return "\n\n".join(paragraphs)
 
 
 def settings(method: str) -> Iterator[Row]:
@@ -83,7 +89,9 @@ def settings(method: str) -> Iterator[Row]:
 def table(rows: Iterator[Row]) -> str:
     """The settings in Markdown, "" if there are none."""
     lines = [f"| `{key}` | {' | '.join(cells)} |" for key, *cells in rows]
-    return "\n".join(["| key | default | values | |", "|---|---|---|---|", *lines] if lines else [])
+    if not lines:
+        return ""
+    return "\n".join(["| key | default | values | |", "|---|---|---|---|", *lines])
 
 
 def measured(method: str) -> Iterator[str]:
@@ -115,8 +123,12 @@ def _first(row: str) -> str:
 
 def logs(method: str) -> list[str]:
     """The keys of a round's report, and of its evaluation, of a tiny run."""
-    config = TINY | (PREFERENCE if needs_preference(method) else {})
-    config |= {"model": "convnet-bn"} if method in ("fedbn", "bn-adapt") else {}
+    config = dict(TINY)
+    if needs_preference(method):
+        config |= PREFERENCE
+    if method in ("fedbn", "bn-adapt"):
+        # They refuse a network without batch normalisation.
+        config["model"] = "convnet-bn"
     with tempfile.TemporaryDirectory() as folder:
         run_in_process(defaults() | config | {"method": method, "output-dir": folder})
         report = json.loads((Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()[0])
@@ -140,10 +152,12 @@ def index() -> str:
 def main(folder: Path = DOCS / "methods") -> None:
     """Run every method for a round, and write its page."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    common = {needs: set(logs(name)) for needs, name in ((False, "fedavg"), (True, "global"))}
+    # What every run logs: on the preference partition that includes scores of sub-populations.
+    common = {False: set(logs("fedavg")), True: set(logs("global"))}
     folder.mkdir(parents=True, exist_ok=True)
     for method in METHODS:
-        logged = [key for key in logs(method) if key not in common[needs_preference(method)]]
+        common_keys = common[needs_preference(method)]
+        logged = [key for key in logs(method) if key not in common_keys]
         (folder / f"{method}.md").write_text(page(method, logged), "utf-8")
     (folder / "index.md").write_text(index(), "utf-8")
 

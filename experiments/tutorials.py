@@ -18,13 +18,16 @@ FENCE = re.compile(r'^```(python|sh|text)(?: title="(.*?)")?\n(.*?)^```\n', re.M
 
 def cells(text: str) -> Iterator[tuple[str, str, str]]:
     """The cells in order: the kind, the file that it writes or "", the content."""
-    end = 0
+    end = 0  # of the cell before
     for fence in FENCE.finditer(text):
-        if prose := text[end : fence.start()].strip():
+        prose = text[end : fence.start()].strip()
+        if prose:
             yield "markdown", "", prose
-        yield fence[1], fence[2] or "", fence[3]
+        kind, file, content = fence.groups()
+        yield kind, file or "", content
         end = fence.end()
-    if prose := text[end:].strip():
+    prose = text[end:].strip()
+    if prose:
         yield "markdown", "", prose
 
 
@@ -34,13 +37,22 @@ def notebook(text: str) -> str:
     for kind, file, content in cells(text):
         if kind == "text":
             made[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": content}]
-        elif kind == "markdown":
-            source = re.sub(r"^!\[.*\n?", "", content, flags=re.M)
-            made.append({"cell_type": "markdown", "metadata": {}, "source": source})
+            continue
+        cell: dict[str, Any] = {"cell_type": "code", "metadata": {}}
+        if kind == "markdown":
+            cell["cell_type"] = "markdown"
+            cell["source"] = re.sub(r"^!\[.*\n?", "", content, flags=re.M)
         else:
-            magic = f"%%writefile {file}\n" if file else "%%bash\n" if kind == "sh" else ""
-            made.append({"cell_type": "code", "metadata": {}, "source": magic + content.rstrip()})
-            made[-1] |= {"execution_count": None, "outputs": []}
+            # Jupyter writes the first cell to a file, and gives the second to a shell.
+            magic = ""
+            if file:
+                magic = f"%%writefile {file}\n"
+            elif kind == "sh":
+                magic = "%%bash\n"
+            cell["source"] = magic + content.rstrip()
+            cell["execution_count"] = None
+            cell["outputs"] = []
+        made.append(cell)
     for number, cell in enumerate(made):
         cell["id"] = f"cell-{number}"
     python = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -57,10 +69,14 @@ def execute(text: str) -> Iterator[tuple[str, Any]]:
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             Path(file).write_text(content, "utf-8")
         elif kind == "python":
-            code, last = ast.parse(content), None
+            code = ast.parse(content)
+            # As a notebook does: a last expression is the cell's value.
+            expression = None
             if isinstance(code.body[-1], ast.Expr):
-                last = ast.Expression(code.body.pop().value)  # type: ignore[attr-defined]
+                expression = ast.Expression(code.body.pop().value)  # type: ignore[attr-defined]
+            value = None
             with redirect_stdout(StringIO()) as printed:
                 exec(compile(code, "cell", "exec"), names)
-                value = eval(compile(last, "cell", "eval"), names) if last else None
+                if expression is not None:
+                    value = eval(compile(expression, "cell", "eval"), names)
             yield printed.getvalue(), value

@@ -43,9 +43,9 @@ def rows(repeats: int) -> Iterable[str]:
     for path in others():
         stated, proved = attacked(path, repeats)
         counts[path.kind] = counts.get(path.kind, 0) + 1
-        found = (proved / stated, path, stated, proved)
-        if path.kind not in nearest or found[0] > nearest[path.kind][0]:
-            nearest[path.kind] = found
+        ratio = proved / stated
+        if path.kind not in nearest or ratio > nearest[path.kind][0]:
+            nearest[path.kind] = (ratio, path, stated, proved)
     for kind, (_, path, stated, proved) in nearest.items():
         released = f"updates of {counts[kind]} other methods; most: {path.released}"
         yield row(path, stated, proved, released)

@@ -54,14 +54,14 @@ def lower_bound(without: Floats, present: Floats, delta: float, family: Family =
 
     Half of the scores choose the threshold, the others are counted, so that the choice costs no
     confidence."""
-    chosen_by = without[::2], present[::2]
-    counted = without[1::2], present[1::2]
-    if (
-        family is gaussian
-    ):  # halfway, which is best for equal deviations and depends least on chance
-        threshold = np.array([(chosen_by[0].mean() + chosen_by[1].mean()) / 2])
+    choosing_without = without[::2]
+    choosing_present = present[::2]
+    if family is gaussian:
+        # Halfway, which is best for equal deviations and depends least on chance.
+        threshold = np.array([(choosing_without.mean() + choosing_present.mean()) / 2])
     else:
-        thresholds = np.unique(np.concatenate(chosen_by))
-        best = at_thresholds(*chosen_by, thresholds, delta, family).argmax()
-        threshold = thresholds[[best]]
-    return float(at_thresholds(*counted, threshold, delta, family)[0])
+        candidates = np.unique(np.concatenate([choosing_without, choosing_present]))
+        bounds = at_thresholds(choosing_without, choosing_present, candidates, delta, family)
+        threshold = candidates[[bounds.argmax()]]
+    bounds = at_thresholds(without[1::2], present[1::2], threshold, delta, family)
+    return float(bounds[0])

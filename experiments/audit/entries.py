@@ -91,7 +91,8 @@ class Released(Callback):
 
     def run_starts(self, config: Config) -> None:
         """Forget the run before."""
-        Released.reports, Released.summary = [], {}
+        Released.reports = []
+        Released.summary = {}
 
     def round_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """A line of metrics.jsonl."""
@@ -132,9 +133,11 @@ def central_run(world: int, config: Config, *, registered: bool = False) -> View
     """A run with or without the user. With `registered` it is there in both worlds, since its
     number names arrays, and trains in one."""
     tastes = config.get("partition") == "preference"
-    places = [node(0, BYSTANDER, tastes=tastes), node(1, PRESENT, tastes=tastes)]
+    places = [node(0, BYSTANDER, tastes=tastes)]
+    if world == PRESENT or registered:
+        places.append(node(1, PRESENT, tastes=tastes))
     config = configured(config)
-    grid = simulated(places if world == PRESENT or registered else places[:1], config)
+    grid = simulated(places, config)
     if world == WITHOUT and registered:
         grid.silent = {USER}
     return of_result(run(grid, config))
@@ -153,6 +156,7 @@ def configured(changes: Config) -> Config:
     """A run's whole configuration."""
     settings = SETTINGS | {"callbacks": f"{__name__}:Released"} | changes
     rate = f"{settings['method']}.lr"
+    # A method's own rate would hold in place of the common one, and be too small.
     if rate in defaults() and rate not in changes:
         settings[rate] = SETTINGS["lr"]
     return override(defaults(), settings, all_methods=False)
@@ -264,7 +268,8 @@ def served_run(world: int, config: Config) -> View:
     views: list[View] = []
 
     def then(result: Result, strategy: PersonalizedStrategy) -> None:
-        Released.reports, Released.summary = [], {}
+        # No callback runs here: a programmer of a ServerApp gets the strategy itself.
+        Released.reports = []
         assert strategy.privacy is not None
         Released.summary = {"privacy": {"epsilon": strategy.privacy.report()["dp-epsilon"]}}
         views.append(of_result(result))
@@ -295,8 +300,9 @@ def worst_question() -> Question:
     direction."""
     arrays = shared_arrays(configured({"method": "odpfl-hn", **ENCODER}), "odpfl-hn", MODEL)
     gamma = {n: np.zeros_like(a) for n, a in arrays.items() if n.startswith("encoder.")}
-    gamma["encoder.fc.0.weight"][:2, 0] = 1, -1
-    gamma["encoder.out.weight"][0, :2] = 1, -1
+    # ReLU(x) − ReLU(−x) = x: two hidden units let the sign through.
+    gamma["encoder.fc.0.weight"][:2, 0] = [1, -1]
+    gamma["encoder.out.weight"][0, :2] = [1, -1]
     return Question("query.encode", "odpfl-hn", gamma, {})
 
 
@@ -312,6 +318,7 @@ def worst_pair() -> tuple[int, int]:
         phi = functional.normalize(described.encoder.each(x), dim=1)
     first = x.flatten(1)[:, 0]
     alike = phi @ phi.T
+    # `worst_question` does not tell apart inputs whose first entries have one sign.
     alike[torch.outer(first, first) >= 0] = 1
     i, j = divmod(int(alike.argmin()), len(x))
     return i, j

@@ -53,7 +53,8 @@ def inputs(count: int) -> Tensor:
 def samples(world: int) -> tuple[Tensor, Tensor]:
     """The inputs and labels of the attacked user in a world, or of the `BYSTANDER`."""
     if world == BYSTANDER:
-        return inputs(BATCH // 2).repeat(2, 1, 1, 1), torch.arange(2).repeat_interleave(BATCH // 2)
+        x = inputs(BATCH // 2).repeat(2, 1, 1, 1)
+        return x, torch.arange(2).repeat_interleave(BATCH // 2)
     count = BATCH * (1 + world)
     return inputs(count), torch.full((count,), world)
 
@@ -63,12 +64,13 @@ def share(world: int, *, tastes: bool) -> tuple[Share, Info]:
     1, and labels are types."""
     x, y = samples(world)
     rows = torch.arange(len(y))
+    every = Samples(x, y, rows, 1.0)
+    attributes: dict[str, float | int | str] = {}
+    info = INFO
     if tastes:
-        every: Samples = PreferredSamples(x, y, rows, 1.0, preferred=1)
-        attributes: dict[str, float | int | str] = {SUB_POPULATION: 1, RANK: 1}
-    else:
-        every, attributes = Samples(x, y, rows, 1.0), {}
-    info = preference_info(INFO) if tastes else INFO
+        every = PreferredSamples(x, y, rows, 1.0, preferred=1)
+        attributes = {SUB_POPULATION: 1, RANK: 1}
+        info = preference_info(INFO)
     return Share(every, every, None, every, False, attributes), info
 
 

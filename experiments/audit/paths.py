@@ -76,6 +76,7 @@ def attacked(path: Path, repeats: int, seed: int = 0) -> tuple[float, float]:
 def central(released: str, config: Config, *, registered: bool = False, tight: bool = True) -> Path:
     """All that a run with central privacy gives away."""
     observe = partial(central_run, config=CENTRAL | config, registered=registered)
+    # A sampled round mixes the distributions with and without the user: it is not Gaussian.
     sampled = "fraction-train" in config
     family = any_mechanism if sampled else gaussian
     return Path(released, "central", RUN, observe, stated_by_run, tight=tight, family=family)
@@ -97,7 +98,7 @@ def answer(
     released: str, entry: str, asked: Callable[[int], Answer], *, tight: bool = True
 ) -> Path:
     """Answers of a node under local privacy, which counts what it spends."""
-    last: list[Context] = []
+    last: list[Context] = []  # of the node that answered last
 
     def observe(world: int) -> View:
         view, context = asked(world)
@@ -116,8 +117,15 @@ DESCRIPTOR: Config = {
 
 def descriptor(entry: str, observe: Callable[[int], View], *, tight: bool = True) -> Path:
     """What a novel user sends to a server that lets it describe its inputs."""
-    released, kind = "ODPFL-HN's descriptor", "descriptor"
-    return Path(released, kind, entry, observe, lambda: DESCRIPTOR_EPSILON, DESCRIPTOR_DELTA, tight)
+    return Path(
+        released="ODPFL-HN's descriptor",
+        kind="descriptor",
+        entry=entry,
+        observe=observe,
+        stated=lambda: DESCRIPTOR_EPSILON,
+        delta=DESCRIPTOR_DELTA,
+        tight=tight,
+    )
 
 
 def of_answer(observe: Callable[[int, Config], Answer]) -> Callable[[int], View]:

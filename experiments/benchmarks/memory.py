@@ -108,8 +108,10 @@ class Watch:
     def seconds(self) -> float:
         """Processor seconds of a round of all processes, without the first two rounds and the
         last one."""
-        finished = sorted(rounds for rounds in self._seconds if 2 <= rounds < ROUNDS)
-        first, last = finished[0], finished[-1]
+        # The start and the end of a run take time that belongs to no round.
+        between = [rounds for rounds in self._seconds if 2 <= rounds < ROUNDS]
+        first = min(between)
+        last = max(between)
         return (self._seconds[last] - self._seconds[first]) / (last - first)
 
 
@@ -133,6 +135,7 @@ def rows() -> list[Row]:
         for config in configs:
             in_new_process(partition, config)
         for engine in ENGINES:
+            # Each in a process of its own: memory that one run frees would serve the next one.
             few, many = [in_new_process(partial(measure, engine), config) for config in configs]
             for (name, unit), value_few, value_many in zip(quantities, few, many, strict=True):
                 if not value_few:  # in process there is no actor

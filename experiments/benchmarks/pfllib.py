@@ -50,8 +50,9 @@ def export(federation: Federation, folder: Path) -> None:
         share = federation.share(client)
         for part, samples in (("train", share.train), ("test", share.validation)):
             (folder / part).mkdir(parents=True, exist_ok=True)
-            x, y = (tensor.numpy() for tensor in samples[:])
-            np.savez_compressed(folder / part / f"{i}.npz", data=np.array({"x": x, "y": y}))
+            x, y = samples[:]
+            data = np.array({"x": x.numpy(), "y": y.numpy()})  # PFLlib unpickles it
+            np.savez_compressed(folder / part / f"{i}.npz", data=data)
     described = {"num_clients": len(clients), "num_classes": federation.info.num_classes}
     (folder / "config.json").write_text(json.dumps(described))
 
@@ -61,8 +62,9 @@ def flags(config: Config) -> dict[str, Any]:
 
     FedBABU tunes the models of PFLlib's last round of training, which are not averaged, so it gets
     a round less."""
-    method, rounds = str(config["method"]), int(config["rounds"])
-    own = {
+    method = str(config["method"])
+    rounds = int(config["rounds"])
+    flags_of_method = {
         "fedrep": {"plocal_epochs": config["fedrep.head-epochs"]},
         "fedbabu": {
             "fine_tuning_epochs": config["fedbabu.tune-epochs"],
@@ -81,7 +83,7 @@ def flags(config: Config) -> dict[str, Any]:
             "lamda": float(config["fedamp.mu"]) * float(config["fedamp.step"]),
         },
     }
-    options = {
+    options: dict[str, Any] = {
         "algorithm": ALGORITHMS[method],
         "device": "cpu",
         "model": "DNN",
@@ -90,8 +92,10 @@ def flags(config: Config) -> dict[str, Any]:
         "local_epochs": config["local-epochs"],
         "batch_size": config["batch-size"],
         "local_learning_rate": config["lr"],
-    } | own.get(method, {})
-    return options | {"eval_gap": options["global_rounds"]}  # before the first and after the last
+    }
+    options |= flags_of_method.get(method, {})
+    options["eval_gap"] = options["global_rounds"]  # before the first round and after the last
+    return options
 
 
 class Network(nn.Module):
@@ -100,8 +104,8 @@ class Network(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         info = partitions.federation(config).info
-        name, seed = str(config["model"]), int(config["seed"])
-        self.body = build_model(name, info.shape, info.num_classes, seed)
+        name = str(config["model"])
+        self.body = build_model(name, info.shape, info.num_classes, int(config["seed"]))
         self.fc: nn.Module = take_head(self.body)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,8 +160,9 @@ def accuracy(checkout: Path, run: Path, corrected: bool = False) -> float:
     export(partitions.federation(config), checkout / "dataset" / name)
     named = flags(config) | {"dataset": name}
     options = [f"--{key}={value}" for key, value in named.items()]
+    variant = "corrected" if corrected else ""
     done = subprocess.run(
-        [sys.executable, "-c", START, str(run.resolve()), "corrected" * corrected, *options],
+        [sys.executable, "-c", START, str(run.resolve()), variant, *options],
         cwd=checkout / "system",
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
@@ -177,23 +182,31 @@ def main(
     corrected: Annotated[bool, typer.Option(help="FedAMP as in its paper.")] = False,
 ) -> None:
     """Both programs' accuracies in %, mean ± deviation over seeds, and their difference."""
-    ours, theirs = defaultdict(list), defaultdict(list)
+    ours: dict[str, list[float]] = defaultdict(list)
+    theirs: dict[str, list[float]] = defaultdict(list)
     for run in run_folders(runs):
         method = str(saved_configuration(run)["method"])
         if methods and method not in methods.split(","):
             continue
-        ours[method].append(100 * read_json(run / "summary.json")["last"]["train"]["accuracy"])
+        last = read_json(run / "summary.json")["last"]
+        ours[method].append(100 * last["train"]["accuracy"])
         theirs[method].append(accuracy(checkout, run, corrected))
         print(run.name, f"{ours[method][-1]:.2f}", f"{theirs[method][-1]:.2f}", flush=True)
     print("\n| method | fedapps | PFLlib | difference |\n|---|---|---|---|")
-    for method, scores in ours.items():
-        both = np.array([scores, theirs[method]])
-        mean, spread = both.mean(1), [""] * 2
-        if len(scores) > 1:
-            spread = [f" ± {deviation:.2f}" for deviation in both.std(1, ddof=1)]
-        cells = [f"{m:.2f}{s}" for m, s in zip(mean, spread, strict=True)]
-        print(f"| {method} | {' | '.join(cells)} | {mean[0] - mean[1]:+.2f} |")
+    for method, our_scores in ours.items():
+        their_scores = theirs[method]
+        difference = np.mean(our_scores) - np.mean(their_scores)
+        cells = f"{_measured(our_scores)} | {_measured(their_scores)}"
+        print(f"| {method} | {cells} | {difference:+.2f} |")
     out.write_text(json.dumps(theirs))
+
+
+def _measured(accuracies: list[float]) -> str:
+    """Mean ± deviation over seeds; the mean alone for a single seed."""
+    mean = np.mean(accuracies)
+    if len(accuracies) == 1:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {np.std(accuracies, ddof=1):.2f}"
 
 
 if __name__ == "__main__":
