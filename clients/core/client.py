@@ -212,11 +212,13 @@ class Client(Streaming, Configured, NumPyClient):
         """Call `build` with the settings that it takes: from `settings`, else declared defaults.
 
         Raises ValueError for a setting out of its range."""
-        declared_settings = {n: value for n, value in settings.items() if n in cls.declared}
-        cls.check(**declared_settings)
-        # `settings` also hold values that no class declares, such as the number of clients.
-        values = {name: declared.default for name, declared in cls.declared.items()}
-        values |= settings
+        given: dict[str, Any] = {}
+        # `settings` also hold values that the class does not declare, such as num_clients.
+        for name, value in settings.items():
+            if name in cls.declared:
+                given[name] = value
+        cls.check(**given)
+        values = {name: declared.default for name, declared in cls.declared.items()} | settings
         arguments = {name: values[name] for name in taken(cls.build) if name in values}
         return cls.build(model, info, **arguments)
 

@@ -205,10 +205,10 @@ class Cohort:
         results: list[tuple[Any, float]] = []
         for start in range(0, len(tasks), self.size):
             members = [Member(task) for task in tasks[start : start + self.size]]
-            waiting = [member for member in members if member.go()]
+            waiting = _still_waiting(members)
             while waiting:
                 self._work(waiting)
-                waiting = [member for member in waiting if member.go()]
+                waiting = _still_waiting(waiting)
             results += [(member.result, member.seconds) for member in members]
             self._alone = members[-1].alone
         return results
@@ -232,6 +232,15 @@ class Cohort:
             for member, loss in zip(members, losses, strict=True):
                 member.seconds += seconds_each
                 member.loss = loss
+
+
+def _still_waiting(members: Sequence[Member]) -> list[Member]:
+    """Let the members run, one after the other; returns those that wait for work to be done."""
+    waiting = []
+    for member in members:
+        if member.go():
+            waiting.append(member)
+    return waiting
 
 
 class Loss(nn.Module):

@@ -158,7 +158,11 @@ def return_client_states(strategy: StrategyBase, states: dict[int, Arrays]) -> N
     """Send present clients their states of the former run, and remove these from `states`."""
     returning = [node for node in strategy.nodes if node.client in states]
     for batch in _batches(returning):
-        strategy.exchange(RESTORE_STATE, {node: states.pop(node.client) for node in batch})
+        payloads = {}
+        for node in batch:
+            # Removed at once, so that no state is in memory twice.
+            payloads[node] = states.pop(node.client)
+        strategy.exchange(RESTORE_STATE, payloads)
         strategy.now.bytes = {"down": 0, "up": 0}  # these messages are no traffic of the round
 
 

@@ -143,15 +143,18 @@ class PFedKM(WithSelfOrganizingMap, CentralAdam):
         gradients = np.stack([_flat(change) for change in changes])
         self._fit(gradients)
         clusters = som.best_matching(gradients, self.gradients)
-        average = {name: wide(array).copy() for name, array in arrays.items()}
+        # The server's arrays plus the mean change; heads of other clusters change by zero.
+        moved = {name: wide(array).copy() for name, array in arrays.items()}
         for update, change, k in zip(updates, changes, clusters, strict=True):
             self.cluster[update.node.client] = int(k)
             for name, array in change.items():
-                average[name.replace(self.HEAD, f"heads.{k}.")] += array / len(updates)
-        for name, array in average.items():
-            average[name] = as_type(array, arrays[name].dtype)
+                # A user knows its head as `heads.0.…`, whichever it is on the server.
+                server_name = name.replace(self.HEAD, f"heads.{k}.")
+                moved[server_name] += array / len(updates)
+        for name, array in moved.items():
+            moved[name] = as_type(array, arrays[name].dtype)
         statistics = [_statistics(update.arrays) for update in updates]
-        return self.descend(arrays, average | mean(statistics))
+        return self.descend(arrays, moved | mean(statistics))
 
     def _change(self, arrays: Arrays, update: Update) -> Arrays:
         """A user's change of encoder and head, under the user's names, in float32 at least."""

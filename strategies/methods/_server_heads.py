@@ -33,10 +33,13 @@ class HeldHeads(PersonalizedStrategy):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """The arrays without the head."""
+        shared = dict(arrays)
         if self.holds:
             self._wire_names = list(arrays)
-            self._initial_head = {n: a for n, a in arrays.items() if n.startswith(self.head)}
-        shared = {name: a for name, a in arrays.items() if name not in self._initial_head}
+            self._initial_head = {}
+            for name in self._wire_names:
+                if name.startswith(self.head):
+                    self._initial_head[name] = shared.pop(name)
         return super().initialize(shared)
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:

@@ -22,12 +22,13 @@ class FLowDUP(FedAvg):
         unlabeled = [update for update in updates if update.node.unlabeled]
         if not labeled or not unlabeled:
             return super().aggregate(arrays, updates)
-        num_unlabeled = sum(update.num_examples for update in unlabeled)
-        share = num_unlabeled / sum(update.num_examples for update in updates)
         labeled_mean = super().aggregate(arrays, labeled)
         unlabeled_mean = super().aggregate(arrays, unlabeled)
+        # Σ_unlabeled n_i Δψ_i / N is the mean of their changes times their part of N.
+        num_unlabeled = sum(update.num_examples for update in unlabeled)
+        num_all = sum(update.num_examples for update in updates)
         moved = {}
         for name, array in labeled_mean.items():
-            change = unlabeled_mean[name].astype(float) - arrays[name]
-            moved[name] = as_type(array + share * change, array.dtype)
+            mean_change = unlabeled_mean[name].astype(float) - arrays[name]
+            moved[name] = as_type(array + num_unlabeled / num_all * mean_change, array.dtype)
         return moved

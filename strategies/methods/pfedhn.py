@@ -203,8 +203,12 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         """Hold the class proportions that the nodes report. The most common size is the valid one,
         the smallest of several."""
         replies = self.exchange("query.describe", {node: {} for node in nodes})
-        vectors = {u.node: u.arrays[DESCRIPTOR] for u in replies if DESCRIPTOR in u.arrays}
+        vectors = {}
+        for reply in replies:
+            if DESCRIPTOR in reply.arrays:
+                vectors[reply.node] = reply.arrays[DESCRIPTOR]
         if not self.generator.embedding_dim and vectors:
+            # By majority, since the first reply may be false.
             counts = Counter(v.size for v in vectors.values())
             self.generator.embedding_dim = max(counts, key=lambda size: (counts[size], -size))
         for node, v in vectors.items():
