@@ -60,16 +60,24 @@ def policy_of(node: Mapping[str, Any]) -> Policy | None:
     keys = {key: node[key] for key in node if key == "dp" or key.startswith("dp-")}
     if not keys:
         return None
-    if unknown := sorted(keys.keys() - {"dp", "dp-covers", *POLICY}):
+    # A misspelt key would be a policy that the node only seems to have.
+    unknown = sorted(keys.keys() - {"dp", "dp-covers", *POLICY})
+    if unknown:
         known = ", ".join(("dp", "dp-covers", *POLICY))
         raise Refusal(f"the node's configuration has {unknown[0]!r}; known: {known}")
-    if (mode := keys.get("dp", "local")) != "local":
+    mode = keys.get("dp", "local")
+    if mode != "local":
         raise Refusal(f"the node's dp is {mode!r}; it must be 'local', or not be there")
-    if (covers := str(keys.get("dp-covers", EVERYTHING))) not in COVERS:
+    covers = str(keys.get("dp-covers", EVERYTHING))
+    if covers not in COVERS:
         raise Refusal(f"the node's dp-covers is {covers!r}; known: {', '.join(COVERS)}")
-    values = {key: float(keys.get(key, default)) for key, default in POLICY.items()}
-    for key, value in values.items():
-        if key in keys and not (0 < value < (1 if key == "dp-delta" else math.inf)):
+    values = {}
+    for key, default in POLICY.items():
+        value = float(keys.get(key, default))
+        values[key] = value
+        # Defaults may lie outside: they stand for no limit.
+        limit = 1 if key == "dp-delta" else math.inf
+        if key in keys and not 0 < value < limit:
             raise Refusal(f"the node's {key} is {keys[key]}; it must be positive and finite")
     if values["dp-epsilon"] and "state-dir" not in node:
         raise Refusal(
@@ -92,11 +100,14 @@ class Ledger:
         entry = self.runs.get(run)
         if entry is None:
             return dict(terms)
+        covers = terms["covers"]
+        if entry["covers"] != covers:
+            covers = EVERYTHING
         return {
             "limit": min(entry["limit"], terms["limit"]),
-            "delta": entry["delta"],
+            "delta": entry["delta"],  # the limit is a sum of μ², which holds at each δ
             "clip": min(entry["clip"], terms["clip"]),
-            "covers": terms["covers"] if entry["covers"] == terms["covers"] else EVERYTHING,
+            "covers": covers,
         }
 
     def charge(
@@ -109,14 +120,18 @@ class Ledger:
         if before + cost > terms["limit"] * ROUNDING:
             most = local_epsilon(terms["limit"], terms["delta"])
             raise _exceeded("that this run promised", before, cost, most, terms["delta"])
-        total = sum(entry["spent"] for entry in self.runs.values())
-        if policy and policy.epsilon and local_epsilon(total + cost, policy.delta) > policy.epsilon:
-            raise _exceeded("of this node for all runs", total, cost, policy.epsilon, policy.delta)
+        # Without an ε of the node each run has its own promise.
+        if policy is not None and policy.epsilon > 0:
+            total = sum(entry["spent"] for entry in self.runs.values())
+            if local_epsilon(total + cost, policy.delta) > policy.epsilon:
+                where = "of this node for all runs"
+                raise _exceeded(where, total, cost, policy.epsilon, policy.delta)
         self.runs[run] = {**terms, "spent": before + cost}
 
 
 def _exceeded(where: str, spent: float, cost: float, most: float, delta: float) -> Refusal:
-    before, after = (local_epsilon(loss, delta) for loss in (spent, spent + cost))
+    before = local_epsilon(spent, delta)
+    after = local_epsilon(spent + cost, delta)
     return Refusal(
         f"this client has spent ε = {before:.4g} at δ = {delta:g}; another answer makes it "
         f"{after:.4g}, and the limit {where} is {most:.4g}"
@@ -128,12 +143,15 @@ def guarded(message: Message, context: Context, call_next: ClientAppCallable) ->
     answers counted. A simulated client without a policy trusts its run.
 
     Raises ValueError, an error reply to the server, for messages that the terms do not allow."""
-    policy, options = policy_of(context.node_config), context.run_config
+    policy = policy_of(context.node_config)
+    options = context.run_config
     if policy is None and is_simulated(context):
         return private(message, context, call_next)
     ledger, _ = read_ledger(context)
+    # A resumed run has another id, but the same token. Other programs' servers send none.
     token = str(settings_of(message).get(RUN_TOKEN, "")) or f"run {context.run_id}"
-    run, mode = token[:MAX_TOKEN], options.get("dp", "none")
+    run = token[:MAX_TOKEN]
+    mode = options.get("dp", "none")
     if mode != "local" and (policy or run in ledger.runs):
         since = "this node's own policy" if policy else "what this run began with"
         raise Refusal(f"the run's dp is {mode!r}, but 'local' is {since}")
@@ -150,12 +168,16 @@ def guarded(message: Message, context: Context, call_next: ClientAppCallable) ->
         ledger.charge(run, terms, cost, policy)  # raises before the client trains
         reply = private(message, context, call_next, effective)
         (record,) = reply.content.array_records.values()
+        # The lock is not held while the client trains. Meanwhile another process may have
+        # answered, or spent what was left: the ledger is read and charged again.
         with ledger_lock(context):
-            ledger, answer = read_ledger(context, question)  # another process may have answered
+            ledger, answer = read_ledger(context, question)
             if answer is None:
                 ledger.charge(run, terms, cost, policy)
-                ledger.question, answer = question, from_record(record)
+                ledger.question = question
+                answer = from_record(record)
                 write_ledger(context, ledger, answer)
+    # As in `private`: the number of samples is not revealed.
     content = RecordDict({"arrays": to_record(answer)})
     content["metrics"] = MetricRecord({"num-examples": 1})
     return Message(content, reply_to=message)
@@ -163,32 +185,40 @@ def guarded(message: Message, context: Context, call_next: ClientAppCallable) ->
 
 def terms_of(options: Mapping[str, Any], policy: Policy | None) -> dict[str, Any]:
     """The run's promise, within the node's policy. Raises ValueError if it promises no privacy."""
-    clip, delta = float(options["dp-clip"]), float(options["dp-delta"])
-    given = [float(options[key]) for key in ("dp-epsilon", "dp-noise-multiplier")]
-    if not (0 < clip < math.inf and 0 < delta < 1 and min(given) == 0 < max(given) < math.inf):
+    clip = float(options["dp-clip"])
+    delta = float(options["dp-delta"])
+    epsilon = float(options["dp-epsilon"])
+    multiplier = float(options["dp-noise-multiplier"])
+    # One of the two sets the noise, the other one is 0.
+    valid = min(epsilon, multiplier) == 0 < max(epsilon, multiplier) < math.inf
+    if not (valid and 0 < clip < math.inf and 0 < delta < 1):
         raise Refusal(
             f"the run's dp-clip is {clip}, dp-delta {delta}, dp-epsilon and dp-noise-multiplier "
-            f"{given}: that promises no privacy"
+            f"{[epsilon, multiplier]}: that promises no privacy"
         )
-    covers, generator = str(options["dp-covers"]), str(options["dp-generator"])
-    if policy and generator != "system":
-        raise Refusal(f"dp-generator is {generator!r}, but this node draws noise by 'system'")
-    limit = int(options["rounds"]) * local_loss(promised_multiplier(options))
-    weak = covers != EVERYTHING and (policy is None or policy.covers != EVERYTHING)
+    generator = str(options["dp-generator"])
+    covers = str(options["dp-covers"])
+    if policy is not None:
+        if generator != "system":
+            raise Refusal(f"dp-generator is {generator!r}, but this node draws noise by 'system'")
+        # The stricter of the run and the node counts.
+        clip = min(clip, policy.clip)
+        if policy.covers == EVERYTHING:
+            covers = EVERYTHING
     return {
-        "limit": limit,
+        "limit": int(options["rounds"]) * local_loss(promised_multiplier(options)),
         "delta": delta,
-        "clip": min(clip, policy.clip) if policy else clip,
-        "covers": covers if weak else EVERYTHING,
+        "clip": clip,
+        "covers": covers,
     }
 
 
 def digest(message: Message, options: Mapping[str, Any]) -> str:
     """A digest of everything that decides the answer to a message."""
+    # A run that is resumed with another timeout asks the same question.
     run = {key: value for key, value in options.items() if key not in CIRCUMSTANCES}
-    result = hashlib.sha256(
-        repr([sorted(settings_of(message).items()), sorted(run.items())]).encode()
-    )
+    settings = [sorted(settings_of(message).items()), sorted(run.items())]
+    result = hashlib.sha256(repr(settings).encode())
     for key, record in sorted(message.content.array_records.items()):
         for name, array in record.items():
             result.update(repr((key, name, len(array.data))).encode() + array.data)
@@ -221,16 +251,21 @@ def read_ledger(context: Context, question: str = "") -> tuple[Ledger, Arrays | 
     file = ledger_file(context)
     if file is None:
         record = context.state.config_records.get(LEDGER)
-        ledger = Ledger(**json.loads(str(record["json"]))) if record else Ledger()
-        repeated = question and ledger.question == question
-        return ledger, from_record(context.state.array_records[ANSWER]) if repeated else None
+        if not record:
+            return Ledger(), None
+        ledger = Ledger(**json.loads(str(record["json"])))
+        if not question or ledger.question != question:
+            return ledger, None
+        return ledger, from_record(context.state.array_records[ANSWER])
     if not file.is_file():
         return Ledger(), None
     try:
         with safe_open(file, "numpy") as content:
             ledger = Ledger(**json.loads(content.metadata()[LEDGER]))
-            repeated = question and ledger.question == question
-            return ledger, {n: content.get_tensor(n) for n in ledger.names} if repeated else None
+            if not question or ledger.question != question:
+                return ledger, None
+            # In their order, which safetensors does not keep.
+            return ledger, {name: content.get_tensor(name) for name in ledger.names}
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         raise Refusal(
             f"{file} is damaged ({error!r}); this client answers nothing without its count"
@@ -239,7 +274,8 @@ def read_ledger(context: Context, question: str = "") -> tuple[Ledger, Arrays | 
 
 def write_ledger(context: Context, ledger: Ledger, answer: Arrays) -> None:
     """Store the ledger and the last answer together. Raises OSError if that fails."""
-    file, ledger.names = ledger_file(context), list(answer)
+    file = ledger_file(context)
+    ledger.names = list(answer)
     text = json.dumps(vars(ledger))
     if file is not None:
         write_arrays(file, answer, {LEDGER: text})
