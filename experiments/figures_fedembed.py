@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.figures_hypernetworks import client_of, save
-from fedapps.files import read_json
+from fedapps.saved import read_json
 from fedapps.settings.config import Config, defaults, override
 from fedapps.settings.experiments import read_arguments
 

@@ -18,7 +18,7 @@ from fedapps.common.class_members import check_members
 from fedapps.common.errors import described, error_line
 from fedapps.common.installed import check_installed
 from fedapps.common.tasks import AUTO, goodness, main_score
-from fedapps.results.checkpoint import state_bytes
+from fedapps.saved import state_bytes
 from fedapps.settings.config import Config
 from strategies.core.round import Stop
 from strategies.core.rounds import PersonalizedStrategy

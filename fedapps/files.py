@@ -1,6 +1,5 @@
-"""Files of a run: their names, locks, and writes that survive a full disk."""
+"""Locks on folders, and writes that survive a full disk. `fedapps.saved` reads what is written."""
 
-import json
 import math
 import os
 import platform
@@ -19,26 +18,29 @@ import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 from flwr.common.logger import log
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from clients.core.arrays import Arrays, num_bytes
 from fedapps.common.lazy import lazy
 
-# `read_arrays` has moved; its former name stays for one release.
-__getattr__ = lazy(__name__, {"read_arrays": "fedapps.saved"})
+# What reads a run has moved; the former names stay for one release.
+MOVED = (
+    "MODEL",
+    "HANDOUT",
+    "WHICH",
+    "CHECKPOINTS",
+    "TOKEN",
+    "of_round",
+    "read_arrays",
+    "read_json",
+)
+__getattr__ = lazy(__name__, dict.fromkeys(MOVED, "fedapps.saved"))
 
-MODEL = "model.safetensors"
-HANDOUT = "handout.safetensors"  # clients' models that a method may hand out
-WHICH = ("best", "last")  # rounds whose model a run's folder holds
-CHECKPOINTS = "checkpoints"  # a folder
 ERRORS = "errors.log"  # each cause of a failure once
 PRIVACY = "privacy.json"  # what the run's users have spent
-TOKEN = "token.json"  # by it nodes recognize their states of the run
 LOCK = ".lock"  # while a process uses the folder, or after one was killed
 FORMAT = "1"  # of a run's files; docs/reference/run-folder.md describes it
 LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-datasets")
-MAX_DIGITS = 100  # of a whole number in JSON; a float cannot hold 310
 IN_MEMORY = 128 << 20  # bytes of clients' states that the server keeps in memory
 ALIGNED = 64  # bytes at which an array begins
 
@@ -174,20 +176,6 @@ def array_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes
     return save({name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata)
 
 
-def of_round(file: Path, which: str) -> Path:
-    """The file with the state of the "best" or of the "last" round: model-final.safetensors."""
-    return file.with_stem(f"{file.stem}-final") if which == "last" else file
-
-
-def read_safetensors(file: Path) -> Arrays:
-    """The arrays of a safetensors file, by name. Raises ValueError if it is damaged."""
-    try:
-        arrays = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    return dict(sorted(arrays.items()))  # the library's order changes from process to process
-
-
 def spill(states: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Arrays]:
     """The arrays by client. Beyond the first IN_MEMORY bytes they are read-only views of an
     anonymous file in `folder`, or stay in memory if the disk does not take them."""
@@ -226,20 +214,3 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
-
-
-def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises ValueError if it is damaged, nested too deep, or holds
-    whole numbers that no float can hold."""
-    try:
-        return json.loads(file.read_text("utf-8"), parse_int=_parse_int)
-    except RecursionError as error:
-        raise ValueError(f"{file} is damaged: nested too deep") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-
-
-def _parse_int(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits")
-    return int(digits)

@@ -231,7 +231,8 @@ def check_task(config: "Config", method: str) -> None:
 def check_start(config: "Config") -> None:
     """Raise ValueError if the run in from-dir cannot be used, or is another method's and lacks the
     method's model."""
-    from fedapps.results.folder import read_client_states, read_former, takes_states
+    from fedapps.results.folder import takes_states
+    from fedapps.saved import read_client_states, read_former
     from fedapps.strategy_builder import strategy_of_run
 
     if not config["from-dir"]:

@@ -1,10 +1,15 @@
-"""The files of a saved run, as its summary vouches for them.
+"""What a run's folder holds, and reading it: anybody may have written it.
 
 summary.json is written last, and holds the SHA-256 of every file with arrays under `files`. So a
 file that it does not name is not of the run, and a file with another digest is refused: the process
-was killed between two files, or somebody replaced one."""
+was killed between two files, or somebody replaced one.
+
+A *state* consists of dicts, lists and sets of arrays, numbers and texts. In a file, its arrays are
+the tensors of safetensors. Everything else is JSON in the file's header: an array is
+``{"array": name}``, a dict ``{"dict": [[key, value], …]}`` in its order. No pickle."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,18 +19,61 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load, load_file, save
 
 from clients.core.arrays import Arrays
-from fedapps.files import CHECKPOINTS, MODEL, of_round, read_json
+from clients.core.protocol import RUN_TOKEN
+from strategies.core.replies import finite
 
 logger = logging.getLogger(__name__)
 
+State = dict[str, Any]
+
 SUMMARY = "summary.json"
 DIGESTS = "files"  # the summary's key
-CLIENTS = "clients"  # the folder of clients' states; the summary has one digest for it
 HEX_DIGITS = 64  # of a SHA-256
+MODEL = "model.safetensors"
+HANDOUT = "handout.safetensors"  # clients' models that a method may hand out
+STRATEGY = "strategy.safetensors"
+CLIENTS = "clients"  # the folder of clients' states; the summary has one digest for it
+TOKEN = "token.json"  # by it nodes recognize their states of the run
+CHECKPOINTS = "checkpoints"  # a folder
+WHICH = ("best", "last")  # rounds whose model a run's folder holds
+MAX_DIGITS = 100  # of a whole number in JSON; a float cannot hold 310
+STATE_FORMAT = "1"
+HEADER_SIZE = 8  # bytes of a safetensors file that give the length of its header
+
+
+def of_round(file: Path, which: str) -> Path:
+    """The file with the state of the "best" or of the "last" round: model-final.safetensors."""
+    return file.with_stem(f"{file.stem}-final") if which == "last" else file
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file. Raises ValueError if it is damaged, nested too deep, or holds
+    whole numbers that no float can hold."""
+    try:
+        return json.loads(file.read_text("utf-8"), parse_int=_parse_int)
+    except RecursionError as error:
+        raise ValueError(f"{file} is damaged: nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def read_safetensors(file: Path) -> Arrays:
+    """The arrays of a safetensors file, by name. Raises ValueError if it is damaged."""
+    try:
+        arrays = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    return dict(sorted(arrays.items()))  # the library's order changes from process to process
 
 
 def digest(data: bytes) -> str:
@@ -160,6 +208,55 @@ def read_arrays(folder: Path, which: str = "best") -> Arrays:
     raise refusal(folder, f"{folder / name} is not of this run: its {SUMMARY} does not name it")
 
 
+def read_former(run: Path, which: str = "best") -> State:
+    """The state that a strategy starts from, of the "best" or the "last" round.
+
+    Raises ValueError if the model or the summary is missing, and if a file is damaged, is not the
+    one that the summary vouches for, or holds NaN or infinity."""
+    state: State = {"arrays": read_arrays(run, which)}
+    saved = SavedFiles.of_run(run)
+    if (name := of_round(run / HANDOUT, which).name) in saved:
+        state["handout"] = saved.arrays(name)
+    if (name := of_round(run / STRATEGY, which).name) in saved:
+        data = saved.read(name)
+        try:
+            state["kept"] = parse_state(data)
+        except ValueError as error:
+            raise ValueError(f"{run / name} is refused: {error}") from error
+        if not finite(state["kept"]):
+            raise saved.refusal(f"{run / name} holds NaN or infinity")
+    if (file := run / TOKEN).is_file():
+        content = read_json(file)
+        token = content.get(RUN_TOKEN) if isinstance(content, dict) else None
+        if not isinstance(token, str):
+            raise ValueError(f"{file} is damaged: it holds no {RUN_TOKEN}")
+        state["token"] = token
+    return state
+
+
+def read_client_states(run: Path) -> dict[int, Arrays]:
+    """The states of the run's clients by client id; {} if they are unknown, with a warning if the
+    run had some and the whole folder was removed.
+
+    Raises ValueError as `read_former`."""
+    saved = SavedFiles.of_run(run)
+    if CLIENTS not in saved:
+        return {}
+    if not (run / CLIENTS).is_dir():
+        logger.warning("%s holds no %s/ any more: its clients begin without state", run, CLIENTS)
+        return {}
+    states: dict[int, Arrays] = {}
+    digests: dict[str, str] = {}
+    for file in (run / CLIENTS).glob("*.safetensors"):
+        if not file.stem.isdecimal():
+            raise ValueError(f"{file} is damaged: its name is no client's id")
+        data = file.read_bytes()
+        digests[file.name] = digest(data)
+        states[int(file.stem)] = saved.parse(f"{CLIENTS}/{file.name}", data)
+    saved.check(CLIENTS, digest_of_folder(digests))
+    return states
+
+
 def model_round(folder: Path, which: str = "best") -> int:
     """The round of the model in a run's folder; 0 if its summary has none. Raises ValueError if
     the entry is no round."""
@@ -196,6 +293,87 @@ def opening(folder: Path) -> Iterator[None]:
             SafetensorError) as error:  # fmt: skip
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"{folder} cannot be used; a file in it is damaged ({reason})") from error
+
+
+def state_bytes(state: Mapping[str, Any]) -> bytes:
+    """The content of a state's file."""
+    arrays: Arrays = {}
+    text = json.dumps(_pack(state, "", arrays))
+    header = {"format": STATE_FORMAT, "state": text, "digest": _digest_of_state(text, arrays)}
+    content: bytes = save(arrays, header)
+    return content
+
+
+def read_state(file: Path) -> State:
+    """The state in `file`. Raises ValueError if it is damaged or has another format."""
+    try:
+        with safe_open(file, "numpy") as content:
+            header = content.metadata() or {}
+            arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"it cannot be read ({error})") from error
+    return _state(header, arrays)
+
+
+def parse_state(data: bytes) -> State:
+    """The state in the content of a file. Errors as `read_state`."""
+    try:
+        arrays = load(data)
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"it cannot be read ({error})") from error
+    size = int.from_bytes(data[:HEADER_SIZE], "little")
+    header = json.loads(data[HEADER_SIZE : HEADER_SIZE + size])
+    return _state(header.get("__metadata__", {}), arrays)
+
+
+def _state(header: Mapping[str, str], arrays: Arrays) -> State:
+    if header.get("format") != STATE_FORMAT:
+        raise ValueError(f"its format is {header.get('format')!r}, not {STATE_FORMAT!r}")
+    if header.get("digest") != _digest_of_state(header.get("state", ""), arrays):
+        raise ValueError("it is damaged: content and digest differ")
+    try:
+        state = _unpack(json.loads(header["state"]), arrays)
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is damaged: {error!r}") from error
+    if not isinstance(state, dict):
+        raise ValueError("it holds no state")
+    return state
+
+
+def _digest_of_state(text: str, arrays: Arrays) -> str:
+    """Digest of the JSON and of every array's name, dtype, shape and content."""
+    hasher = hashlib.blake2b(text.encode(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        hasher.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        hasher.update(np.asarray(array, order="C").data)
+    return hasher.hexdigest()
+
+
+def _pack(value: Any, name: str, arrays: Arrays) -> Any:
+    """`value` as JSON; its arrays are moved to `arrays`."""
+    if isinstance(value, np.ndarray):
+        assert name not in arrays, name
+        arrays[name] = np.asarray(value, order="C")
+        return {"array": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _pack(v, f"{name}/{key}", arrays)] for key, v in value.items()]}
+    if isinstance(value, set):
+        return {"set": sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_pack(item, f"{name}/{i}", arrays) for i, item in enumerate(value)]
+    return value
+
+
+def _unpack(value: Any, arrays: Arrays) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return arrays[value["array"]]
+    if "set" in value:
+        return set(value["set"])
+    return {key: _unpack(item, arrays) for key, item in value["dict"]}
 
 
 def _is_digest(value: Any) -> bool:

@@ -22,11 +22,12 @@ from fedapps.common.threads import one_thread
 from fedapps.engines import process
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
-from fedapps.files import PRIVACY, locked, read_json, resume_command, write_text
+from fedapps.files import PRIVACY, locked, resume_command, write_text
 from fedapps.methods import METHODS, check_private
-from fedapps.results.checkpoint import State, newest_checkpoint, next_round
-from fedapps.results.folder import read_client_states, read_former, takes_states
+from fedapps.results.checkpoint import newest_checkpoint, next_round
+from fedapps.results.folder import takes_states
 from fedapps.results.recorder import Recorder
+from fedapps.saved import State, read_client_states, read_former, read_json
 from fedapps.settings.companions import check_companions
 from fedapps.settings.config import (
     Config,

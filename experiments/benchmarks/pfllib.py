@@ -29,7 +29,7 @@ from torch import nn
 import partitions
 from clients.models import build_model
 from clients.models.head import take_head
-from fedapps.files import read_json
+from fedapps.saved import read_json
 from fedapps.settings.config import Config, run_folders, saved_configuration
 from partitions.federations import Federation
 

@@ -8,7 +8,8 @@ from fedapps.engines.flower import run_on_flower
 from fedapps.engines.job_pool import Apps, Follow, Job, check_engine
 from fedapps.engines.process import run_as_processes, run_in_process, run_in_turn
 from fedapps.engines.ray_engine import run_on_ray
-from fedapps.files import CHECKPOINTS, ERRORS, locked, write_configuration
+from fedapps.files import ERRORS, locked, write_configuration
+from fedapps.saved import CHECKPOINTS
 
 
 @one_thread()

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapte
 from pydantic.dataclasses import dataclass
 
 import partitions
-from fedapps.files import MODEL, read_json
 from fedapps.results.schema import Count, mismatch
+from fedapps.saved import MODEL, read_json
 from fedapps.settings.config import Config
 from partitions.datasets.loading import Info, Moment
 

@@ -1,10 +1,9 @@
-"""The model of a finished run and the states of its strategy and clients, at the reported round;
-model and strategy also at the last one.
+"""Writes the model of a finished run and the states of its strategy and clients, at the reported
+round; model and strategy also at the last one. Checks what another run starts from.
 
 Only simulations have `clients/`: a real node keeps its state to itself."""
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,36 +16,29 @@ import numpy as np
 import partitions
 from clients.core.arrays import Arrays
 from clients.core.protocol import RUN_TOKEN, StateUse
-from fedapps.files import (
-    ERRORS,
-    HANDOUT,
-    MODEL,
-    TOKEN,
-    WHICH,
-    array_bytes,
-    of_round,
-    read_json,
-    write_files,
-)
+from fedapps.files import ERRORS, array_bytes, write_files
 from fedapps.methods import METHODS
 from fedapps.node.building import with_public
-from fedapps.results.checkpoint import State, parse_state, state_bytes
 from fedapps.saved import (
     CLIENTS,
+    HANDOUT,
+    MODEL,
+    STRATEGY,
     SUMMARY,
+    TOKEN,
+    WHICH,
     SavedFiles,
     digest,
     digest_of_folder,
-    read_arrays,
+    of_round,
+    read_client_states,
+    read_former,
+    state_bytes,
 )
 from fedapps.settings.config import Config, run_configuration
 from fedapps.settings.variants import is_of_data, root
 from partitions.federations import Federation
-from strategies.core.replies import finite
 
-logger = logging.getLogger(__name__)
-
-STRATEGY = "strategy.safetensors"
 ARRAY_FILES = (MODEL, HANDOUT, STRATEGY)
 
 
@@ -112,55 +104,6 @@ def clear(run: Path) -> None:
                 unfinished.unlink(missing_ok=True)
     for name in (CLIENTS, f".{CLIENTS}"):
         rmtree(run / name, ignore_errors=True)
-
-
-def read_former(run: Path, which: str = "best") -> State:
-    """The state that a strategy starts from, of the "best" or the "last" round.
-
-    Raises ValueError if the model or the summary is missing, and if a file is damaged, is not the
-    one that the summary vouches for, or holds NaN or infinity."""
-    state: State = {"arrays": read_arrays(run, which)}
-    saved = SavedFiles.of_run(run)
-    if (name := of_round(run / HANDOUT, which).name) in saved:
-        state["handout"] = saved.arrays(name)
-    if (name := of_round(run / STRATEGY, which).name) in saved:
-        data = saved.read(name)
-        try:
-            state["kept"] = parse_state(data)
-        except ValueError as error:
-            raise ValueError(f"{run / name} is refused: {error}") from error
-        if not finite(state["kept"]):
-            raise saved.refusal(f"{run / name} holds NaN or infinity")
-    if (file := run / TOKEN).is_file():
-        content = read_json(file)
-        token = content.get(RUN_TOKEN) if isinstance(content, dict) else None
-        if not isinstance(token, str):
-            raise ValueError(f"{file} is damaged: it holds no {RUN_TOKEN}")
-        state["token"] = token
-    return state
-
-
-def read_client_states(run: Path) -> dict[int, Arrays]:
-    """The states of the run's clients by client id; {} if they are unknown, with a warning if the
-    run had some and the whole folder was removed.
-
-    Raises ValueError as `read_former`."""
-    saved = SavedFiles.of_run(run)
-    if CLIENTS not in saved:
-        return {}
-    if not (run / CLIENTS).is_dir():
-        logger.warning("%s holds no %s/ any more: its clients begin without state", run, CLIENTS)
-        return {}
-    states: dict[int, Arrays] = {}
-    digests: dict[str, str] = {}
-    for file in (run / CLIENTS).glob("*.safetensors"):
-        if not file.stem.isdecimal():
-            raise ValueError(f"{file} is damaged: its name is no client's id")
-        data = file.read_bytes()
-        digests[file.name] = digest(data)
-        states[int(file.stem)] = saved.parse(f"{CLIENTS}/{file.name}", data)
-    saved.check(CLIENTS, digest_of_folder(digests))
-    return states
 
 
 def takes_states(run: Path, method: str) -> bool:

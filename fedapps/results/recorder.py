@@ -17,7 +17,6 @@ from fedapps.common.errors import described, error_line, is_sentence
 from fedapps.common.external_code import named
 from fedapps.common.tasks import AUTO, goodness, main_score
 from fedapps.files import (
-    CHECKPOINTS,
     ERRORS,
     PRIVACY,
     Writer,
@@ -33,10 +32,9 @@ from fedapps.results import checkpoint
 from fedapps.results import folder as folders
 from fedapps.results.card import FILE as CARD
 from fedapps.results.card import make_card
-from fedapps.results.checkpoint import State
 from fedapps.results.progress import shown
 from fedapps.results.schema import summary_key
-from fedapps.saved import CLIENTS, DIGESTS, SUMMARY
+from fedapps.saved import CHECKPOINTS, CLIENTS, DIGESTS, SUMMARY, State, state_bytes
 from fedapps.settings.config import Config
 from strategies.core.evaluation import MAIN_SCORES
 from strategies.core.replies import Update
@@ -179,7 +177,7 @@ class Recorder:
         }
         state = {"clients": client_states, "strategy": strategy_state, **more}
         state["recorder"] = recorder
-        content = checkpoint.state_bytes({"config": self.config, "state": state})
+        content = state_bytes({"config": self.config, "state": state})
         self._writer.write(
             CHECKPOINTS, lambda: checkpoint.write_checkpoint(folder, number, content)
         )

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedapps.engines.job_pool import Job
-from fedapps.files import CHECKPOINTS, FORMAT
+from fedapps.files import FORMAT
 from fedapps.results.schema import Summary, SummaryFile
+from fedapps.saved import CHECKPOINTS
 from fedapps.settings.config import (
     Config,
     defaults,

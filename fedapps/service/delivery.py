@@ -16,9 +16,9 @@ from clients.core.client import Client
 from clients.core.normalisation import entropy
 from fedapps.common import external_code
 from fedapps.console import spreadsheet_cell
-from fedapps.files import MODEL, array_bytes, read_json, write_files
+from fedapps.files import array_bytes, write_files
 from fedapps.results.card import Card
-from fedapps.saved import DIGESTS, SavedFiles, digest, opening
+from fedapps.saved import DIGESTS, MODEL, SavedFiles, digest, opening, read_json
 from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on

@@ -20,10 +20,10 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import Builder, with_public
-from fedapps.results.folder import check_former, read_client_states
+from fedapps.results.folder import check_former
 from fedapps.results.plot import matrix, shown
 from fedapps.results.schema import summary_key
-from fedapps.saved import model_round, read_arrays
+from fedapps.saved import model_round, read_arrays, read_client_states
 from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, saved_configuration, settings
 from partitions.federations import Federation

@@ -15,14 +15,12 @@ from clients.core.client import Client
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.files import WHICH
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
 from fedapps.node.building import Builder, method_model, shared_of
 from fedapps.results.card import Card, read_card
-from fedapps.results.folder import read_former
 from fedapps.results.schema import SummaryFile
-from fedapps.saved import SUMMARY, opening, read_summary, trained_rounds
+from fedapps.saved import SUMMARY, WHICH, opening, read_former, read_summary, trained_rounds
 from fedapps.service.delivery import PersonalizationResult, PersonalModel, served
 from fedapps.service.inputs import Data, Inputs, read_inputs
 from fedapps.service.stream import CLIENT

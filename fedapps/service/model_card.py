@@ -11,13 +11,13 @@ from typing import Any
 
 import tomli_w
 
-from fedapps.files import HANDOUT, MODEL, PRIVACY
+from fedapps.files import PRIVACY
 from fedapps.methods import METHODS
 from fedapps.results.card import FILE
 from fedapps.results.formats import escape_markdown
 from fedapps.results.runs import at_saved_model
 from fedapps.results.schema import Rates, Summary
-from fedapps.saved import DIGESTS, SUMMARY, SavedFiles, model_round
+from fedapps.saved import DIGESTS, HANDOUT, MODEL, SUMMARY, SavedFiles, model_round
 from fedapps.service.finished_run import FinishedRun
 from fedapps.settings.config import Config, defaults
 

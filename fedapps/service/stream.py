@@ -16,8 +16,8 @@ from fedapps.common.settings import taken
 from fedapps.methods import METHODS
 from fedapps.node.building import Builder
 from fedapps.results.card import Card
-from fedapps.results.checkpoint import parse_state, state_bytes
 from fedapps.results.schema import Count, mismatch
+from fedapps.saved import parse_state, state_bytes
 from fedapps.settings.config import Config, accepted, check_method, defaults, override
 from partitions.shares import Share
 

@@ -20,7 +20,7 @@ from fedapps.engines.flower import free_port, superlink
 from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.process_group import RESUME_HINT
 from fedapps.engines.run import run_jobs
-from fedapps.results.folder import read_client_states
+from fedapps.saved import read_client_states
 from fedapps.serverapp import APPS
 from fedapps.settings.config import defaults
 

@@ -10,19 +10,18 @@ from run_folders import vouch
 
 import partitions
 from fedapps import files
-from fedapps.files import CHECKPOINTS, spill, write_files
+from fedapps.files import spill, write_files
 from fedapps.results import folder as folders
-from fedapps.results.checkpoint import newest_checkpoint, state_bytes, write_checkpoint
+from fedapps.results.checkpoint import newest_checkpoint, write_checkpoint
 from fedapps.results.folder import (
     check_former,
     check_unseen,
     clear,
     model_files,
-    read_client_states,
-    read_former,
     write_client_states,
     write_final,
 )
+from fedapps.saved import CHECKPOINTS, read_client_states, read_former, state_bytes
 from fedapps.settings.config import defaults
 
 ARRAYS, HANDOUT = {"w": np.arange(3.0)}, {"3/w": np.ones((2, 1))}

@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import load_file
 from small_runs import federate, update
 
-from fedapps.files import MODEL
 from fedapps.results.recorder import Recorder
 from fedapps.results.runs import read_runs
+from fedapps.saved import MODEL
 from fedapps.settings.config import defaults
 from strategies.core.evaluation import means
 from strategies.core.replies import Node, Update

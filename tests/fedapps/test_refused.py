@@ -16,13 +16,12 @@ from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import Job
 from fedapps.engines.run import run_jobs
-from fedapps.files import MODEL
 from fedapps.planning import check
 from fedapps.results import plot
 from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
-from fedapps.saved import read_arrays
+from fedapps.saved import MODEL, read_arrays
 from fedapps.serverapp import APPS, check_run, main
 from fedapps.service import onnx
 from fedapps.service.inputs import read_input_files, unlabeled

@@ -15,9 +15,9 @@ from small_runs import NEEDS, WEE, Cut, cut_before, left
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.results.checkpoint import newest_checkpoint, read_state, state_bytes
-from fedapps.results.folder import read_client_states
+from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.recorder import Recorder
+from fedapps.saved import read_client_states, read_state, state_bytes
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 

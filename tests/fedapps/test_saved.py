@@ -17,12 +17,18 @@ from small_runs import SMALL, Cut, fedapps, left
 
 import fedapps as package
 from fedapps import saved
-from fedapps.files import MODEL, read_json, read_safetensors
 from fedapps.planning import check_start
-from fedapps.results.folder import read_client_states, read_former
 from fedapps.results.recorder import Recorder
 from fedapps.results.runs import read_rounds
-from fedapps.saved import SUMMARY, read_arrays
+from fedapps.saved import (
+    MODEL,
+    SUMMARY,
+    read_arrays,
+    read_client_states,
+    read_former,
+    read_json,
+    read_safetensors,
+)
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import predictions
 from fedapps.service.finished_run import FinishedRun

@@ -8,7 +8,7 @@ import tomli_w
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from fedapps.results.checkpoint import read_state, state_bytes
+from fedapps.saved import read_state, state_bytes
 
 EVIL = "evil_module:Net"
 NAMES = ["x", EVIL, "../x", f"{EVIL}.key", "0", ""]

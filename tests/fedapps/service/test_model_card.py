@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from fedapps.files import read_json, write_text
+from fedapps.files import write_text
+from fedapps.saved import read_json
 from fedapps.serverapp import run_in_process
 from fedapps.service.finished_run import FinishedRun
 from fedapps.service.model_card import PATHS, facts, model_card, push, write_model
