@@ -25,9 +25,9 @@ from scipy import stats
 import partitions
 from clients.core.arrays import Arrays, from_record
 from clients.core.client import Client
+from fedapps.building import with_public
 from fedapps.clientapp import app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.building import with_public
 from fedapps.saved import read_json
 from fedapps.serverapp import run, run_in_process
 from fedapps.settings.config import Config, defaults, override, run_configuration

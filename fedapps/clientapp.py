@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 import partitions
 from clients.core.client import Client
+from fedapps.building import Builder, with_public
 from fedapps.common import external_code
 from fedapps.common.external_code import is_reference
 from fedapps.common.seeds import seed_of
@@ -17,7 +18,6 @@ from fedapps.common.threads import one_thread
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, is_simulated, register
-from fedapps.node.building import Builder, with_public
 from fedapps.node.ledger import guarded
 from fedapps.service import served_node as service
 from fedapps.service.stream import CLIENT

@@ -30,6 +30,7 @@ from clients.core.privacy import settings_of
 from clients.core.protocol import NAMES
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import adopted
+from fedapps.building import Network, build_strategy, client_settings, network_around, shared_of
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import present_key
@@ -46,14 +47,12 @@ from fedapps.component_settings import (
 from fedapps.engines.in_process_grid import respond
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register, unpack
-from fedapps.node.building import Network, client_settings, network_around, shared_of
 from fedapps.node.ledger import guarded
 from fedapps.node.mods import checked_mods
 from fedapps.node.own_data import say_what_is_unused, share_of
 from fedapps.run_settings import check_message, with_run_config
 from fedapps.settings.config import Config, check_method, construct, override
 from fedapps.settings.config import settings as of_method
-from fedapps.strategy_builder import build_strategy
 from partitions.datasets.loading import Info
 from strategies.core.rounds import PersonalizedStrategy
 

@@ -10,13 +10,13 @@ from flwr.app import Context, RecordDict
 
 import partitions
 from clients.core.arrays import num_bytes
+from fedapps.building import with_public
 from fedapps.clientapp import make_client
 from fedapps.common.resources import num_cpus
 from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import simulated_node
 from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS
-from fedapps.node.building import with_public
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.formats import TextTable
 from fedapps.settings.config import Config, effective

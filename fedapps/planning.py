@@ -176,10 +176,10 @@ def check(config: "Config") -> None:
     from flwr.app import Context, RecordDict
 
     from clients.models import sized
+    from fedapps.building import check_batches, client_models, method_model, with_public
     from fedapps.clientapp import make_client
     from fedapps.engines.in_process_grid import simulated_node
     from fedapps.methods import METHODS
-    from fedapps.node.building import check_batches, client_models, method_model, with_public
     from fedapps.serverapp import check_run
     from fedapps.settings.config import check_method, construct
     from partitions import federation, task
@@ -231,9 +231,9 @@ def check_task(config: "Config", method: str) -> None:
 def check_start(config: "Config") -> None:
     """Raise ValueError if the run in from-dir cannot be used, or is another method's and lacks the
     method's model."""
+    from fedapps.building import strategy_of_run
     from fedapps.results.folder import takes_states
     from fedapps.saved import read_client_states, read_former
-    from fedapps.strategy_builder import strategy_of_run
 
     if not config["from-dir"]:
         return

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from clients.core.arrays import Arrays, to_record
 from clients.core.protocol import FewShot
+from fedapps.building import strategy_of_run
 from fedapps.callbacks import make_callbacks
 from fedapps.common import external_code
 from fedapps.common.errors import error_line
@@ -39,7 +40,6 @@ from fedapps.settings.config import (
     settings,
 )
 from fedapps.settings.variants import check_read
-from fedapps.strategy_builder import strategy_of_run
 from partitions.federations import novel_shots
 from strategies.core.aggregation import is_plain
 from strategies.core.privacy import Privacy, checked

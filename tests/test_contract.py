@@ -13,11 +13,11 @@ from small_runs import NEEDS, WEE, answering
 import partitions
 from clients.core.arrays import from_record, to_record
 from clients.core.protocol import StateUse
+from fedapps.building import method_model, with_public
 from fedapps.clientapp import app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer
-from fedapps.node.building import method_model, with_public
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.core.rounds import PersonalizedStrategy

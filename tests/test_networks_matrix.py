@@ -18,6 +18,7 @@ import partitions
 from clients.core.arrays import from_record
 from clients.methods.memo import MEMOClient
 from clients.models.roles import roles_of
+from fedapps.building import method_model
 from fedapps.clientapp import app
 from fedapps.common import external_code
 from fedapps.engines.in_process_grid import InProcessGrid, Simulated
@@ -25,7 +26,6 @@ from fedapps.engines.ray_actors import Actors
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid
 from fedapps.methods import METHODS
-from fedapps.node.building import method_model
 from fedapps.serverapp import load_client_app, run
 from fedapps.settings.config import defaults
 from strategies.core.rounds import PersonalizedStrategy

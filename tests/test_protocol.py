@@ -9,10 +9,10 @@ from small_runs import SMALL, federate, share, update
 import partitions
 from clients.core.client import Client
 from clients.core.sgd import batches
+from fedapps.building import method_model
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.building import method_model
 from fedapps.serverapp import run
 from strategies.core.evaluation import means, trimmed
 from strategies.core.replies import Node, Update

@@ -35,12 +35,12 @@ from experiments.audit.federation import (
     samples,
 )
 from experiments.audit.view import View, of_arrays, of_message, of_values
+from fedapps.building import network, shared_arrays
 from fedapps.callbacks import Callback, Report
 from fedapps.clientapp import app
 from fedapps.common import external_code
 from fedapps.engines.in_process_grid import InProcessGrid, error_reply
 from fedapps.node.bridge import SIMULATED, SIMULATION
-from fedapps.node.building import network, shared_arrays
 from fedapps.node.ledger import read_ledger
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, construct, defaults, override

@@ -20,10 +20,10 @@ from clients.core.sgd import batches
 from clients.models.adaptable import Adaptable
 from experiments.benchmarks import engines, hand_written
 from experiments.benchmarks.measure import NEVER, Row
+from fedapps.building import method_model
 from fedapps.clientapp import app
 from fedapps.common.seeds import drawing, seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.building import method_model
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults, settings
 from strategies.maths.hypernetwork import Hypernetwork

@@ -16,9 +16,9 @@ import numpy as np
 import partitions
 from clients.core.arrays import Arrays
 from clients.core.protocol import RUN_TOKEN, StateUse
+from fedapps.building import with_public
 from fedapps.files import ERRORS, array_bytes, write_files
 from fedapps.methods import METHODS
-from fedapps.node.building import with_public
 from fedapps.saved import (
     CLIENTS,
     HANDOUT,

@@ -16,10 +16,10 @@ from clients.core.privacy import EVERYTHING
 from clients.core.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
 from clients.methods._adaptation import Adapting
 from clients.methods.atp import RATES, adaptable
+from fedapps.building import Builder, with_public
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
-from fedapps.node.building import Builder, with_public
 from fedapps.results.folder import check_former
 from fedapps.results.plot import matrix, shown
 from fedapps.results.schema import summary_key

@@ -12,12 +12,12 @@ from flwr.serverapp import Grid
 
 from clients.core.arrays import from_record, to_record
 from clients.core.client import Client
+from fedapps.building import Builder, build_strategy, method_model, shared_of
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
-from fedapps.node.building import Builder, method_model, shared_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.schema import SummaryFile
 from fedapps.saved import SUMMARY, WHICH, opening, read_former, read_summary, trained_rounds
@@ -30,7 +30,6 @@ from fedapps.settings.config import (
     saved_configuration,
     settings,
 )
-from fedapps.strategy_builder import build_strategy
 from strategies.core.replies import Node
 from strategies.core.rounds import PersonalizedStrategy
 

@@ -11,10 +11,10 @@ from pydantic.dataclasses import dataclass
 
 from clients.core.arrays import Arrays, to_numpy, to_tensors
 from clients.core.client import Client
+from fedapps.building import Builder
 from fedapps.common.external_code import Value
 from fedapps.common.settings import taken
 from fedapps.methods import METHODS
-from fedapps.node.building import Builder
 from fedapps.results.card import Card
 from fedapps.results.schema import Count, mismatch
 from fedapps.saved import parse_state, state_bytes

@@ -7,10 +7,10 @@ from flwr.clientapp import ClientApp
 from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
+from fedapps.building import client_settings
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.bridge import SIMULATED, SIMULATION
-from fedapps.node.building import client_settings
 from fedapps.settings.config import completed
 
 

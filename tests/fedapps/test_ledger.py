@@ -22,12 +22,12 @@ import partitions
 from clients.core import privacy
 from clients.core.arrays import from_record, to_record
 from clients.core.privacy import NOISE
+from fedapps.building import shared_arrays
 from fedapps.clientapp import app, host
 from fedapps.engines.hosting import TABLE, pack
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node import ledger
 from fedapps.node.bridge import SIMULATED, SIMULATION
-from fedapps.node.building import shared_arrays
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.inspect import export

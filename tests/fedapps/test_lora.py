@@ -10,8 +10,8 @@ import fedapps
 import partitions
 from clients.core.arrays import model_arrays, num_bytes
 from clients.core.protocol import SAVE_STATE
+from fedapps.building import method_model
 from fedapps.clientapp import app
-from fedapps.node.building import method_model
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 

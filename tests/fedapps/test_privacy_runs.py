@@ -8,10 +8,10 @@ import pytest
 from small_runs import NEEDS, SMALL, dying_in, fedapps, federate
 
 from clients.core.arrays import settled, to_record
+from fedapps.building import shared_arrays
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.building import shared_arrays
 from fedapps.node.ledger import policy_of
 from fedapps.results.comparison import as_table, compare
 from fedapps.results.runs import read_runs

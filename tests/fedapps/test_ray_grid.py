@@ -19,6 +19,7 @@ from small_runs import SMALL, UNUSUAL, Cut, bits, cut_before, left
 import partitions
 from clients.core.arrays import from_record, to_record
 from clients.core.privacy import NOISE
+from fedapps.building import method_model
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid, Simulated, with_ids
 from fedapps.engines.memory_files import MEMORY, MemoryFiles
@@ -26,7 +27,6 @@ from fedapps.engines.ray_actors import AHEAD, Actors
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid, Task
 from fedapps.node.bridge import is_simulated
-from fedapps.node.building import method_model
 from fedapps.node.ledger import guarded
 from fedapps.serverapp import load_client_app, run
 

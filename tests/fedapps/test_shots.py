@@ -21,9 +21,9 @@ from clients.methods.fedtta import FedTTAClient
 from clients.methods.perfedavg import PerFedAvgClient
 from clients.methods.pfedme import PFedMeClient
 from clients.models.adaptable import Adaptable, Adaptation
+from fedapps.building import with_public
 from fedapps.common.seeds import drawing
 from fedapps.methods import METHODS
-from fedapps.node.building import with_public
 from fedapps.settings.variants import Variant
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",

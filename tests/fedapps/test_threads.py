@@ -15,6 +15,7 @@ from small_runs import SMALL, federate
 import fedapps
 from clients.core.arrays import to_record
 from clients.core.client import Client
+from fedapps.building import shared_arrays
 from fedapps.clientapp import app
 from fedapps.common.threads import one_thread
 from fedapps.components import client_app
@@ -22,7 +23,6 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import Apps, make_jobs
 from fedapps.engines.process import run_as_processes
 from fedapps.engines.ray_actors import Actor
-from fedapps.node.building import shared_arrays
 from fedapps.serverapp import load_client_app
 from strategies.methods.fedavg import FedAvg
 

@@ -11,9 +11,9 @@ from clients.methods.fedmd import FedMDClient, HeteroTENTClient
 from clients.methods.heterofedtta import HeteroFedTTAClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable
+from fedapps.building import client_model, with_public
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.building import client_model, with_public
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions import federation

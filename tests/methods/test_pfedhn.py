@@ -429,7 +429,7 @@ def test_clients_join_and_leave_and_find_their_own_embedding():
             seen.append({c: v.detach().clone() for c, v in self.generator.embeddings.items()})
             return result
 
-    from fedapps.node.building import method_model
+    from fedapps.building import method_model
     from partitions.datasets.loading import info
 
     _, initial = method_model("pfedhn", config, info("digits"))

@@ -7,11 +7,11 @@ from flwr.app import Array, ArrayRecord
 from small_runs import NEEDS, SMALL, bits
 
 from clients.core.arrays import to_record
+from fedapps.building import strategy_of_run
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.settings.config import override
-from fedapps.strategy_builder import strategy_of_run
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.pfedhn import PFedHN
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import partitions
-from fedapps.node.building import method_model, with_public
+from fedapps.building import method_model, with_public
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
 UP, DOWN = "from client", "from server"

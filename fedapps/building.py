@@ -1,10 +1,14 @@
-"""A client, its network and its initial arrays, from a configuration."""
+"""The two halves of a method, client and strategy, and their network, from a configuration.
+
+The only builders: for runs, for other people's apps, and to serve. `build_strategy` alone
+constructs a strategy; `strategy_of_run` adds what a run of this package knows of its clients."""
 
 import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +18,7 @@ import partitions
 from clients.core.arrays import Arrays, model_arrays
 from clients.core.client import Client
 from clients.core.cohort import in_cohort
+from clients.core.protocol import FewShot
 from clients.models import build_model, sized
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
@@ -21,12 +26,15 @@ from fedapps.common.external_code import options
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import taken
 from fedapps.methods import METHODS, Method
-from fedapps.settings.config import Config, accepted, settings
+from fedapps.saved import trained_rounds
+from fedapps.settings.config import Config, accepted, construct, settings
 from partitions.datasets.loading import Info
 from partitions.federations import DEFAULT_PUBLIC
 from partitions.shares import Share
+from strategies.core.rounds import PersonalizedStrategy
 
 Network = tuple[nn.Module, Arrays]  # a method's whole network and its initial arrays
+Networks = nn.Module | Mapping[str, nn.Module]  # all clients' network, or networks by name
 
 
 class Builder:
@@ -232,3 +240,58 @@ def shared_of(network: Network, method: str, values: Mapping[str, Any]) -> Array
 def network(config: Config, method: str, model: str) -> Network:
     """The method's network around `model`."""
     return method_model(method, config | {"model": model}, partitions.task(config))
+
+
+def build_strategy(
+    config: Config, method: str, networks: Networks, **options: Any
+) -> PersonalizedStrategy:
+    """The method's strategy with the settings of `config` and the `options` that are no settings.
+
+    It gets the networks if it asks for them. Raises ValueError for a value out of its range."""
+    strategy_class = METHODS[method].strategy
+    if "network" in accepted(strategy_class):
+        options["network"] = networks
+    strategy: PersonalizedStrategy = construct(
+        strategy_class, config=config, method=method, **options
+    )
+    return strategy
+
+
+def strategy_of_run(config: Config, **options: Any) -> tuple[PersonalizedStrategy, Arrays]:
+    """The strategy of the run that `config` describes, and the arrays that it starts from."""
+    method, base = str(config["method"]), str(config["model"])
+    entry = METHODS[method]
+    only_model = ""
+    if config["restrict-to-model"]:
+        only_model = sized(base, str(config["restrict-to-model"]))
+    first_model = only_model or base
+
+    models = client_models(config)  # empty where all clients have the same network
+    if models and "models" in accepted(entry.strategy):
+        options["models"] = {name: shared_arrays(config, method, name) for name in models}
+    networks: dict[str, nn.Module] = {}
+    if "network" in accepted(entry.strategy):
+        for name in models or [""]:
+            networks[name], _ = network(config, method, name or first_model)
+
+    trained_before = 0
+    if config["from-dir"]:
+        trained_before = trained_rounds(Path(str(config["from-dir"])))
+    strategy = build_strategy(
+        config,
+        method,
+        networks,
+        min_available_nodes=int(config["min-available-nodes"] or config["num-clients"]),
+        evaluate_novel=bool(config["evaluate-novel"]) and _serves_novel(config, method),
+        saved_rounds=trained_before,
+        only_model=only_model,
+        **options,
+    )
+    return strategy, shared_arrays(config, method, first_model)
+
+
+def _serves_novel(config: Config, method: str) -> bool:
+    """Whether novel clients get a model: without labels, or from the few that they have."""
+    entry = METHODS[method]
+    learns_in_rounds = entry.client.few_shot == FewShot.ROUNDS and config["novel-rounds"]
+    return bool(entry.novel or config["novel-shots"] or learns_in_rounds)
