@@ -13,8 +13,7 @@ import numpy as np
 
 from fedapps.console import spreadsheet_cell
 from fedapps.methods import METHODS
-from fedapps.results.cells import UNKNOWN, number_cell, spread_cell, summarize
-from fedapps.results.formats import TextTable
+from fedapps.results.formats import UNKNOWN, TextTable, number_cell, spread_cell, summarize
 from fedapps.results.published import Published
 from fedapps.results.runs import (
     F1,

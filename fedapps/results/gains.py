@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedapps.results.cells import UNKNOWN, seeds_cell
 from fedapps.results.comparison import LEVEL, TEST, paired_t_pvalue, split_of, spreads
-from fedapps.results.formats import TextTable
+from fedapps.results.formats import UNKNOWN, TextTable, seeds_cell
 from fedapps.results.runs import (
     check_round,
     clients_of,

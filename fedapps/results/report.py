@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.files import write_text
 from fedapps.results import plot
-from fedapps.results.cells import UNKNOWN, mean_cell, number_cell
 from fedapps.results.comparison import SHOTS, compare, several, side_by_side
-from fedapps.results.formats import TextTable
+from fedapps.results.formats import UNKNOWN, TextTable, mean_cell, number_cell
 from fedapps.results.runs import ROLES, clients_of, failures, read_rounds, rounds_of
 from fedapps.results.table import results
 from fedapps.settings.config import defaults

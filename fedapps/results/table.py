@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clients.core.protocol import FEW_SAMPLES
-from fedapps.results.cells import mean_cell, number_cell, seeds_cell, spread_cell
-from fedapps.results.formats import FAILED, TextTable
+from fedapps.results.formats import (
+    FAILED,
+    TextTable,
+    mean_cell,
+    number_cell,
+    seeds_cell,
+    spread_cell,
+)
 from fedapps.results.runs import (
     at_saved_model,
     differing,
