@@ -35,6 +35,7 @@ from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
 from fedapps.results.runs import read_rounds
+from fedapps.results.schema import metric_names
 from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
 from fedapps.settings.variants import Variant, combinations, spanning
@@ -362,7 +363,7 @@ def validation_score(job: Job, group: str) -> float | None:
         scores = evaluations[summary["novel_round"]]
         score = scores.get(f"train-global-{measure}", scores.get(f"train-{measure}"))
     else:
-        score = summary["train"].get(measure.replace("-", "_"))
+        score = metric_names(summary["train"]).get(measure)
     if score is None:
         raise ValueError(
             f"{job.name}: training clients report no {MEASURES[measure]} on validation samples to "

@@ -33,7 +33,7 @@ from fedapps.results import folder as folders
 from fedapps.results.card import FILE as CARD
 from fedapps.results.card import make_card
 from fedapps.results.progress import shown
-from fedapps.results.schema import summary_key
+from fedapps.results.schema import metric_names
 from fedapps.saved import CHECKPOINTS, CLIENTS, DIGESTS, SUMMARY, State, state_bytes
 from fedapps.settings.config import Config
 from strategies.core.evaluation import MAIN_SCORES
@@ -89,7 +89,7 @@ class Recorder:
         self.rounds = saved["rounds"]
         self.summary = saved["summary"]
         self._phase = saved["phase"]
-        self._best = saved["best"]
+        self._best = {role: _renamed(evaluation) for role, evaluation in saved["best"].items()}
         self._model = saved["model"]
         self._client_states = saved["memories"]
         self._started -= saved["seconds"]
@@ -406,11 +406,11 @@ def _selection_score(role: str, train: dict[str, Any], metric: str) -> tuple[flo
     the training clients' `metric` on validation samples. None if no client reported it."""
     for template in CHOICE[role]:
         name = template.format(metric)
-        mean = train.get(summary_key(name))
+        mean = train.get(name)
         if mean is None:
             continue
         # Checkpoints of earlier releases have no trimmed mean.
-        trimmed = train.get(summary_key(f"trimmed-{name}"), mean)
+        trimmed = train.get(f"trimmed-{name}", mean)
         return goodness(metric, trimmed), goodness(metric, mean)
     return None
 
@@ -420,7 +420,7 @@ def _privacy(report: dict[str, Any]) -> dict[str, Any]:
     budget: dict[str, Any] = {}
     for name in PRIVACY_KEYS:
         if f"dp-{name}" in report:
-            budget[summary_key(name)] = report[f"dp-{name}"]
+            budget[name.replace("-", "_")] = report[f"dp-{name}"]  # a key, and no metric
     return budget
 
 
@@ -436,13 +436,24 @@ def _evaluation_of(report: dict[str, Any], strategy: PersonalizedStrategy) -> di
     }
 
 
+def _renamed(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation of a checkpoint, with metrics' names where an earlier release wrote others."""
+    renamed = dict(evaluation)
+    for role in CHOICE:
+        if evaluation[role] is not None:
+            renamed[role] = metric_names(evaluation[role])
+    per_client = evaluation["per_client"]
+    renamed["per_client"] = {client: metric_names(got) for client, got in per_client.items()}
+    return renamed
+
+
 def _group(role: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics of a group of clients, without its prefix."""
     group: dict[str, Any] = {"clients": 0}
     prefix = f"{role}-"
     for name, value in metrics.items():
         if name.startswith(prefix):
-            group[summary_key(name.removeprefix(prefix))] = value
+            group[name.removeprefix(prefix)] = value
     if not MAIN_SCORES & group.keys():
         group["accuracy"] = None
     return group
@@ -459,5 +470,5 @@ def _client(update: Update) -> dict[str, Any]:
     scores[main] = update.metrics.get(main)
     for name in CLIENT_METRICS:
         if name in update.metrics:
-            scores[summary_key(name)] = update.metrics[name]
+            scores[name] = update.metrics[name]
     return scores

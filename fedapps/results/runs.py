@@ -32,7 +32,7 @@ ROLES = {"train": "training clients", "novel": "novel clients"}
 SCORES = ROLES | {"test": "test samples", "f1": "F1", "f1-users": "F1, users"}
 F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
 ROUNDS = ("best", "last")
-BOUND = ("training_error", "half_distance", "bound")  # terms of ODPFL-HN's bound and their sum
+BOUND = ("training-error", "half-distance", "bound")  # terms of ODPFL-HN's bound and their sum
 NUMBERS = (
     *BOUND,
     "rounds",
@@ -291,8 +291,8 @@ def _totals(summary: Summary) -> dict[str, Any]:
     training_error = at_saved_model(summary).get("training-error")
     half_distance = (summary.novel or {}).get("half-distance")
     if training_error is not None and half_distance is not None:
-        totals["training_error"] = training_error
-        totals["half_distance"] = half_distance
+        totals["training-error"] = training_error
+        totals["half-distance"] = half_distance
         totals["bound"] = training_error + half_distance
     return totals
 

@@ -1,17 +1,19 @@
 """The JSON and TOML files of a run folder as pydantic models.
 
-Metrics have hyphens everywhere, as in a reply and in metrics.jsonl: ``test-accuracy``. Only keys of
-summary.json have underscores: the recorder writes them by `summary_key`, and the models here read
-them back as metrics' names.
+A metric has one name everywhere, that of the reply: ``test-accuracy``. A summary's other keys have
+underscores: ``best_round``. Earlier releases wrote ``test_accuracy`` as well; `metric_names` reads
+their files.
 
 Another person may have written the folder. Known keys must have their types; unknown keys are
 ignored. docs/reference/run-folder.md says what the keys mean."""
 
+from collections.abc import Mapping
 from math import isfinite
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -19,19 +21,14 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def summary_key(metric: str) -> str:
-    """A metric's key in summary.json."""
-    return metric.replace("-", "_")
-
-
-def _metric_names(rates: dict[str, float | None]) -> dict[str, float | None]:
-    """The metrics' names for the keys of summary.json."""
-    return {key.replace("_", "-"): rate for key, rate in rates.items()}
+def metric_names(scores: Mapping[str, T]) -> dict[str, T]:
+    """The scores by their metrics' names, also those that an earlier release wrote."""
+    return {key.replace("_", "-"): score for key, score in scores.items()}
 
 
 Rate = Annotated[float | None, AfterValidator(_finite)]  # NaN counts as unknown
 # Accuracies and other metrics of a group of clients.
-Rates = Annotated[dict[str, Rate], AfterValidator(_metric_names)]
+Rates = Annotated[dict[str, Rate], AfterValidator(metric_names)]
 
 
 def _with_accuracy(rates: Rates) -> Rates:

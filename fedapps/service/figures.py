@@ -22,7 +22,7 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_to
 from fedapps.results.folder import check_former
 from fedapps.results.plot import matrix, shown
-from fedapps.results.schema import summary_key
+from fedapps.results.schema import metric_names
 from fedapps.saved import model_round, read_arrays, read_client_states
 from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, saved_configuration, settings
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-SUB_POPULATION = summary_key("sub-population")
 TRACED = ["accuracy", "ℓ_per", "entropy"]  # columns of a trace; the entropy is in nats
 SHOWN_CLASSES = 5  # of a client in the map of embeddings
 LISTED_STEPS = (0, 1, 2, 3, 5, 10, 20)  # adaptation steps that are printed, beside the last one
@@ -47,10 +46,11 @@ def confusion(folder: Path) -> "Figure":
     from sklearn.metrics import confusion_matrix
 
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    users = [user for user in summary["per_client"].values() if "head" in user]
+    clients = map(metric_names, summary["per_client"].values())
+    users = [client for client in clients if "head" in client]
     # A user with tastes predicts two classes, liked or not: its head says more than they do.
     if users:
-        types = [user[SUB_POPULATION] for user in users]
+        types = [user["sub-population"] for user in users]
         heads = [user["head"] for user in users]
         shares = confusion_matrix(types, heads, normalize="true")
         return matrix(shares, "sub-population", "assigned head", folder.name)

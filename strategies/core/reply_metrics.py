@@ -199,7 +199,7 @@ def _read(reader: Reader, name: str, value: Any) -> Any:
 
 def _unknown(name: str, value: Any) -> float | int | None:
     """A number under a name without a reader; None for other values and for reserved names."""
-    plain = name.replace("_", "-")  # a summary writes "-" as "_", so both are the same name
+    plain = name.replace("_", "-")  # readers of summaries take "_" for "-"
     if not NAME.fullmatch(name) or plain in READERS or RESERVED.fullmatch(plain):
         return None
     try:

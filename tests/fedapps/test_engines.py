@@ -95,7 +95,7 @@ def test_flowers_engine_agrees_without_labels_in_streams_and_on_shifted_tests(ca
         assert runs[0].error == ""
         found.append(runs[0].summary())
     assert numbers(found[0]) == numbers(found[1])
-    assert ("test_accuracy" in found[0]["train"]) == ("shifted" in case)
+    assert ("test-accuracy" in found[0]["train"]) == ("shifted" in case)
 
 
 def test_on_ray_a_failing_method_is_reported_and_ctrl_c_stops_everything(tmp_path):

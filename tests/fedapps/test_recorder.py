@@ -69,6 +69,21 @@ def test_of_equal_trimmed_means_the_mean_decides(second, chosen):
     assert recorder.summary["best_round"] == chosen
 
 
+def test_a_checkpoint_of_an_earlier_release_keeps_its_best_round():
+    """It wrote trimmed_accuracy: 0.7 of round 1 stands against a mean of 0.1, and beats the 0.6 of
+    round 2, which the mean alone would not."""
+    train = {"accuracy": 0.1, "trimmed_accuracy": 0.7, "clients": 2}
+    former = {"round": 1, "train": train, "novel": None, "per_client": {}}
+    saved = {"rounds": [], "summary": {}, "phase": 0, "best": {"train": former, "novel": former}}
+    saved |= {"model": {}, "memories": {}, "seconds": 0.0}
+    recorder = Recorder(defaults(), "", None, {"recorder": saved})
+    scores = {"train-accuracy": 0.5, "train-trimmed-accuracy": 0.6}
+    recorder.record({"round": 2, "evaluation": scores}, Reports())
+    assert recorder.summary["best_round"] == 1
+    assert recorder.summary["train"] == {"accuracy": 0.1, "trimmed-accuracy": 0.7, "clients": 2}
+    assert recorder.summary["last"]["train"]["trimmed-accuracy"] == 0.6
+
+
 @pytest.mark.parametrize(
     ("select", "rounds"),
     [("accuracy", (3, 1)), ("loss", (2, 3)), ("macro-f1", (1, 2))],
@@ -151,7 +166,7 @@ def test_each_group_reports_the_round_that_is_best_for_the_model_that_it_gets():
     assert (found["best_round"], found["novel_round"]) == (1, 3)
     assert found["train"]["accuracy"] == 0.9 and found["novel"]["accuracy"] == 0.6
     assert found["saved_model_train"] == {
-        "accuracy": 0.7, "global_accuracy": 0.6, "clients": 1
+        "accuracy": 0.7, "global-accuracy": 0.6, "clients": 1
     }  # fmt: skip
     assert {c: got["accuracy"] for c, got in found["per_client"].items()} == {"4": 0.1, "5": 0.6}
 

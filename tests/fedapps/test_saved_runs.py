@@ -137,7 +137,7 @@ def test_the_bounds_columns_add_up(tmp_path):
     got = fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path, "--bound")
     assert "êrr + ½ d̂" in got
     summary = json.loads((tmp_path / "fedavg-seed0" / "summary.json").read_text())
-    terms = summary["train"]["training_error"], summary["novel"]["half_distance"]
+    terms = summary["train"]["training-error"], summary["novel"]["half-distance"]
     assert f"{terms[0]:.3f} │ {terms[1]:.3f} │ {sum(terms):.3f}" in got
 
 

@@ -214,7 +214,7 @@ class Lab:
             rate = job.config["lr"]
             self.ran += [job.name] * (rate < self.limit)
             accuracy = 1 / (1 + abs(np.log(rate / 0.1))) + 0.01 * job.seed
-            scores = {"loss": abs(np.log(rate / 0.3)), "macro_f1": -abs(np.log(rate / 0.03))}
+            scores = {"loss": abs(np.log(rate / 0.3)), "macro-f1": -abs(np.log(rate / 0.03))}
             scores |= {"accuracy": accuracy, "clients": 2}
             summary = {"finished": rate < self.limit, "train": scores}
             summary |= {"novel": None, "seconds": None, "rounds": 1}
